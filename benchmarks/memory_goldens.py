@@ -26,11 +26,13 @@ import numpy as np
 
 from autopar.documents.json import write_json
 from autopar.errors import InputError
-from autopar.estimate.accuracy import quantile_interval
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch
 from autopar.memory.risk import kind_of
+from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
+from benchmarks.memory_odds import Ratio
+from benchmarks.published_peaks import published_peaks
 from search.launches.megatron import ReadLaunch, read_launch
 from search.launches.release import Release
 from tests.data.read import csv_path, read_csv
@@ -40,12 +42,13 @@ __all__ = [
     "Refused",
     "class_table",
     "classes_of",
-    "configurations_left_out",
     "errors_by_class",
+    "first_met",
     "intervals_of",
-    "left_out",
+    "left_out_table",
     "main",
     "price_row",
+    "ratios_of",
     "read_goldens",
 ]
 
@@ -230,65 +233,42 @@ def errors_by_class(entries: Iterable[Priced]) -> dict[str, dict[str, Any]]:
 # Intervals of the peak.
 
 
-def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
-    """Return by class the ends of the 90 % interval of measured over predicted peaks.
+def ratios_of(entries: Iterable[Priced]) -> list[Ratio]:
+    """Return the ratios of measured over counted peaks of rows, with kinds and classes."""
+    return [
+        Ratio(
+            kind=kind_of(entry.read.launch),
+            config=entry.config,
+            classes=frozenset(classes_of(entry)) - {"all"},
+            ratio=entry.measured_peak_bytes / entry.account.peak_bytes,
+        )
+        for entry in entries
+    ]
 
-    Of every configuration one ratio counts: its rows repeat each other. `pooled` is of all classes,
-    for those that are not here.
+
+def first_met() -> list[Ratio]:
+    """Return published peaks over what was counted before their causes were known.
+
+    They are what a kind of launch that no measured run is of looks like.
     """
-    by_class: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for entry in entries:
-        ratio = entry.measured_peak_bytes / entry.account.peak_bytes
-        for name in (kind_of(entry.read.launch), "pooled"):
-            by_class[name][entry.config].append(ratio)
-    return {
-        name: quantile_interval([_farthest(ratios) for ratios in configs.values()])
-        for name, configs in by_class.items()
-    }
+    return [
+        Ratio(
+            kind="few runs",
+            config=f"{row.source}, {row.name}",
+            classes=frozenset({"published when first met"}),
+            ratio=row.published_bytes / row.first_bytes,
+        )
+        for row in published_peaks()
+        if row.first_bytes is not None
+    ]
 
 
-def _farthest(ratios: Sequence[float]) -> float:
-    """Return the ninth decile by distance from 1: one bad repetition does not speak for all."""
-    ordered = sorted(ratios, key=lambda ratio: abs(np.log(ratio)))
-    return ordered[(9 * (len(ordered) - 1)) // 10]
+def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
+    """Return by kind the ends of the 90 % interval of measured over predicted peaks.
 
-
-def _covered(entry: Priced, intervals: Mapping[str, tuple[float, float]]) -> bool:
-    low, high = _interval_bytes(entry, intervals)
-    return low <= entry.measured_peak_bytes <= high
-
-
-def _interval_bytes(
-    entry: Priced, intervals: Mapping[str, tuple[float, float]]
-) -> tuple[float, float]:
-    low, high = intervals.get(kind_of(entry.read.launch), intervals["pooled"])
-    return entry.account.peak_bytes * low, entry.account.peak_bytes * high
-
-
-def left_out(entries: Sequence[Priced]) -> dict[str, tuple[int, float]]:
-    """Return by class rows and coverage of intervals that no row of the class has made."""
-    found = {}
-    for name in errors_by_class(entries):
-        if name == "all":
-            continue
-        inside = [entry for entry in entries if name in classes_of(entry)]
-        others = [entry for entry in entries if name not in classes_of(entry)]
-        if not others:
-            continue
-        intervals = intervals_of(others)
-        covered = [_covered(entry, intervals) for entry in inside]
-        found[name] = (len(inside), float(np.mean(covered)))
-    return found
-
-
-def configurations_left_out(entries: Sequence[Priced]) -> tuple[int, float]:
-    """Return rows and their coverage by intervals that their own configuration has not made."""
-    covered: list[bool] = []
-    for config in dict.fromkeys(entry.config for entry in entries):
-        intervals = intervals_of(entry for entry in entries if entry.config != config)
-        own = (entry for entry in entries if entry.config == config)
-        covered += [_covered(entry, intervals) for entry in own]
-    return len(covered), float(np.mean(covered))
+    Launches of kinds with few runs have, beside their own, the published ones when first met.
+    """
+    return odds.intervals_of([*ratios_of(entries), *first_met()])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -356,9 +336,40 @@ def _document(entries: Sequence[Priced | Refused]) -> dict[str, Any]:
         else:
             found["predicted_states_bytes"] = entry.account.states_bytes
             found["predicted_peak_bytes"] = entry.account.peak_bytes
-            found["interval_peak_bytes"] = [round(e) for e in _interval_bytes(entry, intervals)]
+            ends = intervals.get(kind_of(entry.read.launch), intervals["pooled"])
+            found["interval_peak_bytes"] = [round(entry.account.peak_bytes * end) for end in ends]
         rows.append(found)
     return {"rows": rows}
+
+
+def _print_left_out(priced: Sequence[Priced]) -> None:
+    ratios = [*ratios_of(priced), *first_met()]
+    for kind, (low, high) in sorted(odds.intervals_of(ratios).items()):
+        t, normal = odds.likelihoods(ratios)[kind]
+        number = len(odds.by_configuration(ratios)[kind])
+        print(
+            f"\n{kind}: {number} configurations, 9 of 10 between {low - 1:+.2%} and {high - 1:+.2%}"
+        )
+        print(f"  mean log density of one left out: {t:.2f} as Student's t, {normal:.2f} as normal")
+    print("\n" + left_out_table(ratios))
+    print(odds.odds_table(odds.reliability(ratios)))
+
+
+def left_out_table(ratios: Sequence[Ratio]) -> str:
+    """Return how many peaks are inside intervals that they have not made: docs/memory.md."""
+    lines = [
+        "| left out | rows | covered, as its own kind | as a kind with few runs |",
+        "|---|---|---|---|",
+    ]
+    rows, share = odds.configurations_left_out(ratios)
+    lines.append(f"| one configuration at a time | {rows} | {100 * share:.0f} % | |")
+    lines += [
+        f"| {name} | {number} | {100 * own:.0f} % | {100 * unseen:.0f} % |"
+        for name, number, own, unseen in sorted(
+            odds.classes_left_out(ratios), key=lambda found: (found[3], found[2], found[0])
+        )
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _whole(text: str | None) -> int | None:
@@ -396,17 +407,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entries = [price_row(row) for row in read_goldens(asked.goldens)]
     priced = [entry for entry in entries if isinstance(entry, Priced)]
     if asked.docs:
-        write_tables({"classes": class_table(priced)}, PAGE)
+        ratios = [*ratios_of(priced), *first_met()]
+        tables = {
+            "classes": class_table(priced),
+            "left out": left_out_table(ratios),
+            "odds": odds.odds_table(odds.reliability(ratios)),
+        }
+        write_tables(tables, PAGE)
     if asked.rows is not None:
         _print_rows(entries, asked.rows)
     else:
         _print(entries)
     if asked.left_out:
-        rows_out, share = configurations_left_out(priced)
-        print(f"\none configuration left out at a time: {rows_out} rows, {share:.0%} covered")
-        print("class left out            rows  covered by the 90 % interval of the others")
-        for name, (rows, share) in left_out(priced).items():
-            print(f"{name:24s} {rows:5d} {share:8.0%}")
+        _print_left_out(priced)
     if asked.json is not None:
         write_json(asked.json, _document(entries))
     return 0

@@ -86,6 +86,8 @@ def _qwen(**more: Any) -> dict[str, Any]:
         moe_permute_fusion=True,
         expert_tensor_parallel_size=1,
         global_batch_size=2048,
+        # both tables are of routing that is forced to balance
+        moe_router_force_load_balancing=True,
         **more,
     )
 

@@ -12,7 +12,7 @@ from autopar.memory import kept
 from autopar.memory.allocator import reserved_bytes, rounding_bytes
 from autopar.memory.launch import Launch
 from autopar.memory.parameters import stage_weights
-from autopar.memory.peak import Peak, gathered_bytes, peak_of, transfer_bytes
+from autopar.memory.peak import Peak, gathered_bytes, peak_of
 from autopar.memory.states import States, states_of
 from autopar.records import dataclass
 
@@ -38,7 +38,7 @@ class Account:
     peak: tuple[Term, ...]
     """Terms of `states` that are there at the peak, and what comes on top."""
     scored: bool
-    """Whether accuracy on measured runs is of this stage: they are all of the last one."""
+    """Whether measured runs are of such a stage: of the last one, and some of the first."""
 
     @property
     def states_bytes(self) -> int:
@@ -69,7 +69,7 @@ def account_of(launch: Launch, stage: int | None = None) -> Account:
     during = tuple(term for term in after if term.name not in gone)
     peak = peak_of(launch, at)
     during += tuple(term for term in _peak_terms(launch, peak, at) if term.num_bytes)
-    return Account(stage=at, states=after, peak=during, scored=at == last)
+    return Account(stage=at, states=after, peak=during, scored=at in (0, last))
 
 
 def _state_terms(launch: Launch, states: States) -> Iterator[Term]:
@@ -142,6 +142,7 @@ def _peak_terms(launch: Launch, peak: Peak, stage: int) -> Iterator[Term]:
         ),
         ("rounding of activations", peak.rounding_bytes, "PYTORCH_CUDA_ALLOC_CONF"),
         ("head and loss", peak.head_bytes, "vocabulary, --cross-entropy-loss-fusion"),
+        ("tokens between experts", peak.dispatched_bytes, "--moe-token-dispatcher-type"),
         ("backward of a layer", peak.backward_bytes, "--attention-backend, recomputation"),
         ("freed before", -peak.freed_bytes, "--attention-backend"),
         (
@@ -149,7 +150,7 @@ def _peak_terms(launch: Launch, peak: Peak, stage: int) -> Iterator[Term]:
             kept.mask_bytes(launch, launch.degrees.chunks[stage]),
             "--no-create-attention-mask-in-dataloader",
         ),
-        ("transfers", transfer_bytes(launch), "--pipeline-model-parallel-size"),
+        ("transfers", peak.transfer_bytes, "--pipeline-model-parallel-size"),
         ("gathered weights", gathered_bytes(launch, stage), "--use-megatron-fsdp"),
     )
     for name, size, switch in rows:

@@ -18,6 +18,7 @@ __all__ = [
     "copied_qkv_bytes",
     "input_bytes",
     "layer_saved_bytes",
+    "routed_tokens",
     "routing_skew",
     "saved_parts",
     "scores",
@@ -140,8 +141,9 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
         return
     # FlashAttention's output is copied into the layout of the product behind it
     yield "attention output", output
-    # the kernel keeps its own output, and the product behind it the copy that it takes
-    if kernel == "flash" or launch.precision.fp8:
+    # the kernel keeps its own output, and the product behind it the copy that it takes; where heads
+    # are exchanged, that is what comes back from the other ranks
+    if kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged:
         yield "attention output's copy", _linear_input(launch, output)
     # the logarithm of each row's sum, in fp32
     yield "softmax statistics", tokens * (heads // tp) * 4
@@ -180,6 +182,14 @@ def routing_skew(launch: Launch) -> float:
     return _ALONE if experts.number == degrees.ep else _SEVERAL
 
 
+def routed_tokens(launch: Launch) -> int:
+    """Return L, the tokens of the busiest rank's experts, of each as often as it is routed."""
+    experts = launch.model.experts
+    assert experts is not None
+    mean = launch.scattered_tokens * launch.degrees.etp * experts.per_token
+    return math.ceil(mean * routing_skew(launch))
+
+
 def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[str, int]]:
     """Yield what an MLP on all tokens saves."""
     model, element = launch.model, launch.precision.element_bytes
@@ -199,9 +209,7 @@ def _expert_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     hidden = model.hidden
     if "moe" in recomputed:
         return
-    # routed tokens of a rank, and how many more the busiest one has
-    mean = launch.scattered_tokens * degrees.etp * experts.per_token
-    routed = math.ceil(mean * routing_skew(launch))
+    routed = routed_tokens(launch)
     inner = routed * (experts.ffn // degrees.etp) * element
     yield "expert input", _expert_input(launch, routed * hidden * element)
     if experts.dispatcher == "allgather" and degrees.etp > 1 and software.regathered_experts:

@@ -120,7 +120,8 @@ def rotary_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:
         return layers * (launch.seq + 4096) * latent.rotary_width * 4
     if model.positions != "rotary":
         return 0
-    return launch.seq * model.rotary_width * 4
+    # a context rank keeps the positions that are its own
+    return launch.seq // launch.degrees.cp * model.rotary_width * 4
 
 
 def routing_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from autopar.memory.activations import (
     chunk_parts,
     copied_qkv_bytes,
     input_bytes,
     layer_saved_bytes,
+    routed_tokens,
     saved_parts,
     scores,
 )
@@ -27,6 +29,7 @@ __all__ = [
     "Peak",
     "backward_bytes",
     "deferred_head_bytes",
+    "dispatched_bytes",
     "gathered_bytes",
     "head_bytes",
     "kept_logits_bytes",
@@ -50,7 +53,11 @@ class Peak:
     backward_bytes: int
     """Of one layer's backward: gradients of scores, layers that are computed again."""
     freed_bytes: int
-    """What that backward has freed before, of the activations counted above."""
+    """Of the activations counted above what is gone by then, or not there yet."""
+    dispatched_bytes: int = 0
+    """Tokens on their way to the experts of other ranks and back."""
+    transfer_bytes: int = 0
+    """Received from other pipeline stages, or on their way to them."""
 
     @property
     def total_bytes(self) -> int:
@@ -59,7 +66,9 @@ class Peak:
             self.saved_bytes
             + self.rounding_bytes
             + self.head_bytes
+            + self.dispatched_bytes
             + self.backward_bytes
+            + self.transfer_bytes
             - self.freed_bytes
         )
 
@@ -78,8 +87,8 @@ def head_bytes(launch: Launch, mtp: int = 0) -> int:
     """
     logits = logits_bytes(launch)
     if launch.loss_fusion == "te":
-        # the gradient is written over the logits
-        return logits * (1 + mtp)
+        # the gradient is written over the logits, and is still there when it is multiplied back
+        return logits * (1 + mtp) + _head_gradient_bytes(launch)
     kept = kept_logits_bytes(launch)
     # logits in fp32 need no copy
     peak = kept + (logits if launch.precision.element_bytes < 4 else 0)
@@ -90,18 +99,66 @@ def head_bytes(launch: Launch, mtp: int = 0) -> int:
     return peak + mtp * kept
 
 
+def _head_gradient_bytes(launch: Launch) -> int:
+    """Return the gradient of the head's input: T*h*e and, where tokens are scattered, T'*h*e more.
+
+    Only a loss without fp32 copies leaves it at the fullest moment.
+    """
+    whole = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    return whole + (input_bytes(launch) if launch.degrees.scattered else 0)
+
+
 def kept_logits_bytes(launch: Launch) -> int:
     """Return what stays of a micro-batch's logits from its head's forward to its backward, fp32."""
     return logits_bytes(launch) * 4 // launch.precision.element_bytes
 
 
-def transfer_bytes(launch: Launch) -> int:
+def transfer_bytes(launch: Launch, stage: int, kind: Literal["forward", "backward"]) -> int:
     """Return tensors received from, or on their way to, other stages during an event."""
     degrees = launch.degrees
     if degrees.pp == 1:
         return 0
-    # interleaved stages receive ahead
-    return input_bytes(launch) * (2 if degrees.vpp == 1 else 3)
+    one = input_bytes(launch)
+    if degrees.vpp > 1:
+        # interleaved stages receive ahead
+        return 3 * one
+    if stage == 0:
+        # nothing comes from before: the last gradient that was received is still referred to, and
+        # in a backward it is that of the layer's output, which is counted there
+        return one if kind == "forward" else 0
+    return 2 * one
+
+
+def dispatched_bytes(launch: Launch, chunk: Chunk) -> int:
+    """Return what tokens on their way through a chunk's last experts hold beside what is saved.
+
+    At the fullest moment of the forward, when they come back: what went in is still referred to by
+    the caller, the experts' output and its copy in the order in which it goes back, and what the
+    shared expert made. Counted for `alltoall` from published peaks of first and last stages; for
+    the other two, whose peaks are of stages with a head, from the same causes.
+    """
+    model, degrees = launch.model, launch.degrees
+    experts = model.experts
+    _, layers, mtp, _ = chunk
+    last = model.expert_layers[-1] if mtp else bool(layers) and model.expert_layers[layers[-1]]
+    if experts is None or not last:
+        return 0
+    ranks = degrees.ep * degrees.etp
+    routed, everyone = routed_tokens(launch), launch.scattered_tokens * ranks
+    if experts.dispatcher == "alltoall":
+        exchanged, sorted_by_expert = ranks > 1, experts.number > degrees.ep
+        # permuted, received, sorted: of three the last is saved; then made, sorted back, sent back:
+        # two at a time
+        tokens = routed * (1 + (exchanged and sorted_by_expert))
+        tokens += routed * (1 + (exchanged or sorted_by_expert))
+    elif experts.dispatcher == "allgather":
+        # all tokens came in the gather buffer; the output is put in their order again
+        tokens = routed + everyone
+    else:
+        # a token comes to a rank once, whatever number of its experts are there
+        tokens = routed + 2 * min(routed, everyone)
+    shared = input_bytes(launch) if experts.shared_ffn else 0
+    return tokens * model.hidden * launch.precision.element_bytes + shared
 
 
 def gathered_bytes(launch: Launch, stage: int) -> int:
@@ -157,6 +214,9 @@ def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
     gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
     in_scores, behind = _restored(launch, experts=experts)
     moments = [(again + behind + gradients + input_bytes(launch), freed)]
+    if again or "moe" in recompute.modules:
+        # a mixture that is computed again sends its tokens again
+        moments.append((again + behind + dispatched_bytes(launch, chunk), freed))
     if launch.software.attention in ("unfused", "local"):
         number = scores(launch) * launch.precision.element_bytes
         number *= launch.software.unfused_backward_copies
@@ -192,6 +252,37 @@ def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[int]:
     return [size for _, size in parts[inputs[1] :]]
 
 
+class _Extra(NamedTuple):
+    """What an event of a chunk has at its fullest beside what is live, in bytes."""
+
+    head_bytes: int = 0
+    dispatched_bytes: int = 0
+    backward_bytes: int = 0
+    freed_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all of them."""
+        return self.head_bytes + self.dispatched_bytes + self.backward_bytes - self.freed_bytes
+
+
+def _extras(launch: Launch, chunk: Chunk) -> dict[str, _Extra]:
+    """Return the fullest moment of a chunk's forward, and of its backward."""
+    own, freed = backward_bytes(launch, chunk)
+    # final norm and head come behind the last experts
+    ahead = 2 * input_bytes(launch) if chunk[3] else 0
+    forward = [_Extra(dispatched_bytes=dispatched_bytes(launch, chunk), freed_bytes=ahead)]
+    if chunk[3]:
+        head = head_bytes(launch, chunk[2]) + deferred_head_bytes(launch)
+        # a loss in place is at its fullest when the head goes back, and its output is sent no more
+        late = launch.loss_fusion == "te" and launch.degrees.pp > 1 and launch.degrees.vpp == 1
+        forward.append(_Extra(head_bytes=head, freed_bytes=late * input_bytes(launch)))
+    return {
+        "forward": max(forward, key=lambda extra: extra.total_bytes),
+        "backward": _Extra(backward_bytes=own, freed_bytes=freed),
+    }
+
+
 def peak_of(launch: Launch, stage: int) -> Peak:
     """Return the fullest moment of a stage, by replaying the order of its events."""
     chunks = launch.degrees.chunks[stage]
@@ -207,33 +298,31 @@ def peak_of(launch: Launch, stage: int) -> Peak:
         )
         for sizes in parts
     ]
-    backward = [backward_bytes(launch, chunk) for chunk in chunks]
+    extras = [_extras(launch, chunk) for chunk in chunks]
     kept = kept_logits_bytes(launch)
     best: Peak | None = None
     # a steady pipeline comes back to the same few moments with every micro-batch
     seen = set[tuple[object, ...]]()
     for moment in moments(launch, stage):
-        at = moment.event.chunk
-        same = (moment.event.kind, at, moment.live, moment.waiting_logits)
+        at, kind = moment.event.chunk, moment.event.kind
+        same = (kind, at, moment.live, moment.waiting_logits)
         if same in seen:
             continue
         seen.add(same)
-        head = kept if moment.waiting_logits else 0
-        own, freed = 0, 0
-        if moment.event.kind == "backward":
-            own, freed = backward[at]
-            if chunks[at][3]:
-                # its own logits go first
-                head -= kept
-        elif chunks[at][3]:
-            head += head_bytes(launch, chunks[at][2]) + deferred_head_bytes(launch)
+        waiting = kept if moment.waiting_logits else 0
+        if kind == "backward" and chunks[at][3]:
+            # its own logits go first
+            waiting -= kept
+        extra = extras[at][kind]
         found = Peak(
             moment=moment,
             saved_bytes=sum(n * size for n, size in zip(moment.live, saved, strict=True)),
             rounding_bytes=sum(n * size for n, size in zip(moment.live, rounding, strict=True)),
-            head_bytes=head,
-            backward_bytes=own,
-            freed_bytes=freed,
+            head_bytes=waiting + extra.head_bytes,
+            dispatched_bytes=extra.dispatched_bytes,
+            backward_bytes=extra.backward_bytes,
+            freed_bytes=extra.freed_bytes,
+            transfer_bytes=transfer_bytes(launch, stage, kind),
         )
         if best is None or found.total_bytes > best.total_bytes:
             best = found

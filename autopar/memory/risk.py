@@ -3,16 +3,16 @@
 The prediction itself is `autopar.memory.account`'s. What a device reserves at the peak differs from
 it by the error of that prediction, known by kind of launch from measured runs (docs/memory.md), and
 by what PyTorch's allocator holds beside the tensors, known from published pairs of both figures.
-Both are taken as normal in the logarithm, and as independent of each other. Nothing here counts a
-byte of a launch.
+The first is Student's t of two degrees of freedom, the second normal, both of the logarithm, and
+independent of each other. Nothing here counts a byte of a launch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from autopar.memory.allocator import RESERVED_RATIOS
 from autopar.memory.launch import Launch
@@ -21,59 +21,139 @@ __all__ = [
     "CONTEXT_BYTES",
     "PEAK_RATIOS",
     "LaunchKind",
+    "few_runs_of",
     "kind_of",
     "odds_of_any",
     "odds_of_kind",
     "odds_of_more",
+    "odds_of_ratio",
     "reserve_share",
     "reserved_interval",
 ]
 
-LaunchKind = Literal["dense", "experts", "fp8 or fsdp"]
+LaunchKind = Literal["dense", "experts", "few runs"]
 
 CONTEXT_BYTES = 1 << 30
 """CUDA's context and NCCL's buffers, which no allocator counts: the planner's default, too."""
 
 PEAK_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
-    "dense": (0.9937, 1.0054),
-    "experts": (0.9955, 1.0128),
-    "fp8 or fsdp": (0.9495, 1.0976),
+    "dense": (0.9944, 1.0058),
+    "experts": (0.9958, 1.0074),
+    "few runs": (0.9841, 1.0222),
 }
-"""Between which 9 of 10 measured peaks of the last stage lie, over the predicted one; made by
+"""Between which 9 of 10 measured peaks lie, over the predicted one; made by
 `benchmarks.memory_goldens.intervals_of` from the shipped runs."""
+
+_FEW_RUNS: Mapping[str, Callable[[Launch], bool]] = {
+    "Muon": lambda launch: launch.optimizer.kind == "muon",
+    "sharded gradients or weights": lambda launch: launch.optimizer.sharding in ("zero2", "fsdp"),
+    "several instances of the optimizer": lambda launch: launch.optimizer.instances > 1,
+    "fp16 or fp32": lambda launch: launch.precision.kind != "bf16",
+    "8-bit products": lambda launch: launch.precision.fp8,
+    "recomputation": lambda launch: (
+        bool(launch.recompute.modules)
+        or (launch.recompute.layers != "none" and launch.recompute.number > 0)
+    ),
+    "overlapped tensor-parallel transfers": lambda launch: launch.tensor_overlap,
+    "deferred gradients of the head": lambda launch: launch.deferred_head is not None,
+    "latent attention without experts": lambda launch: (
+        launch.model.attention.latent is not None and launch.model.experts is None
+    ),
+    "norms of queries and keys": lambda launch: (
+        launch.model.attention.head_norms and launch.model.attention.latent is None
+    ),
+    "the flex dispatcher": lambda launch: (
+        launch.model.experts is not None and launch.model.experts.dispatcher == "flex"
+    ),
+}
+"""What fewer than five measured configurations have; a test holds it to the shipped runs."""
 
 _NORMAL = NormalDist()
 _TAIL = _NORMAL.inv_cdf(0.95)
 """Standard deviations from the middle to either end of a 90 % interval."""
+_FREEDOM = 2
+_STUDENT_TAIL = 2.919985580353726
+"""The same of Student's t of two degrees of freedom, under which measured peaks that are left out
+are likelier than under a normal error: nine are as near as tensors can be counted, and the tenth
+lacks a tensor."""
 
 
-class _Spread(NamedTuple):
-    """A normal error of a logarithm."""
+def _scales() -> Iterator[tuple[float, float]]:
+    """Yield weights and squared scales of the normal errors that are Student's t together.
 
-    middle: float
-    deviation: float
+    t = N sqrt(k / q) with q of chi-squared, k = 2 degrees of freedom, whose density over ln q is
+    q^(k/2) exp(-q/2) but for a factor; a sum over even steps of ln q is exact to 1e-9.
+    """
+    steps = [math.exp(-20.0 + 0.25 * step) for step in range(97)]
+    weights = [q ** (_FREEDOM / 2) * math.exp(-q / 2) for q in steps]
+    total = math.fsum(weights)
+    for q, weight in zip(steps, weights, strict=True):
+        yield weight / total, _FREEDOM / q
+
+
+_SCALES = tuple(_scales())
+
+
+def few_runs_of(launch: Launch) -> tuple[str, ...]:
+    """Return what a launch has that few measured runs have, in words."""
+    return tuple(name for name, has in _FEW_RUNS.items() if has(launch))
 
 
 def kind_of(launch: Launch) -> LaunchKind:
     """Return the kind whose errors are those of a launch: what routing and blocks can change."""
-    if launch.precision.fp8 or launch.optimizer.sharding == "fsdp":
-        return "fp8 or fsdp"
+    if few_runs_of(launch):
+        return "few runs"
     return "dense" if launch.model.experts is None else "experts"
+
+
+def odds_of_ratio(
+    ratio: float,
+    ends: tuple[float, float],
+    reserve: tuple[float, float, float] | None = RESERVED_RATIOS,
+) -> float:
+    """Return the probability of more than so much for each predicted byte.
+
+    P = sum_i w_i (1 - Phi((ln ratio - mu) / sqrt(sigma^2 + s^2 g_i))): a normal reserve (mu, sigma)
+    and a Student's error of scale s as normal errors of weights w_i and squared scales g_i.
+
+    ends : 9 of 10 measured peaks over predicted ones. reserve : least, median and most that is
+    reserved for an allocated byte, the first and last for the 5th and 95th percentile; None: of
+    what is allocated.
+    """
+    low, high = map(math.log, ends)
+    middle, scale = (low + high) / 2.0, (high - low) / (2.0 * _STUDENT_TAIL)
+    deviation = 0.0
+    if reserve is not None:
+        least, median, most = map(math.log, reserve)
+        middle += median
+        deviation = (most - least) / (2.0 * _TAIL)
+    distance = math.log(ratio) - middle
+    return math.fsum(
+        weight * 0.5 * math.erfc(distance / math.sqrt(2.0 * (deviation**2 + scale**2 * square)))
+        for weight, square in _SCALES
+    )
 
 
 def reserved_interval(launch: Launch, peak_bytes: float) -> tuple[float, float]:
     """Return the bytes between which 9 of 10 devices reserve at such a predicted peak."""
-    spread = _reserved(kind_of(launch))
-    middle = math.log(peak_bytes) + spread.middle
-    reach = _TAIL * spread.deviation
-    return math.exp(middle - reach), math.exp(middle + reach)
+    ends = PEAK_RATIOS[kind_of(launch)]
+    return peak_bytes * _ratio_of(0.95, ends), peak_bytes * _ratio_of(0.05, ends)
+
+
+def _ratio_of(odds: float, ends: tuple[float, float]) -> float:
+    """Return the ratio that is exceeded with a probability, halving an interval of logarithms."""
+    low, high = -2.0, 2.0
+    for _ in range(50):
+        middle = (low + high) / 2.0
+        above = odds_of_ratio(math.exp(middle), ends) > odds
+        low, high = (middle, high) if above else (low, middle)
+    return math.exp((low + high) / 2.0)
 
 
 def odds_of_more(launch: Launch, peak_bytes: float, capacity_bytes: float) -> float:
     """Return the probability that a device of so many bytes is too small for a predicted peak.
 
-    P = 1 - Phi((ln(left / peak) - mu) / sigma), where left is what the context leaves, and mu and
-    sigma are of ln(reserved / peak): 1 where the context takes all.
+    Of what the context leaves of it: 1 where that takes all.
     """
     return odds_of_kind(kind_of(launch), peak_bytes, capacity_bytes - CONTEXT_BYTES)
 
@@ -84,18 +164,15 @@ def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> floa
         return 1.0
     if peak_bytes <= 0:
         return 0.0
-    spread = _reserved(kind)
-    distance = math.log(left_bytes / peak_bytes) - spread.middle
-    return 1.0 - _NORMAL.cdf(distance / spread.deviation)
+    return odds_of_ratio(left_bytes / peak_bytes, PEAK_RATIOS[kind])
 
 
 def reserve_share(kind: LaunchKind, odds: float) -> float:
     """Return the share of a predicted peak to leave free beside it, for odds of running out.
 
-    exp(mu + sigma * z) - 1, at the z of 1 - odds: what `odds_of_kind` gives for these odds.
+    What `odds_of_kind` gives these odds for.
     """
-    spread = _reserved(kind)
-    return math.exp(spread.middle + spread.deviation * _NORMAL.inv_cdf(1.0 - odds)) - 1.0
+    return _ratio_of(odds, PEAK_RATIOS[kind]) - 1.0
 
 
 def odds_of_any(launch: Launch, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:
@@ -105,13 +182,3 @@ def odds_of_any(launch: Launch, peaks_bytes: Iterable[float], capacity_bytes: fl
     without a stage.
     """
     return odds_of_more(launch, max(peaks_bytes), capacity_bytes)
-
-
-def _reserved(kind: LaunchKind) -> _Spread:
-    """Return the error of reserved over predicted bytes: that of the peak, then of the reserve."""
-    low, high = map(math.log, PEAK_RATIOS[kind])
-    least, median, most = map(math.log, RESERVED_RATIOS)
-    # the published ratios are nine pairs, whose ends stand for the 5th and the 95th percentile
-    peak = _Spread((low + high) / 2.0, (high - low) / (2.0 * _TAIL))
-    reserve = _Spread(median, (most - least) / (2.0 * _TAIL))
-    return _Spread(peak.middle + reserve.middle, math.hypot(peak.deviation, reserve.deviation))

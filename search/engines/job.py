@@ -54,6 +54,7 @@ __all__ = [
     "required",
     "samples_of_a_rank",
     "search_fields",
+    "search_words",
     "shell_lines",
     "space_of",
     "torchrun",
@@ -355,6 +356,12 @@ def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
         for field, value in fields
         for word in words_of(rows[field], written(rows[field], value))
     )
+
+
+def search_words(lowered: Lowered) -> str:
+    """Return what to type so that a search finds plans that an engine runs as they are priced."""
+    # these plans alone, not the best of all engines
+    return f"--engine none {as_typed(lowered.search)}" if lowered.search else ""
 
 
 def search_fields(

@@ -15,7 +15,7 @@ from autopar.errors import InputError, UnsupportedError
 from autopar.plans import Plan, Prediction
 from autopar.records import dataclass
 from autopar.units import GIB, format_seconds
-from search.engines.job import EXPORTERS, Job, Lower, Lowered, as_typed, lower_for
+from search.engines.job import EXPORTERS, Job, Lower, Lowered, lower_for, search_words
 from search.space import divisors
 
 __all__ = [
@@ -178,7 +178,7 @@ def export_document(choice: Choice, *, status: str, files: Sequence[str]) -> dic
         "losses": [{"field": loss.field, "what": loss.what} for loss in lowered.losses],
         "plan": strategy_document(lowered.plan),
         "as_run": dict(lowered.as_run),
-        "search": as_typed(lowered.search) or None,
+        "search": search_words(lowered) or None,
         "price": _prices(choice),
         "chosen_by": choice.how or None,
         "notes": list(lowered.notes),

@@ -505,6 +505,7 @@ def _degrees(words: LaunchArguments, model: Model, world: int) -> Degrees:
         group=words.number("microbatch-group-size-per-virtual-pipeline-stage", 0)
         if words.has("microbatch-group-size-per-virtual-pipeline-stage")
         else 0,
+        heads_exchanged=cp > 1 and set(kinds) == {"a2a"},
         overlap_experts=words.has("overlap-moe-expert-parallel-comm"),
     )
 

@@ -17,7 +17,7 @@ from autopar.command.show import (
     print_pair,
 )
 from autopar.estimate.accuracy import probability_faster
-from autopar.memory.risk import reserved_interval
+from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 
 if TYPE_CHECKING:
@@ -142,9 +142,12 @@ def _show_memory(console: Console, assessment: Assessment, target: Target) -> No
     print_line(
         console,
         f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL; measured runs "
-        "are of the last stage",
+        "are of the last stage and the first",
         style="dim",
     )
+    seldom = ", ".join(few_runs_of(assessment.launch))
+    if seldom:
+        print_line(console, f"wider than most, as few measured runs have {seldom}", style="dim")
     fullest = assessment.fullest
     print_heading(console, f"peak of stage {fullest.stage}")
     table = make_table("term", "size", "changed by", words_last=True, spaced=True)
@@ -311,6 +314,7 @@ def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
         ],
         "capacity_bytes": target.capacity_bytes,
         "odds_of_oom": assessment.odds_of_oom,
+        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
         "step_time_s": None if step is None else step.total_s,
         "step_time_interval_s": None
         if assessment.interval_s is None

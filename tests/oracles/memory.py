@@ -300,7 +300,8 @@ def _kept(launch: Launch, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> t
     if latent is not None:
         total += (len(layers) + mtp) * 4 * latent.rotary_width * (launch.seq + 4096)
     elif model.positions == "rotary":
-        total += 4 * int(launch.seq * model.attention.width * model.rotary_share)
+        width = int(model.attention.width * model.rotary_share)
+        total += 4 * (launch.seq // degrees.cp) * width
     if x is not None:
         number = sum(model.expert_layers[layer] for layer in layers)
         number += mtp * model.expert_layers[-1]
@@ -366,7 +367,7 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
             sizes += [scores * s.e, scores]
     else:
         sizes.append(out * s.e)
-        if kernel == "flash" or launch.precision.fp8:
+        if kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged:
             sizes.append(out * thin)
         sizes.append(tokens * heads * 4)
     return sizes
@@ -489,6 +490,8 @@ def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
     early = sum(_attention(core, s)) - sum(_attention(launch, s))
     freed = 2 * whole if head else 0
     most = again + late + first + whole - freed
+    if again or "moe" in recompute.modules:
+        most = max(most, again + late + _dispatched(launch, s, chunk) - freed)
     if launch.software.attention in ("unfused", "local"):
         heads = launch.model.attention.heads // s.t
         scores = launch.micro_batch * heads * (launch.seq // launch.degrees.cp) * launch.seq
@@ -497,10 +500,40 @@ def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
     return most
 
 
+def _dispatched(launch: Launch, s: _Sizes, chunk: tuple) -> int:
+    """Return tokens between ranks of experts when the last mixture of a chunk is done."""
+    _, layers, mtp, _ = chunk
+    kinds = [launch.model.expert_layers[layer] for layer in layers]
+    kinds += [launch.model.expert_layers[-1]] * mtp
+    x, degrees = launch.model.experts, launch.degrees
+    if not kinds or not kinds[-1] or x is None:
+        return 0
+    skew = 1.1 if x.number == degrees.ep else 1.025
+    if launch.steps is None or launch.steps >= 1000:
+        skew = 1.17
+    skew = 1.0 if degrees.ep == 1 else skew if x.skew is None else x.skew
+    routed = math.ceil(s.scattered * degrees.etp * x.per_token * skew)
+    split, several = degrees.ep * degrees.etp > 1, x.number // degrees.ep > 1
+    # one of either, two where they are both sent and sorted; of what goes in the last one is saved
+    copies = {(False, False): 2, (True, False): 3, (False, True): 3, (True, True): 4}
+    shared = s.scattered * s.h * s.e if x.shared_ffn else 0
+    everyone = s.scattered * degrees.ep * degrees.etp
+    if x.dispatcher == "allgather":
+        return (routed + everyone) * s.h * s.e + shared
+    if x.dispatcher == "flex":
+        return (routed + 2 * min(routed, everyone)) * s.h * s.e + shared
+    return copies[split, several] * routed * s.h * s.e + shared
+
+
 def _head(launch: Launch, s: _Sizes, mtp: int) -> int:
     numbers = s.tokens * (s.vocab // s.t)
     if launch.loss_fusion == "te":
-        return numbers * s.e * (1 + mtp)
+        halves = s.tokens * s.h
+        if launch.degrees.sequence_parallel and s.t > 1:
+            halves += s.scattered * s.h
+        # what was in front of it is sent no more where stages follow each other once
+        halves -= s.scattered * s.h if s.p > 1 and s.v == 1 else 0
+        return (numbers * (1 + mtp) + halves) * s.e
     each = 4 + (2 if s.e == 2 else 0) + 4 * mtp
     if launch.loss_fusion == "native":
         each += 2 * (launch.software.fused_loss_copies - 3)
@@ -518,8 +551,9 @@ def peak_bytes(launch: Launch, stage: int) -> int:
     tokens = s.tokens
     if stage in (0, s.p - 1):
         base += 12 * tokens + (tokens * launch.seq if launch.attention_masks else 0)
-    if s.p > 1:
-        base += s.scattered * s.h * s.e * (3 if s.v > 1 else 2)
+    # tensors that are sent or received, in a forward and in a backward
+    sent = (0, 0) if s.p == 1 else (3, 3) if s.v > 1 else (1, 0) if stage == 0 else (2, 2)
+    sent = tuple(n * s.scattered * s.h * s.e for n in sent)
 
     chunks = degrees.chunks[stage]
     expandable = launch.software.expandable_segments
@@ -556,23 +590,25 @@ def peak_bytes(launch: Launch, stage: int) -> int:
 
     def forward(chunk: int, micro: int) -> int:
         live.append((chunk, micro))
-        here = sum(saved[c] for c, _ in live)
+        here = sum(saved[c] for c, _ in live) + sent[0]
         waiting = 4 * s.tokens * (s.vocab // s.t) if logits else 0
+        extra = _dispatched(launch, s, chunks[chunk])
         if chunks[chunk][3]:
+            extra -= 2 * s.scattered * s.h * s.e
             logits.add(micro)
             deferred = 0
             if launch.deferred_head is not None:
                 numbers = s.tokens * (s.vocab // s.t + 3 * s.h)
                 deferred = launch.deferred_head * numbers * s.e
-            return here + waiting + _head(launch, s, chunks[chunk][2]) + deferred
-        return here + waiting
+            extra = max(extra, _head(launch, s, chunks[chunk][2]) + deferred)
+        return here + waiting + extra
 
     def backward(chunk: int, micro: int) -> int:
         waiting = 4 * s.tokens * (s.vocab // s.t) if logits else 0
         if chunks[chunk][3]:
             logits.discard(micro)
             waiting -= 4 * s.tokens * (s.vocab // s.t)
-        here = sum(saved[c] for c, _ in live)
+        here = sum(saved[c] for c, _ in live) + sent[1]
         live.remove((chunk, micro))
         return here + waiting + _backward(launch, s, chunks[chunk])
 

@@ -46,7 +46,8 @@ FP32, BF16 = {"fp32_gradients": True}, {"fp32_gradients": False}
     ("engine", "plan", "given", "expected"),
     [
         ("galvatron", HETEROGENEOUS, {}, {}),
-        ("megatron", STAGED, {}, {}),
+        ("megatron", STAGED, {}, {"tp_overlap": False}),
+        ("megatron", STAGED, {"tp_overlap": False}, {}),
         ("megatron", DDP, EACH, ONCE),
         ("megatron", ZERO3, {}, EACH),
         ("megatron", replace(ZERO3, num_microbatches=1), {}, {}),
@@ -79,7 +80,7 @@ def test_what_an_engine_runs_otherwise(
 def test_words_are_options_of_the_search() -> None:
     """Every flag is one that autopar-search takes."""
     names = {row.name for row in ROWS}
-    for name in ("sequence_parallel", "async_grad_reduce", "fp32_gradients"):
+    for name in ("sequence_parallel", "async_grad_reduce", "fp32_gradients", "tp_overlap"):
         for value in (True, False):
             word = as_typed([(name, value)]).removeprefix("--").removeprefix("no-")
             assert word in names

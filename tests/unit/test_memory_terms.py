@@ -31,7 +31,13 @@ from autopar.memory.launch import (
     even_chunks,
 )
 from autopar.memory.parameters import layer_weights, stage_weights
-from autopar.memory.peak import backward_bytes, head_bytes, peak_of, transfer_bytes
+from autopar.memory.peak import (
+    backward_bytes,
+    dispatched_bytes,
+    head_bytes,
+    peak_of,
+    transfer_bytes,
+)
 from autopar.memory.schedule import order, warmup_chunks
 from autopar.memory.states import buffers_of, states_of, states_per_parameter
 from autopar.units import MIB
@@ -493,14 +499,25 @@ def test_peak_of_the_last_stage_is_one_micro_batch_and_three_logits() -> None:
         ("none", "fp32", 0, 4),
         ("none", "bf16", 1, 10),
         ("native", "bf16", 0, 10),
-        ("te", "bf16", 0, 2),
-        ("te", "bf16", 2, 6),
     ],
 )
 def test_bytes_of_a_logit(fusion: Any, kind: Any, mtp: int, expected: int) -> None:
     """16 bits and an fp32 copy; fp32 needs no copy, fusion keeps more or works in place."""
     found = launch(loss_fusion=fusion, precision=Precision(kind=kind), mtp=mtp)
     assert head_bytes(found, mtp) == expected * 4096 * 50304
+
+
+def test_a_loss_in_place_leaves_the_gradient_of_the_heads_input() -> None:
+    """16 bits of every logit, and of the module's; all tokens' gradient, and a rank's own of it."""
+    unit = 4096 * 512 * 2
+    found = launch(loss_fusion="te")
+    assert head_bytes(found) == 2 * 4096 * 50304 + unit
+    assert head_bytes(replace(found, model=replace(found.model, mtp=2)), 2) == (
+        3 * 2 * 4096 * 50304 + unit
+    )
+    split = launch(loss_fusion="te", world=4, tp=4, sequence_parallel=True)
+    # 50257 words are 50688 of four ranks
+    assert head_bytes(split) == 2 * 4096 * 50688 // 4 + unit + unit // 4
 
 
 def test_backward_of_scores_can_be_the_peak() -> None:
@@ -525,15 +542,67 @@ def test_modules_are_computed_again_where_their_backward_is() -> None:
 
 
 def test_transfers_and_micro_batches() -> None:
-    """Two tensors of 1F1B, three of interleaved stages; a mask where the loader makes one."""
-    assert transfer_bytes(launch()) == 0
-    assert transfer_bytes(launch(world=2, pp=2)) == 2 * 4096 * 512 * 2
-    assert transfer_bytes(launch(world=2, pp=2, chunks=2)) == 3 * 4096 * 512 * 2
+    """Two tensors of 1F1B, one and none of its first stage, three of interleaved stages; a mask."""
+    unit = 4096 * 512 * 2
+    assert transfer_bytes(launch(), 0, "forward") == 0
+    two = launch(world=2, pp=2)
+    assert transfer_bytes(two, 1, "forward") == transfer_bytes(two, 1, "backward") == 2 * unit
+    assert transfer_bytes(two, 0, "forward") == unit
+    assert transfer_bytes(two, 0, "backward") == 0
+    assert transfer_bytes(launch(world=2, pp=2, chunks=2), 0, "backward") == 3 * unit
     found = launch(world=4, pp=4)
     loaded = [kept.mask_bytes(found, chunks) for chunks in found.degrees.chunks]
     assert loaded == [4 * 1024 * (12 + 1024), 0, 0, 4 * 1024 * (12 + 1024)]
     bare = launch(attention_masks=False)
     assert kept.mask_bytes(bare, bare.degrees.chunks[0]) == 4 * 1024 * 12
+
+
+@pytest.mark.parametrize(
+    ("experts", "degrees", "copies"),
+    [
+        # permuted, received; sorted back, sent
+        ({"number": 8}, {"ep": 4}, 4),
+        # one expert a rank needs no order
+        ({"number": 4}, {"ep": 4}, 3),
+        # nothing is sent
+        ({"number": 8}, {"ep": 1}, 3),
+        # each token twice at most: received, made, put back
+        ({"number": 8, "dispatcher": "flex"}, {"ep": 4}, 3),
+        ({"number": 8, "dispatcher": "flex", "per_token": 8}, {"ep": 4}, 2 * 2 + 4),
+        # made, and put among the tokens of all four ranks
+        ({"number": 8, "dispatcher": "allgather"}, {"ep": 4}, 1 + 2),
+    ],
+)
+def test_tokens_between_experts(
+    experts: dict[str, Any], degrees: dict[str, Any], copies: int
+) -> None:
+    """At its fullest a mixture's forward holds every routed token several times, unsaved."""
+    mixture = replace(EXPERTS, **({"dispatcher": "alltoall", "skew": 1.0} | experts))
+    pattern = (False,) * 11 + (True,)
+    model = replace(PLAIN, experts=mixture, expert_layers=pattern)
+    found = launch(model, world=4, etp=1, **degrees)
+    (chunk,) = found.degrees.chunks[0]
+    assert dispatched_bytes(found, chunk) == copies * 2 * 4096 * 512 * 2
+    dense = launch(replace(model, expert_layers=pattern[::-1]), world=4, etp=1, **degrees)
+    assert dispatched_bytes(dense, dense.degrees.chunks[0][0]) == 0
+
+
+def test_mixtures_are_fullest_in_their_forward_where_the_head_is_small() -> None:
+    """The first of two stages, with no head, holds tokens of experts beside its live batches."""
+    mixture = replace(EXPERTS, dispatcher="alltoall", skew=1.0, per_token=8)
+    model = replace(PLAIN, experts=mixture, expert_layers=(True,) * 12)
+    found = peak_of(launch(model, world=4, pp=2, ep=2, etp=1), 0)
+    assert found.moment.event.kind == "forward"
+    assert found.dispatched_bytes == 4 * 8 * 4096 * 512 * 2
+    assert found.moment.live == (2,)
+
+
+def test_exchanged_heads_keep_what_attention_made() -> None:
+    """The kernel's output, and what comes back of it to the product behind; a ring has one."""
+    ring = launch(world=2, cp=2, software=replace(QUIET, attention="fused"))
+    heads = launch(world=2, cp=2, heads_exchanged=True, software=ring.software)
+    assert part(ring, "attention output's copy") == 0
+    assert part(heads, "attention output's copy") == 4096 // 2 * 512 * 2
 
 
 # --------------------------------------------------------------------------------------------------
@@ -598,7 +667,8 @@ def test_the_table_of_terms() -> None:
     low, _, high = RESERVED_RATIOS
     assert account.reserved_bytes == (int(account.peak_bytes * low), int(account.peak_bytes * high))
     assert account.scored
-    assert not account_of(launch(world=2, pp=2), 0).scored
+    stages = [account_of(launch(world=3, pp=3), stage).scored for stage in range(3)]
+    assert stages == [True, False, True]
 
 
 @pytest.mark.parametrize(

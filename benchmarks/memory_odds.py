@@ -1,0 +1,233 @@
+"""How sure peaks and the odds of running out of memory are, each run judged without itself.
+
+Takes ratios of measured over counted peaks, wherever they are from; counts nothing. Errors are
+those of `autopar.memory.risk`: nine of ten within an interval about the median, Student's t beyond.
+`benchmarks.memory_goldens --left-out` prints what is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.memory.risk import odds_of_ratio
+
+__all__ = [
+    "EDGES",
+    "UNSEEN",
+    "Ratio",
+    "Reliable",
+    "binned",
+    "by_configuration",
+    "classes_left_out",
+    "configurations_left_out",
+    "covered",
+    "interval_of",
+    "intervals_of",
+    "likelihoods",
+    "odds_table",
+    "reliability",
+]
+
+UNSEEN = "few runs"
+"""The kind of a launch that no measured run is like."""
+_COVERAGE = 0.9
+_LEAST = 9
+"""Values that show nine tenths: of fewer, pooled ones speak."""
+EDGES = (0.0, 0.001, 0.01, 0.1, 0.3, 0.7, 0.9, 0.99, 0.999, 1.0)
+"""Of the bins of odds."""
+_REACH = 0.06
+_STEPS = 121
+"""Fictitious capacities lie so far below and above each predicted peak, in so many even steps."""
+
+
+class Ratio(NamedTuple):
+    """One measured peak over the counted one."""
+
+    kind: str
+    config: str
+    classes: frozenset[str]
+    ratio: float
+
+
+class Reliable(NamedTuple):
+    """Predicted odds beside what happened."""
+
+    low: float
+    high: float
+    number: int
+    """Pairs of a configuration and a fictitious capacity."""
+    predicted: float
+    """Mean of the odds."""
+    happened: float
+    """Share whose measured peak was above the capacity."""
+
+
+def _farthest(ratios: Sequence[float]) -> float:
+    """Return the ninth decile by distance from 1: one bad repetition does not speak for all."""
+    ordered = sorted(ratios, key=lambda ratio: abs(math.log(ratio)))
+    return ordered[(9 * (len(ordered) - 1)) // 10]
+
+
+def by_configuration(ratios: Iterable[Ratio]) -> dict[str, list[float]]:
+    """Return by kind one ratio of every configuration, whose rows repeat each other; `pooled`."""
+    grouped: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for each in ratios:
+        grouped[each.kind, each.config].append(each.ratio)
+        grouped["pooled", each.config].append(each.ratio)
+    found: dict[str, list[float]] = defaultdict(list)
+    for (kind, _), members in grouped.items():
+        found[kind].append(_farthest(members))
+    return found
+
+
+def interval_of(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the ends between which the next of these ratios lies with 90 %.
+
+    The median, and the distance of logarithms from it that (n + 1) 0.9 of n have at most: the next
+    of equals is as likely at any place among them.
+    """
+    logs = np.log(ratios)
+    middle = float(np.median(logs))
+    distances = np.sort(np.abs(logs - middle))
+    place = min(_COVERAGE * (len(logs) + 1) - 1, len(logs) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(logs) - 1)
+    reach = float(distances[below] + (place - below) * (distances[above] - distances[below]))
+    return math.exp(middle - reach), math.exp(middle + reach)
+
+
+def intervals_of(ratios: Iterable[Ratio]) -> dict[str, tuple[float, float]]:
+    """Return by kind the ends of the 90 % interval; `pooled` is of all, for kinds not here.
+
+    A kind of fewer than nine configurations is not here.
+    """
+    return {
+        kind: interval_of(found)
+        for kind, found in by_configuration(ratios).items()
+        if len(found) >= _LEAST or kind == "pooled"
+    }
+
+
+def covered(each: Ratio, intervals: Mapping[str, tuple[float, float]]) -> bool:
+    """Return whether a measured peak is inside the interval of its kind."""
+    low, high = intervals.get(each.kind, intervals["pooled"])
+    return low <= each.ratio <= high
+
+
+def _without(
+    ratios: Sequence[Ratio], out: Callable[[Ratio], bool]
+) -> tuple[list[Ratio], dict[str, tuple[float, float]]]:
+    """Return what is left out, and the intervals of the others."""
+    others = [each for each in ratios if not out(each)]
+    return [each for each in ratios if out(each)], intervals_of(others)
+
+
+def configurations_left_out(ratios: Sequence[Ratio]) -> tuple[int, float]:
+    """Return rows and their coverage by intervals that their own configuration has not made."""
+    inside: list[bool] = []
+    for config in dict.fromkeys(each.config for each in ratios):
+        out, intervals = _without(ratios, lambda each, config=config: each.config == config)  # type: ignore[misc]
+        inside += [covered(each, intervals) for each in out]
+    return len(inside), float(np.mean(inside))
+
+
+def classes_left_out(ratios: Sequence[Ratio]) -> Iterator[tuple[str, int, float, float]]:
+    """Yield (class, rows, coverage as its own kind, coverage as a kind with few runs).
+
+    Intervals are of rows without the class: that of its kind is what a launch would get that nobody
+    knows to be unmeasured, the other one what it gets.
+    """
+    for name in dict.fromkeys(name for each in ratios for name in sorted(each.classes)):
+        out, intervals = _without(ratios, lambda each, name=name: name in each.classes)  # type: ignore[misc]
+        if len(out) == len(ratios):
+            continue
+        own = [covered(each, intervals) for each in out]
+        unseen = [covered(each._replace(kind=UNSEEN), intervals) for each in out]
+        yield name, len(out), float(np.mean(own)), float(np.mean(unseen))
+
+
+def reliability(
+    ratios: Sequence[Ratio], reserve: tuple[float, float, float] | None = None
+) -> list[Reliable]:
+    """Return by bins of odds how often a peak was above a fictitious capacity.
+
+    Capacities lie evenly about every counted peak; of each configuration its farthest repetition
+    counts, with the interval of the others. Bins without any pair are left out.
+    """
+    pairs: list[tuple[float, bool]] = []
+    configs = dict.fromkeys((each.kind, each.config) for each in ratios)
+    for kind, config in configs:
+        inside, intervals = _without(ratios, lambda each, config=config: each.config == config)  # type: ignore[misc]
+        measured = _farthest([each.ratio for each in inside if each.kind == kind])
+        ends = intervals.get(kind, intervals["pooled"])
+        for log_capacity in np.linspace(-_REACH, _REACH, _STEPS):
+            capacity = math.exp(log_capacity)
+            pairs.append((odds_of_ratio(capacity, ends, reserve), measured > capacity))
+    return list(binned(pairs))
+
+
+def binned(pairs: Sequence[tuple[float, bool]]) -> Iterator[Reliable]:
+    """Yield the bins of (odds, whether it happened)."""
+    for low, high in pairwise(EDGES):
+        last = high == EDGES[-1]
+        inside = [pair for pair in pairs if low <= pair[0] < high or (last and pair[0] == high)]
+        if inside:
+            yield Reliable(
+                low=low,
+                high=high,
+                number=len(inside),
+                predicted=float(np.mean([odds for odds, _ in inside])),
+                happened=float(np.mean([was for _, was in inside])),
+            )
+
+
+def odds_table(bins: Sequence[Reliable]) -> str:
+    """Return predicted odds and what happened as a table of docs/memory.md."""
+    lines = ["| odds of running out | pairs | mean | was above |", "|---|---|---|---|"]
+    lines += [
+        f"| {100 * each.low:g} to {100 * each.high:g} % | {each.number} "
+        f"| {100 * each.predicted:.1f} % | {100 * each.happened:.1f} % |"
+        for each in bins
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def likelihoods(ratios: Sequence[Ratio]) -> dict[str, tuple[float, float]]:
+    """Return by kind the mean log density of left-out configurations: Student's t, normal.
+
+    Both with the same nine tenths; the larger one is the better description of what lies beyond.
+    """
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    values = by_configuration(ratios)
+    for kind, members in values.items():
+        for at, own in enumerate(members):
+            others = members[:at] + members[at + 1 :]
+            if not others:
+                continue
+            low, high = map(math.log, interval_of(others))
+            middle, reach = (low + high) / 2.0, (high - low) / 2.0
+            distance = math.log(own) - middle
+            found[kind].append((_student(distance, reach), _gauss(distance, reach)))
+    return {
+        kind: (float(np.mean([a for a, _ in m])), float(np.mean([b for _, b in m])))
+        for kind, m in found.items()
+    }
+
+
+def _student(distance: float, reach: float) -> float:
+    """Return the log density of Student's t of two degrees with nine tenths within a reach."""
+    scale = reach / 2.919985580353726
+    # (1 + t^2 / 2)^(-3/2) / (2 sqrt 2)
+    tail = -1.5 * math.log1p((distance / scale) ** 2 / 2.0)
+    return tail - math.log(2.0 * math.sqrt(2.0) * scale)
+
+
+def _gauss(distance: float, reach: float) -> float:
+    scale = reach / 1.6448536269514722
+    return -0.5 * (distance / scale) ** 2 - math.log(scale * math.sqrt(2.0 * math.pi))
