@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autopar.errors import DocumentError
 from search.configuration.shell_expansion import Expansion, Shell
@@ -103,26 +103,41 @@ def script_command(
     """
     try:
         body, names = parse(text, str(path))
-        found, run = _followed(body, names, str(path), given or {}, {})
+        script = _Script(body, frozenset(names), str(path), given or {}, True)
+        found, run = _followed(script, {})
+        said: tuple[str, ...] = ()
+        if isinstance(found, Command) and not found.program and run.empty:
+            # `[ -z "$SLURM_JOB_ID" ] && exit 1`: what ends without a variable is meant with it
+            other, again = _followed(script._replace(blank=False), {})
+            if isinstance(other, Undecided) or other.program:
+                said = (f"nothing is launched where these are not set: {', '.join(run.empty)}",)
+                found, run, script = other, again, script._replace(blank=False)
         if isinstance(found, Undecided):
             if harmless is None:
                 raise run.depends(found)
-            return _same_launch(
-                [*_ways(body, names, str(path), given or {}, found, run)], harmless, run, found
-            )
+            found = _same_launch([*_ways(script, found, run)], harmless, run, found)
     except RecursionError:
         raise DocumentError(str(path), "is nested too deeply, expected a launch script") from None
-    return found
+    return replace(found, notes=(*found.notes, *said))
 
 
-def _followed(
-    body: Body, names: set[str], path: str, given: Mapping[str, str], ways: Mapping[str, int]
-) -> tuple[Command | Undecided, _Run]:
+class _Script(NamedTuple):
+    """What is followed, with which variables of the environment."""
+
+    body: Body
+    names: frozenset[str]
+    path: str
+    given: Mapping[str, str]
+    blank: bool
+    """Whether variables that nothing sets are empty in conditions; else these are open."""
+
+
+def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Undecided, _Run]:
     """Return the launch when conditions that only running tells go these ways, and the reading."""
-    run, shell = _Run(path, ways), Shell(scalars={**given})
-    run.assigned |= names
+    run, shell = _Run(script.path, ways, blank=script.blank), Shell(scalars={**script.given})
+    run.assigned |= script.names
     with suppress(_Exit):
-        run.body(shell, body)
+        run.body(shell, script.body)
     if isinstance(shell.found, Undecided):
         return shell.found, run
     if shell.found is not None:
@@ -136,12 +151,7 @@ def _followed(
 
 
 def _ways(
-    body: Body,
-    names: set[str],
-    path: str,
-    given: Mapping[str, str],
-    found: Undecided,
-    run: _Run,
+    script: _Script, found: Undecided, run: _Run
 ) -> Iterator[tuple[Command, Mapping[str, int]]]:
     """Yield the launches of a script, and the ways on which its open conditions go to each.
 
@@ -160,7 +170,7 @@ def _ways(
             if followed > _MOST_WAYS:
                 raise reading.depends(open_)
             chosen = {**ways, open_.why: way}
-            one, read = _followed(body, names, path, given, chosen)
+            one, read = _followed(script, chosen)
             if isinstance(one, Undecided):
                 todo.append((chosen, one, read))
             elif one.program:
@@ -216,8 +226,8 @@ def _differing(one: _Flags, other: _Flags) -> list[str]:
 class _Run(Expansion):
     """One reading of a script: its path and names, and how far it went."""
 
-    def __init__(self, path: str, ways: Mapping[str, int]) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, ways: Mapping[str, int], *, blank: bool = True) -> None:
+        super().__init__(path, blank=blank)
         self._ways = ways
         """Of conditions that only running tells, which of their bodies is run."""
         self.open: dict[str, int] = {}

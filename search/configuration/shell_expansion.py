@@ -75,12 +75,16 @@ class Shell:
 class Expansion:
     """What words say, and which names were asked of the environment on the way."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, blank: bool = True) -> None:
         self.path = path
+        self._blank = blank
+        """Whether conditions take variables of the environment for empty."""
         self.assigned: set[str] = set()
         """Names that the script assigns, in whatever branch."""
         self.taken: dict[str, None] = {}
         """Variables of the environment that conditions took for empty."""
+        self.empty: dict[str, None] = {}
+        """Those, and the ones that conditions give nothing as a default (`${NAME:-}`)."""
         self.sourced: dict[str, None] = {}
         """Files that are sourced and not read, and names taken for their defaults behind them."""
         self.defaults: dict[str, None] = {}
@@ -281,6 +285,10 @@ class Expansion:
             text = self._default(shell, word, piece)
             if not name.isdigit():
                 self.unset.setdefault(name, text)
+                if not text and unset is not None:
+                    self.empty[name] = None
+                    if not self._blank:
+                        return Unknown(written)
             if operator[-1] == "=":
                 self._set(shell, name, text)
             return text
@@ -296,9 +304,9 @@ class Expansion:
             self.unset.setdefault(name, "")
         if name in self.assigned:
             return ""  # of a branch that was not taken
-        if unset is None:
+        if unset is None or not self._blank:
             return Unknown(written)
-        self.taken[name] = None
+        self.taken[name] = self.empty[name] = None
         return unset
 
     def _named(self, shell: Shell, name: str, index: str | None) -> str | None:

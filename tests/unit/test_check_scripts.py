@@ -175,6 +175,26 @@ def test_ways_on_which_nothing_runs_are_none(tmp_path: Path) -> None:
         checked(tmp_path, split, None)
 
 
+@pytest.mark.parametrize(
+    "guard",
+    [
+        'if [[ -z "${SLURM_JOB_ID:-}" ]]; then echo no; exit 1; fi',
+        '[ -z "$SLURM_JOB_ID" ] && exit 1',
+        'test -n "$SLURM_JOB_ID" || { echo no; exit 1; }',
+    ],
+)
+def test_a_script_that_ends_without_a_variable_is_read_with_it(guard: str, tmp_path: Path) -> None:
+    """Of a scheduler that is not there; what else depends on it is open, and what does not is."""
+    script = (
+        f'{guard}\nif [ -n "$SLURM_JOB_ID" ]; then M=--log-energy; fi\n'
+        f"torchrun --nproc-per-node 8 {TORCHRUN} $M"
+    )
+    file = checked(tmp_path, script, 8)
+    assert file.launch is not None
+    assert file.launch.degrees.tp == 2
+    assert "read: nothing is launched where these are not set: SLURM_JOB_ID" in said(file)
+
+
 def test_too_many_open_conditions_are_refused(tmp_path: Path) -> None:
     """Seven that hang together have more ways than are followed."""
     lines = [f"[ -f /{i} ] && MORE+=' --log-interval {i}'" for i in range(7)]
