@@ -271,21 +271,23 @@ def _sized(
     """Return the launch in a script, which starts so many processes where the environment says it.
 
     A scheduler sets `SLURM_NNODES`, a job `NNODES` or `WORLD_SIZE`: what a script takes where they
-    are missing is no number of its own. Which variables these are is seen by giving each another
-    value; the one that gives the processes that are asked for is set, with all that follows it.
+    are missing is no number of its own, nor what it asks the scheduler for, which a command line
+    may ask for otherwise. Which variables these are is seen by giving each another value; the one
+    that gives the processes that are asked for is set, with all that follows it.
     """
+    asked = _of_scheduler(text)
 
     def with_(given: Mapping[str, str]) -> Command | None:
         with suppress(DocumentError):
-            return script_command(text, path, given=given, harmless=harmless)
+            return script_command(text, path, given={**asked, **given}, harmless=harmless)
         return None
 
-    command = script_command(text, path, harmless=harmless)
+    command = script_command(text, path, given=asked, harmless=harmless)
     own = _world(command.before)
     if own == world_size:
         return command
     notes = list[str]()
-    for name, default in list(command.unset.items())[:_MOST_VARIABLES]:
+    for name, default in list({**asked, **command.unset}.items())[:_MOST_VARIABLES]:
         if default and not re.fullmatch("[1-9][0-9]{0,5}", default):
             continue
         probe = 2 * int(default or 1)
@@ -294,7 +296,7 @@ def _sized(
         if size is None or size == own:
             continue
         if world_size is None:
-            if default:
+            if default and name not in asked:
                 notes.append(f"{name} is taken for its default {default}: {own} processes")
         elif probe * world_size % size == 0:
             value = probe * world_size // size
@@ -304,6 +306,39 @@ def _sized(
     return replace(command, notes=(*command.notes, *notes))
 
 
+def _of_scheduler(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets for what the head of a script asks it for.
+
+    Those of `#SBATCH` lines in front of the first command; names are sbatch's output variables.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        match = _ASKED.match(line)
+        if match is not None:
+            for name in _SLURM[match[1]]:
+                found[name] = match[2]
+    nodes, tasks = found.get("SLURM_NNODES", "1"), found.get("SLURM_NTASKS_PER_NODE")
+    if tasks is not None:
+        found.setdefault("SLURM_NTASKS", str(int(nodes) * int(tasks)))
+    return found
+
+
+_SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gres": ("SLURM_GPUS_ON_NODE",),
+}
+"""What is asked for, and where a script finds it."""
+_ASKED = re.compile(
+    r"#SBATCH\s+--?(nodes|ntasks-per-node|ntasks|gpus-per-node|gres|N|n)"
+    r"(?:=|\s+)(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})\b"
+)
 _MOST_VARIABLES = 32
 """Variables of the environment that are tried."""
 

@@ -117,6 +117,7 @@ _OF_TIME = (
     "high-priority-stream-groups",
     "moe-hybridep-num-sms",
     "moe-deepep-num-sms",
+    "moe-flex-dispatcher-num-sms",
     "moe-shared-expert-overlap",
     "moe-router-fusion",
     "ddp-num-buckets",

@@ -85,6 +85,20 @@ def test_nodes_that_the_environment_gives_are_those_of_the_hardware(
         assert sentence in said(alone)
 
 
+def test_what_a_script_asks_the_scheduler_for(tmp_path: Path) -> None:
+    """Counts without --hardware, which counts over it; lines behind a command ask for nothing."""
+    head = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8 --mem 0\n#SBATCH -J name\n"
+    launch = f"torchrun --nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_ON_NODE {TORCHRUN}"
+    path = tmp_path / "train.sh"
+    for size, expected in ((None, 32), (32, 32), (64, 64)):
+        path.write_text(f"{head}\n{MODEL}{launch}\n", encoding="utf-8")
+        file = read_checked(str(path), world_size=size, gpu="h100-80gb")
+        assert (file.world_size, said(file)) == (expected, [])
+    path.write_text(f"#!/bin/bash\n{MODEL}#SBATCH --nodes=4\n{launch}\n", encoding="utf-8")
+    with pytest.raises(DocumentError, match="does not say the number of GPUs"):
+        read_checked(str(path), world_size=None, gpu="h100-80gb")
+
+
 def test_what_is_computed_of_the_nodes_follows(tmp_path: Path) -> None:
     """A batch per node, and a layout by the number of nodes."""
     script = (
