@@ -12,6 +12,7 @@ from search.check.bridge import BRIDGE
 from search.check.megatron import MEGATRON
 from search.check.trainer import Asked, CheckedFile, Trainer
 from search.configuration import Configuration, read_configuration
+from search.launches.megatron_names import harmless
 
 __all__ = ["TRAINERS", "read_checked", "trainer_of"]
 
@@ -34,7 +35,8 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
 
     world_size : number of GPUs, where the file does not say it. gpu : kind of device.
     """
-    source = read_configuration(path)
+    # names of Megatron-LM that others have as well mean the same there
+    source = read_configuration(path, world_size=world_size, harmless=harmless)
     return trainer_of(source).read(source, Asked(world_size=world_size, gpu=gpu))
 
 
