@@ -15,6 +15,7 @@ from search.check.megatron import MEGATRON
 from search.check.torchtitan import TORCHTITAN
 from search.check.trainer import Asked, CheckedFile, Trainer
 from search.configuration import Configuration, read_configuration
+from search.launches.megatron_names import harmless
 
 __all__ = ["TRAINERS", "read_checked", "trainer_of"]
 
@@ -45,7 +46,8 @@ def read_checked(
     world_size : number of GPUs, where the file does not say it. gpu : kind of device. model,
     seq_length : where they are the script's to say.
     """
-    source = read_configuration(path)
+    # names of Megatron-LM that others have as well mean the same there
+    source = read_configuration(path, world_size=world_size, harmless=harmless)
     asked = Asked(world_size=world_size, gpu=gpu, model=model, seq_length=seq_length)
     return trainer_of(source).read(source, asked)
 

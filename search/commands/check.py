@@ -34,7 +34,7 @@ class CheckSpec:
     """Which launches are checked, and where they are to run."""
 
     files: tuple[str, ...] = option(
-        help="launch script, YAML or JSON of Megatron-LM",
+        help="launch script or configuration of a trainer that is read (docs/check.md)",
         panel=_WHAT,
         positional=True,
         metavar="FILE",

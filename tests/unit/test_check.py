@@ -293,7 +293,7 @@ def test_recomputed_layers_are_those_of_every_chunk(
             "illegal: --pipeline-model-parallel-layout",
         ),
         (with_flags(LLAMA, some_new_switch=7), 64, "not understood: --some-new-switch 7 may"),
-        (with_flags(LLAMA, seq_length="$SEQ"), 64, "illegal: --seq-length: expected a positive"),
+        (with_flags(LLAMA, seq_length="$SEQ"), 64, "not priced: --seq-length is '$SEQ'; write the"),
         (
             with_flags(LLAMA, use_megatron_fsdp=True),
             64,
@@ -734,16 +734,23 @@ def test_experts_that_tensor_ranks_split_have_a_time(target: Target) -> None:
     assert two["optimizer"] == pytest.approx(one["optimizer"], rel=1e-9)
 
 
+@pytest.mark.parametrize(("name", "at"), [("pretrain.sh", 0), ("bridge.sh", 3)])
 def test_golden_page_shows_what_is_printed(
-    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    name: str,
+    at: int,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """The script of docs/check.md, and what is said of it."""
+    """The scripts of docs/check.md, one of each trainer, and what is said of them."""
     page = Path(__file__).parents[2] / "docs" / "check.md"
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    launch, command, shown = blocks[:3]
-    (tmp_path / "pretrain.sh").write_text(launch, encoding="utf-8")
+    launch, command, shown = blocks[at : at + 3]
+    (tmp_path / name).write_text(launch, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    assert command.split()[1] == name
     code, out, err = ask(*command.split()[1:])
 
     assert (code, err) == (0, "")
