@@ -66,6 +66,8 @@ class Kept:
     """Divided by the ranks that share states."""
     always: bool = True
     """False: made by the backward and given back with the step, as `param.grad` is."""
+    stepped_sharded: bool = False
+    """Of whole ones the rank's own part alone is left when the optimizer steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,7 +426,10 @@ def _partitioned(asked: _Asked) -> StateRecipe:
         asked,
         "DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py (setup_buckets, step), zero/config.py",
         weights=Kept(each_bytes=asked.element),
-        gradients=Kept(each_bytes=gradient, sharded=second, always=False),
+        # the rest goes when all are reduced
+        gradients=Kept(
+            each_bytes=gradient, sharded=second, always=False, stepped_sharded=not second
+        ),
         optimizer=True,
         master=asked.master,
         passing=(bucket, flat, wide if gradient < 4.0 else None),
@@ -445,6 +450,14 @@ def _stage3(asked: _Asked) -> StateRecipe:
         each_bytes=asked.element,
         of="unit",
         beside=min(buckets.prefetch, buckets.live) + buckets.reuse // 2,
+        during=_BOTH,
+    )
+    # an exchange has one buffer, from which each weight is copied
+    output = Passing(
+        what="output of the gather",
+        each_bytes=asked.element,
+        of="stage",
+        elements=min(buckets.prefetch, buckets.live),
         during=_BOTH,
     )
     bucket = Passing(
@@ -478,7 +491,7 @@ def _stage3(asked: _Asked) -> StateRecipe:
         gradients=Kept(each_bytes=gradient, sharded=True),
         optimizer=True,
         master=asked.master,
-        passing=(gathered, bucket, ordered if buckets.reduce_scatter else None, step),
+        passing=(gathered, output, bucket, ordered if buckets.reduce_scatter else None, step),
     )
 
 

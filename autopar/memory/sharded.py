@@ -164,14 +164,16 @@ def _switches(launch: Launch) -> dict[str, str]:
     return {"states": states, "activations": activations}
 
 
-def _kept(launch: Launch, units: Sequence[Unit], *, gradients: bool) -> Iterator[Part]:
-    """Yield states between two steps, and gradients where they are there."""
+def _kept(
+    launch: Launch, units: Sequence[Unit], *, gradients: bool, step: bool = False
+) -> Iterator[Part]:
+    """Yield states between two steps, and gradients where they are there; step : as it begins."""
     whole, own = sum(unit.elements for unit in units), sum(unit.own for unit in units)
     switch = _switches(launch)["states"]
     for name, kept in recipe_of_launch(launch).kept:
         if name == "gradients" and not (kept.always or gradients):
             continue
-        size = own if kept.sharded else whole
+        size = own if kept.sharded or (step and kept.stepped_sharded) else whole
         yield Part(name, math.ceil(kept.each_bytes * size), switch)
     yield Part("cuBLAS workspaces", _THREADS * _cublas(launch), "CUBLAS_WORKSPACE_CONFIG, GPU")
 
@@ -293,10 +295,8 @@ def instants(launch: Launch, stage: int) -> Iterator[Instant]:
     units = [unit for chunk in chunks for unit in units_of(launch, chunk)]
     words = _switches(launch)["activations"]
     # micro-batches before this one have left their gradients
-    there = [
-        *_kept(launch, units, gradients=launch.micro_batches > 1),
-        Part("pipeline inputs", _exchanged(launch), words),
-    ]
+    inputs = Part("pipeline inputs", _exchanged(launch), words)
+    there = [*_kept(launch, units, gradients=launch.micro_batches > 1), inputs]
     last = chunks[-1]
     if launch.degrees.pp > 1 and last[3] and _trainer(launch).stage_outputs:
         size = launch.micro_batches * torch_layers.logits(launch) * launch.precision.element_bytes
@@ -315,7 +315,8 @@ def instants(launch: Launch, stage: int) -> Iterator[Instant]:
             )
         else:
             yield from _in_backward(launch, chunk, units, there, saved)
-    yield _at_step(launch, units, [*_kept(launch, units, gradients=True), there[-1]])
+    stepped = _kept(launch, units, gradients=True, step=True)
+    yield _at_step(launch, units, [*stepped, inputs])
 
 
 def _in_forward(

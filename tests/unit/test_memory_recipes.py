@@ -59,12 +59,12 @@ def test_deepspeed_makes_buckets_of_half_a_billion_elements() -> None:
 def test_deepspeed_gathers_what_is_near_its_use() -> None:
     recipe = recipe_of("deepspeed", 3, "bf16")
     bucket = 2 * 500_000_000
-    # a layer, 50 million ahead, and half of the distance of a billion
-    held = 2 * (2e8 + 5e7 + 5e8)
+    # a layer, 50 million ahead and the buffer they came in, half of the distance of a billion
+    held = 2 * (2e8 + 5e7 + 5e8) + 2 * 5e7
     assert recipe.passing_bytes("forward", stage=7e9, unit=2e8, replicas=8) == bucket + held
     # never more than there is
     small = recipe.passing_bytes("forward", stage=1e8, unit=1e7, replicas=8)
-    assert small == bucket + 2 * 1e8
+    assert small == bucket + 2 * 1e8 + 2 * 5e7
     none = Buckets(reuse=0, prefetch=0)
     tight = recipe_of("deepspeed", 3, "bf16", buckets=none)
     assert tight.passing_bytes("forward", stage=7e9, unit=2e8, replicas=8) == bucket + 2 * 2e8
