@@ -15,7 +15,6 @@ from autopar.errors import OptionError, did_you_mean
 from autopar.units import GIB
 from search.options import SearchOptions
 from search.places import named_card
-from search.question import of_engine
 from search.request import (
     DEFAULT_HARDWARE,
     InputSpec,
@@ -112,7 +111,7 @@ def open_documents(
             hardware=hardware if isinstance(hardware, str) else DEFAULT_HARDWARE,
         )
         inputs, places = with_places(inputs, chosen)
-        spec, profile, cluster = of_engine(inputs, chosen, load_placed(inputs, chosen))
+        spec, profile, cluster = load_placed(inputs, chosen)
         unused = places.unused if isinstance(model, str) else ()
         profile = replace(profile, notes=(*profile.notes, *unused))
     elif isinstance(hardware, str):
@@ -122,6 +121,10 @@ def open_documents(
         spec, profile = model
     if not isinstance(hardware, str):
         cluster = hardware
+    if chosen.memory_of is not None:
+        from autopar.memory.profile import with_memory_of
+
+        profile = with_memory_of(chosen.memory_of, profile, spec, gpu=cluster.name)
     # fields carry a unit, options do not
     given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
     check_memory(chosen, given, cluster)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Session",
     "evaluate_file",
-    "of_engine",
     "open_session",
     "read_plan_for",
 ]
@@ -209,32 +208,27 @@ def _loaded(
     Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
     """
     try:
-        return options, (), of_engine(inputs, options, load_placed(inputs, options, once))
+        return options, (), _placed(inputs, options, once)
     except VariantError as error:
         if "sequence-parallel" in given or not options.sequence_parallel:
             raise
         changed = dataclasses.replace(options, sequence_parallel=False)
         line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
         try:
-            return changed, (line,), of_engine(inputs, changed, load_placed(inputs, changed, once))
+            return changed, (line,), _placed(inputs, changed, once)
         except InputError:
             raise error from None  # it lacks tables without it, too
 
 
-def of_engine(
-    inputs: InputSpec,
-    options: SearchOptions,
-    loaded: tuple[ModelSpec, ModelProfile, HardwareProfile],
+def _placed(
+    inputs: InputSpec, options: SearchOptions, once: Once
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    """Return the inputs with the memory of Megatron-LM's layers where that is asked for.
+    """Return the inputs, with the memory of the engine that is asked for unless a file has it."""
+    spec, profile, hardware = load_placed(inputs, options, once)
+    if options.memory_of is not None and inputs.memory_profiling_path is None:
+        from autopar.memory.profile import with_memory_of
 
-    Other engines run layers as the memory file has them; a file that is named stays as it is.
-    """
-    spec, profile, hardware = loaded
-    if options.memory_of == "megatron" and inputs.memory_profiling_path is None:
-        from autopar.memory.profile import with_megatron_memory
-
-        profile = with_megatron_memory(profile, spec, gpu=hardware.name)
+        profile = with_memory_of(options.memory_of, profile, spec, gpu=hardware.name)
     return spec, profile, hardware
 
 

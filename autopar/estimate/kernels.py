@@ -12,13 +12,14 @@ is what a training run sustains of that rate.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from autopar.arrays import F64, Bool
-from autopar.estimate.kernel_constants import ELEMENT_BYTES, Figure, Kernels
+from autopar.estimate.kernel_constants import ELEMENT_BYTES, Kernels
 from autopar.estimate.memory_bound import memory_bound_s
 
 __all__ = [
@@ -77,12 +78,42 @@ _BLOCK = 4096
 """Shapes priced at a time: their intermediate arrays stay in the core's own cache."""
 
 
+_MOST_SINGLE = 1 << 14
+"""Single products whose times are remembered: a walk over launches asks for the same ones."""
+
+
 class _Run(NamedTuple):
     """How products run: their precision, and the clock of a benchmark or of a run."""
 
     dtype: str
     clock: float
     sustained: bool
+
+
+class _Surface(NamedTuple):
+    """The constants of a card that a product's time is made of; base units."""
+
+    flop_per_s: float
+    memory_bytes_per_s: float
+    num_sms: int
+    peak_share: float
+    wave_rounding: float
+    prologue_elements: float
+    tile_exponent: float
+    split_s: float
+    slowdown: float
+    memory_share: float
+    launch_s: float
+
+
+def _surface(kernels: Kernels, dtype: str) -> _Surface:
+    figure = kernels.gemm(dtype)
+    return _Surface(
+        kernels.flop_per_s[dtype],
+        kernels.memory_bytes_per_s,
+        kernels.num_sms,
+        *(figure[name] for name in _Surface._fields[3:]),
+    )
 
 
 class LinearTimes(NamedTuple):
@@ -244,33 +275,42 @@ def _floats(*sizes: ArrayLike) -> tuple[F64, ...]:
 
 def _gemm(kernels: Kernels, m: F64, n: F64, k: F64, batch: F64, run: _Run, slow: Bool) -> F64:
     """Return the seconds of batched products of equally shaped arrays, a block at a time."""
-    figure = kernels.gemm(run.dtype)
+    surface = _surface(kernels, run.dtype)
     shape = m.shape
     flat = [np.ascontiguousarray(size).ravel() for size in (m, n, k, batch)]
     time: F64 = np.empty(flat[0].size)
-    for start in range(0, time.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
-        time[part] = _block(kernels, figure, [size[part] for size in flat], run)
+    if time.size == 1:
+        time[0] = _single(surface, run, *(float(size[0]) for size in flat))
+    else:
+        for start in range(0, time.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            time[part] = _block(surface, [size[part] for size in flat], run)
     time = time.reshape(shape)
     return np.where(slow, _MISALIGNED * time, time)
 
 
-def _block(kernels: Kernels, figure: Figure, sizes: Sequence[F64], run: _Run) -> F64:
+@lru_cache(maxsize=_MOST_SINGLE)
+def _single(surface: _Surface, run: _Run, m: float, n: float, k: float, batch: float) -> float:
+    """Return the seconds of one product, which cost as much to price as thousands of a block."""
+    return float(_block(surface, [np.array([size]) for size in (m, n, k, batch)], run)[0])
+
+
+def _block(surface: _Surface, sizes: Sequence[F64], run: _Run) -> F64:
     """Price one block of shapes (m, n, k, batch); see `gemm_s` for the formula and its letters."""
     m, n, k, batch = sizes
-    memory, sms = kernels.memory_bytes_per_s, kernels.num_sms
-    rate = kernels.flop_per_s[run.dtype] * figure["peak_share"] * run.clock / sms
-    rounding = figure["wave_rounding"]
+    memory, sms = surface.memory_bytes_per_s, surface.num_sms
+    rate = surface.flop_per_s * surface.peak_share * run.clock / sms
+    rounding = surface.wave_rounding
     # blocks along one side, shared by the tiles that have it
     along_m = {side: np.ceil(m / side) for side in {tile[0] for tile in _TILES}}
     along_n = {side: np.ceil(n / side) * batch for side in {tile[1] for tile in _TILES}}
     best = np.full(m.shape, np.inf)
     waves, rounded = np.empty_like(best), np.empty_like(best)
     for splits in _SPLITS:
-        depth = k / splits + figure["prologue_elements"]
+        depth = k / splits + surface.prologue_elements
         least = best if splits == 1 else np.full(m.shape, np.inf)
         for tm, tn in _TILES:
-            loads = min(1.0, (tm * tn / (tm + tn)) / _BEST_TILE) ** figure["tile_exponent"]
+            loads = min(1.0, (tm * tn / (tm + tn)) / _BEST_TILE) ** surface.tile_exponent
             # in place: the time goes into the arrays, and there are 44 of these passes
             np.multiply(along_m[tm], along_n[tn], out=waves)
             if splits > 1:
@@ -287,17 +327,17 @@ def _block(kernels: Kernels, figure: Figure, sizes: Sequence[F64], run: _Run) ->
         if splits > 1:
             # s partial results of 4 bytes are written, read and added up by a second kernel
             partial = 4 * m * n * (splits + 1) / (_SPLIT_MEMORY_SHARE * memory)
-            least += partial + figure["split_s"]
+            least += partial + surface.split_s
             # a batch fills the device already, and libraries do not split it
             np.minimum(best, np.where(batch > 1, np.inf, least), out=best)
-    slowdown = figure["slowdown"] * (_SUSTAINED_SLOWDOWN if run.sustained else 1.0)
+    slowdown = surface.slowdown * (_SUSTAINED_SLOWDOWN if run.sustained else 1.0)
     best *= 1 + slowdown * np.log1p(best / _LONG_S)
     size = ELEMENT_BYTES[run.dtype]
     # low precisions write their result in 16 bits
     result = max(size, ELEMENT_BYTES["bf16"])
     moved = batch * ((m * k + n * k) * size + m * n * result)
-    time: F64 = np.maximum(best, moved / (figure["memory_share"] * memory))
-    return time + figure["launch_s"]
+    time: F64 = np.maximum(best, moved / (surface.memory_share * memory))
+    return time + surface.launch_s
 
 
 # --------------------------------------------------------------------------------------------------

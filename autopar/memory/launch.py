@@ -80,6 +80,11 @@ class Attention:
     """Norms of queries and keys; of MLA norms of the narrow projections."""
     dropout: float = 0.1
     latent: Latent | None = None
+    window: int | None = None
+    """Tokens that a query sees at most, in the layers that have a window; None: in none. It changes
+    time alone: kernels save no scores."""
+    whole_every: int = 0
+    """Every so many layers one has no window; 0: all have it."""
 
     @property
     def query_width(self) -> int:
@@ -91,6 +96,12 @@ class Attention:
     def value_width(self) -> int:
         """Of a value of one head."""
         return self.width if self.latent is None else self.latent.value_width
+
+    def has_window(self, layer: int) -> bool:
+        """Return whether queries of a layer, counted from 0, see a window alone."""
+        # Megatron-Core's `is_layer_window_attention`: of layers counted from 1 every n-th is whole
+        whole = self.whole_every > 0 and (layer + 1) % self.whole_every == 0
+        return self.window is not None and not whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +120,8 @@ class Experts:
     fused_permutation: bool = False
     fused_weighting: bool = True
     """The activation multiplies with the router's probabilities and saves no product before."""
+    fused_mlp: bool = False
+    """An expert's products and what is between them are one kernel, which changes time alone."""
     skew: float | None = None
     """Tokens of the busiest rank over the mean, at the worst step; None: as in published runs."""
 
@@ -287,6 +300,8 @@ class Precision:
     """Weights themselves are 8 bits (`--fp8-param-gather`), not a copy of them."""
     fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "delayed"
     gradients_bf16: bool = False
+    fp8_attention: bool = False
+    """Scores are products of 8 bits, too, which changes time alone."""
 
     @property
     def element_bytes(self) -> int:
@@ -309,6 +324,8 @@ class Optimizer:
     sharding: Literal["none", "distributed", "zero2", "fsdp"] = "none"
     """The optimizer's states over data-parallel ranks (Megatron's distributed optimizer, ZeRO-1),
     gradients as well, or weights as well (Megatron-FSDP; ZeRO-3 and FSDP2 keep the same)."""
+    moments_bytes: int = 8
+    """Of a parameter's two moments: 4 each in fp32, 2 in 16 bits."""
     instances: int = 1
     """Of the distributed optimizer: each shards its states over its own part of the ranks."""
     overlap_gradients: bool = False
@@ -381,6 +398,9 @@ class Launch:
     """The data loader makes a mask of every micro-batch."""
     tensor_overlap: bool = False
     """Products run beside the transfers of tensor parallelism (`--tp-comm-overlap`)."""
+    graphs: Literal["none", "partial", "full"] = "none"
+    """CUDA graphs of parts of layers, or of the whole step: time alone, since nobody has counted
+    the memory that they keep."""
     deferred_head: int | None = None
     """Micro-batches whose head gradients wait (`--defer-embedding-wgrad-compute`); None: none."""
 

@@ -301,8 +301,14 @@ def peak_of(launch: Launch, stage: int) -> Peak:
     extras = [_extras(launch, chunk) for chunk in chunks]
     kept = kept_logits_bytes(launch)
     best: Peak | None = None
+    # a steady pipeline comes back to the same few moments with every micro-batch
+    seen = set[tuple[object, ...]]()
     for moment in moments(launch, stage):
         at, kind = moment.event.chunk, moment.event.kind
+        same = (kind, at, moment.live, moment.waiting_logits)
+        if same in seen:
+            continue
+        seen.add(same)
         waiting = kept if moment.waiting_logits else 0
         if kind == "backward" and chunks[at][3]:
             # its own logits go first

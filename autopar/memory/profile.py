@@ -44,7 +44,7 @@ from autopar.model import (
 from autopar.plans import tensor_degrees
 from autopar.sources import Source
 
-__all__ = ["megatron_launch", "megatron_model", "with_megatron_memory"]
+__all__ = ["megatron_launch", "megatron_model", "with_megatron_memory", "with_memory_of"]
 
 _TOKEN_BYTES = 12
 """Of a token of a micro-batch: its number and the next one's, its place, its weight in the loss."""
@@ -181,6 +181,18 @@ def with_megatron_memory(
     )
 
 
+def with_memory_of(
+    engine: str | None, profile: ModelProfile, spec: ModelSpec, *, gpu: str
+) -> ModelProfile:
+    """Return a profile with the layers' memory as an engine has it; errors as above.
+
+    Engines but Megatron-LM run layers as the profile's own tables have them.
+    """
+    if engine != "megatron":
+        return profile
+    return with_megatron_memory(profile, spec, gpu=gpu)
+
+
 def _layer_memory(layer: LayerSpec, launch_of: Callable[[int], Launch]) -> LayerMemory:
     """Return the tables of one layer type; a rank has one stand-in of each shape of its weights."""
     experts = layer.num_experts is not None
@@ -231,6 +243,10 @@ def _other_memory(
             tokens = input_bytes(launch) / (degree if launch.degrees.sequence_parallel else 1)
             end = position != "first"
             kept[degree] = batch + (2.0 * tokens + kept_logits_bytes(head) if end else 0.0)
+            if position != "only":
+                # at either end a stage has buffers for both sides, too; of whole sequences the
+                # copies are counted with the layers
+                kept[degree] += input_bytes(launch) / degree
             held[degree] = float(accumulation_bytes(head, [[head_weight(head)]])) if end else 0.0
         found[position] = replace(memory, activation_bytes_per_sample=kept, held_bytes=held)
     return found

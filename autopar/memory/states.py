@@ -211,10 +211,10 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         summed = own if launch.optimizer.sharding == "zero2" else buffer.elements
         gradients += summed * gradient
         master += own * MASTER_BYTES if element == 2 else 0
-        moments += own * MOMENTS_BYTES
+        moments += own * launch.optimizer.moments_bytes
         if launch.optimizer.kind == "muon":
             # matrices have a momentum alone
-            moments -= buffer.matrices // buffer.replicas * (MOMENTS_BYTES // 2)
+            moments -= buffer.matrices // buffer.replicas * (launch.optimizer.moments_bytes // 2)
         if precision.kind == "fp16":
             unscaled += own * 4
         made += [stored] * sharded + [summed * gradient]
@@ -226,7 +226,7 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     if element == 2:
         made += [n * MASTER_BYTES for n in spans]
     # the first update makes both moments of a weight together
-    made += [n * MOMENTS_BYTES // 2 for n in spans for _ in range(2)]
+    made += [n * launch.optimizer.moments_bytes // 2 for n in spans for _ in range(2)]
     if precision.kind == "fp16":
         made += [n * 4 for n in spans]
     return States(
@@ -266,7 +266,7 @@ def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States
         # gradients are fp32 beside fp32 masters, whatever the weights are
         gradients_bytes=own * precision.gradient_bytes,
         master_bytes=own * MASTER_BYTES if element == 2 else 0,
-        moments_bytes=own * MOMENTS_BYTES,
+        moments_bytes=own * launch.optimizer.moments_bytes,
         copies_bytes=0,
         unscaled_bytes=0,
         allocations=(),

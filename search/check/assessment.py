@@ -7,6 +7,7 @@ Prices come from `autopar.memory` and `autopar.estimate.step`; what would be bet
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.estimate.accuracy import Accuracy, RunClass
@@ -19,7 +20,7 @@ from autopar.memory.risk import odds_of_any, odds_of_more
 from autopar.records import dataclass
 from search.check.job import job_of_launch
 
-__all__ = ["Assessment", "Target", "assess"]
+__all__ = ["Assessment", "Target", "Timing", "assess", "timing_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +75,42 @@ class Assessment:
         return tokens / self.step.total_s / self.launch.degrees.world
 
 
-def assess(launch: Launch, target: Target, stages: Iterable[int] | None = None) -> Assessment:
-    """Return the price of a launch; stages default to all."""
+class Timing(NamedTuple):
+    """A launch as a job, and its step time; without either, why there is none."""
+
+    job: Job | None
+    step: StepTime | None
+    untimed: str | None
+
+
+def timing_of(launch: Launch, target: Target) -> Timing:
+    """Return the step time of a launch, without its memory."""
+    try:
+        job = job_of_launch(launch)
+        return Timing(job, step_time(target.machine, job), None)
+    except InputError as error:
+        return Timing(None, None, str(error))
+
+
+def assess(
+    launch: Launch,
+    target: Target,
+    stages: Iterable[int] | None = None,
+    timing: Timing | None = None,
+) -> Assessment:
+    """Return the price of a launch; stages default to all, timing to what `timing_of` has."""
     asked = range(launch.degrees.pp) if stages is None else sorted({*stages})
     accounts = tuple(account_of(launch, stage) for stage in asked)
     peaks = [account.peak_bytes for account in accounts]
     odds = odds_of_any(launch, peaks, target.capacity_bytes)
-    try:
-        job = job_of_launch(launch)
-        step = step_time(target.machine, job)
-    except InputError as error:
+    job, step, untimed = timing or timing_of(launch, target)
+    if job is None or step is None:
         return Assessment(
             launch=launch,
             accounts=accounts,
             odds_of_oom=odds,
             step=None,
-            untimed=str(error),
+            untimed=untimed,
             interval_s=None,
             runs=None,
             mfu=None,

@@ -10,8 +10,16 @@ from typing import Literal
 
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
-from search.check.rules import VIRTUAL, Setting, Words, broken_rules
+from search.check.rules import (
+    VIRTUAL,
+    Setting,
+    Words,
+    broken_before,
+    broken_rules,
+    ramp_start,
+)
 from search.launches.arguments import Ignored
+from search.launches.megatron_names import RELEASES, alike, concern_of
 
 __all__ = ["Finding", "findings_of"]
 
@@ -41,7 +49,7 @@ _WITHOUT: tuple[tuple[tuple[str, ...], Callable[[Setting], bool], str], ...] = (
     (
         ("expert-tensor-parallel-size", "moe-grouped-gemm",
          "moe-token-dispatcher-type", "moe-permute-fusion", "moe-router-topk",
-         "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-layer-freq",
+         "moe-shared-expert-intermediate-size", "moe-layer-freq",
          "overlap-moe-expert-parallel-comm", "moe-shared-expert-overlap"),
         lambda s: s.has("num-experts"),
         "there are no --num-experts",
@@ -118,20 +126,41 @@ def findings_of(
         if not.
     """
     setting = Setting(words, world_size, gpu.upper())
-    found = [Finding(kind="illegal", text=text) for text in broken_rules(setting, problem, launch)]
+    found = [Finding(kind="illegal", text=text) for text in _misspelt(words)]
+    found += [Finding(kind="illegal", text=text) for text in broken_rules(setting, problem, launch)]
     found += [Finding(kind="no effect", text=text) for text in _idle(setting)]
-    found += [
-        Finding(kind="environment", text=text) for text in _variables(setting, environment, gpu)
-    ]
-    found += [
-        Finding(
-            kind="not understood",
-            text=f"--{entry.flag} {entry.value}".strip() + " may change time or memory",
-        )
-        for entry in ignored
-        if not entry.understood
-    ]
+    variables = (*_variables(setting, environment, gpu), *broken_before(setting))
+    found += [Finding(kind="environment", text=text) for text in variables]
+    found += [Finding(kind="read", text=text) for text in _of_ramp_up(setting)]
+    found += [_unread(entry) for entry in ignored if not entry.understood]
     return tuple(dict.fromkeys(found))
+
+
+def _misspelt(words: Words) -> Iterator[str]:
+    """Yield what argparse ends with: names that differ from those of a release by a letter or two.
+
+    A name that is near to none may be that of a fork, or of a script that adds its own.
+    """
+    for flag in sorted(words):
+        meant = alike(flag) if concern_of(flag) is None else None
+        if meant is not None:
+            yield f"--{flag} is no argument of Megatron-LM ({RELEASES}), --{meant} is"
+
+
+def _unread(entry: Ignored) -> Finding:
+    """Return what is to say of an argument that no price depends on, though it may have to."""
+    said = f"--{entry.flag} {entry.value[:60]}".strip()
+    if entry.concern is None:
+        return Finding(kind="not understood", text=f"{said} may change time or memory")
+    return Finding(
+        kind="not priced", text=f"{said} ({entry.concern}) may change time or memory; the rest is"
+    )
+
+
+def _of_ramp_up(setting: Setting) -> Iterator[str]:
+    start, batch = ramp_start(setting), setting.number("global-batch-size")
+    if start is not None and start != batch:
+        yield f"--rampup-batch-size begins with {start} sequences, and {batch} are priced"
 
 
 def _idle(setting: Setting) -> Iterator[str]:
@@ -144,6 +173,10 @@ def _idle(setting: Setting) -> Iterator[str]:
             none = given == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
             if given is not None and not none:
                 yield f"--{flag}, since {why}"
+
+
+_ORDERED = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+"""Algorithms of NCCL with which `validate_args` lets --deterministic-mode through."""
 
 
 def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> Iterator[str]:
@@ -165,5 +198,12 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     settings = " ".join(
         environment.get(key, "") for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
-    if setting.has("nccl-ub") and "expandable_segments:true" in settings.lower():
-        yield "--nccl-ub registers buffers, which expandable_segments does not allow"
+    if (
+        setting.has("use-nccl-ub") or setting.has("nccl-ub")
+    ) and "expandable_segments:true" in settings.lower():
+        yield "--use-nccl-ub registers buffers, which expandable_segments does not allow"
+    if setting.has("deterministic-mode"):
+        algorithm = environment.get("NCCL_ALGO")
+        if algorithm not in _ORDERED:
+            given = "not set here" if algorithm is None else algorithm
+            yield f"NCCL_ALGO is {given}, and --deterministic-mode needs {', '.join(_ORDERED)}"

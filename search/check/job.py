@@ -69,6 +69,9 @@ def job_of_launch(launch: Launch) -> Job:
         overlap_gradients=launch.optimizer.overlap_gradients,
         gradient_bytes=float(precision.gradient_bytes),
         mtp=model.mtp,
+        graphs=launch.graphs,
+        low_precision_attention=precision.fp8_attention,
+        fused_experts=experts is not None and experts.fused_mlp,
         skew=1.0 if experts is None or experts.skew is None else experts.skew,
     )
 
@@ -84,15 +87,19 @@ def _blocks(launch: Launch) -> Iterator[Block]:
     model = launch.model
     for chunks in launch.degrees.chunks:
         layers = [
-            (model.expert_layers[layer], _recomputed(launch, place, len(chunk[1])))
+            (
+                model.expert_layers[layer],
+                _recomputed(launch, place, len(chunk[1])),
+                model.attention.has_window(layer),
+            )
             for chunk in chunks
             for place, layer in enumerate(chunk[1])
         ]
-        for (is_mixture, recompute), run in groupby(layers):
+        for (is_mixture, recompute, windowed), run in groupby(layers):
             yield Block(
                 number=len(list(run)),
                 hidden=model.hidden,
-                attention=_attention(launch),
+                attention=_attention(launch, windowed=windowed),
                 mlp=_mixture(launch) if is_mixture else Mlp(width=model.ffn, gated=model.gated),
                 recompute=recompute,
             )
@@ -106,7 +113,7 @@ def _recomputed(launch: Launch, place: int, of: int) -> Recomputation:
     return recompute.modules
 
 
-def _attention(launch: Launch) -> Attention:
+def _attention(launch: Launch, *, windowed: bool) -> Attention:
     model, attention = launch.model, launch.model.attention
     latent = attention.latent
     return Attention(
@@ -114,6 +121,7 @@ def _attention(launch: Launch) -> Attention:
         kv_heads=attention.heads if latent is not None else attention.groups,
         width=attention.query_width,
         value_width=attention.value_width,
+        window=attention.window if windowed else None,
         rotary=model.positions == "rotary",
         head_norms=attention.head_norms,
         latent=None

@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import partial
 
 from autopar.errors import InputError
+from autopar.estimate.step import StepTime
 from autopar.memory.launch import Launch, Recompute
 from autopar.records import dataclass
-from search.check.assessment import Assessment, Target, assess
+from search.check.assessment import Assessment, Target, Timing, assess, timing_of
 from search.check.changes import (
     MOVES,
     Changes,
@@ -217,15 +218,14 @@ def neighbours_of(
     fastest = _time(assessment) if _fits(assessment, target) else float("inf")
     best: dict[int, Neighbour] = {}
     for knobs in range(1, _MOST_CHANGES + 1):
-        found: list[Assessment] = []
+        found = list[tuple[Launch, Timing]]()
         for launch in [launch for entry in front for launch in _offers(entry.launch, moves)]:
             if _key(launch) not in seen:
                 seen.add(_key(launch))
-                found.append(_quick(launch, target))
-        found.sort(key=lambda one: _rank(one, target))
-        front = found[:_BEAM]
-        top, changes = _fitting(found, target, written)
-        if top is not None and _time(top) < fastest * (1.0 - _GAIN):
+                found.append((launch, timing_of(launch, target)))
+        wanted_s = fastest * (1.0 - _GAIN)
+        front, top, changes = _best(found, target, written, wanted_s)
+        if top is not None:
             fastest = _time(top)
             best[knobs] = Neighbour(assessment=top, changes=changes, knobs=knobs)
         elif knobs > 1 and fastest < float("inf"):
@@ -238,23 +238,34 @@ def neighbours_of(
     )
 
 
-def _fitting(
-    found: list[Assessment], target: Target, written: _Written
-) -> tuple[Assessment | None, Changes]:
-    """Return the first that fits with all of its stages and can be written, and how.
+def _best(
+    found: list[tuple[Launch, Timing]], target: Target, written: _Written, wanted_s: float
+) -> tuple[list[Assessment], Assessment | None, Changes]:
+    """Return the launches that the walk goes on from, and the fastest that is wanted.
 
-    Those that fit stand in front.
+    The latter fits with all of its stages, can be written, and takes less than `wanted_s`; None
+    where there is none. Memory is counted in the order of times, and as far as either asks for it.
     """
-    for one in found:
-        if not _fits(one, target):
+    fits, others = list[Assessment](), list[Assessment]()
+    top: Assessment | None = None
+    changes: Changes = ()
+    for launch, timing in sorted(found, key=lambda one: _seconds(one[1].step)):
+        wanted = top is None and _seconds(timing.step) < wanted_s
+        if not wanted and len(fits) >= _BEAM:
             break
-        changes = written(one.launch)
-        if changes is None:
+        one = _quick(launch, target, timing)
+        if not _fits(one, target):
+            others.append(one)
             continue
-        whole = assess(one.launch, target)
-        if _fits(whole, target):
-            return whole, changes
-    return None, ()
+        fits.append(one)
+        how = written(launch) if wanted else None
+        if how is not None:
+            whole = assess(launch, target, timing=timing)
+            if _fits(whole, target):
+                top, changes = whole, how
+    # of those that do not fit the smallest are nearest to fitting
+    others.sort(key=lambda one: (one.fullest.peak_bytes, _time(one)))
+    return [*fits, *others][:_BEAM], top, changes
 
 
 def _key(launch: Launch) -> str:
@@ -262,13 +273,14 @@ def _key(launch: Launch) -> str:
     return f"{arguments_of(launch)} {degrees.vpp} {degrees.ep}"
 
 
-def _quick(launch: Launch, target: Target) -> Assessment:
+def _quick(launch: Launch, target: Target, timing: Timing) -> Assessment:
     """Return the price of a launch by the stages of which one is fullest, for nearly all launches.
 
     The first, the last, and of those with the most layers the earliest.
     """
     sizes = [sum(len(chunk[1]) for chunk in stage) for stage in launch.degrees.chunks]
-    return assess(launch, target, stages=(0, sizes.index(max(sizes)), launch.degrees.pp - 1))
+    stages = (0, sizes.index(max(sizes)), launch.degrees.pp - 1)
+    return assess(launch, target, stages, timing)
 
 
 def _fits(one: Assessment, target: Target) -> bool:
@@ -276,11 +288,8 @@ def _fits(one: Assessment, target: Target) -> bool:
 
 
 def _time(one: Assessment) -> float:
-    return float("inf") if one.step is None else one.step.total_s
+    return _seconds(one.step)
 
 
-def _rank(one: Assessment, target: Target) -> tuple[bool, float, float]:
-    """Return what sorts launches: those that fit by time, then the others by memory."""
-    if _fits(one, target):
-        return False, _time(one), 0.0
-    return True, float(one.fullest.peak_bytes), _time(one)
+def _seconds(step: StepTime | None) -> float:
+    return float("inf") if step is None else step.total_s

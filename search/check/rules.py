@@ -13,14 +13,15 @@ from typing import NamedTuple
 from autopar.memory.launch import Launch
 from search.engines.megatron_arguments import violated_rules
 
-__all__ = ["VIRTUAL", "Setting", "Words", "broken_rules"]
+__all__ = ["VIRTUAL", "Setting", "Words", "broken_before", "broken_rules", "ramp_start"]
 
 _LAYOUT = ("layers(", "--pipeline-model-parallel-layout")
 _WARNED = (
     "--sequence-parallel needs",
     "--use-megatron-fsdp needs --no-gradient-accumulation-fusion",
+    "--use-megatron-fsdp is not combined with pipeline stages",
 )
-"""Rules of a plan that Megatron-LM itself only warns of."""
+"""Rules of a plan that Megatron-LM itself only warns of, or does not know."""
 Words = Mapping[str, tuple[str, ...]]
 
 
@@ -43,6 +44,10 @@ class Setting(NamedTuple):
 
     def text(self, flag: str) -> str:
         return " ".join(self.words.get(flag, ()))
+
+    def list(self, flag: str) -> tuple[str, ...]:
+        """Return the words of a flag, those of one text apart."""
+        return tuple(self.text(flag).split())
 
     def real(self, flag: str, default: float = 0.0) -> float:
         try:
@@ -91,7 +96,9 @@ def broken_rules(
     found = [text for text in rules if not text.startswith(_WARNED)]
     found += [*_experts(setting), *_chunks(setting), *_tabled(setting)]
     if launch is not None:
-        found += _interleaved(setting, launch.micro_batches, launch.degrees.vpp)
+        dp, vpp = launch.degrees.dp, launch.degrees.vpp
+        found += _interleaved(setting, launch.micro_batches, vpp)
+        found += _ramp_up(setting, dp, vpp)
     if problem is None:
         # a launch that was read has laid out its layers, also those that count for the embedding,
         # stages of given sizes and modules of further tokens, which no plan has
@@ -133,7 +140,7 @@ def _experts(setting: Setting) -> Iterator[str]:
 def _expert_overlap(setting: Setting, ep: int, pp: int) -> Iterator[str]:
     """Yield what `--overlap-moe-expert-parallel-comm` asks for and does not find."""
     flag = "--overlap-moe-expert-parallel-comm"
-    modules = setting.words.get("recompute-modules", ())
+    modules = setting.list("recompute-modules")
     rules = (
         (ep > 1, "expert-model-parallel-size above 1"),
         (pp == 1 or setting.virtual, "virtual pipeline stages"),
@@ -166,7 +173,8 @@ def _chunks(setting: Setting) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------------------
 # Arguments that exclude or need each other: `validate_args` of Megatron-LM (`megatron/training/
-# arguments.py`) and `TransformerConfig` of Megatron-Core 0.15; the widths that fp8 asks for are
+# arguments.py`, core 0.15 and main of 2026) and `TransformerConfig`, `ModelParallelConfig` and
+# `DistributedDataParallelConfig` of Megatron-Core 0.15 and 0.16; the widths that fp8 asks for are
 # Transformer Engine's (compute capability 8.9 for fp8, 9.0 for blocks of it, 10.0 for mxfp8).
 
 
@@ -189,9 +197,14 @@ def _layouts(s: Setting) -> bool:
 
 def _recomputes(module: str) -> _Broken:
     """Return whether a module is computed again."""
-    return lambda s: s.selective and module in s.words.get("recompute-modules", ())
+    return lambda s: s.selective and module in s.list("recompute-modules")
 
 
+def _padded(s: Setting) -> bool:
+    return s.has("moe-router-padding-for-quantization") or s.has("moe-router-padding-for-fp8")
+
+
+_STATES = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
 _TABLE: tuple[tuple[_Broken, str], ...] = (
     (_both("fp16", "bf16"), "--fp16 and --bf16 exclude each other"),
     (_both("train-iters", "train-samples"), "--train-iters and --train-samples exclude each other"),
@@ -253,13 +266,112 @@ _TABLE: tuple[tuple[_Broken, str], ...] = (
     (lambda s: s.has("deterministic-mode") and s.has("use-flash-attn"),
      "--deterministic-mode and --use-flash-attn exclude each other"),
     (lambda s: s.number("mtp-num-layers", 0) > 0 and not s.has("use-rotary-position-embeddings")
-     and s.text("position-embedding-type") in ("", "learned_absolute", "relative"),
-     "--mtp-num-layers needs --position-embedding-type rope or none"),
+     and s.text("position-embedding-type") == "relative",
+     "--mtp-num-layers excludes --position-embedding-type relative"),
+    (lambda s: s.has("batch-size"), "--batch-size is no longer valid, --micro-batch-size is"),
+    (lambda s: s.has("warmup"), "--warmup is no longer valid, --lr-warmup-fraction is"),
+    (lambda s: s.has("model-parallel-size"),
+     "--model-parallel-size is no longer valid, --tensor-model-parallel-size is"),
+    (lambda s: s.has("checkpoint-activations"),
+     "--checkpoint-activations is no longer valid, --recompute-activations is"),
+    (_both("num-layers", "encoder-num-layers"),
+     "--num-layers and --encoder-num-layers exclude each other"),
+    (_both("seq-length", "encoder-seq-length"),
+     "--seq-length and --encoder-seq-length exclude each other"),
+    (_both("train-iters", "lr-decay-samples"), "--lr-decay-samples needs --train-samples"),
+    (_both("train-samples", "lr-decay-iters"), "--lr-decay-iters needs --train-iters"),
+    (lambda s: s.has("train-iters") and s.real("lr-warmup-samples") > 0,
+     "--lr-warmup-samples needs --train-samples"),
+    (lambda s: s.has("train-samples") and s.real("lr-warmup-iters") > 0,
+     "--lr-warmup-iters needs --train-iters"),
+    (lambda s: s.has("lr-warmup-fraction")
+     and (s.real("lr-warmup-iters") > 0 or s.real("lr-warmup-samples") > 0),
+     "--lr-warmup-fraction excludes --lr-warmup-iters and --lr-warmup-samples"),
+    (lambda s: s.text("weight-decay-incr-style") in ("", "constant")
+     and (s.has("start-weight-decay") or s.has("end-weight-decay")),
+     "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine"),
+    (lambda s: s.text("weight-decay-incr-style") in ("linear", "cosine")
+     and not (s.has("start-weight-decay") and s.has("end-weight-decay")),
+     "--weight-decay-incr-style needs --start-weight-decay and --end-weight-decay"),
+    (lambda s: s.number("save-retain-interval", 0) % max(s.number("save-interval"), 1) != 0,
+     "save-interval does not divide save-retain-interval"),
+    (lambda s: s.has("mock-data") + s.has("data-path") + any(
+        map(s.has, ("train-data-path", "valid-data-path", "test-data-path"))) > 1,
+     "--mock-data, --data-path and the data paths of splits exclude each other"),
+    (_both("data-path", "data-args-path"), "--data-path and --data-args-path exclude each other"),
+    (lambda s: s.has("fp16-lm-cross-entropy") and not s.has("fp16"),
+     "--fp16-lm-cross-entropy needs --fp16"),
+    (lambda s: s.has("fp32-residual-connection") and not (s.has("fp16") or s.has("bf16")),
+     "--fp32-residual-connection needs --bf16 or --fp16"),
+    (lambda s: s.has("distribute-saved-activations")
+     and (s.number("tensor-model-parallel-size") == 1
+          or s.text("recompute-granularity") != "full"),
+     "--distribute-saved-activations needs tensor ranks and --recompute-granularity full"),
+    (lambda s: s.has("no-position-embedding") and not s.has("use-rotary-position-embeddings")
+     and s.text("position-embedding-type") != "rope",
+     "--no-position-embedding needs --position-embedding-type rope; none is a type of its own"),
+    (lambda s: s.has("first-last-layers-bf16") and s.has("fp8-format")
+     and s.text("fp8-recipe") in ("", "delayed"),
+     "--first-last-layers-bf16 needs another --fp8-recipe than delayed"),
+    (lambda s: s.text("fp8-recipe") == "custom" and s.has("fp8-format")
+     and not s.has("fp8-quantizer-factory"),
+     "--fp8-recipe custom needs --fp8-quantizer-factory"),
+    (lambda s: s.has("reuse-grad-buf-for-mxfp8-param-ag") and not s.has("fp8-param-gather"),
+     "--reuse-grad-buf-for-mxfp8-param-ag needs --fp8-param-gather"),
+    (lambda s: s.has("multi-latent-attention") and s.has("rotary-interleaved"),
+     "--multi-latent-attention and --rotary-interleaved exclude each other"),
+    (lambda s: s.has("multi-latent-attention") and s.text("rope-type") == "rope"
+     and s.text("position-embedding-type") == "rope" and not s.has("no-rope-fusion"),
+     "--rope-type rope of --multi-latent-attention needs --no-rope-fusion"),
+    (lambda s: s.text("rope-type") == "yarn" and not s.has("multi-latent-attention"),
+     "--rope-type yarn needs --multi-latent-attention"),
+    (lambda s: (s.has("decoder-first-pipeline-num-layers")
+                or s.has("decoder-last-pipeline-num-layers"))
+     and (s.has("account-for-embedding-in-pipeline-split")
+          or s.has("account-for-loss-in-pipeline-split")),
+     "stages of given layers exclude those that --account-for-embedding or loss"),
+    (lambda s: s.has("overlap-p2p-communication-warmup-flush")
+     and (not s.virtual or s.has("no-overlap-p2p-communication")),
+     "--overlap-p2p-communication-warmup-flush needs virtual stages that overlap their transfers"),
+    (lambda s: s.has("use-te-activation-func") and s.has("swiglu")
+     and not s.has("no-bias-swiglu-fusion"),
+     "--use-te-activation-func needs --no-bias-swiglu-fusion"),
+    (lambda s: s.has("delay-wgrad-compute") and not s.has("overlap-moe-expert-parallel-comm"),
+     "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm"),
+    (lambda s: s.has("use-precision-aware-optimizer") and not s.has("use-distributed-optimizer"),
+     "--use-precision-aware-optimizer needs --use-distributed-optimizer"),
+    (lambda s: not s.has("use-precision-aware-optimizer") and any(
+        s.text(flag) not in ("", "fp32") for flag in _STATES),
+     "other precisions of the optimizer's states than fp32 need --use-precision-aware-optimizer"),
+    (lambda s: s.has("overlap-param-gather-with-optimizer-step")
+     and s.text("ckpt-format") != "torch",
+     "--overlap-param-gather-with-optimizer-step needs --ckpt-format torch"),
+    (lambda s: s.text("ckpt-format") == "fsdp_dtensor"
+     and not (s.has("use-megatron-fsdp") or s.has("use-custom-fsdp")),
+     "--ckpt-format fsdp_dtensor needs --use-megatron-fsdp"),
+    (lambda s: s.text("ckpt-format") == "torch_dcp" and not s.has("use-torch-fsdp2"),
+     "--ckpt-format torch_dcp needs --use-torch-fsdp2"),
+    (lambda s: s.number("cpu-offloading-num-layers", 0) > 0
+     and s.has("cpu-offloading-num-layers")
+     and (s.number("pipeline-model-parallel-size") > 1 or s.has("recompute-granularity")),
+     "--cpu-offloading-num-layers excludes pipeline stages and recomputation"),
+    (lambda s: s.has("moe-ffn-hidden-size") and not s.number("num-experts", 0),
+     "--moe-ffn-hidden-size needs --num-experts"),
 )  # fmt: skip
 """What breaks a rule, and the rule."""
+_OF_FSDP2: tuple[tuple[_Broken, str], ...] = (
+    (lambda s: s.number("pipeline-model-parallel-size") > 1, "--pipeline-model-parallel-size 1"),
+    (lambda s: s.number("expert-model-parallel-size") > 1, "--expert-model-parallel-size 1"),
+    (lambda s: s.has("use-distributed-optimizer"), "no --use-distributed-optimizer"),
+    (lambda s: not s.has("no-gradient-accumulation-fusion"), "--no-gradient-accumulation-fusion"),
+    (lambda s: not s.has("untie-embeddings-and-output-weights"),
+     "--untie-embeddings-and-output-weights"),
+    (lambda s: s.has("fp16"), "no --fp16"),
+    (lambda s: s.text("ckpt-format") not in ("", "torch_dist", "torch_dcp"),
+     "--ckpt-format torch_dist or torch_dcp"),
+)  # fmt: skip
+"""What PyTorch's sharding needs, and when it does not have it."""
 _OF_EXPERTS: tuple[tuple[_Broken, str], ...] = (
-    (lambda s: s.has("fp16") and s.number("expert-model-parallel-size") > 1,
-     "--expert-model-parallel-size above 1 excludes --fp16"),
     (lambda s: s.has("moe-enable-deepep") and s.dispatcher != "flex",
      "--moe-enable-deepep needs --moe-token-dispatcher-type flex"),
     (lambda s: s.has("moe-shared-expert-overlap") and s.dispatcher == "allgather",
@@ -276,6 +388,21 @@ _OF_EXPERTS: tuple[tuple[_Broken, str], ...] = (
     (lambda s: s.has("moe-router-group-topk")
      and s.number("num-experts") % max(s.number("moe-router-num-groups"), 1) != 0,
      "moe-router-num-groups does not divide num-experts"),
+    (lambda s: s.has("moe-router-num-groups")
+     and s.number("moe-router-group-topk", 0) > s.number("moe-router-num-groups"),
+     "moe-router-group-topk is above moe-router-num-groups"),
+    (lambda s: _recomputes("shared_experts")(s) and s.has("moe-shared-expert-overlap"),
+     "--recompute-modules shared_experts excludes --moe-shared-expert-overlap"),
+    (lambda s: _padded(s) and not (s.has("fp8-format") or s.has("fp4-format")),
+     "--moe-router-padding-for-quantization needs --fp8-format or --fp4-format"),
+    (lambda s: _padded(s) and s.dispatcher in ("allgather", "alltoall_seq"),
+     "--moe-router-padding-for-quantization needs --moe-token-dispatcher-type alltoall or flex"),
+    (lambda s: s.has("moe-expert-capacity-factor")
+     and "sinkhorn" in s.list("moe-router-load-balancing-type"),
+     "--moe-expert-capacity-factor excludes --moe-router-load-balancing-type sinkhorn"),
+    (lambda s: len(s.list("moe-router-load-balancing-type")) > 1
+     and len(s.list("moe-aux-loss-coeff")) != len(s.list("moe-router-load-balancing-type")),
+     "--moe-aux-loss-coeff needs a coefficient for each --moe-router-load-balancing-type"),
     (lambda s: s.has("moe-pad-expert-input-to-capacity")
      and not s.has("moe-expert-capacity-factor"),
      "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor"),
@@ -286,12 +413,34 @@ _OF_EXPERTS: tuple[tuple[_Broken, str], ...] = (
      "experts with biases need --expert-tensor-parallel-size 1, or --disable-bias-linear"),
 )  # fmt: skip
 """The same of a model with experts."""
+_BEFORE: tuple[tuple[_Broken, str], ...] = (
+    (lambda s: s.has("num-experts") and s.has("fp16")
+     and s.number("expert-model-parallel-size") > 1,
+     "--expert-model-parallel-size above 1 excludes --fp16 up to core 0.15"),
+    (lambda s: s.has("num-experts") and s.has("moe-grouped-gemm") and not s.has("bf16"),
+     "--moe-grouped-gemm needs --bf16 up to core 0.15"),
+    (lambda s: s.number("mtp-num-layers", 0) > 0 and not s.has("use-rotary-position-embeddings")
+     and s.text("position-embedding-type") in ("", "learned_absolute"),
+     "--mtp-num-layers needs --position-embedding-type rope or none up to core 0.15"),
+    (lambda s: "muon" in s.text("optimizer") and s.has("use-distributed-optimizer"),
+     "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
+)  # fmt: skip
+"""What earlier releases end with, and later ones run: main of 2026, and its tests of August."""
+
+
+def broken_before(setting: Setting) -> Iterator[str]:
+    """Yield what only earlier releases of Megatron-LM end with."""
+    yield from (rule for broken, rule in _BEFORE if broken(setting))
 
 
 def _tabled(setting: Setting) -> Iterator[str]:
     for broken, rule in (*_TABLE, *(_OF_EXPERTS if setting.has("num-experts") else ())):
         if broken(setting):
             yield rule
+    if setting.has("use-torch-fsdp2"):
+        yield from (
+            f"--use-torch-fsdp2 needs {what}" for fails, what in _OF_FSDP2 if fails(setting)
+        )
     experts = setting.number("expert-model-parallel-size")
     if experts > 1 and not setting.has("num-experts"):
         yield f"--expert-model-parallel-size {experts} needs --num-experts"
@@ -313,3 +462,46 @@ def _interleaved(setting: Setting, micro_batches: int, chunks: int) -> Iterator[
         yield f"micro-batches({micro_batches}) % {group} = {rest}, between 0 and pp({pp})"
     if pp == 2 and setting.has("no-overlap-p2p-communication"):
         yield "an interleaved pipeline of 2 stages excludes --no-overlap-p2p-communication"
+
+
+# --------------------------------------------------------------------------------------------------
+# A batch that grows: `RampupBatchsizeNumMicroBatchesCalculator` of `megatron/core/
+# num_microbatches_calculator.py` (core 0.16), which steps from the first size to the last.
+
+
+def ramp_start(setting: Setting) -> int | None:
+    """Return the batch that a run begins with; None: it does not grow, or is given badly."""
+    ramp = setting.list("rampup-batch-size")
+    return int(ramp[0]) if len(ramp) == 3 and all(map(_is_count, ramp)) else None
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
+def _ramp_up(setting: Setting, dp: int, chunks: int) -> Iterator[str]:
+    """Yield what batches on the way to the last one break, on so many data ranks."""
+    flag = "--rampup-batch-size"
+    if not setting.has(flag[2:]):
+        return
+    ramp = setting.list(flag[2:])
+    if len(ramp) != 3 or not all(map(_is_count, ramp)) or not int(ramp[0]) or not int(ramp[1]):
+        yield f"{flag} needs a first batch, an increment and samples, got {' '.join(ramp)[:60]!r}"
+        return
+    start, increment = int(ramp[0]), int(ramp[1])
+    once = setting.number("micro-batch-size") * dp
+    batch = setting.number("global-batch-size", once)
+    if start > batch:
+        yield f"{flag} begins with {start}, above global-batch-size({batch})"
+    elif (batch - start) % increment:
+        rest = (batch - start) % increment
+        yield f"{flag}: (global batch({batch}) - {start}) % increment({increment}) = {rest} != 0"
+    # with the flag, a size that does not divide is rounded down
+    elif not setting.has("decrease-batch-size-if-needed"):
+        second = start + increment if start + increment < batch else start
+        rest, size = next(((size % once, size) for size in (start, second) if size % once), (0, 0))
+        if rest:
+            yield f"{flag}: batch({size}) % (micro batch * dp({once})) = {rest} != 0"
+        elif start < batch:
+            for text in _interleaved(setting, start // once, chunks):
+                yield f"{flag} begins with {start}: {text}"

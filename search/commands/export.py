@@ -16,7 +16,7 @@ from autopar.errors import OptionError, UnsupportedError
 from autopar.records import dataclass
 from autopar.units import format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
-from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed
+from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed, search_words
 from search.engines.reprice import Choice, change_sentence, export_document
 from search.options import PANELS
 from search.report.plan import print_heading
@@ -67,7 +67,7 @@ def overfull_lines(choice: Choice) -> Iterator[str]:
 def _remedy(choice: Choice) -> Iterator[str]:
     lowered = choice.lowered
     if lowered.search:
-        yield f"to find a plan that it runs as priced: autopar-search {as_typed(lowered.search)}"
+        yield f"to find a plan that it runs as priced: autopar-search {search_words(lowered)}"
 
 
 def _too_large(choice: Choice) -> str:

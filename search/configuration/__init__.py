@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from search.configuration.files import (
     Configuration,
+    arguments_in,
     dump_yaml,
     flags_of,
+    flags_of_document,
     load_yaml,
     read_configuration,
 )
@@ -18,8 +20,10 @@ from search.configuration.shell_values import Command
 __all__ = [
     "Command",
     "Configuration",
+    "arguments_in",
     "dump_yaml",
     "flags_of",
+    "flags_of_document",
     "load_yaml",
     "read_configuration",
     "script_command",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from search.configuration.shell_values import Command
 
 __all__ = [
     "Configuration",
+    "arguments_in",
     "dump_yaml",
     "flags_of",
+    "flags_of_document",
     "load_yaml",
     "read_configuration",
 ]
@@ -295,6 +297,45 @@ def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             at += 1
         flags[name] = tuple(given)
     return flags
+
+
+def arguments_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments in a document: those of `MODEL_ARGS` or `args`, else the document."""
+    for key in _ARGUMENTS:
+        if isinstance(document.get(key), Mapping):
+            found: Mapping[str, Any] = document[key]
+            return found
+    return document
+
+
+def flags_of_document(
+    document: Mapping[str, Any], *, several: Collection[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """Return the flags of a document of arguments; `false` and `null` are flags not given.
+
+    several : flags that take several words, which one text may hold.
+    """
+    words: dict[str, tuple[str, ...]] = {}
+    for key, value in document.items():
+        flag = str(key).lstrip("-").replace("_", "-")
+        if value is None or value is False or isinstance(value, Mapping):
+            continue
+        if value is True:
+            words[flag] = ()
+        elif isinstance(value, list | tuple):
+            words[flag] = tuple(str(item) for item in value)
+        elif isinstance(value, float) and value.is_integer():
+            # YAML reads 5e3 as a float
+            words[flag] = (str(int(value)),)
+        elif flag in several:
+            words[flag] = tuple(str(value).split())
+        else:
+            words[flag] = (str(value),)
+    return words
+
+
+_ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
+"""Keys under which documents hold arguments."""
 
 
 def _world(before: Sequence[str]) -> int | None:

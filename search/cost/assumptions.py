@@ -15,7 +15,7 @@ from autopar.plans import LayerStrategy
 from autopar.records import dataclass
 from search.cost.communication import half_allreduces
 from search.cost.fits import OTHER, PASSES, ComputeFits, OtherFits, shard_name
-from search.cost.reserve import reserve_of
+from search.cost.memory import reserve_of
 from search.cost.time import OptimizerCurve
 from search.options import SearchOptions
 

@@ -55,6 +55,7 @@ from search.cost.memory import (
     gathered_bytes,
     layer_shared_bytes,
     prefetched_bytes,
+    reserve_of,
     stage_fixed_bytes,
     state_bytes,
     to_bytes,
@@ -63,7 +64,6 @@ from search.cost.memory import (
 )
 from search.cost.overlap import LayerTime, sends_seen_s, stragglers_share, without_host
 from search.cost.recipes import Recipe
-from search.cost.reserve import reserve_of
 from search.cost.tables import (
     POSITIONS,
     Grid,

@@ -153,6 +153,10 @@ def vocab_rows(
     # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
     # stand-ins of gradients, which shards of ZeRO-3 have none of
     held = np.where(rows.zero3, 0.0, _held(model, vocab)[which])
+    if any(memory.held_bytes for memory in model.memory.values()):
+        # beside it such a trainer's one gather buffer, which layers do not share
+        held, buffer = held + buffer, np.zeros_like(buffer)
+        held[at.rows[_FIRST]] = 0.0
     for shard in (True, not options.async_grad_reduce):
         kept.append(held + state_bytes(parameters, rows, recipe, shard_gradients=shard))
         peak = zero_transient_bytes(gathered, rows, recipe, shard_gradients=shard) + logits

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError
@@ -28,10 +27,11 @@ from autopar.plans import (
     layer_problems,
 )
 from autopar.records import dataclass
-from search.configuration import Configuration
+from search.configuration import Configuration, arguments_in, flags_of_document
 from search.engines.job import Imported
 
 __all__ = [
+    "SEVERAL",
     "Argument",
     "Arguments",
     "Flag",
@@ -69,6 +69,20 @@ class Flag(StrEnum):
     GRANULARITY = "recompute-granularity"
     METHOD = "recompute-method"
     RECOMPUTED = "recompute-num-layers"
+
+
+SEVERAL = frozenset(
+    {
+        Flag.COMMUNICATION,
+        Flag.HIERARCHY,
+        "moe-aux-loss-coeff",
+        "moe-router-load-balancing-type",
+        "offload-modules",
+        "rampup-batch-size",
+        "recompute-modules",
+    }
+)
+"""Flags that take several words, which YAML and JSON may have in one text."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -448,28 +462,7 @@ class _Arguments:
 
 def _words(source: Configuration) -> dict[str, tuple[str, ...]]:
     """Return the flags of a document of arguments; `false` and `null` are flags not given."""
-    document: Any = source.document
-    for key in ("MODEL_ARGS", "model_args", "args"):
-        if isinstance(document.get(key), Mapping):
-            document = document[key]
-            break
-    words: dict[str, tuple[str, ...]] = {}
-    for key, value in document.items():
-        flag = str(key).lstrip("-").replace("_", "-")
-        if value is None or value is False or isinstance(value, Mapping):
-            continue
-        if value is True:
-            words[flag] = ()
-        elif isinstance(value, list | tuple):
-            words[flag] = tuple(str(item) for item in value)
-        elif isinstance(value, float) and value.is_integer():
-            # YAML reads 5e3 as a float
-            words[flag] = (str(int(value)),)
-        elif flag == Flag.COMMUNICATION:
-            # one text with a word for each layer
-            words[flag] = tuple(str(value).split())
-        else:
-            words[flag] = (str(value),)
+    words = flags_of_document(arguments_in(source.document), several=SEVERAL)
     return {
         flag: () if flag in _BARE and w in (("true",), ("True",)) else w
         for flag, w in words.items()

@@ -1,20 +1,21 @@
-"""Arguments of a launch as words, and which of them change neither memory nor time.
+"""Arguments of a launch as words: looked up, checked, and counted as understood.
 
-What the words of one trainer mean is another file; here they are looked up, checked and counted as
-understood, so that a launch can say what nobody has read.
+What the words of one trainer mean is another file; here a launch can say what nobody has read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError
 from autopar.records import dataclass
+from search.configuration import flags_of_document
+from search.engines.megatron_arguments import SEVERAL
 
-__all__ = ["HARMLESS", "Ignored", "LaunchArguments", "UnpricedError", "words_of"]
+__all__ = ["Ignored", "LaunchArguments", "UnpricedError", "words_of"]
 
 
 class UnpricedError(DocumentError):
@@ -28,42 +29,9 @@ class Ignored:
     flag: str
     value: str
     understood: bool
-    """It is known to change neither memory nor time; otherwise nobody knows what it does."""
-
-
-HARMLESS = re.compile(
-    r"""
-    adam-.* | adlr-autoresume.* | apply-query-key-layer-scaling | async-(ckpt|save|strategy).* |
-    attention-softmax-in-fp32 | auto-detect-ckpt-format | calculate-per-token-loss |
-    check-(for-.*|weight-hash.*) | ckpt-.* | clip-grad | data-(cache-path|path|args-path) |
-    dataloader-type | decoupled-.* | dist-ckpt-.* | distributed-(backend|timeout-minutes) |
-    disable-gloo-process-groups | end-weight-decay | eval-.* | exit-(duration|signal).* |
-    fim-.* | finetune | init-method-.* | load | log-.* | logging-level | loss-scale.* | lr |
-    lr-.* | manual-gc.* |
-    merge-file | min-lr | min-loss-scale | initial-loss-scale | mmap-bin-files | mock-data |
-    moe-(aux-loss-coeff|z-loss-coeff|router-(load-balancing-type|bias-update-rate|group-topk|
-    num-groups|pre-softmax|score-function|topk-scaling-factor|enable-expert-bias|dtype)) |
-    mscale.* | mtp-loss-scaling-factor | no-(bias-gelu-fusion|check-for-nan-in-loss-and-grad|
-    ckpt-fully-parallel-(save|load)|load-(optim|rng)|mmap-bin-files|save-(optim|rng)|
-    use-tokenizer-model-from-checkpoint-args|masked-softmax-fusion) |
-    non-persistent-.* |
-    norm-epsilon | num-workers | one-logger.* | override-opt.param-scheduler | per-split-.* |
-    profile.* | rampup-batch-size | rerun-mode | rotary-(base|interleaved|scaling-factor|
-    seq-len-interpolation-factor) | save | save-(interval|retain-interval) | seed | split |
-    muon-.* | sgd-momentum | straggler-.* | step-batch-size-schedule | tensorboard-.* |
-    test-(mode|data-path) | tiktoken-.* |
-    timing-log-.* | tokenizer-model | train-(data-path|sync-interval) |
-    use-(checkpoint-args|checkpoint-opt.param-scheduler|mcore-models|persistent-ckpt-worker|
-    dist-ckpt|tp-pp-dp-mapping|rope-scaling) | valid-data-path | verify-integrity | vocab-file |
-    wandb-.* | weight-decay.* | accumulate-allreduce-grads-in-fp32 | ddp-average-in-collective |
-    apply-layernorm-1p | enable-experimental | test-only | hysteresis | start-weight-decay |
-    data-sharding | moe-token-drop-policy | eod-mask-loss | reset-position-ids |
-    reset-attention-mask | no-async-tensor-model-parallel-allreduce | empty-unused-memory-level |
-    no-persist-layer-norm
-    """,
-    re.VERBOSE,
-)
-"""Flags that say how a run is logged, stored, fed, seeded and steered."""
+    """It is known to change neither memory nor time."""
+    concern: str | None = None
+    """What it is about, in a word or two; None: nobody here knows it."""
 
 
 _NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})
@@ -144,13 +112,19 @@ class LaunchArguments:
             raise self.fail(flag, f"expected a number of at least 0, got {shorten(text)}")
         return value
 
-    def ignored(self) -> tuple[Ignored, ...]:
-        """Return the flags that were not asked for, in the order of their names."""
+    def ignored(
+        self, harmless: Callable[[str], bool], concern_of: Callable[[str], str | None]
+    ) -> tuple[Ignored, ...]:
+        """Return the flags that were not asked for, in the order of their names.
+
+        harmless : whether a flag changes neither memory nor time. concern_of : what one is about.
+        """
         return tuple(
             Ignored(
                 flag=flag,
                 value=" ".join(self.words[flag]),
-                understood=HARMLESS.fullmatch(flag) is not None,
+                understood=harmless(flag),
+                concern=concern_of(flag),
             )
             for flag in sorted(self.words)
             if flag not in self.asked
@@ -169,21 +143,9 @@ class LaunchArguments:
 
 
 def words_of(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the flags of a document of arguments; `false` and `null` are flags not given."""
-    words: dict[str, tuple[str, ...]] = {}
-    for key, value in document.items():
-        flag = str(key).lstrip("-").replace("_", "-")
-        if value is None or value is False or isinstance(value, Mapping):
-            continue
-        if flag in _NONE_AT_ZERO and str(value) == "0":
-            continue
-        if value is True:
-            words[flag] = ()
-        elif isinstance(value, list | tuple):
-            words[flag] = tuple(str(item) for item in value)
-        elif isinstance(value, float) and value.is_integer():
-            # YAML reads 5e3 as a float
-            words[flag] = (str(int(value)),)
-        else:
-            words[flag] = (str(value),)
-    return words
+    """Return the flags of a document of arguments, but those whose 0 says that there is none."""
+    return {
+        flag: words
+        for flag, words in flags_of_document(document, several=SEVERAL).items()
+        if not (flag in _NONE_AT_ZERO and words == ("0",))
+    }

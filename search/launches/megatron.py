@@ -28,9 +28,10 @@ from autopar.memory.launch import (
     even_chunks,
 )
 from autopar.records import dataclass
-from search.configuration import Configuration
+from search.configuration import Configuration, arguments_in
 from search.engines.megatron_arguments import LayoutError, parse_layout
 from search.launches.arguments import Ignored, LaunchArguments, words_of
+from search.launches.megatron_names import concern_of, harmless
 from search.launches.release import Release, software_of
 
 __all__ = [
@@ -57,22 +58,39 @@ class ReadLaunch:
 _OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
     (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
-    (
-        ("decoder-num-layers", "decoder-seq-length", "encoder-seq-length", "encoder-num-layers"),
-        "a T5 model",
-    ),
+    (("decoder-num-layers", "decoder-seq-length"), "a T5 model"),
     (("binary-head", "bert-no-binary-head"), "a BERT model"),
+    (("retro-project-dir", "retro-add-retriever"), "a Retro model"),
     (
-        ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type"),
+        ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type",
+         "vision-pretraining"),
         "a multimodal model",
     ),
     (("flextron",), "an elastic model"),
-    (("experimental-attention-variant", "linear-attention-type"), "attention of another kind"),
-)
+    (
+        ("experimental-attention-variant", "linear-attention-type", "attention-output-gate"),
+        "attention of another kind",
+    ),
+    (("quick-geglu",), "a gated activation that is not SwiGLU"),
+    (("use-legacy-models",), "the models before Megatron-Core"),
+)  # fmt: skip
 """Flags by which other models are known, and what they are."""
 _UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
-    (("fine-grained-activation-offloading", "cpu-offloading"), "activations are offloaded"),
+    (("sft",), "sequences of several lengths share a micro-batch"),
+    (("yaml-cfg",), "the arguments are in another file"),
+    (("use-mp-args-from-checkpoint-args",), "degrees are those of a checkpoint"),
+    (("hybrid-context-parallel",), "context degrees change with the sequences"),
+    (
+        ("fine-grained-activation-offloading", "cpu-offloading", "cpu-offloading-num-layers"),
+        "activations are offloaded",
+    ),
+    (("fp32-residual-connection",), "residual streams are of 4 bytes"),
+    (("distribute-saved-activations",), "saved inputs are scattered over tensor ranks"),
+    (
+        ("te-precision-config-file", "kitchen-config-file", "kitchen-recipe-number"),
+        "precisions of modules are in another file",
+    ),
     (("optimizer-cpu-offload",), "optimizer states are offloaded"),
     (("use-precision-aware-optimizer",), "the optimizer's states are of other precisions"),
     (
@@ -147,7 +165,7 @@ def read_launch(
 
     Raises InputError: a value is unusable, or the model or its training is none that is priced.
     """
-    words = LaunchArguments(source=source, words=words_of(arguments), asked=set())
+    words = LaunchArguments(source=source, words=_renamed(words_of(arguments)), asked=set())
     _refuse(words)
     words.asked.update(_OF_TIME)
     words.asked.update(flag for flag, value in _DEFAULTS if words.words.get(flag) == (value,))
@@ -179,7 +197,23 @@ def read_launch(
             else None
         ),
     )
-    return ReadLaunch(launch=launch, ignored=words.ignored())
+    return ReadLaunch(launch=launch, ignored=words.ignored(harmless, concern_of))
+
+
+def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return arguments in which what has a second name has its first one.
+
+    A model without a decoder may have its layers and its length given as those of an encoder, which
+    `validate_args` takes for those of the model; both names at once are an error there.
+    """
+    return {
+        _SECOND.get(flag, flag) if _SECOND.get(flag, flag) not in words else flag: given
+        for flag, given in words.items()
+    }
+
+
+_SECOND = {"encoder-num-layers": "num-layers", "encoder-seq-length": "seq-length"}
+"""Second names of arguments, and the first ones."""
 
 
 def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], dict[str, str]]:
@@ -191,11 +225,9 @@ def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], d
             for flag, given in source.flags.items()
         }
         return document, {**source.environment}
-    for key in ("MODEL_ARGS", "model_args", "args"):
-        if isinstance(document.get(key), Mapping):
-            variables = document.get("ENV_VARS") or {}
-            return {**document[key]}, {name: str(value) for name, value in variables.items()}
-    return {**document}, {}
+    arguments = arguments_in(document)
+    variables = {} if arguments is document else document.get("ENV_VARS") or {}
+    return {**arguments}, {name: str(value) for name, value in variables.items()}
 
 
 def launch_of_configuration(
@@ -271,7 +303,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
         ffn=ffn,
         attention=_attention(words, hidden),
         vocab=_vocab(words, release),
-        vocab_divisor=words.number("make-vocab-size-divisible-by", 128),
+        vocab_divisor=_vocab_divisor(words),
         expert_layers=_expert_layers(words, layers) if experts else (False,) * layers,
         experts=experts,
         gated=gated,
@@ -384,7 +416,10 @@ def _constant(node: ast.expr) -> int:
 def _vocab(words: LaunchArguments, release: Release) -> int:
     """Return the vocabulary without padding: as given, or that of the tokenizer."""
     kind = words.text("tokenizer-type")
-    if words.has("vocab-size"):
+    given = words.has("vocab-size")
+    if words.has("padded-vocab-size"):
+        return words.number("padded-vocab-size")
+    if given:
         # the stand-in tokenizer once added its end of document to the vocabulary
         extra = 1 if kind == "NullTokenizer" and not release.has("given vocabulary") else 0
         return words.number("vocab-size") + extra
@@ -402,6 +437,12 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
             "vocab-size", "is not given", "add the size of the tokenizer's vocabulary"
         )
     return _VOCABULARIES[kind]
+
+
+def _vocab_divisor(words: LaunchArguments) -> int:
+    divisor = words.number("make-vocab-size-divisible-by", 128)
+    # a size that is padded already stays as it is
+    return 1 if words.has("padded-vocab-size") else divisor
 
 
 # --------------------------------------------------------------------------------------------------
@@ -543,6 +584,13 @@ def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
         )
     sharding: Any = "distributed" if words.has("use-distributed-optimizer") else "none"
     if words.has("use-megatron-fsdp") or words.has("use-custom-fsdp"):
+        if degrees.pp > 1:
+            # validate_args lets it through, and no published run has it
+            raise words.unpriced(
+                "use-megatron-fsdp",
+                f"beside {degrees.pp} pipeline stages is not priced",
+                "one stage is",
+            )
         strategy = words.text("data-parallel-sharding-strategy", "no_shard")
         if strategy == "optim_grads_params":
             sharding = "fsdp"

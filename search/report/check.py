@@ -58,7 +58,7 @@ def show_check(
         names = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
         print_line(console, f"no price depends on {names}", style="dim")
     if assessment is not None:
-        _show_memory(console, assessment, target)
+        _show_memory(console, file, assessment, target)
         _show_time(console, assessment, target)
     if neighbours is not None and assessment is not None:
         _show_neighbours(console, file, assessment, neighbours, target)
@@ -124,7 +124,9 @@ def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
 # What it needs and takes.
 
 
-def _show_memory(console: Console, assessment: Assessment, target: Target) -> None:
+def _show_memory(
+    console: Console, file: CheckedFile, assessment: Assessment, target: Target
+) -> None:
     print_heading(console, "memory of a GPU")
     table = make_table(
         "stage", "after a step", "peak", "9 of 10 reserve", "out of memory", spaced=True
@@ -156,7 +158,9 @@ def _show_memory(console: Console, assessment: Assessment, target: Target) -> No
         if abs(term.num_bytes) < _SMALL * fullest.peak_bytes:
             small += term.num_bytes
         else:
-            table.add_row(escape(term.name), format_bytes(term.num_bytes), escape(term.switch))
+            table.add_row(
+                escape(term.name), format_bytes(term.num_bytes), escape(file.worded(term.switch))
+            )
     if small:
         table.add_row("others", format_bytes(small), "")
     console.print(table)

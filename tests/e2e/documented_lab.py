@@ -70,7 +70,7 @@ GPT = (
 )
 """The documented files by the documented options; `sp_time` is named where it is searched."""
 
-BASE = ("--settle_bsz", "32", "--memory_constraint", "10")
+BASE = ("--settle_bsz", "32", "--memory_constraint", "10", "--reserve", "0.05")
 """So little memory that layers differ in the best plan."""
 
 State = Literal["works", "different", "not yet"]

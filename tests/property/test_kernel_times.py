@@ -52,6 +52,8 @@ def test_gemm_is_the_oracle(
         expected = gemm_time_s(name, m, n, k, dtype, batch=many, **run)
         found = gemm_s(CARDS[name], m, n, k, dtype=dtype, batch=many, **run)
         assert float(found) == pytest.approx(expected, rel=1e-9)
+        # a single product is remembered, those of an array are priced together
+        assert (gemm_s(CARDS[name], [m, m], n, k, dtype=dtype, batch=many, **run) == found).all()
 
 
 @given(attentions, st.integers(1, 8), st.integers(1, 64), lengths, st.booleans(), st.booleans())

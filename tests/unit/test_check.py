@@ -17,6 +17,8 @@ from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mlp
 from autopar.estimate.layer import machine_of
 from autopar.estimate.step import step_time
+from autopar.memory.account import Account, account_of
+from autopar.memory.launch import Launch
 from autopar.memory.risk import (
     PEAK_RATIOS,
     few_runs_of,
@@ -28,9 +30,10 @@ from autopar.memory.risk import (
 from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_goldens
 from benchmarks.published_peaks import published_peaks
 from benchmarks.published_recipes import RECIPES, Recipe, target as place
-from search.check.assessment import Target, assess
+from search.check import assessment, neighbours
+from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
-from search.check.neighbours import Neighbour, neighbours_of
+from search.check.neighbours import Neighbour, Neighbours, neighbours_of
 from search.check.read import read_checked
 from search.commands import check
 from search.launches.megatron import read_launch
@@ -294,7 +297,7 @@ def test_recomputed_layers_are_those_of_every_chunk(
         (
             with_flags(LLAMA, use_megatron_fsdp=True),
             64,
-            "illegal: --use-megatron-fsdp is not combined with pipeline stages",
+            "not priced: --use-megatron-fsdp beside 4 pipeline stages is not priced",
         ),
     ],
 )  # fmt: skip
@@ -327,7 +330,11 @@ def test_launches_that_ran_are_not_called_illegal(tmp_path: Path) -> None:
         if isinstance(entry, Priced) and row["world_size"]:
             ran += 1
             # the table leaves out what memory does not depend on
-            arguments = {"--ckpt-format": "fsdp_dtensor", **json.loads(row["args"])}
+            arguments = json.loads(row["args"])
+            if "--use-megatron-fsdp" in arguments:
+                arguments["--ckpt-format"] = "fsdp_dtensor"
+            elif "--overlap-param-gather-with-optimizer-step" in arguments:
+                arguments["--ckpt-format"] = "torch"
             path = written(tmp_path, {"MODEL_ARGS": arguments})
             file = read_checked(path, world_size=int(row["world_size"]), gpu=row["platform"])
             assert [one.text for one in file.findings if one.kind == "illegal"] == [], row["id"]
@@ -435,6 +442,52 @@ def test_a_launch_that_fits_is_compared_with_faster_ones(target: Target) -> None
     totals = [start.step.total_s, *(step.total_s for step in times if step is not None)]
     assert totals == sorted(totals, reverse=True)
     assert totals[1] < 0.995 * totals[0]
+
+
+@pytest.mark.parametrize("arguments", [LLAMA, MIXTURE], ids=["dense", "mixture"])
+def test_memory_that_is_not_counted_changes_no_advice(
+    arguments: dict[str, Any], target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting that of every launch, and then sorting them, finds the same ones for more work."""
+    counted: list[int] = []
+
+    def counting(launch: Launch, stage: int | None = None) -> Account:
+        counted[-1] += 1
+        return account_of(launch, stage)
+
+    def eager(
+        found: list[tuple[Launch, Timing]],
+        target: Target,
+        written: Callable[[Launch], Any],
+        wanted_s: float,
+    ) -> tuple[list[Assessment], Assessment | None, Any]:
+        all_ = [neighbours._quick(launch, target, timing) for launch, timing in found]
+
+        def rank(one: Assessment) -> tuple[bool, float, float]:
+            time = one.step.total_s if one.step is not None else math.inf
+            fits = one.odds_of_oom <= target.oom_risk and one.step is not None
+            return (False, time, 0.0) if fits else (True, float(one.fullest.peak_bytes), time)
+
+        all_.sort(key=rank)
+        for one in all_:
+            wholly = assess(one.launch, target)
+            if rank(one)[0] or rank(one)[1] >= wanted_s:
+                break
+            if wholly.odds_of_oom <= target.oom_risk:
+                return all_[:4], wholly, written(one.launch)
+        return all_[:4], None, ()
+
+    monkeypatch.setattr(assessment, "account_of", counting)
+    found = list[Neighbours]()
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(neighbours, "_best", eager)
+        counted.append(0)
+        start = assess(read_launch(arguments, world_size=64).launch, target)
+        found.append(neighbours_of(start, target))
+
+    assert found[0] == found[1]
+    assert counted[0] < counted[1] / 2
 
 
 # --------------------------------------------------------------------------------------------------
@@ -602,7 +655,7 @@ def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: P
     assert code == 2
     assert out.startswith(f"{good}: Megatron-LM on 64")
     assert "none.sh: this file does not exist" in err
-    assert "no.json: is no launch of Megatron-LM (script, YAML or JSON)" in err
+    assert "no.json: is no launch of " in err
     code, out, _ = ask(missing, good, *more, "--json", "-")
     first, second = json.loads(out)["launches"]
     assert code == 2
@@ -616,7 +669,7 @@ def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: P
         (
             {"--model": 3},
             ("--hardware", "h100:8x8"),
-            "is no launch of Megatron-LM (script, YAML or JSON)",
+            "Megatron-LM (script, YAML or JSON)",
         ),
         (LLAMA, (), "does not say the number of GPUs; give --hardware, such as h100:8x8"),
         (LLAMA, ("--hardware", "h100"), "hardware 'h100' is not CARD:NxG"),
@@ -643,7 +696,7 @@ def test_what_cannot_be_checked_is_one_sentence(
     ("flags", "said"),
     [
         ({"hybrid_override_pattern": "M-M*"}, "belongs to a hybrid of Mamba"),
-        ({"encoder_seq_length": 512}, "belongs to a T5 model"),
+        ({"decoder_seq_length": 512}, "belongs to a T5 model"),
         ({"optimizer": "sgd"}, "sgd keeps other states"),
         ({"optimizer_cpu_offload": True}, "optimizer states are offloaded"),
     ],
@@ -681,16 +734,23 @@ def test_experts_that_tensor_ranks_split_have_a_time(target: Target) -> None:
     assert two["optimizer"] == pytest.approx(one["optimizer"], rel=1e-9)
 
 
+@pytest.mark.parametrize(("name", "at"), [("pretrain.sh", 0), ("bridge.sh", 3)])
 def test_golden_page_shows_what_is_printed(
-    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    name: str,
+    at: int,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """The script of docs/check.md, and what is said of it."""
+    """The scripts of docs/check.md, one of each trainer, and what is said of them."""
     page = Path(__file__).parents[2] / "docs" / "check.md"
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    launch, command, shown = blocks[:3]
-    (tmp_path / "pretrain.sh").write_text(launch, encoding="utf-8")
+    launch, command, shown = blocks[at : at + 3]
+    (tmp_path / name).write_text(launch, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    assert command.split()[1] == name
     code, out, err = ask(*command.split()[1:])
 
     assert (code, err) == (0, "")

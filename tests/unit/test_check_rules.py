@@ -70,6 +70,7 @@ def illegal(file: CheckedFile) -> list[str]:
     return [one.text for one in file.findings if one.kind == "illegal"]
 
 
+SAMPLES = {"train_iters": None, "train_samples": 6400}
 FULL = {
     "recompute_granularity": "full",
     "recompute_method": "uniform",
@@ -121,10 +122,88 @@ FULL = {
         (DENSE, {"deterministic_mode": True, "cross_entropy_loss_fusion": True},
          "--deterministic-mode and --cross"),
         (DENSE, {"deterministic_mode": True, "use_flash_attn": True}, "and --use-flash-attn"),
-        (DENSE, {"mtp_num_layers": 1, "position_embedding_type": "learned_absolute"},
-         "--mtp-num-layers needs"),
+        (DENSE, {"mtp_num_layers": 1, "position_embedding_type": "relative"},
+         "--mtp-num-layers excludes"),
         (DENSE, {"expert_model_parallel_size": 4}, "--expert-model-parallel-size 4 needs"),
-        (MIXTURE, {"bf16": None, "fp16": True}, "above 1 excludes --fp16"),
+        (DENSE, {"batch_size": 4}, "--batch-size is no longer valid"),
+        (DENSE, {"warmup": 4}, "--warmup is no longer valid"),
+        (DENSE, {"model_parallel_size": 4}, "--model-parallel-size is no longer valid"),
+        (DENSE, {"checkpoint_activations": True}, "--checkpoint-activations is no longer valid"),
+        (DENSE, {"encoder_num_layers": 32}, "--num-layers and --encoder-num-layers exclude"),
+        (DENSE, {"encoder_seq_length": 4096}, "--seq-length and --encoder-seq-length exclude"),
+        (DENSE, {"lr_decay_samples": 100}, "--lr-decay-samples needs --train-samples"),
+        (DENSE, {"train_iters": None, "train_samples": 6400, "lr_decay_iters": 100},
+         "--lr-decay-iters needs --train-iters"),
+        (DENSE, {"lr_warmup_samples": 100}, "--lr-warmup-samples needs --train-samples"),
+        (DENSE, {"train_iters": None, "train_samples": 6400, "lr_warmup_iters": 100},
+         "--lr-warmup-iters needs --train-iters"),
+        (DENSE, {"lr_warmup_iters": 100, "lr_warmup_fraction": 0.01}, "--lr-warmup-fraction excl"),
+        (DENSE, {"start_weight_decay": 0.1}, "need --weight-decay-incr-style linear or cosine"),
+        (DENSE, {"weight_decay_incr_style": "cosine", "start_weight_decay": 0.1},
+         "--weight-decay-incr-style needs --start-weight-decay and"),
+        (DENSE, {"save": "/c", "save_interval": 100, "save_retain_interval": 250},
+         "save-interval does not divide save-retain-interval"),
+        (DENSE, {"mock_data": True, "data_path": "/d"}, "--mock-data, --data-path and the data"),
+        (DENSE, {"data_path": "/d", "data_args_path": "/a"}, "--data-path and --data-args-path"),
+        (DENSE, {"fp16_lm_cross_entropy": True}, "--fp16-lm-cross-entropy needs --fp16"),
+        (DENSE, {"fp32_residual_connection": True, "bf16": None}, "needs --bf16 or --fp16"),
+        (DENSE, {"distribute_saved_activations": True, "sequence_parallel": None},
+         "--distribute-saved-activations needs tensor ranks"),
+        (DENSE, {"no_position_embedding": True, "position_embedding_type": None},
+         "--no-position-embedding needs"),
+        (DENSE, {"first_last_layers_bf16": True, "fp8_format": "hybrid"},
+         "--first-last-layers-bf16 needs another --fp8-recipe"),
+        (DENSE, {"fp8_recipe": "custom", "fp8_format": "hybrid"},
+         "--fp8-recipe custom needs --fp8-quantizer-factory"),
+        (DENSE, {"reuse_grad_buf_for_mxfp8_param_ag": True}, "needs --fp8-param-gather"),
+        (DENSE, {"rope_type": "yarn"}, "--rope-type yarn needs --multi-latent-attention"),
+        (DENSE, {"decoder_first_pipeline_num_layers": 16,
+                 "account_for_loss_in_pipeline_split": True}, "stages of given layers exclude"),
+        (DENSE, {"overlap_p2p_communication_warmup_flush": True}, "-warmup-flush needs virtual"),
+        (DENSE, {"overlap_p2p_communication_warmup_flush": True, "no_overlap_p2p_communication":
+                 True, "num_layers_per_virtual_pipeline_stage": 4,
+                 "pipeline_model_parallel_size": 4}, "-warmup-flush needs virtual"),
+        (DENSE, {"use_te_activation_func": True}, "needs --no-bias-swiglu-fusion"),
+        (DENSE, {"delay_wgrad_compute": True}, "--delay-wgrad-compute needs --overlap-moe"),
+        (DENSE, {"use_precision_aware_optimizer": True, "use_distributed_optimizer": None},
+         "--use-precision-aware-optimizer needs"),
+        (DENSE, {"exp_avg_dtype": "bf16"}, "need --use-precision-aware-optimizer"),
+        (DENSE, {"overlap_param_gather_with_optimizer_step": True, "overlap_param_gather": True,
+                 "overlap_grad_reduce": True, "num_layers_per_virtual_pipeline_stage": 4},
+         "needs --ckpt-format torch"),
+        (DENSE, {"ckpt_format": "fsdp_dtensor"}, "--ckpt-format fsdp_dtensor needs"),
+        (DENSE, {"ckpt_format": "torch_dcp"}, "--ckpt-format torch_dcp needs"),
+        (DENSE, {"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers excludes pipeline"),
+        (DENSE, {"moe_ffn_hidden_size": 1024}, "--moe-ffn-hidden-size needs --num-experts"),
+        (DENSE, {"use_torch_fsdp2": True, "no_gradient_accumulation_fusion": True,
+                 "use_distributed_optimizer": None}, "needs --pipeline-model-parallel-size 1"),
+        (DENSE, {"use_torch_fsdp2": True, "pipeline_model_parallel_size": 1},
+         "--use-torch-fsdp2 needs no --use-distributed-optimizer"),
+        (DENSE, {"use_torch_fsdp2": True, "pipeline_model_parallel_size": 1,
+                 "use_distributed_optimizer": None}, "needs --no-gradient-accumulation-fusion"),
+        # 64 sequences on 8 data ranks
+        (DENSE, {**SAMPLES, "rampup_batch_size": [16, 16]}, "needs a first batch, an increment"),
+        (DENSE, {**SAMPLES, "rampup_batch_size": "16 0 100"}, "needs a first batch, an increment"),
+        (DENSE, {**SAMPLES, "rampup_batch_size": [128, 16, 100]}, "begins with 128, above"),
+        (DENSE, {**SAMPLES, "rampup_batch_size": "16 20 100"}, "% increment(20) = 8 != 0"),
+        (DENSE, {**SAMPLES, "rampup_batch_size": [4, 4, 100]}, "batch(4) % (micro batch * dp(8))"),
+        (DENSE, {**SAMPLES, "rampup_batch_size": [16, 12, 100]}, "batch(28) % (micro batch * dp"),
+        (DENSE, {**SAMPLES, "rampup_batch_size": [8, 8, 100],
+                 "num_layers_per_virtual_pipeline_stage": 4}, "begins with 8: an interleaved"),
+        (MIXTURE, {"moe_router_num_groups": 2, "moe_router_group_topk": 4}, "is above moe-router-"),
+        (MIXTURE, {"recompute_granularity": "selective", "recompute_modules": "moe_act "
+                   "shared_experts", "moe_shared_expert_overlap": True}, "shared_experts excludes"),
+        (MIXTURE, {"moe_router_padding_for_fp8": True}, "needs --fp8-format or --fp4-format"),
+        (MIXTURE, {"moe_router_padding_for_quantization": True, "fp8_format": "hybrid",
+                   "moe_token_dispatcher_type": "allgather"}, "alltoall or flex"),
+        (MIXTURE, {"moe_expert_capacity_factor": 1.0,
+                   "moe_router_load_balancing_type": "sinkhorn"}, "type sinkhorn"),
+        (MIXTURE, {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"],
+                   "moe_aux_loss_coeff": 0.01}, "needs a coefficient for each"),
+        # names of no release
+        (DENSE, {"tensor_model_paralell_size": 4}, "is no argument of Megatron-LM (core 0.8 to"),
+        (DENSE, {"seq_length": None, "seq_lenght": 4096}, "--seq-length is"),
+        (MIXTURE, {"moe_router_top_k": 2}, "--moe-router-top-k is no argument"),
         (MIXTURE, {"moe_enable_deepep": True}, "--moe-enable-deepep needs"),
         (MIXTURE, {"moe_shared_expert_overlap": True, "moe_token_dispatcher_type": "allgather"},
          "--moe-shared-expert-overlap needs"),
@@ -171,6 +250,18 @@ def test_a_broken_rule_is_found(
         (DENSE, {"use_megatron_fsdp": True, "pipeline_model_parallel_size": 1,
                  "ckpt_format": "fsdp_dtensor",
                  "data_parallel_sharding_strategy": "optim_grads_params"}),
+        (DENSE, {**SAMPLES, "rampup_batch_size": "16 16 1000", "lr_warmup_samples": 100}),
+        (DENSE, {**SAMPLES, "rampup_batch_size": [16, 12, 1000], "global_batch_size": 64,
+                 "decrease_batch_size_if_needed": True}),
+        (DENSE, {"num_layers": None, "encoder_num_layers": 32}),
+        (DENSE, {"vocab_size": None, "padded_vocab_size": 128512}),
+        (DENSE, {"save": "/c", "save_interval": 100, "save_retain_interval": 500,
+                 "lr_warmup_samples": 0, "lr_warmup_iters": 10, "data_path": "/d"}),
+        # main of 2026 runs what core 0.15 refused
+        (MIXTURE, {"bf16": None, "fp16": True}),
+        (DENSE, {"mtp_num_layers": 1, "position_embedding_type": "learned_absolute"}),
+        # a number that no release has may be a fork's
+        (DENSE, {"adam_beta3": 0.9, "some_new_switch": 7}),
     ],
 )  # fmt: skip
 def test_legal_ones_are_priced(
@@ -201,6 +292,47 @@ def test_what_nobody_prices_is_not_illegal(
 
     assert illegal(file) == []
     assert [one.kind for one in file.findings if said in one.text] == ["not priced"]
+
+
+def found_of(file: CheckedFile, kind: str) -> list[str]:
+    """Return the sentences of a kind."""
+    return [one.text for one in file.findings if one.kind == kind]
+
+
+def test_what_arguments_are_about(tmp_path: Path) -> None:
+    """Known ones that no price depends on are said with a word, those of nobody as such."""
+    changes = {"window_size": "128,0", "log_energy": True, "some_new_switch": 7}
+    file = checked(tmp_path, DENSE, **changes)
+    assert found_of(file, "not priced") == [
+        "--window-size 128,0 (attention) may change time or memory; the rest is"
+    ]
+    assert found_of(file, "not understood") == ["--some-new-switch 7 may change time or memory"]
+    assert "log-energy" in {entry.flag for entry in file.harmless}
+
+
+def test_a_batch_that_grows_is_priced_as_the_last_one(tmp_path: Path) -> None:
+    """And said."""
+    file = checked(tmp_path, DENSE, **SAMPLES, rampup_batch_size=[16, 16, 1000])
+    assert found_of(file, "read") == [
+        "--rampup-batch-size begins with 16 sequences, and 64 are priced"
+    ]
+
+
+def test_what_only_earlier_releases_refuse(tmp_path: Path) -> None:
+    """Is no error, and said with the release."""
+    file = checked(tmp_path, MIXTURE, bf16=None, fp16=True)
+    assert [text[-16:] for text in found_of(file, "environment")] == [" up to core 0.15"] * 2
+    muon = checked(tmp_path, DENSE, optimizer="muon")
+    assert found_of(muon, "environment") == [
+        "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"
+    ]
+
+
+def test_deterministic_mode_needs_an_algorithm(tmp_path: Path) -> None:
+    """Of NCCL, from the environment."""
+    file = checked(tmp_path, DENSE, deterministic_mode=True)
+    (said,) = found_of(file, "environment")
+    assert said.startswith("NCCL_ALGO is not set here, and --deterministic-mode needs Tree, Ring")
 
 
 def test_a_value_of_nothing_ends_in_a_sentence(tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_json_has_exactly_the_documented_keys() -> None:
         "allocated_bytes": 11 * GIB,
         "reserved_bytes": 13 * GIB,
         "budget_bytes": 24 * GIB,
+        "odds_of_oom": 0.004,
     }
     assert document["search"] == {"states": 123, "cpu_s": 0.01, "wall_s": 0.02}
     assert document["alternatives"][0]["differs_by"] == "p=1"

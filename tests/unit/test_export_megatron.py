@@ -385,7 +385,7 @@ def test_experts_run_with_sequence_parallelism() -> None:
     lowered = lower(asked)
 
     assert "sequence-parallel" in arguments(lowered)
-    assert lowered.as_run == {"sequence_parallel": True}
+    assert lowered.as_run == {"sequence_parallel": True, "tp_overlap": False}
     flags = {flag: words for flag, words in arguments(lowered).items() if "sequence-p" not in flag}
     assert violated_rules(flags, 16) == ("experts with tp(4) need --sequence-parallel",)
 

@@ -22,7 +22,7 @@ from tests.cost_cases import TOY_PLAN as PLAN, toy_hardware, toy_model, toy_spec
 from tests.often import often
 
 # the numbers below are of the recipe 2 + 2 + 12
-OPTIONS = SearchOptions(time_profile_mode="batch", fp32_gradients=False)
+OPTIONS = SearchOptions(time_profile_mode="batch", fp32_gradients=False, reserve_fraction=0.05)
 ONLY, FIRST, LAST = range(3)
 
 

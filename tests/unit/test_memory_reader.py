@@ -11,7 +11,7 @@ import pytest
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch
 from search.configuration import read_configuration
-from search.launches.arguments import HARMLESS, words_of
+from search.launches.arguments import words_of
 from search.launches.megatron import ReadLaunch, launch_of_configuration, read_launch
 from search.launches.release import Release
 
@@ -254,7 +254,7 @@ def test_the_vocabulary_follows_from_the_tokenizer() -> None:
     [
         ({"--hybrid-override-pattern": "M-M*"}, "belongs to a hybrid of Mamba"),
         ({"--mamba-num-heads": 8}, "belongs to a Mamba model"),
-        ({"--encoder-seq-length": 512}, "belongs to a T5 model"),
+        ({"--decoder-seq-length": 512}, "belongs to a T5 model"),
         ({"--tokenizer-type": "BertWordPieceCase"}, "belongs to a BERT model"),
         ({"--img-h": 336}, "belongs to a multimodal model"),
         ({"--spec": "[some.module spec]"}, "names layers that are not known"),
@@ -318,7 +318,6 @@ def test_what_was_not_needed_is_told_apart() -> None:
         ("no-such-flag", "x y")
     ]
     assert {entry.flag for entry in found.ignored if entry.understood} == {"log-interval", "lr"}
-    assert not HARMLESS.fullmatch("recompute-granularity")
     # of time alone, and defaults spelt out, are known; other values of those are not
     known = {"--overlap-param-gather": True, "--megatron-fsdp-main-grads-dtype": "fp32"}
     assert read_launch(SMALL | known, world_size=8).ignored == ()
@@ -329,8 +328,19 @@ def test_what_was_not_needed_is_told_apart() -> None:
 
 def test_words_of_a_document() -> None:
     """Switches that are off are no flags; numbers are as they are written."""
-    document = {"--a_b": True, "c": False, "d": None, "e": 5e3, "f": [2, 2], "g": 0.5, "h": {}}
+    document: dict[str, Any] = {
+        "--a_b": True,
+        "c": False,
+        "d": None,
+        "e": 5e3,
+        "f": [2, 2],
+        "g": 0.5,
+        "h": {},
+    }
     assert words_of(document) == {"a-b": (), "e": ("5000",), "f": ("2", "2"), "g": ("0.5",)}
+    # one text with several words, where an argument takes several; 0 of what there need not be
+    several = {"cp_comm_type": "p2p a2a", "mtp_num_layers": 0, "spec": "a b"}
+    assert words_of(several) == {"cp-comm-type": ("p2p", "a2a"), "spec": ("a b",)}
 
 
 SCRIPT = """#!/bin/bash

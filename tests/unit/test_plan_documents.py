@@ -67,6 +67,7 @@ STAGES = st.builds(
     allocated_bytes=COUNTS,
     reserved_bytes=COUNTS,
     budget_bytes=COUNTS,
+    odds_of_oom=AMOUNTS,
     in_flight=COUNTS,
     memory_bytes=st.dictionaries(TEXTS, COUNTS, max_size=3),
     time_s=st.dictionaries(TEXTS, NUMBERS, max_size=3),

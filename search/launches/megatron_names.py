@@ -1,0 +1,408 @@
+"""Names of Megatron-LM's arguments by what they concern; what they mean is in `megatron.py`.
+
+The names of `megatron/training/arguments.py` of core 0.15 and of main in early 2026, of the fields
+that its newer parsers turn into arguments (`TransformerConfig` and `ModelParallelConfig` of
+megatron-core 0.16.1, `megatron/training/config` of main in 2026), of its functional tests up to
+August 2026, and of what releases from core 0.8 on had and dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+__all__ = ["RELEASES", "alike", "concern_of", "harmless"]
+
+RELEASES = "core 0.8 to 0.16 and main of 2026"
+"""Of which the names are."""
+
+_HARMLESS: dict[str, str] = {
+    "logging": """
+        log-batch-size-to-tensorboard log-device-memory-used log-energy log-interval
+        log-learning-rate-to-tensorboard log-loss-scale-to-tensorboard log-max-attention-logit
+        log-memory-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm
+        log-per-layer-resource-usage log-per-layer-resource-usage-interval log-progress
+        log-straggler log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard
+        log-world-size-to-tensorboard logging-level no-log-learnig-rate-to-tensorboard
+        no-log-learning-rate-to-tensorboard no-log-loss-scale-to-tensorboard
+        disable-log-loss-scale-to-tensorboard timing-log-level timing-log-option
+        no-barrier-with-level-1-timing tensorboard-dir tensorboard-log-interval
+        tensorboard-queue-size wandb-project wandb-entity wandb-exp-name wandb-save-dir
+        moe-per-layer-logging moe-routing-trace-path moe-routing-trace-max-training-iters
+        moe-routing-trace-capture-logits moe-routing-trace-capture-hidden-states
+        moe-routing-trace-dump-weights config-logger-dir dump-param-to-param-group-map
+        app-tag-run-name app-tag-run-version enable-one-logger no-one-logger one-logger-project
+        one-logger-run-name one-logger-async one-logger-entity disable-straggler-on-startup
+        straggler-ctrlr-port straggler-minmax-count
+    """,
+    "profiling": """
+        profile profile-ranks profile-step-start profile-step-end use-pytorch-profiler
+        pytorch-profiler-collect-shapes pytorch-profiler-collect-callstack
+        pytorch-profiler-collect-chakra record-memory-history memory-snapshot-path nvtx-ranges
+        run-workload-inspector-server gpu-sniff-test-interval flight-recorder-dump-path
+        flight-recorder-trace-buffer-size no-flight-recorder-dump-on-timeout
+        disable-flight-recorder-dump-on-timeout flight-recorder-include-stack-trace
+        no-flight-recorder-include-only-active disable-flight-recorder-include-only-active
+        no-flight-recorder-extra-dump-on-exec disable-flight-recorder-extra-dump-on-exec
+    """,
+    "checkpoints": """
+        save save-interval persistent-save-interval save-retain-interval save-params-interval
+        save-activations-interval save-tokens-per-expert-interval save-wgrads-interval
+        save-dgrads-interval load load-iteration finetune pretrained-checkpoint ckpt-step
+        ckpt-format ckpt-convert-format ckpt-convert-save
+        ckpt-convert-update-legacy-dist-opt-format ckpt-fully-parallel-save
+        no-ckpt-fully-parallel-save ckpt-fully-parallel-load
+        ckpt-fully-parallel-load-exchange-algo ckpt-fully-parallel-save-process-group
+        ckpt-fully-parallel-load-process-group ckpt-fully-parallel-save-replicate-local
+        ckpt-fully-parallel-load-replicate-local ckpt-assume-constant-structure
+        no-ckpt-load-validate-sharding-integrity disable-ckpt-load-validate-sharding-integrity
+        no-load-optim no-load-rng no-save-optim no-save-rng load-main-params-from-ckpt
+        no-strict-fsdp-dtensor-load disable-strict-fsdp-dtensor-load auto-detect-ckpt-format
+        dist-ckpt-format dist-ckpt-strictness dist-ckpt-save-pre-mcore-014
+        dist-ckpt-optim-fully-reshardable distrib-optim-fully-reshardable-mem-efficient
+        dist-ckpt-workers use-dist-ckpt async-save async-strategy async-ckpt-cpu-priority
+        async-ckpt-io-priority async-ckpt-use-cpu-shm use-persistent-ckpt-worker
+        non-persistent-save-interval non-persistent-ckpt-type non-persistent-global-ckpt-dir
+        non-persistent-local-ckpt-dir non-persistent-local-ckpt-algo verify-integrity
+        use-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
+        disable-use-tokenizer-model-from-checkpoint-args exit-on-missing-checkpoint
+        replication replication-jump replication-factor moe-use-upcycling
+        moe-upcycling-granularity no-load-strict hetereogenous-dist-checkpoint
+    """,
+    "restarts": """
+        adlr-autoresume adlr-autoresume-interval enable-ft-package calc-ft-timeouts
+        ft-num-warmup-iters exit-duration-in-mins exit-signal exit-signal-handler
+        exit-signal-handler-for-dataloader exit-signal-handler-for-training rerun-mode
+        error-injection-rate error-injection-type result-rejected-tracker-filename
+        iterations-to-skip inprocess-restart inprocess-max-iterations
+        inprocess-monitor-thread-interval inprocess-monitor-process-interval
+        inprocess-progress-watchdog-interval inprocess-heartbeat-interval inprocess-soft-timeout
+        inprocess-hard-timeout inprocess-heartbeat-timeout inprocess-barrier-timeout
+        inprocess-completion-timeout inprocess-last-call-wait inprocess-termination-grace-time
+        inprocess-granularity inprocess-active-world-size inprocess-empty-cuda-cache
+        check-for-spiky-loss check-for-large-grads no-check-for-nan-in-loss-and-grad
+        check-for-nan-in-loss-and-grad check-weight-hash-across-dp-replicas-interval
+    """,
+    "data": """
+        data-path train-data-path valid-data-path test-data-path data-args-path
+        per-split-data-args-path per-dataset-sequences-path data-cache-path split mock-data
+        dataloader-type dataloader-fast-cache-load dataloader-defer-npy-index-mmap num-workers
+        num-dataset-builder-threads object-storage-cache-path s3-cache-path
+        mid-level-dataset-surplus no-mmap-bin-files mmap-bin-files no-data-sharding data-sharding
+        reset-position-ids reset-attention-mask eod-mask-loss fim-data fim-rate fim-spm-rate
+        fim-split-sample fim-fragment-rate fim-no-prefix fim-prefix-token fim-middle-token
+        fim-suffix-token fim-pad-token fim-eod-token mask-prob short-seq-prob sample-rate
+        allow-ambiguous-pad-tokens no-create-attention-mask phase-transition-iterations
+        disable-msc train-sync-interval
+    """,
+    "tokenizer": """
+        merge-file vocab-file tokenizer-model tokenizer-metadata tokenizer-special-tokens
+        tokenizer-sentencepiece-legacy tokenizer-hf-use-fast tokenizer-hf-no-use-fast
+        tokenizer-hf-include-special-tokens tokenizer-hf-no-include-special-tokens
+        no-tokenizer-sentencepiece-ignore-extra-whitespaces tiktoken-pattern
+        tiktoken-num-special-tokens tiktoken-special-tokens legacy-tokenizer trust-remote-code
+        chat-template tokenizer-prompt-format sft-tokenizer-prompt-format
+    """,
+    "optimizer": """
+        lr min-lr lr-decay-style lr-decay-iters lr-decay-samples lr-warmup-fraction
+        lr-warmup-iters lr-warmup-samples lr-warmup-init lr-wsd-decay-style lr-wsd-decay-iters
+        lr-wsd-decay-samples decoupled-lr decoupled-min-lr head-lr-mult weight-decay
+        start-weight-decay end-weight-decay weight-decay-incr-style no-weight-decay-cond-type
+        apply-wd-to-qk-layernorm clip-grad adam-beta1 adam-beta2 adam-eps sgd-momentum
+        muon-momentum muon-no-split-qkv muon-use-nesterov muon-scale-mode
+        muon-fp32-matmul-prec muon-num-ns-steps muon-tp-mode muon-extra-scale-factor
+        override-opt-param-scheduler use-checkpoint-opt-param-scheduler loss-scale
+        initial-loss-scale min-loss-scale loss-scale-window hysteresis
+        step-batch-size-schedule train-iters train-samples exit-interval
+    """,
+    "loss": """
+        calculate-per-token-loss mtp-loss-scaling-factor moe-aux-loss-coeff moe-z-loss-coeff
+        moe-router-bias-update-rate dsa-indexer-loss-coeff
+        dsa-indexer-use-sparse-loss
+    """,
+    "initialization": """
+        seed init-method-std init-method-xavier-uniform embedding-init-method-std
+        data-parallel-random-init no-initialization no-perform-initialization
+        use-cpu-initialization init-model-with-meta-device inference-rng-tracker
+        te-rng-tracker use-te-rng-tracker
+    """,
+    "evaluation": """
+        eval-iters eval-interval eval-global-batch-size eval-micro-batch-size
+        start-eval-at-iter full-validation multiple-validation-sets validation-set-names
+        skip-train test-mode test-only
+    """,
+    "numbers": """
+        apply-layernorm-1p apply-query-key-layer-scaling norm-epsilon rotary-base
+        rotary-interleaved rotary-seq-len-interpolation-factor rotary-scaling-factor
+        use-rope-scaling rope-scaling-factor mscale mscale-all-dim attention-softmax-in-fp32
+        activation-func-clamp-value glu-linear-offset
+        disable-bf16-reduced-precision-matmul accumulate-allreduce-grads-in-fp32
+        moe-router-load-balancing-type moe-router-group-topk moe-router-num-groups
+        moe-router-pre-softmax moe-router-score-function moe-router-topk-scaling-factor
+        moe-router-enable-expert-bias moe-router-dtype moe-token-drop-policy fp8-margin
+        fp8-interval fp8-amax-history-len fp8-amax-compute-algo qk-clip-alpha qk-clip-threshold
+        softmax-scale no-masked-softmax-fusion no-bias-gelu-fusion no-persist-layer-norm
+        ddp-average-in-collective no-gradient-reduce-div-fusion gradient-accumulation-fusion
+    """,
+    "process groups": """
+        distributed-backend distributed-timeout-minutes distributed-timeout-seconds-after-init
+        disable-gloo-process-groups enable-gloo-process-groups local-rank lazy-mpu-init
+        use-tp-pp-dp-mapping nccl-communicator-config-path pipeline-model-parallel-comm-backend
+        tp-comm-bootstrap-backend use-ring-exchange-p2p world-size
+    """,
+    "the collector of garbage": """
+        manual-gc manual-gc-interval no-manual-gc-eval disable-manual-gc-eval
+        empty-unused-memory-level
+    """,
+    "inference": """
+        inference-batch-times-seqlen-threshold max-tokens-to-oom flash-decode
+        use-legacy-static-engine inference-max-requests inference-max-seq-length
+        inference-max-batch-size inference-dynamic-batching
+        inference-dynamic-batching-buffer-size-gb inference-dynamic-batching-block-size
+        inference-dynamic-batching-buffer-guaranteed-fraction
+        inference-dynamic-batching-buffer-overflow-factor
+        inference-dynamic-batching-paused-buffer-size-gb
+        inference-dynamic-batching-mamba-memory-ratio
+        inference-dynamic-batching-max-requests inference-dynamic-batching-max-requests-override
+        inference-dynamic-batching-max-tokens inference-dynamic-batching-max-tokens-override
+        inference-dynamic-batching-num-cuda-graphs
+        inference-dynamic-batching-cuda-graph-sizing-distribution
+        inference-dynamic-batching-track-paused-request-events
+        inference-dynamic-batching-unified-memory-level inference-logging-step-interval
+        inference-wandb-logging-step-interval inference-fuse-tp-communication
+        use-inference-optimized-layers decode-only-cuda-graphs nccl-all-reduce-for-prefill
+        mlp-chunks-for-prefill disable-chunked-prefill symmetric-ar-type cache-mla-latents
+        moe-pad-experts-for-cuda-graph-inference output-bert-embeddings bert-embedder-type
+        inference-sampling-seed
+    """,
+    "nothing any more": """
+        use-mcore-models no-async-tensor-model-parallel-allreduce
+        disable-async-tensor-model-parallel-allreduce enable-experimental onnx-safe
+        no-query-key-layer-scaling
+    """,
+}
+"""Arguments that change neither memory nor time, by what they are about."""
+_EFFECTIVE: dict[str, str] = {
+    "sizes": """
+        num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels
+        group-query-attention num-query-groups seq-length max-position-embeddings
+        make-vocab-size-divisible-by vocab-size padded-vocab-size vocab-extra-ids tokenizer-type
+        untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias swiglu squared-relu
+        quick-geglu openai-gelu normalization qk-layernorm position-embedding-type
+        use-rotary-position-embeddings rotary-percent no-position-embedding multi-latent-attention
+        q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim mtp-num-layers
+        mtp-use-repeated-layer attention-dropout hidden-dropout spec transformer-impl
+        use-legacy-models yaml-cfg
+    """,
+    "batches": """
+        micro-batch-size global-batch-size rampup-batch-size decrease-batch-size-if-needed
+    """,
+    "degrees": """
+        tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size
+        expert-model-parallel-size expert-tensor-parallel-size sequence-parallel cp-comm-type
+        hierarchical-context-parallel-sizes hybrid-context-parallel max-seqlen-per-dp-cp-rank
+        use-mp-args-from-checkpoint-args moe-extended-tp virtual-pipeline-model-parallel-size
+    """,
+    "stages": """
+        num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank
+        pipeline-model-parallel-layout decoder-first-pipeline-num-layers
+        decoder-last-pipeline-num-layers account-for-embedding-in-pipeline-split
+        account-for-loss-in-pipeline-split standalone-embedding-stage
+        microbatch-group-size-per-virtual-pipeline-stage
+        num-microbatches-with-partial-activation-checkpoints pipeline-model-parallel-split-rank
+        defer-embedding-wgrad-compute wgrad-deferral-limit variable-seq-lengths
+        deallocate-pipeline-outputs
+    """,
+    "exchanges": """
+        overlap-grad-reduce overlap-param-gather overlap-param-gather-with-optimizer-step
+        no-overlap-p2p-communication overlap-p2p-communication
+        overlap-p2p-communication-warmup-flush no-batch-p2p-comm disable-batch-p2p-comm
+        no-batch-p2p-sync disable-batch-p2p-sync no-scatter-gather-tensors-in-pipeline
+        delay-grad-reduce no-delay-grad-reduce delay-param-gather no-align-grad-reduce
+        disable-align-grad-reduce no-align-param-gather ddp-num-buckets ddp-bucket-size
+        ddp-pad-buckets-for-high-nccl-busbw ddp-reduce-scatter-with-fp32-accumulation
+        tp-comm-overlap tp-comm-overlap-cfg tp-comm-overlap-rs-dgrad
+        disable-tp-comm-overlap-ag no-tp-comm-overlap-ag disable-tp-comm-overlap-rs
+        no-tp-comm-overlap-rs disable-tp-comm-bulk-dgrad no-tp-comm-bulk-dgrad
+        disable-tp-comm-bulk-wgrad no-tp-comm-bulk-wgrad disable-tp-comm-split-ag
+        no-tp-comm-split-ag disable-tp-comm-split-rs no-tp-comm-split-rs
+        tp-comm-overlap-disable-qkv tp-comm-overlap-disable-fc1 use-sharp sharp-enabled-group
+        high-priority-stream-groups use-nccl-ub nccl-ub disable-symmetric-registration
+        create-all-gather-group fake-process-group
+    """,
+    "sharding": """
+        use-distributed-optimizer num-distributed-optimizer-instances use-megatron-fsdp
+        use-custom-fsdp use-torch-fsdp2 torch-fsdp2-no-reshard-after-forward
+        data-parallel-sharding-strategy outer-dp-sharding-strategy fsdp-double-buffer
+        suggested-communication-unit-size keep-fp8-transpose-cache
+        keep-fp8-transpose-cache-when-using-custom-fsdp enable-full-sharding-in-hsdp
+        fsdp-manual-registration megatron-fsdp-grad-comm-dtype megatron-fsdp-main-grads-dtype
+        megatron-fsdp-main-params-dtype
+    """,
+    "recomputation": """
+        recompute-granularity recompute-method recompute-num-layers recompute-modules
+        recompute-activations distribute-saved-activations moe-layer-recompute
+        no-clone-scatter-output-in-embedding disable-clone-scatter-output-in-embedding
+    """,
+    "precision": """
+        bf16 fp16 fp8-format fp8-recipe fp8-param-gather fp8-quantizer-factory no-fp8-wgrad
+        disable-fp8-wgrad first-last-layers-bf16 num-layers-at-start-in-bf16
+        num-layers-at-end-in-bf16 fp4-format fp4-recipe fp4-param-gather fp4-param
+        fp4-quantizer-factory fp8-e4m3 fp8-hybrid te-precision-config-file kitchen-config-file
+        kitchen-recipe-number use-kitchen-attention kitchen-attention-backend
+        grad-reduce-in-bf16 reuse-grad-buf-for-mxfp8-param-ag fp16-lm-cross-entropy
+        fp32-residual-connection
+    """,
+    "kernels": """
+        attention-backend use-flash-attn deterministic-mode batch-invariant-mode
+        no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion use-te-activation-func
+        use-fused-weighted-squared-relu cross-entropy-loss-fusion cross-entropy-fusion-impl
+        no-gradient-accumulation-fusion disable-jit-fuser rope-type
+        apply-residual-connection-post-layernorm delay-wgrad-compute
+    """,
+    "attention": """
+        window-size window-attn-skip-freq softmax-type qk-l2-norm qk-clip attention-output-gate
+        no-rope-freq experimental-attention-variant linear-attention-type linear-attention-freq
+        linear-conv-kernel-dim linear-key-head-dim linear-value-head-dim linear-num-key-heads
+        linear-num-value-heads dsa-indexer-n-heads dsa-indexer-head-dim dsa-indexer-topk
+        relative-attention-num-buckets relative-attention-max-distance mrope-section
+        no-create-attention-mask-in-dataloader
+    """,
+    "experts": """
+        num-experts moe-layer-freq moe-ffn-hidden-size moe-shared-expert-intermediate-size
+        moe-shared-expert-gate moe-shared-expert-overlap moe-grouped-gemm
+        moe-use-legacy-grouped-gemm moe-router-topk moe-router-topk-limited-devices
+        moe-router-fusion moe-router-force-load-balancing moe-router-padding-for-fp8
+        moe-router-padding-for-quantization moe-token-dispatcher-type moe-enable-deepep
+        moe-flex-dispatcher-backend moe-deepep-num-sms moe-hybridep-num-sms moe-permute-fusion
+        moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-apply-probs-on-input
+        moe-latent-size overlap-moe-expert-parallel-comm ep-overlap-early-attn-memory-release
+        moe-enable-routing-replay moe-input-jitter-eps
+    """,
+    "offloading": """
+        cpu-offloading cpu-offloading-num-layers no-cpu-offloading-activations
+        disable-cpu-offloading-activations cpu-offloading-weights cpu-offloading-double-buffering
+        fine-grained-activation-offloading offload-modules min-offloaded-tensor-size
+        optimizer-cpu-offload optimizer-offload-fraction use-torch-optimizer-for-cpu-offload
+        overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
+    """,
+    "optimizer states": """
+        optimizer use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-dtype
+        exp-avg-sq-dtype
+    """,
+    "CUDA graphs": """
+        cuda-graph-impl cuda-graph-scope cuda-graph-modules cuda-graph-warmup-steps
+        enable-cuda-graph external-cuda-graph
+    """,
+    "another model": """
+        encoder-num-layers decoder-num-layers encoder-seq-length decoder-seq-length
+        encoder-tensor-model-parallel-size encoder-pipeline-model-parallel-size
+        retriever-seq-length bert-no-binary-head bert-load ict-head-size ict-load
+        biencoder-projection-dim biencoder-shared-query-context-model titles-data-path
+        query-in-block-prob use-one-sent-docs evidence-data-path
+        retriever-report-topk-accuracies retriever-score-scaling block-data-path embedding-path
+        indexer-batch-size indexer-log-interval num-classes img-h img-w num-channels patch-dim
+        classes-fraction data-per-class-fraction vision-pretraining vision-pretraining-type
+        vision-backbone-type swin-backbone-type mask-type mask-factor iter-per-epoch
+        dino-local-img-size dino-local-crops-number dino-head-hidden-size dino-bottleneck-size
+        dino-freeze-last-layer dino-norm-last-layer dino-warmup-teacher-temp dino-teacher-temp
+        dino-warmup-teacher-temp-epochs retro-project-dir retro-add-retriever
+        retro-cyclic-train-iters retro-encoder-layers retro-encoder-hidden-dropout
+        retro-encoder-attention-dropout retro-num-neighbors retro-num-retrieved-chunks
+        retro-attention-gate retro-no-verify-neighbor-count retro-workdir
+        hybrid-attention-ratio hybrid-mlp-ratio hybrid-override-pattern hybrid-layer-pattern
+        mtp-hybrid-override-pattern is-hybrid-model mamba-state-dim mamba-head-dim
+        mamba-num-groups mamba-num-heads disable-mamba-mem-eff-path
+        heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json
+        dataset-provider language-model-type model-provider vision-model-type
+        disable-vision-class-token use-packed-sequence packing-buffer-size dataloader-seq-length
+        total-seq-length flextron
+    """,
+    "another training": """
+        sft perform-rl-step rl-prompts-per-eval rl-default-temperature rl-default-top-p
+        rl-default-top-k rl-offload-optimizer-during-inference
+        rl-offload-kv-cache-during-training rl-remove-kv-cache-during-training
+        rl-reset-cuda-graphs rl-partial-rollouts rl-inference-logprobs-is-correction
+        rl-importance-sampling-truncation-coef rl-calculate-intra-group-similarity
+        rl-use-sequence-packing rl-sequence-packing-bin-size
+        rl-sequence-packing-max-sequences-per-bin rl-sequence-packing-algo
+        rl-training-cuda-graphs rl-inference-tensor-model-parallel-size
+        rl-inference-pipeline-model-parallel-size rl-inference-expert-model-parallel-size
+        rl-inference-expert-tensor-model-parallel-size
+        rl-inference-model-unified-memory-level rl-offload-inference-model-weights-when-idle
+        rl-verify-model-weights-swap rl-parallel-generation-tasks rl-skip-bos-token
+        rl-consumption-granularity rl-submission-granularity rl-generation-lag refit-method
+        grpo-prompts-per-step grpo-group-size grpo-iterations grpo-clamp-eps-lower
+        grpo-clamp-eps-upper grpo-kl-beta grpo-entropy-term-weight
+        grpo-filter-groups-with-same-reward grpo-default-temperature grpo-default-top-p
+        langrl-inference-server-type langrl-inference-server-conversation-template
+        langrl-external-server langrl-env-config export-kd-teacher-load export-kd-cfg
+        export-te-mcore-model export-default-te-spec export-model-type
+    """,
+    "an argument of old": """
+        batch-size warmup model-parallel-size checkpoint-activations
+    """,
+}
+"""Arguments that may change memory or time, by what they are about."""
+_MOST_EDITS = 2
+"""Letters by which a misspelt name differs from the one that is meant."""
+
+
+@cache
+def _concerns() -> dict[str, tuple[str, bool]]:
+    return {
+        name: (about, harmless)
+        for harmless, table in ((True, _HARMLESS), (False, _EFFECTIVE))
+        for about, names in table.items()
+        for name in names.split()
+    }
+
+
+def concern_of(flag: str) -> str | None:
+    """Return what an argument is about in a word or two; None: no known release has it."""
+    about = _concerns().get(flag)
+    return None if about is None else about[0]
+
+
+def harmless(flag: str) -> bool:
+    """Return whether a known argument changes neither memory nor time."""
+    return _concerns().get(flag, ("", False))[1]
+
+
+def alike(flag: str) -> str | None:
+    """Return the known argument that a misspelt one is meant to be; None where none is near.
+
+    Names that differ by two letters at most (left out, added, changed, or two swapped), by one
+    where they are shorter than eight letters: longer distances would name arguments of a fork.
+    """
+    most = _MOST_EDITS if len(flag) >= 8 else 1
+    # another number is another argument: --adam-beta3 is somebody's own
+    near = [
+        (_edits(flag, name, most), name)
+        for name in _concerns()
+        if re.sub("[0-9]", "", name) != re.sub("[0-9]", "", flag)
+    ]
+    edits, name = min(near)
+    return name if 0 < edits <= most else None
+
+
+def _edits(one: str, other: str, most: int) -> int:
+    """Return how many letters two names differ by, more than `most` where that is all there is.
+
+    Distance of optimal string alignment: neighbours that are swapped count once.
+    """
+    if abs(len(one) - len(other)) > most:
+        return most + 1
+    before: list[int] = []
+    above = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, mark in enumerate(other, 1):
+            cost = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != mark))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == mark:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        if min(row) > most:
+            return most + 1
+        before, above = above, row
+    return above[-1]
