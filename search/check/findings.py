@@ -151,7 +151,7 @@ def _misspelt(words: Words) -> Iterator[str]:
 
 def _unread(entry: Ignored) -> Finding:
     """Return what is to say of an argument that no price depends on, though it may have to."""
-    said = f"--{entry.flag} {entry.value[:60]}".strip()
+    said = " ".join(f"--{entry.flag} {entry.value[:60]}".split())
     if entry.concern is None:
         return Finding(kind="not understood", text=f"{said} may change time or memory")
     return Finding(

@@ -421,7 +421,7 @@ class _Run(Expansion):
             word if isinstance(word, str) else "".join(piece.text for piece in word.pieces)
             for word in getattr(statement, "words", ())
         ]
-        said = " ".join(words) or getattr(statement, "text", "")
+        said = " ".join((" ".join(words) or getattr(statement, "text", "")).split())
         return f"`{said[:60]}` on line {statement.line}" if said else f"line {statement.line}"
 
     # ----------------------------------------------------------------------------------------------

@@ -313,8 +313,8 @@ def test_what_arguments_are_about(tmp_path: Path) -> None:
 def test_a_batch_that_grows_is_priced_as_the_last_one(tmp_path: Path) -> None:
     """And said."""
     file = checked(tmp_path, DENSE, **SAMPLES, rampup_batch_size=[16, 16, 1000])
-    assert found_of(file, "read") == [
-        "--rampup-batch-size begins with 16 sequences, and 64 are priced"
+    assert [(one.kind, one.text) for one in file.findings] == [
+        ("read", "--rampup-batch-size begins with 16 sequences, and 64 are priced")
     ]
 
 
