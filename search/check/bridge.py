@@ -37,7 +37,8 @@ from search.launches.bridge_recipes import Settings
 __all__ = ["BRIDGE"]
 
 _STACK = "megatron-core"
-_FLAG = re.compile(r"--[a-z0-9][a-z0-9-]*")
+_FLAG = re.compile(r"--[a-z0-9]+(?:-[a-z0-9]+)*|(?<![\w-])[a-z0-9]+(?:-[a-z0-9]+)+")
+"""Arguments of Megatron-LM in a sentence, with hyphens in front or without."""
 _NEW = {
     "model.tensor_model_parallel_size": "-tp",
     "model.pipeline_model_parallel_size": "-pp",
@@ -49,6 +50,7 @@ _NEW = {
 }
 """Arguments that a script of theirs gets for keys that it did not set."""
 _TP, _SP = "model.tensor_model_parallel_size", "model.sequence_parallel"
+_LAYOUT = "model.pipeline_model_parallel_layout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
         gpu=asked.gpu,
         name=str(source.path),
     )
-    whole = "model._target_" in file.own or len(file.own) > _WHOLE
-    ignored = (*file.ignored, *other_keys(file.own, whole=whole))
+    ignored = (*file.ignored, *other_keys(file.own, whole=file.is_whole))
     found, said = Attempt(), list[Finding]()
     if file.unpriced is not None:
         said.append(Finding(kind="not priced", text=file.unpriced))
@@ -119,11 +120,8 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
         words={one.spelled: (one.value,) for one in file.given},
         written=partial(_written, file, place, found.launch),
         spelled=partial(_line, file),
+        worded=partial(_worded, file, settings),
     )
-
-
-_WHOLE = 200
-"""Keys of a file that is a dump of a whole configuration."""
 
 
 def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
@@ -151,23 +149,22 @@ def _findings(
     file: BridgeFile, settings: Settings, place: _Place, found: Attempt
 ) -> Iterator[Finding]:
     spelled = file.spelled
-    names = {flag: key for key, flag in FLAG_OF_KEY.items() if key in settings}
-    # what the file says itself is what it is told of
-    names |= {flag: key for key, flag in FLAG_OF_KEY.items() if key in spelled}
     own = {f"--{flag}" for key, flag in FLAG_OF_KEY.items() if key in spelled}
     if found.unpriced is not None:
-        yield Finding(kind="not priced", text=_worded(found.unpriced, file, names))
+        yield Finding(kind="not priced", text=_worded(file, settings, found.unpriced))
     for one in findings_of(
         place.setting(settings).words,
         world_size=place.world_size,
         environment=place.environment,
         gpu=place.gpu,
+        ignored=found.ignored,
         problem=found.problem,
         launch=found.launch,
     ):
         # what a recipe sets to no effect is not for the file to change
-        if one.kind != "no effect" or one.text.split(",")[0] in own:
-            yield Finding(kind=one.kind, text=_worded(one.text, file, names))
+        of_file = re.split("[ ,]", one.text)[0] in own and not file.is_whole
+        if one.kind not in ("no effect", "not understood") or of_file:
+            yield Finding(kind=one.kind, text=_worded(file, settings, one.text))
     yield from _idle(file, settings)
     launch = found.launch
     if launch is not None and launch.graphs != "none":
@@ -207,15 +204,17 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
         yield Finding(kind="no effect", text=text)
 
 
-def _worded(text: str, file: BridgeFile, names: Mapping[str, str]) -> str:
+def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
     """Return a sentence on arguments of Megatron-LM with the file's own keys in their place."""
     spelled = file.spelled
 
     def own(found: re.Match[str]) -> str:
-        key = names.get(found[0][2:])
-        if key is None:
-            return next((k for k, flag in FLAG_OF_KEY.items() if f"--{flag}" == found[0]), found[0])
-        return spelled[key].spelled if key in spelled else key
+        keys = [key for key, flag in FLAG_OF_KEY.items() if flag == found[0].removeprefix("--")]
+        # what the file says itself is what it is told of, then what its recipe says
+        said = next((key for key in reversed(keys) if key in spelled), None)
+        if said is not None:
+            return spelled[said].spelled
+        return next((key for key in reversed(keys) if key in settings), (*keys, found[0])[0])
 
     return _FLAG.sub(own, text)
 
@@ -272,18 +271,19 @@ def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[
     left = dict(changed)
     found = list[Given]()
     for one in file.given:
-        mine = one.settings.keys() - one.derived
-        if not mine & left.keys():
+        mine = [key for key in one.settings if key not in one.derived]
+        if not left.keys() & mine:
             found.append(one)
         elif len(mine) == 1:
-            (key,) = mine
-            found.append(_given(one.spelled, key, left.pop(key)))
+            found.append(_given(one.spelled, mine[0], left.pop(mine[0])))
         else:
             left = {**{k: settings[k] for k in mine if k in settings}, **left}
     tensor = ("-tp", "--tensor_model_parallel_size")
     if any(one.spelled in tensor for one in found):
         left.pop(_SP, None)
     for key, value in left.items():
+        if key != _LAYOUT and value == file.recipe.settings.get(key):
+            continue  # the recipe says it by itself
         flag = None if file.is_document or file.recipe.kind != "performance" else _NEW.get(key)
         found.append(_given(flag or key, key, value))
     follows = any(_SP in one.derived for one in found)

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from autopar.errors import DocumentError
 from search.check.bridge import BRIDGE
 from search.check.megatron import MEGATRON
+from search.check.torchtitan import TORCHTITAN
 from search.check.trainer import Asked, CheckedFile, Trainer
 from search.configuration import Configuration, read_configuration
 from search.launches.megatron_names import harmless
 
 __all__ = ["TRAINERS", "read_checked", "trainer_of"]
 
-TRAINERS: tuple[Trainer, ...] = (BRIDGE, MEGATRON)
+TRAINERS: tuple[Trainer, ...] = (TORCHTITAN, BRIDGE, MEGATRON)
 """In the order in which a file is held to them: those with keys of their own first, since scripts
 of others have flags of Megatron-LM as well."""
 

@@ -59,6 +59,9 @@ class CheckedFile:
     spelled: Callable[[str, str | None], str]
     """Returns a key of `Changes` and of `Ignored` with its value as a line of the file, such as
     `--seq-length 4096`; alone where the value is None or empty."""
+    worded: Callable[[str], str] = str
+    """Returns a sentence that names arguments of Megatron-LM, as those on memory do, with the
+    file's own keys in their place."""
 
 
 @dataclass(frozen=True, kw_only=True)

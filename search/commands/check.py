@@ -34,7 +34,7 @@ class CheckSpec:
     """Which launches are checked, and where they are to run."""
 
     files: tuple[str, ...] = option(
-        help="launch script, YAML or JSON of Megatron-LM",
+        help="launch script, YAML or JSON of Megatron-LM or Megatron-Bridge",
         panel=_WHAT,
         positional=True,
         metavar="FILE",

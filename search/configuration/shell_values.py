@@ -368,6 +368,8 @@ class Command:
 
 _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
 _STARTERS = re.compile(r"(.*/)?(torchrun|accelerate|srun|deepspeed|mpirun)|torch\.distributed.*")
+_PROGRAM = re.compile(r".*\.py|(.*/)?scripts/training/train\.sh", re.DOTALL)
+"""What trains: Python, and the launcher of Megatron-Bridge."""
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
 """Flags of several words that change no launch."""
 _SHORT = r"-[a-z]{2,3}"
@@ -402,7 +404,7 @@ def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
     """Return the words before the program of a launch, it and those behind; None: it is none."""
-    at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
     if at is None and "-m" in words[1:-1]:
         at = words.index("-m", 1) + 1
     if at is None or not any(_LIKE_FLAG.fullmatch(word) for word in words[at + 1 :]):

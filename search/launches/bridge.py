@@ -74,6 +74,8 @@ class BridgeFile:
     """In the order in which they count."""
     world_size: int | None
     is_document: bool
+    is_whole: bool = False
+    """It says everything, as a dump of a configuration does, and not what somebody wants other."""
     gpu: str | None = None
     """For which the recipe is, by its card's name or the beginning of it."""
     ignored: tuple[Ignored, ...] = ()
@@ -114,11 +116,15 @@ class BridgeFile:
                for k in degrees) and _LAYOUT not in own:  # fmt: skip
             # a layout is one of a number of parts
             found[_LAYOUT] = None
-        pp, vp = (found.get(key) or 1 for key in degrees)
-        if found.get(_LAYOUT) is None and _LAYOUT not in own and pp != 1:
-            mtp = found.get("model.mtp_num_layers") or 0
-            found[_LAYOUT] = layout_of(self.recipe.model, pp, vp, mtp)
+        if found.get(_LAYOUT) is None and _LAYOUT not in own:
+            pp, vp, mtp = (_number(found.get(key)) for key in (*degrees, "model.mtp_num_layers"))
+            found[_LAYOUT] = layout_of(self.recipe.model, pp, max(vp, 1), mtp)
         return found
+
+
+def _number(value: Any) -> int:
+    """Return a whole number; 0 for whatever is none."""
+    return value if isinstance(value, int) else 0
 
 
 _VP = "model.virtual_pipeline_model_parallel_size"
@@ -141,9 +147,8 @@ def is_bridge(source: Configuration) -> bool:
         return False
     if _PROGRAMS.fullmatch(command.program):
         names = {_name(word) for word in command.arguments}
-        return bool(names & {"model_recipe_name", "recipe", "model_name", "model_family_name"}) or (
-            bool(words) and "model" in names
-        )
+        chosen = {"model_recipe_name", "recipe", "model_name", "model_family_name"}
+        return bool(names & chosen) or names >= {"model", "mode"}
     return any(key in KEYS for key in words)
 
 
@@ -198,7 +203,8 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
         elif name not in _SELECTING:
             known = name in ARGUMENTS
             ignored.append(Ignored(flag=spelled, value=" ".join(values), understood=known))
-    recipe, notes, unpriced = _recipe_of(text, command.program)
+    keys = frozenset(key for one in (*given, *others) for key in one.settings)
+    recipe, notes, unpriced = _recipe_of(text, command.program, keys)
     gpu = text.get("gpu")
     flat = re.search(r"gpu_([a-z]+\d+)_", text.get("recipe", ""))
     return BridgeFile(
@@ -216,7 +222,9 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
 
 def _starts(word: str) -> bool:
     """Return whether a word begins something else than a value of the argument before it."""
-    return _name(word) is not None or (_override(word) is not None and "." in word.split("=")[0])
+    found = _override(word)
+    dotted = found is not None and ("." in found["key"] or found["key"] == "mixed_precision")
+    return _name(word) is not None or dotted
 
 
 _SELECTING = frozenset({
@@ -240,8 +248,13 @@ def _environment(text: Mapping[str, str], own: Mapping[str, str]) -> dict[str, s
     return {**own, **dict(item.split("=", 1) for item in given if "=" in item)}
 
 
-def _recipe_of(text: Mapping[str, str], program: str) -> tuple[Recipe, tuple[str, ...], str | None]:
-    """Return the recipe of a command, what was taken for it, and why it is not priced."""
+def _recipe_of(
+    text: Mapping[str, str], program: str, own: frozenset[str]
+) -> tuple[Recipe, tuple[str, ...], str | None]:
+    """Return the recipe of a command, what was taken for it, and why it is not priced.
+
+    own : keys that the command sets itself.
+    """
     task = text.get("task", text.get("mode", "pretrain"))
     unpriced = None
     if task != "pretrain":
@@ -275,7 +288,7 @@ def _recipe_of(text: Mapping[str, str], program: str) -> tuple[Recipe, tuple[str
     gpu = text.get("gpu", "h100").lower()
     if "gpu" not in text:
         notes.append("the recipe is that of h100, since --gpu is not given")
-    recipe = performance_recipe(model.lower(), gpu, precision, text.get("config_variant"))
+    recipe = performance_recipe(model.lower(), gpu, precision, text.get("config_variant"), own=own)
     return recipe, tuple(notes), unpriced
 
 
@@ -299,6 +312,7 @@ def _document(source: Configuration) -> BridgeFile:
         given=tuple(given),
         world_size=None,
         is_document=True,
+        is_whole=whole,
         notes=(*notes, *recipe.notes),
     )
 
@@ -386,8 +400,11 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
     `training/mixed_precision.py`, whose precision of gradients counts over that of `ddp`.
     """
     get = settings.get
+    # not `in`: a dropout of 0.0 equals False
     found: dict[str, Any] = {
-        flag: get(key) for key, flag in VALUES.items() if get(key) not in (None, [], False)
+        flag: value
+        for key, flag in VALUES.items()
+        if (value := get(key)) is not None and value is not False and value != []
     }
     found |= {flag: True for key, flag in WHERE_TRUE.items() if get(key) is True}
     found |= {flag: True for key, flag in UNLESS_TRUE.items() if get(key) is False}
@@ -422,7 +439,8 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
 def _layers(settings: Mapping[str, Any]) -> dict[str, Any]:
     layout = settings.get(_LAYOUT)
     if isinstance(layout, list):
-        layout = "|".join("".join(_KINDS.get(str(k), str(k)) for k in part) for part in layout)
+        parts = [part if isinstance(part, list) else [part] for part in layout]
+        layout = "|".join("".join(_KINDS.get(str(k), str(k)) for k in part) for part in parts)
     if layout is not None:
         return {"pipeline-model-parallel-layout": layout}
     chunks = settings.get(_VP)
@@ -539,7 +557,7 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
-    scopes = [scope] if isinstance(scope, str) else scope or []
+    scopes = [scope] if isinstance(scope, str) else scope if isinstance(scope, list) else []
     # Megatron-Core takes the scope alone for a graph of the whole step
     whole = impl == "full_iteration" or "full_iteration" in scopes
     some = impl not in (None, "none", False)

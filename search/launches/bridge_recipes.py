@@ -272,10 +272,12 @@ def performance_recipe(
     *,
     name: str | None = None,
     num_gpus: int | None = None,
+    own: frozenset[str] = frozenset(),
 ) -> Recipe:
     """Return what the performance scripts make of a model, a device and a precision.
 
     variant : such as `v1`; None: the newest. name : of a flat recipe. num_gpus : that it says.
+    own : keys that a file sets itself, in which variants need not be told apart.
     """
     title = name or f"{model} on {gpu} in {precision}"
     sizes = _model_settings(model)
@@ -283,6 +285,8 @@ def performance_recipe(
         return Recipe(name=title, model=None, kind="performance", settings={})
     settings = {**sizes, **_COMMON, **_precision(_DTYPES.get(precision, "bf16_mixed"))}
     settings |= _benchmark(model, precision, gpu)
+    if "model.num_moe_experts" in sizes:
+        settings["model.moe_router_force_load_balancing"] = True
     # precisions of Adam's moments are those of the library's recipe
     settings |= {k: v for k, v in _LIBRARY.get(model, {}).items() if k.startswith("optimizer.")}
     if "model.account_for_loss_in_pipeline_split" in _LIBRARY.get(model, {}):
@@ -304,7 +308,13 @@ def performance_recipe(
     settings |= _of_preset(model, preset)
     variants = preset_variants(model, gpu, precision)
     notes = list[str]()
-    if variant is None and len(variants) > 1:
+    others = [preset_of(model, gpu, precision, other) for other in variants]
+    left = [
+        {k: v for k, v in _of_preset(model, other).items() if k not in own}
+        for other in others
+        if other is not None
+    ]
+    if variant is None and any(one != left[0] for one in left):
         notes.append(f"of the variants {', '.join(variants)} of {title}, {preset.variant} is taken")
     # a flat recipe for another number of GPUs has a batch in proportion
     if num_gpus is not None and num_gpus != preset.num_gpus:
@@ -331,7 +341,6 @@ def _benchmark(model: str, precision: str, gpu: str) -> Settings:
         "model.seq_length": seq,
         "model.should_pad_vocab": True,
         "model.apply_rope_fusion": True,
-        "model.moe_router_force_load_balancing": True,
         "mixed_precision.grad_reduce_in_fp32": False,
         "mixed_precision.first_last_layers_bf16": False,
         "comm_overlap.tp_comm_overlap": overlap,
@@ -412,4 +421,5 @@ def layout_of(model: str | None, pp: int, vp: int, mtp: int) -> str | None:
     if model not in ("deepseek_v3", "kimi_k2") or (pp, vp) not in _DEEPSEEK_KNOWN:
         return None
     parts = ["t" * layers for layers in _DEEPSEEK_PARTS[pp * vp]]
-    return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "m" * mtp + "L"])
+    further = f"m*{mtp}" if mtp else ""
+    return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + further + "L"])
