@@ -299,6 +299,17 @@ def test_sentences_stay_on_one_line(tmp_path: Path) -> None:
     assert not [text for text in texts if "\n" in text]
 
 
+def test_a_launch_in_a_text_for_another_shell(tmp_path: Path) -> None:
+    """Variables are those of the outer script, unknown ones stay what they are."""
+    script = (
+        'M="${MODEL[*]}"\nsrun --container x bash <<EOF\nexport A=$SLURM_JOB_ID\n'
+        "torchrun --nproc-per-node 8 pretrain_gpt.py $M --tensor-model-parallel-size 2\nEOF"
+    )
+    file = checked(tmp_path, script, 8)
+    assert file.launch is not None
+    assert file.launch.degrees.tp == 2
+
+
 def test_argparse_knows_no_underscores(tmp_path: Path) -> None:
     """Of a script or of flags in a document; Megatron-LM's own two spellings are meant."""
     script = (
