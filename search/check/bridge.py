@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from autopar.errors import InputError
+from autopar.errors import InputError, did_you_mean
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.check.changes import Changes, arguments_of, laid_out
@@ -21,7 +21,7 @@ from search.check.megatron import same_launch
 from search.check.rules import Setting, broken_rules
 from search.check.trainer import Asked, Attempt, CheckedFile, Trainer, attempt, world_size_of
 from search.configuration import Configuration
-from search.launches.arguments import words_of
+from search.launches.arguments import Ignored, words_of
 from search.launches.bridge import (
     BridgeFile,
     Given,
@@ -31,7 +31,7 @@ from search.launches.bridge import (
     other_keys,
     read_bridge,
 )
-from search.launches.bridge_keys import FLAG_OF_KEY
+from search.launches.bridge_keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.launches.bridge_recipes import Settings
 
 __all__ = ["BRIDGE"]
@@ -102,12 +102,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     else:
         found = place.read(settings)
         said += _findings(file, settings, place, found)
-    said += [
-        Finding(kind="not understood", text=f"{_line(file, one.flag, one.value)} may change time "
-                "or memory")
-        for one in ignored
-        if not one.understood
-    ]  # fmt: skip
+    said += [_unknown(file, one) for one in ignored if not one.understood]
     said += [Finding(kind="read", text=text) for text in (*file.notes, *_of_device(file, asked))]
     return CheckedFile(
         path=str(source.path),
@@ -122,6 +117,13 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
         spelled=partial(_line, file),
         worded=partial(_worded, file, settings),
     )
+
+
+def _unknown(file: BridgeFile, one: Ignored) -> Finding:
+    """Return what is to say of a key that nobody here knows, misspelt ones among them."""
+    text = f"{_line(file, one.flag, one.value)} may change time or memory"
+    names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
+    return Finding(kind="not understood", text=text + did_you_mean(one.flag, sorted(names), 0.9))
 
 
 def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
@@ -177,15 +179,16 @@ def _findings(
     if settings.get("mixed_precision.first_last_layers_bf16") is True:
         text = "the first and the last layer stay in bf16, and are counted and priced in 8 bits"
         yield Finding(kind="read", text=text)
-    aware = settings.get("optimizer.use_precision_aware_optimizer") is True
-    if aware and launch is not None:
-        text = "the precision-aware optimizer keeps the rest of 16 bits beside weights, and is "
-        yield Finding(kind="read", text=text + "counted with weights of fp32")
 
 
 def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
     """Yield what the file sets and Bridge does not follow; see `flags_of_settings`."""
-    own = file.own
+    own, spelled = file.own, file.spelled
+    for one in file.given:
+        for key in one.settings:
+            if spelled[key] is not one and spelled[key].spelled != one.spelled:
+                text = f"{one.spelled}, since {spelled[key].spelled} counts"
+                yield Finding(kind="no effect", text=text)
     configured = any(key.startswith("comm_overlap.") for key in settings)
     sharded = settings.get("ddp.use_distributed_optimizer") is True
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
@@ -288,7 +291,7 @@ def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[
         found.append(_given(flag or key, key, value))
     follows = any(_SP in one.derived for one in found)
     # what follows from a degree is said by it alone
-    return tuple(one for one in found if not follows or one.spelled != _SP)
+    return file.ordered(one for one in found if not follows or one.spelled != _SP)
 
 
 def _given(spelled: str, key: str, value: Any) -> Given:

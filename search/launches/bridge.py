@@ -8,7 +8,7 @@ What a recipe sets by itself is `search.launches.bridge_recipes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class Given:
     value: str
     settings: Mapping[str, Any]
     derived: frozenset[str] = frozenset()
-    """Keys of `settings` that follow from the others: they give way to what is said elsewhere."""
+    """Keys of `settings` that follow from the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +87,21 @@ class BridgeFile:
     @property
     def own(self) -> Settings:
         """What the file sets, by dotted key."""
-        found: Settings = {}
-        for derived in (True, False):
-            for one in self.given:
-                found |= {k: v for k, v in one.settings.items() if (k in one.derived) == derived}
-        return found
+        return {key: value for one in self.given for key, value in one.settings.items()}
 
     @property
     def spelled(self) -> dict[str, Given]:
         """What sets a dotted key, of those that the file sets."""
-        found: dict[str, Given] = {}
-        for derived in (True, False):
-            for one in self.given:
-                found |= {k: one for k in one.settings if (k in one.derived) == derived}
-        return found
+        return {key: one for one in self.given for key in one.settings}
+
+    def ordered(self, given: Iterable[Given]) -> tuple[Given, ...]:
+        """Return settings in the order in which they count, the last one over the others.
+
+        Performance scripts lay arguments over overrides (`set_user_overrides` behind
+        `set_cli_overrides`), the runner of recipes overrides over arguments.
+        """
+        over = self.recipe.kind == "performance"
+        return tuple(sorted(given, key=lambda one: one.spelled.startswith("-") == over))
 
     def settings(self, world: int) -> Settings:
         """Return what the recipe and the file set together for so many GPUs."""
@@ -207,9 +208,9 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
     recipe, notes, unpriced = _recipe_of(text, command.program, keys)
     gpu = text.get("gpu")
     flat = re.search(r"gpu_([a-z]+\d+)_", text.get("recipe", ""))
-    return BridgeFile(
+    file = BridgeFile(
         recipe=recipe,
-        given=(*given, *others),
+        given=(),
         world_size=_world(text, source.world_size),
         is_document=False,
         gpu=gpu or (flat[1] if flat is not None else None),
@@ -218,6 +219,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
         unpriced=unpriced,
         environment=_environment(text, source.environment),
     )
+    return replace(file, given=file.ordered((*given, *others)))
 
 
 def _starts(word: str) -> bool:
@@ -552,22 +554,27 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
         )
     if experts is not None and get("model.use_transformer_engine_op_fuser") is True:
         experts = replace(experts, fused_mlp=True)
-    moments = 8
+    moments, master = 8, 4
     if get("optimizer.use_precision_aware_optimizer") is True:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
+        # of fp32 weights only what bf16 ones have not is kept: `store_param_remainders`
+        whole = launch.precision.fp8_weights or launch.precision.kind != "bf16"
+        whole |= launch.optimizer.sharding != "distributed"
+        if not whole and get("optimizer.store_param_remainders") is not False:
+            master = 2
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
     scopes = [scope] if isinstance(scope, str) else scope if isinstance(scope, list) else []
     # Megatron-Core takes the scope alone for a graph of the whole step
-    whole = impl == "full_iteration" or "full_iteration" in scopes
+    full = impl == "full_iteration" or "full_iteration" in scopes
     some = impl not in (None, "none", False)
     return replace(
         launch,
         model=replace(model, attention=attention, experts=experts),
-        optimizer=replace(launch.optimizer, moments_bytes=moments),
+        optimizer=replace(launch.optimizer, moments_bytes=moments, master_bytes=master),
         precision=replace(
             launch.precision,
             fp8_attention=get("mixed_precision.fp8_dot_product_attention") is True,
         ),
-        graphs="full" if whole else "partial" if some else "none",
+        graphs="full" if full else "partial" if some else "none",
     )

@@ -285,6 +285,8 @@ def performance_recipe(
         return Recipe(name=title, model=None, kind="performance", settings={})
     settings = {**sizes, **_COMMON, **_precision(_DTYPES.get(precision, "bf16_mixed"))}
     settings |= _benchmark(model, precision, gpu)
+    if precision == "bf16":
+        settings["optimizer.use_precision_aware_optimizer"] = True
     if "model.num_moe_experts" in sizes:
         settings["model.moe_router_force_load_balancing"] = True
     # precisions of Adam's moments are those of the library's recipe
