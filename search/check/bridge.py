@@ -133,7 +133,8 @@ def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[st
     the launchers of the performance scripts.
     """
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    if gpu.upper().startswith(("B2", "B3", "GB")) or settings.get("ddp.use_megatron_fsdp") is True:
+    sharded = any(settings.get(f"{name}.use_megatron_fsdp") is True for name in ("ddp", "dist"))
+    if sharded or gpu.upper().startswith(("B2", "B3", "GB")):
         return {**file.environment}
     return {name: "1", **file.environment}
 

@@ -360,7 +360,7 @@ class _Run(Expansion):
             if not _NO_SETTINGS.fullmatch(rest[0]):
                 self.sourced[rest[0]] = None
             return None
-        if name.startswith("--"):
+        if re.match("-[A-Za-z-]", name):
             self.left_out[
                 f"line {words[0].line} begins a command with {name}: the one in front of it ends "
                 "there, with a comment or a blank behind its backslash, and does not have it"

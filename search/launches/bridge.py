@@ -193,7 +193,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
             values.append(words[at])
             at += 1
         plain[name] = (word.partition("=")[0], values)
-    text = {name: " ".join(values) for name, (_, values) in plain.items()}
+    text = {name: " ".join(values).strip() for name, (_, values) in plain.items()}
     ignored = list[Ignored]()
     for name, (spelled, values) in plain.items():
         settings = argument_settings(name, values)
@@ -247,7 +247,16 @@ def _world(text: Mapping[str, str], own: int | None) -> int | None:
 def _environment(text: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     named = text.get("custom_env_vars", "").split(",")
     given = [*named, text.get("env", "")]
-    return {**own, **dict(item.split("=", 1) for item in given if "=" in item)}
+    found = {**own, **dict(item.split("=", 1) for item in given if "=" in item)}
+    return {**_DETERMINISTIC, **found} if "deterministic" in text else found
+
+
+_DETERMINISTIC = {
+    "NCCL_ALGO": "Ring",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""What `--deterministic` sets: `apply_determinism_overrides` of Bridge's recipes."""
 
 
 def _recipe_of(

@@ -19,7 +19,7 @@ from benchmarks.ledger_models import known_architecture
 from search.check.assessment import assess
 from search.check.job import job_of_launch
 from search.check.neighbours import neighbours_of
-from search.check.read import trainer_of
+from search.check.read import read_checked, trainer_of
 from search.check.trainer import CheckedFile
 from search.commands import check
 from search.configuration import read_configuration
@@ -368,6 +368,42 @@ def test_good_launches_have_nothing_to_be_found(tmp_path: Path) -> None:
     named = [one.flag for one in file.harmless]
     assert named == ["-a", "-p", "--wandb_project_name", "logger.log_interval"]
     assert texts(recipe_run(tmp_path, "--recipe llama3_8b_pretrain_config")) == []
+
+
+def test_scripts_as_people_have_them(tmp_path: Path) -> None:
+    """Arrays of overrides in a quoted launch, and a blank behind a backslash, which ends it."""
+    path = tmp_path / "job.sh"
+    path.write_text(
+        "OVERRIDES=(\n  model.tensor_model_parallel_size=8\n"
+        "  'model.recompute_modules=[layernorm,mlp]' model.recompute_granularity=selective\n)\n"
+        'srun --container-image=x bash -c "uv run python -m torch.distributed.run '
+        "--nproc_per_node=8 --nnodes=8 run_recipe.py --recipe llama3_70b_pretrain_config "
+        '${OVERRIDES[*]} train.global_batch_size=128"\n',
+        encoding="utf-8",
+    )
+    file = read_checked(str(path), world_size=None, gpu="h100-80gb")
+    assert file.launch is not None
+    assert (file.world_size, file.launch.degrees.tp, file.launch.global_batch) == (64, 8, 128)
+    assert sorted(file.launch.recompute.modules) == ["layernorm", "mlp"]
+    path.write_text(f"{SETUP} -m llama -mr llama3_70b -ng 64 -g h100 \\ \n  -c fp8_cs\n", "utf-8")
+    broken = read_checked(str(path), world_size=None, gpu="h100-80gb")
+    assert any("line 2 begins a command with -c" in text for text in texts(broken, "read"))
+
+
+def test_variables_that_bridge_sets_are_not_asked_for(tmp_path: Path) -> None:
+    """Connections of devices before Blackwell, and what makes a run deterministic."""
+    for words in ([*LLAMA, "--deterministic"], [*LLAMA, "-tp", "8"]):
+        assert texts(checked(tmp_path, words), "environment") == []
+    document = {"dist": {"use_megatron_fsdp": True}, "model": {"seq_length": 4096},
+                "train": {"global_batch_size": 8, "micro_batch_size": 1},
+                "ddp": {"data_parallel_sharding_strategy": "optim_grads_params"}}  # fmt: skip
+    file = overrides(tmp_path, document, name="llama3_8b_pretrain_fsdp", gpus=8)
+    assert file.launch is not None
+    assert file.launch.optimizer.sharding == "fsdp"
+    assert texts(file, "environment") == []
+    own = checked(tmp_path, [*LLAMA, "-ce", "CUDA_DEVICE_MAX_CONNECTIONS=8"])
+    said = "CUDA_DEVICE_MAX_CONNECTIONS is 8, and tensor or context parallelism needs 1 on"
+    assert texts(own, "environment")[0].startswith(said)
 
 
 @pytest.mark.parametrize(
