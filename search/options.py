@@ -24,6 +24,7 @@ __all__ = [
     "LARGEST_MEMORY_GIB",
     "MOST_BATCHES",
     "PANELS",
+    "SPACE_PANEL",
     "Engine",
     "EngineChoice",
     "ProfileMode",
@@ -46,6 +47,7 @@ _IN, _MEM, _SPACE, _COST, _OUT = (
     "Cost model",
     "Solver and output",
 )
+SPACE_PANEL = _SPACE
 LARGEST_MEMORY_GIB = 4096
 """Of one device; more was typed in MiB."""
 LARGEST_BATCH = 1 << 24

@@ -13,6 +13,7 @@ from autopar.memory.allocator import reserved_bytes, rounding_bytes
 from autopar.memory.launch import Launch
 from autopar.memory.parameters import stage_weights
 from autopar.memory.peak import Peak, gathered_bytes, peak_of
+from autopar.memory.sharded import Part, sharded_parts
 from autopar.memory.states import States, states_of
 from autopar.records import dataclass
 
@@ -60,16 +61,30 @@ def account_of(launch: Launch, stage: int | None = None) -> Account:
     """Return the memory of a rank of a pipeline stage; default: the last one."""
     last = launch.degrees.pp - 1
     at = last if stage is None else stage
+    if launch.trainer is not None:
+        states, fullest = sharded_parts(launch, at)
+        return Account(
+            stage=at,
+            states=tuple(_named(part) for part in states if part.num_bytes),
+            peak=tuple(map(_named, fullest)),
+            scored=False,
+        )
     chunks = stage_weights(launch, at)
-    states = states_of(launch, chunks)
+    kept_states = states_of(launch, chunks)
     after = tuple(
-        term for term in (*_state_terms(launch, states), *_kept_terms(launch, at)) if term.num_bytes
+        term
+        for term in (*_state_terms(launch, kept_states), *_kept_terms(launch, at))
+        if term.num_bytes
     )
     gone = {"fp32 gradients of fp16", "pipeline inputs"}
     during = tuple(term for term in after if term.name not in gone)
     peak = peak_of(launch, at)
     during += tuple(term for term in _peak_terms(launch, peak, at) if term.num_bytes)
     return Account(stage=at, states=after, peak=during, scored=at in (0, last))
+
+
+def _named(part: Part) -> Term:
+    return Term(name=part.name, num_bytes=part.num_bytes, switch=part.switch)
 
 
 def _state_terms(launch: Launch, states: States) -> Iterator[Term]:

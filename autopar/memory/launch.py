@@ -11,6 +11,7 @@ import math
 from typing import Literal
 
 from autopar.errors import InputError
+from autopar.memory.recipes import BUCKETS, Buckets, Keeper, Zero
 from autopar.records import dataclass
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "HOPPER",
     "Attention",
     "AttentionKernel",
+    "Checkpointing",
     "Chunk",
     "Degrees",
     "Experts",
@@ -29,6 +31,7 @@ __all__ = [
     "Precision",
     "Recompute",
     "Software",
+    "TorchTrainer",
     "chunks_of_sizes",
     "default_attention",
     "even_chunks",
@@ -379,6 +382,53 @@ class Software:
     """Gathered tokens of split experts are saved a second time."""
 
 
+Checkpointing = Literal["none", "op", "layers", "full"]
+"""What layers of torch compute again: nothing, all but attention and every other product
+(torchtitan's selective `op`), every n-th layer, all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchTrainer:
+    """How a trainer with layers of torch keeps states and computes: FSDP2, DeepSpeed, replicas.
+
+    Where a launch has one, its `optimizer`, `recompute` and `software` say no more than what a step
+    time asks for, and memory is counted by `autopar.memory.sharded`.
+    """
+
+    keeper: Keeper
+    zero: Zero = 3
+    """FSDP2 that does not reshard behind the forward is 2."""
+    replicas: int = 1
+    """Copies of all states: their ranks divide nothing among each other (`dp_replicate`)."""
+    wide_gradients: bool | None = None
+    """Gradients are summed in fp32; None: as the trainer does unless it is told."""
+    each_micro_batch: bool = True
+    """Gradients are reduced behind every micro-batch, or there is one."""
+    buckets: Buckets = BUCKETS
+    one_root: bool = False
+    """Embedding, last norm and head are one unit (torchtitan until early 2025)."""
+    gathered_fp8: bool = False
+    """Weights of products are gathered in 8 bits (torchao)."""
+    layers: Literal["torchtitan", "transformers"] = "torchtitan"
+    compiled: bool = False
+    """Each layer by torch.compile, whose partitioner keeps less."""
+    checkpoint: Checkpointing = "none"
+    every: int = 1
+    """Of `layers`: each so-manieth one is computed again."""
+    fused_norms: bool = True
+    """RMSNorm is one kernel (torch 2.9 and later), and keeps no fp32 copies."""
+    repeated_heads: bool = False
+    """Keys and values are copied for every head of queries."""
+    loss: Literal["whole", "compiled", "chunked"] = "whole"
+    """Cross-entropy of fp32 logits, the same by torch.compile, or of one part of the tokens after
+    the other."""
+    loss_chunks: int = 1
+    loss_parallel: bool = True
+    """Tensor ranks have a part of the vocabulary each until the loss."""
+    stage_outputs: bool = False
+    """The last stage of a pipeline keeps the logits of every micro-batch (torch before 2.9)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """A model, its batch and how it is trained."""
@@ -405,6 +455,8 @@ class Launch:
     the memory that they keep."""
     deferred_head: int | None = None
     """Micro-batches whose head gradients wait (`--defer-embedding-wgrad-compute`); None: none."""
+    trainer: TorchTrainer | None = None
+    """None: Megatron-LM."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""

@@ -33,12 +33,14 @@ Keeper = Literal[
     "megatron-fsdp",
     "torchtitan",
     "accelerate",
+    "ddp",
     "deepspeed",
     "paddlenlp",
     "galvatron",
     "executor",
 ]
-"""Whose code keeps the states: an engine by its name, and where it has two ways, the way."""
+"""Whose code keeps the states: an engine by its name, and where it has two ways, the way. `ddp` is
+DistributedDataParallel under autocast, which torchtitan until 0.2 and accelerate replicate with."""
 Zero = Literal[0, 1, 2, 3]
 PrecisionKind = Literal["bf16", "fp16", "fp32"]
 Phase = Literal["forward", "backward", "step"]
@@ -560,6 +562,7 @@ _RECIPES: Mapping[Keeper, Callable[[_Asked], StateRecipe]] = {
     "megatron-fsdp": _megatron,
     "torchtitan": _fsdp2,
     "accelerate": _accelerate,
+    "ddp": _accelerate,
     "deepspeed": _deepspeed,
     "paddlenlp": _paddle,
     "galvatron": _fsdp1,

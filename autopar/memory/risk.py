@@ -31,7 +31,7 @@ __all__ = [
     "reserved_interval",
 ]
 
-LaunchKind = Literal["dense", "experts", "few runs"]
+LaunchKind = Literal["dense", "experts", "few runs", "torch layers"]
 
 CONTEXT_BYTES = 1 << 30
 """CUDA's context and NCCL's buffers, which no allocator counts: the planner's default, too."""
@@ -43,6 +43,9 @@ PEAK_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
 }
 """Between which 9 of 10 measured peaks lie, over the predicted one; made by
 `benchmarks.memory_goldens.intervals_of` from the shipped runs."""
+_TORCH_RATIOS = (1.07, 1.23)
+"""The same of reserved bytes of trainers with layers of torch, blocks of the allocator included:
+twenty peaks that torchtitan's tables print, over the predicted ones (docs/memory.md)."""
 
 _FEW_RUNS: Mapping[str, Callable[[Launch], bool]] = {
     "Muon": lambda launch: launch.optimizer.kind == "muon",
@@ -96,11 +99,15 @@ _SCALES = tuple(_scales())
 
 def few_runs_of(launch: Launch) -> tuple[str, ...]:
     """Return what a launch has that few measured runs have, in words."""
+    if launch.trainer is not None:
+        return ()  # of them all errors are those of one trainer's runs
     return tuple(name for name, has in _FEW_RUNS.items() if has(launch))
 
 
 def kind_of(launch: Launch) -> LaunchKind:
     """Return the kind whose errors are those of a launch: what routing and blocks can change."""
+    if launch.trainer is not None:
+        return "torch layers"
     if few_runs_of(launch):
         return "few runs"
     return "dense" if launch.model.experts is None else "experts"
@@ -134,18 +141,27 @@ def odds_of_ratio(
     )
 
 
+def _errors(
+    kind: LaunchKind,
+) -> tuple[tuple[float, float], tuple[float, float, float] | None]:
+    """Return the ends of the errors of a kind, and the reserve beside them, if it is apart."""
+    if kind == "torch layers":
+        return _TORCH_RATIOS, None
+    return PEAK_RATIOS[kind], RESERVED_RATIOS
+
+
 def reserved_interval(launch: Launch, peak_bytes: float) -> tuple[float, float]:
     """Return the bytes between which 9 of 10 devices reserve at such a predicted peak."""
-    ends = PEAK_RATIOS[kind_of(launch)]
-    return peak_bytes * _ratio_of(0.95, ends), peak_bytes * _ratio_of(0.05, ends)
+    kind = kind_of(launch)
+    return peak_bytes * _ratio_of(0.95, kind), peak_bytes * _ratio_of(0.05, kind)
 
 
-def _ratio_of(odds: float, ends: tuple[float, float]) -> float:
+def _ratio_of(odds: float, kind: LaunchKind) -> float:
     """Return the ratio that is exceeded with a probability, halving an interval of logarithms."""
     low, high = -2.0, 2.0
     for _ in range(50):
         middle = (low + high) / 2.0
-        above = odds_of_ratio(math.exp(middle), ends) > odds
+        above = odds_of_ratio(math.exp(middle), *_errors(kind)) > odds
         low, high = (middle, high) if above else (low, middle)
     return math.exp((low + high) / 2.0)
 
@@ -164,7 +180,7 @@ def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> floa
         return 1.0
     if peak_bytes <= 0:
         return 0.0
-    return odds_of_ratio(left_bytes / peak_bytes, PEAK_RATIOS[kind])
+    return odds_of_ratio(left_bytes / peak_bytes, *_errors(kind))
 
 
 def reserve_share(kind: LaunchKind, odds: float) -> float:
@@ -172,7 +188,7 @@ def reserve_share(kind: LaunchKind, odds: float) -> float:
 
     What `odds_of_kind` gives these odds for.
     """
-    return _ratio_of(odds, PEAK_RATIOS[kind]) - 1.0
+    return _ratio_of(odds, kind) - 1.0
 
 
 def odds_of_any(launch: Launch, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:

@@ -12,10 +12,12 @@ from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.check.rules import (
     VIRTUAL,
+    OpenValueError,
     Setting,
     Words,
     broken_before,
     broken_rules,
+    decided,
     ramp_start,
 )
 from search.launches.arguments import Ignored
@@ -129,9 +131,9 @@ def findings_of(
     found = [Finding(kind="illegal", text=text) for text in _misspelt(words)]
     found += [Finding(kind="illegal", text=text) for text in broken_rules(setting, problem, launch)]
     found += [Finding(kind="no effect", text=text) for text in _idle(setting)]
-    variables = (*_variables(setting, environment, gpu), *broken_before(setting))
+    variables = (*decided(_variables(setting, environment, gpu)), *broken_before(setting))
     found += [Finding(kind="environment", text=text) for text in variables]
-    found += [Finding(kind="read", text=text) for text in _of_ramp_up(setting)]
+    found += [Finding(kind="read", text=text) for text in decided(_of_ramp_up(setting))]
     found += [_unread(entry) for entry in ignored if not entry.understood]
     return tuple(dict.fromkeys(found))
 
@@ -165,7 +167,10 @@ def _of_ramp_up(setting: Setting) -> Iterator[str]:
 
 def _idle(setting: Setting) -> Iterator[str]:
     for flags, needed, why in _WITHOUT:
-        if needed(setting):
+        try:
+            if needed(setting):
+                continue
+        except OpenValueError:
             continue
         for flag in flags:
             given = setting.words.get(flag)

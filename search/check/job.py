@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 from autopar.errors import InputError
 from autopar.estimate.job import (
@@ -21,6 +22,7 @@ from autopar.estimate.job import (
     Recomputation,
 )
 from autopar.memory.launch import Launch
+from autopar.memory.sharded import recipe_of_launch
 
 __all__ = ["job_of_launch"]
 
@@ -58,7 +60,7 @@ def job_of_launch(launch: Launch) -> Job:
         vpp=degrees.vpp,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
-        zero=_ZERO[launch.optimizer.sharding],
+        **_sharding(launch),
         precision=_FP8[precision.fp8_recipe] if precision.fp8 else precision.kind,
         attention_kernel=_kernel(launch),
         dispatcher="fused"
@@ -67,13 +69,31 @@ def job_of_launch(launch: Launch) -> Job:
         overlap_experts=degrees.overlap_experts,
         overlap_tensor=launch.tensor_overlap,
         overlap_gradients=launch.optimizer.overlap_gradients,
-        gradient_bytes=float(precision.gradient_bytes),
         mtp=model.mtp,
         graphs=launch.graphs,
         low_precision_attention=precision.fp8_attention,
         fused_experts=experts is not None and experts.fused_mlp,
         skew=1.0 if experts is None or experts.skew is None else experts.skew,
     )
+
+
+def _sharding(launch: Launch) -> dict[str, Any]:
+    """Return who keeps states, and in what and when gradients are reduced."""
+    trainer = launch.trainer
+    if trainer is None:
+        return {
+            "zero": _ZERO[launch.optimizer.sharding],
+            "gradient_bytes": float(launch.precision.gradient_bytes),
+        }
+    recipe = recipe_of_launch(launch)
+    reduced = [one.each_bytes for one in recipe.passing if one.what == "input of the reduction"]
+    return {
+        "zero": trainer.zero,
+        "gradient_bytes": reduced[0] if reduced else recipe.gradients.each_bytes,
+        "reduce_every_micro_batch": trainer.each_micro_batch and trainer.zero > 1,
+        # weights that are not given back are gathered once
+        "reshard": trainer.zero == 3,
+    }
 
 
 def _kernel(launch: Launch) -> str | None:
@@ -107,7 +127,14 @@ def _blocks(launch: Launch) -> Iterator[Block]:
 
 def _recomputed(launch: Launch, place: int, of: int) -> Recomputation:
     """Return what the backward computes again of a layer at a place of a chunk of so many."""
-    recompute = launch.recompute
+    recompute, trainer = launch.recompute, launch.trainer
+    if trainer is not None:
+        if trainer.checkpoint == "op":
+            return frozenset({"per_op"})
+        whole = trainer.checkpoint == "full" or (
+            trainer.checkpoint == "layers" and (place + 1) % trainer.every == 0
+        )
+        return "full" if whole else frozenset()
     if recompute.layers == "uniform" or (recompute.layers == "block" and place < recompute.number):
         return "full"
     return recompute.modules

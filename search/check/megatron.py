@@ -20,7 +20,12 @@ from search.check.rules import Setting, Words, broken_rules
 from search.check.trainer import Asked, CheckedFile, Trainer, attempt, world_size_of
 from search.configuration import Configuration
 from search.launches.arguments import words_of
-from search.launches.megatron import arguments_of_configuration, read_launch
+from search.launches.megatron import (
+    arguments_of_configuration,
+    read_launch,
+    underscored,
+    unread_parts,
+)
 
 __all__ = ["MEGATRON", "MegatronWords", "same_launch"]
 
@@ -118,10 +123,13 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     )
     if found.unpriced is not None:
         said = (Finding(kind="not priced", text=found.unpriced), *said)
+    wrong += [
+        f"{flag} is spelt with hyphens, --{_flag(flag)}, and argparse knows no other"
+        for flag in underscored(source)
+    ]
     said = (*(Finding(kind="illegal", text=text) for text in wrong), *said)
-    notes = tuple(
-        Finding(kind="read", text=text) for text in (*left_out.values(), *source.notes) if text
-    )
+    texts = (*left_out.values(), *source.notes, *unread_parts(source))
+    notes = tuple(Finding(kind="read", text=text) for text in texts if text)
     whole = MegatronWords(
         words=words,
         world_size=world,

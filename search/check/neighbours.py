@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from autopar.errors import InputError
 from autopar.estimate.step import StepTime
-from autopar.memory.launch import Launch, Recompute
+from autopar.memory.launch import Checkpointing, Launch, Recompute
+from autopar.memory.recipes import Zero
 from autopar.records import dataclass
 from search.check.assessment import Assessment, Target, Timing, assess, timing_of
 from search.check.changes import (
@@ -147,6 +149,13 @@ def _micro_batch(launch: Launch) -> Iterator[_Offer]:
 
 
 def _recompute(launch: Launch) -> Iterator[_Offer]:
+    if launch.trainer is not None:
+        # eager layers of transformers have no list of operations
+        ways = ("none", "op", "full") if launch.trainer.layers == "torchtitan" else ("none", "full")
+        for way in ways:
+            if way != launch.trainer.checkpoint:
+                yield partial(_checkpointed, launch, cast(Checkpointing, way))
+        return
     for kind in (
         Recompute(),
         Recompute(modules=frozenset({"core_attn"})),
@@ -156,8 +165,24 @@ def _recompute(launch: Launch) -> Iterator[_Offer]:
             yield partial(replace, launch, recompute=kind)
 
 
+def _checkpointed(launch: Launch, way: Checkpointing) -> Launch:
+    """Return a launch whose layers of torch compute something else again."""
+    assert launch.trainer is not None, "Megatron-LM has words of its own for it"
+    return replace(
+        launch,
+        trainer=replace(launch.trainer, checkpoint=way, every=1),
+        recompute=Recompute(layers="uniform", number=1) if way == "full" else Recompute(),
+    )
+
+
 def _optimizer(launch: Launch) -> Iterator[_Offer]:
-    optimizer = launch.optimizer
+    optimizer, trainer = launch.optimizer, launch.trainer
+    if trainer is not None:
+        stages: tuple[Zero, ...] = (1, 2, 3)
+        for zero in stages:
+            if zero != trainer.zero and trainer.keeper == "deepspeed":
+                yield partial(replace, launch, trainer=replace(trainer, zero=zero))
+        return
     if optimizer.sharding == "none" and launch.degrees.dp * launch.degrees.cp > 1:
         yield partial(replace, launch, optimizer=replace(optimizer, sharding="distributed"))
     if not optimizer.overlap_gradients:
@@ -270,7 +295,7 @@ def _best(
 
 def _key(launch: Launch) -> str:
     degrees = launch.degrees
-    return f"{arguments_of(launch)} {degrees.vpp} {degrees.ep}"
+    return f"{arguments_of(launch)} {degrees.vpp} {degrees.ep} {launch.trainer}"
 
 
 def _quick(launch: Launch, target: Target, timing: Timing) -> Assessment:

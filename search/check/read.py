@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from autopar.errors import DocumentError
 from search.check.bridge import BRIDGE
 from search.check.megatron import MEGATRON
+from search.check.torchtitan import TORCHTITAN
 from search.check.trainer import Asked, CheckedFile, Trainer
 from search.configuration import Configuration, read_configuration
+from search.launches.megatron_names import harmless
 
 __all__ = ["TRAINERS", "read_checked", "trainer_of"]
 
-TRAINERS: tuple[Trainer, ...] = (BRIDGE, MEGATRON)
+TRAINERS: tuple[Trainer, ...] = (TORCHTITAN, BRIDGE, MEGATRON)
 """In the order in which a file is held to them: those with keys of their own first, since scripts
 of others have flags of Megatron-LM as well."""
 
@@ -34,7 +36,8 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
 
     world_size : number of GPUs, where the file does not say it. gpu : kind of device.
     """
-    source = read_configuration(path)
+    # names of Megatron-LM that others have as well mean the same there
+    source = read_configuration(path, world_size=world_size, harmless=harmless)
     return trainer_of(source).read(source, Asked(world_size=world_size, gpu=gpu))
 
 

@@ -7,13 +7,24 @@ Rules that a plan handed to it has to keep, too, are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from autopar.memory.launch import Launch
 from search.engines.megatron_arguments import violated_rules
+from search.launches.arguments import is_open
 
-__all__ = ["VIRTUAL", "Setting", "Words", "broken_before", "broken_rules", "ramp_start"]
+__all__ = [
+    "VIRTUAL",
+    "OpenValueError",
+    "Setting",
+    "Words",
+    "broken_before",
+    "broken_rules",
+    "decided",
+    "ramp_start",
+]
 
 _LAYOUT = ("layers(", "--pipeline-model-parallel-layout")
 _WARNED = (
@@ -23,6 +34,10 @@ _WARNED = (
 )
 """Rules of a plan that Megatron-LM itself only warns of, or does not know."""
 Words = Mapping[str, tuple[str, ...]]
+
+
+class OpenValueError(Exception):
+    """A number that only a running machine tells: no rule on it is known to be broken."""
 
 
 class Setting(NamedTuple):
@@ -38,6 +53,8 @@ class Setting(NamedTuple):
 
     def number(self, flag: str, default: int = 1) -> int:
         text = self.words.get(flag, ("",))[:1]
+        if text and is_open(text[0]):
+            raise OpenValueError
         known = text and text[0].isascii() and text[0].isdigit() and len(text[0]) < 19
         # 0 where there has to be something is a problem that the reading has named
         return int(text[0]) or min(default, 1) if known else default
@@ -94,11 +111,11 @@ def broken_rules(
         rules = ()  # a value that is no number above 0 is the problem already
     # no error of theirs: it is switched off, with a warning
     found = [text for text in rules if not text.startswith(_WARNED)]
-    found += [*_experts(setting), *_chunks(setting), *_tabled(setting)]
+    found += [*decided(_experts(setting)), *decided(_chunks(setting)), *_tabled(setting)]
     if launch is not None:
         dp, vpp = launch.degrees.dp, launch.degrees.vpp
-        found += _interleaved(setting, launch.micro_batches, vpp)
-        found += _ramp_up(setting, dp, vpp)
+        found += decided(_interleaved(setting, launch.micro_batches, vpp))
+        found += decided(_ramp_up(setting, dp, vpp))
     if problem is None:
         # a launch that was read has laid out its layers, also those that count for the embedding,
         # stages of given sizes and modules of further tokens, which no plan has
@@ -107,6 +124,20 @@ def broken_rules(
     if problem is not None and not any(_left(problem) in text for text in found):
         yield problem
     yield from found
+
+
+def decided(rules: Iterator[str]) -> Iterator[str]:
+    """Yield sentences as far as what they need is known."""
+    with suppress(OpenValueError):
+        yield from rules
+
+
+def _broken(rules: Sequence[tuple[_Broken, str]], setting: Setting) -> Iterator[str]:
+    """Yield what a table says of a setting, as far as it is known."""
+    for broken, rule in rules:
+        with suppress(OpenValueError):
+            if broken(setting):
+                yield rule
 
 
 def _left(rule: str) -> str:
@@ -430,17 +461,19 @@ _BEFORE: tuple[tuple[_Broken, str], ...] = (
 
 def broken_before(setting: Setting) -> Iterator[str]:
     """Yield what only earlier releases of Megatron-LM end with."""
-    yield from (rule for broken, rule in _BEFORE if broken(setting))
+    yield from _broken(_BEFORE, setting)
 
 
 def _tabled(setting: Setting) -> Iterator[str]:
-    for broken, rule in (*_TABLE, *(_OF_EXPERTS if setting.has("num-experts") else ())):
-        if broken(setting):
-            yield rule
+    yield from _broken(_TABLE, setting)
+    if setting.has("num-experts"):
+        yield from _broken(_OF_EXPERTS, setting)
     if setting.has("use-torch-fsdp2"):
-        yield from (
-            f"--use-torch-fsdp2 needs {what}" for fails, what in _OF_FSDP2 if fails(setting)
-        )
+        yield from (f"--use-torch-fsdp2 needs {what}" for what in _broken(_OF_FSDP2, setting))
+    yield from decided(_split_without_experts(setting))
+
+
+def _split_without_experts(setting: Setting) -> Iterator[str]:
     experts = setting.number("expert-model-parallel-size")
     if experts > 1 and not setting.has("num-experts"):
         yield f"--expert-model-parallel-size {experts} needs --num-experts"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,19 @@ class Configuration:
         return found
 
 
-def read_configuration(path: Path | str) -> Configuration:
+def read_configuration(
+    path: Path | str,
+    *,
+    world_size: int | None = None,
+    harmless: Callable[[str], bool] | None = None,
+) -> Configuration:
     """Return the content of a `.json`, `.yaml`, `.toml` or script, told apart by suffix, content.
+
+    Parameters
+    ----------
+    world_size : processes that a script is to start, where variables that only the environment has
+        say how many nodes there are. harmless : returns whether a flag is no matter, by its name;
+        what only such flags depend on is no reason to refuse a script.
 
     Raises DocumentError: the file is missing or unreadable, or is none of these.
     """
@@ -235,7 +247,7 @@ def read_configuration(path: Path | str) -> Configuration:
     # JSON without its suffix
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path).data)
-    command = script_command(text, path)
+    command = _sized(text, path, world_size, harmless)
     if not command.program and not any(word.startswith("--") for word in command.arguments):
         raise DocumentError(
             path,
@@ -251,6 +263,84 @@ def read_configuration(path: Path | str) -> Configuration:
         environment=command.environment,
         notes=command.notes,
     )
+
+
+def _sized(
+    text: str, path: Path, world_size: int | None, harmless: Callable[[str], bool] | None
+) -> Command:
+    """Return the launch in a script, which starts so many processes where the environment says it.
+
+    A scheduler sets `SLURM_NNODES`, a job `NNODES` or `WORLD_SIZE`: what a script takes where they
+    are missing is no number of its own, nor what it asks the scheduler for, which a command line
+    may ask for otherwise. Which variables these are is seen by giving each another value; the one
+    that gives the processes that are asked for is set, with all that follows it.
+    """
+    asked = _of_scheduler(text)
+
+    def with_(given: Mapping[str, str]) -> Command | None:
+        with suppress(DocumentError):
+            return script_command(text, path, given={**asked, **given}, harmless=harmless)
+        return None
+
+    command = script_command(text, path, given=asked, harmless=harmless)
+    own = _world(command.before)
+    if own == world_size:
+        return command
+    notes = list[str]()
+    for name, default in list({**asked, **command.unset}.items())[:_MOST_VARIABLES]:
+        if default and not re.fullmatch("[1-9][0-9]{0,5}", default):
+            continue
+        probe = 2 * int(default or 1)
+        other = with_({name: str(probe)})
+        size = None if other is None else _world(other.before)
+        if size is None or size == own:
+            continue
+        if world_size is None:
+            if default and name not in asked:
+                notes.append(f"{name} is taken for its default {default}: {own} processes")
+        elif probe * world_size % size == 0:
+            value = probe * world_size // size
+            meant = with_({name: str(value)})
+            if meant is not None and _world(meant.before) == world_size:
+                return meant
+    return replace(command, notes=(*command.notes, *notes))
+
+
+def _of_scheduler(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets for what the head of a script asks it for.
+
+    Those of `#SBATCH` lines in front of the first command; names are sbatch's output variables.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        match = _ASKED.match(line)
+        if match is not None:
+            for name in _SLURM[match[1]]:
+                found[name] = match[2]
+    nodes, tasks = found.get("SLURM_NNODES", "1"), found.get("SLURM_NTASKS_PER_NODE")
+    if tasks is not None:
+        found.setdefault("SLURM_NTASKS", str(int(nodes) * int(tasks)))
+    return found
+
+
+_SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gres": ("SLURM_GPUS_ON_NODE",),
+}
+"""What is asked for, and where a script finds it."""
+_ASKED = re.compile(
+    r"#SBATCH\s+--?(nodes|ntasks-per-node|ntasks|gpus-per-node|gres|N|n)"
+    r"(?:=|\s+)(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})\b"
+)
+_MOST_VARIABLES = 32
+"""Variables of the environment that are tried."""
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:

@@ -9,16 +9,16 @@ How text becomes statements is `search.configuration.shell_syntax`'s.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from autopar.errors import DocumentError
 from search.configuration.shell_expansion import Expansion, Shell
 from search.configuration.shell_syntax import (
-    ASSIGNMENT,
     DEEPEST,
     NAME,
     Arithmetic,
@@ -35,9 +35,9 @@ from search.configuration.shell_syntax import (
     Statement,
     Test,
     Word,
+    assignment_of,
     is_command,
     parse,
-    plain_text,
 )
 from search.configuration.shell_values import (
     Command,
@@ -47,7 +47,9 @@ from search.configuration.shell_values import (
     program_of,
     runs_ranks,
     settled,
+    split_flags,
     undecided,
+    world_flags,
 )
 
 __all__ = ["script_command"]
@@ -60,6 +62,11 @@ _NO_SETTINGS = re.compile(r".*(activate|conda\.sh|bashrc|profile|setvars\.sh|mod
 """Sourced files that set up a shell, and no launch."""
 _QUIET = frozenset({"echo", "printf", "mkdir", "set", ":", "true", "cd", "pwd", "chmod", "sleep"})
 """Commands that end well and change no variable."""
+_FOLDER = re.compile(r"(?:\$\(.*\)|\$\{[^}/]*\}|\$\w+)/([^$`]+)", re.DOTALL)
+"""A path below a folder that only running tells."""
+_MOST_SOURCED = 1 << 20
+_MOST_WAYS = 64
+"""Launches of a script by the ways of its open conditions."""
 _MOST_STEPS = 50_000
 
 
@@ -75,41 +82,159 @@ class _Exit(Exception):  # noqa: N818 (no error)
         self.what = what
 
 
-def script_command(text: str, path: object) -> Command:
+def script_command(
+    text: str,
+    path: object,
+    *,
+    given: Mapping[str, str] | None = None,
+    harmless: Callable[[str], bool] | None = None,
+) -> Command:
     """Return the launch in a bash script: the last command that runs a `.py` file with flags.
 
-    Variables that the script does not set stay `$NAME`, and are empty in conditions. Raises
-    DocumentError: a quote or bracket is not closed, what is launched depends on what only running
-    tells, or the script has what is not read.
+    Variables that the script does not set stay `$NAME`, and are empty in conditions.
+
+    Parameters
+    ----------
+    given : variables of the environment. harmless : returns whether a flag is no matter; conditions
+        that only running tells are followed both ways where they decide such flags alone.
+
+    Raises DocumentError: a quote or bracket is not closed, what is launched depends on what only
+    running tells, or the script has what is not read.
     """
-    run, shell = _Run(str(path)), Shell()
     try:
         body, names = parse(text, str(path))
-        run.assigned |= names
-        with suppress(_Exit):
-            run.body(shell, body)
+        script = _Script(body, frozenset(names), str(path), given or {}, True)
+        found, run = _followed(script, {})
+        said: tuple[str, ...] = ()
+        if isinstance(found, Command) and not found.program and run.empty:
+            # `[ -z "$SLURM_JOB_ID" ] && exit 1`: what ends without a variable is meant with it
+            other, again = _followed(script._replace(blank=False), {})
+            if isinstance(other, Undecided) or other.program:
+                said = (f"nothing is launched where these are not set: {', '.join(run.empty)}",)
+                found, run, script = other, again, script._replace(blank=False)
+        if isinstance(found, Undecided):
+            if harmless is None:
+                raise run.depends(found)
+            found = _same_launch([*_ways(script, found, run)], harmless, run, found)
     except RecursionError:
         raise DocumentError(str(path), "is nested too deeply, expected a launch script") from None
+    return replace(found, notes=(*found.notes, *said))
+
+
+class _Script(NamedTuple):
+    """What is followed, with which variables of the environment."""
+
+    body: Body
+    names: frozenset[str]
+    path: str
+    given: Mapping[str, str]
+    blank: bool
+    """Whether variables that nothing sets are empty in conditions; else these are open."""
+
+
+def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Undecided, _Run]:
+    """Return the launch when conditions that only running tells go these ways, and the reading."""
+    run, shell = _Run(script.path, ways, blank=script.blank), Shell(scalars={**script.given})
+    run.assigned |= script.names
+    with suppress(_Exit):
+        run.body(shell, script.body)
     if isinstance(shell.found, Undecided):
-        raise run.depends(shell.found)
+        return shell.found, run
     if shell.found is not None:
-        return run.noted(shell.found, shell.launches)
+        return run.noted(shell.found, shell.launches), run
     arrays = {n: items for n, items in shell.arrays.items() if not isinstance(items, Undecided)}
     name = max(arrays, key=lambda name: len(arrays[name]), default="")
     longest, others = arrays.pop(name, []), [other for other, items in arrays.items() if items]
     left = f", and not {', '.join(others)}" if others else ""
     run.left_out[f"no launch was found, and what {name} holds is read{left}"] = None
-    return run.noted(Command(before=(), arguments=tuple(map(str, longest))), 0)
+    return run.noted(Command(before=(), arguments=tuple(map(str, longest))), 0), run
+
+
+def _ways(
+    script: _Script, found: Undecided, run: _Run
+) -> Iterator[tuple[Command, Mapping[str, int]]]:
+    """Yield the launches of a script, and the ways on which its open conditions go to each.
+
+    Those on which nothing of the launch depends are not told apart. Ways on which nothing is
+    launched are none: a script ends there with what is wrong.
+    """
+    todo: list[tuple[dict[str, int], Undecided, _Run]] = [({}, found, run)]
+    followed = 0
+    while todo:
+        ways, open_, reading = todo.pop()
+        # a value that no condition of the script decides has no ways
+        if open_.why not in reading.open or open_.why in ways:
+            raise reading.depends(open_)
+        for way in range(reading.open[open_.why]):
+            followed += 1
+            if followed > _MOST_WAYS:
+                raise reading.depends(open_)
+            chosen = {**ways, open_.why: way}
+            one, read = _followed(script, chosen)
+            if isinstance(one, Undecided):
+                todo.append((chosen, one, read))
+            elif one.program:
+                yield one, chosen
+
+
+def _same_launch(
+    ways: list[tuple[Command, Mapping[str, int]]],
+    harmless: Callable[[str], bool],
+    run: _Run,
+    found: Undecided,
+) -> Command:
+    """Return the first of several launches, which differ in flags that are no matter.
+
+    Raises DocumentError where they differ in others, or there are none.
+    """
+    if not ways:
+        raise run.depends(found)
+    commands = [command for command, _ in ways]
+    first = commands[0]
+    split = [split_flags(command.arguments, harmless) for command in commands]
+    started = [world_flags(command.before) for command in commands]
+    flags = [split_flags(kept, lambda _: True)[1] for kept, _ in split]
+    for at, (kept, _) in enumerate(split):
+        differs = [*_differing(flags[0], flags[at]), *_differing(started[0], started[at])]
+        if differs or kept != split[0][0]:
+            raise run.depends(found, differs)
+    decided = sorted({name for _, flags in split for name, words in flags.items()
+                      if any(flags_.get(name) != words for _, flags_ in split)})  # fmt: skip
+    environment = {
+        name: value if all(c.environment.get(name) == value for c in commands) else f"${name}"
+        for name, value in first.environment.items()
+    }
+    what = ", ".join(f"--{name}" for name in decided) or "nothing of the launch"
+    whys = ", ".join(dict.fromkeys(why for _, chosen in ways for why in chosen))
+    note = f"{whys} decides {what}, which changes neither memory nor time"
+    return replace(
+        first,
+        environment=environment,
+        notes=tuple(dict.fromkeys((*first.notes, note))),
+    )
+
+
+_Flags = Mapping[str, tuple[str, ...]]
+
+
+def _differing(one: _Flags, other: _Flags) -> list[str]:
+    """Return the names of the flags that two launches do not have alike."""
+    names = dict.fromkeys((*one, *other))
+    return [name for name in names if one.get(name) != other.get(name)]
 
 
 class _Run(Expansion):
     """One reading of a script: its path and names, and how far it went."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, ways: Mapping[str, int], *, blank: bool = True) -> None:
+        super().__init__(path, blank=blank)
+        self._ways = ways
+        """Of conditions that only running tells, which of their bodies is run."""
+        self.open: dict[str, int] = {}
+        """Such conditions that were met, and how many bodies each has."""
         self.left_out: dict[str, None] = {}
         """Flags whose value only running tells, a sentence each."""
-        self._outer: list[dict[str, tuple[Any, Any]]] = []
+        self._outer: list[dict[str, tuple[Any, Any, Any]]] = []
         """Of each function that runs, what its local names are outside of it."""
         self._steps = self._depth = 0
 
@@ -123,13 +248,14 @@ class _Run(Expansion):
             notes.append(f"what {', '.join(self.sourced)} sets is not read{names}")
         if self.taken:
             notes.append(f"taken as not set in conditions: {', '.join(self.taken)}")
-        return replace(command, notes=tuple(notes))
+        return replace(command, notes=tuple(notes), unset=dict(self.unset))
 
-    def depends(self, value: Undecided) -> DocumentError:
-        """Return why a launch is not known."""
+    def depends(self, value: Undecided, flags: Sequence[str] = ()) -> DocumentError:
+        """Return why a launch is not known; flags : those that differ, where they are known."""
+        those = f": {', '.join(f'--{flag}' for flag in flags[:4])}" if flags else ""
         return DocumentError(
             self.path,
-            f"what is launched depends on {value.why}, which only running tells",
+            f"what is launched depends on {value.why}, which only running tells{those}",
             remedy="write the branch that is meant, or give the arguments in YAML or JSON",
         )
 
@@ -246,7 +372,14 @@ class _Run(Expansion):
     # What only running tells.
 
     def _either(self, shell: Shell, bodies: list[Body], why: str) -> bool | None:
-        """Run each of these from here: what is the same after all that go on is known."""
+        """Run each of these from here: what is the same after all that go on is known.
+
+        Where one of them was chosen beforehand, it is run alone.
+        """
+        self.open[why] = len(bodies)
+        if why in self._ways:
+            self.body(shell, bodies[self._ways[why]])
+            return None
         after, stops = list[Shell](), list[_Exit]()
         for body in bodies:
             branch = shell.copy()
@@ -269,9 +402,15 @@ class _Run(Expansion):
             if any(items != arrays[0] for items in arrays):
                 first.arrays[name] = undecided(f"${{{name}[@]}}", why, many=True)
                 first.scalars.pop(name, None)
+        for name in dict.fromkeys(n for branch in after for n in branch.maps):
+            for key in dict.fromkeys(k for branch in after for k in branch.maps.get(name, ())):
+                held = {branch.maps.get(name, {}).get(key) for branch in after}
+                if len(held) > 1:
+                    values_of = first.maps.setdefault(name, {})
+                    values_of[key] = undecided(f"${{{name}[{key}]}}", why, many=False)
         if any(branch.found != first.found for branch in after):
             first.found = undecided("launch", why, many=True)
-        shell.scalars, shell.arrays = first.scalars, first.arrays
+        shell.scalars, shell.arrays, shell.maps = first.scalars, first.arrays, first.maps
         shell.functions, shell.exported = first.functions, first.exported
         shell.found, shell.launches = first.found, max(branch.launches for branch in after)
         return None
@@ -294,7 +433,7 @@ class _Run(Expansion):
         if first in _DECLARE:
             return self._declare(shell, str(first), words[1:])
         sets = list[Word]()
-        while words and ASSIGNMENT.match(plain_text([*words[0].pieces])):
+        while words and assignment_of(words[0]) is not None:
             sets.append(words.pop(0))
         if not words:
             for word in sets:
@@ -307,45 +446,49 @@ class _Run(Expansion):
         own = shell.copy()
         for word in sets:
             self._assign(own, word)
-        names = [
-            str(match[1]) for w in sets if (match := ASSIGNMENT.match(plain_text([*w.pieces])))
-        ]
-        return self._call(shell, fields, words, {name: own.scalars.get(name, "") for name in names})
+        names = [found.name for word in sets if (found := assignment_of(word)) is not None]
+        alone = {name: own.scalars.get(name, "") for name in names}
+        return self._call(shell, fields, command, alone)
 
     def _declare(self, shell: Shell, what: str, words: list[Word]) -> bool:
-        marks = {word.bare for word in words if (word.bare or "").startswith("-")}
+        marks = [word.bare for word in words if word.bare and word.bare.startswith("-")]
         for word in words:
             if (word.bare or "").startswith("-"):
                 continue
-            match = ASSIGNMENT.match(plain_text([*word.pieces]))
-            name = match[1] if match is not None else word.bare or ""
-            if self._outer and what in _LOCAL and "-g" not in marks:
-                old = shell.scalars.get(name), shell.arrays.get(name)
+            found = assignment_of(word)
+            name = found.name if found is not None else word.bare or ""
+            if self._outer and what in _LOCAL and not any("g" in mark for mark in marks):
+                old = shell.scalars.get(name), shell.arrays.get(name), shell.maps.get(name)
                 self._outer[-1].setdefault(name, old)
-                if match is None:
-                    self._restore(shell, name, (None, None))
-            if match is not None:
+                if found is None:
+                    self._restore(shell, name, (None, None, None))
+            if any("A" in mark for mark in marks):
+                shell.scalars.pop(name, None)
+                shell.arrays.pop(name, None)
+                shell.maps.setdefault(name, {})
+            if found is not None:
                 self._assign(shell, word)
-            if what == "export" or "-x" in marks:
+            if what == "export" or any("x" in mark for mark in marks):
                 shell.exported[name] = None
         return True
 
     def _call(
-        self, shell: Shell, fields: list[str], words: list[Word], own: Mapping[str, str]
+        self, shell: Shell, fields: list[str], command: Simple, own: Mapping[str, str]
     ) -> bool | None:
-        name, rest = fields[0], fields[1:]
+        name, rest, line = fields[0], fields[1:], command.line
         if name in ("exit", "return", "break", "continue"):
             raise _Exit(name)
         if name in ("[", "test"):
-            return self._tested(shell, words)
+            return self._tested(shell, [*command.words])
         if name in shell.functions:
             return self._function(shell, name, rest)
         if name == "eval":
-            return self._inner(shell, " ".join(rest), words[0].line)
+            return self._inner(shell, " ".join(rest), line)
         if name == "unset":
             for item in rest:
                 shell.scalars.pop(item, None)
                 shell.arrays.pop(item, None)
+                shell.maps.pop(item, None)
                 shell.exported.pop(item, None)
             return True
         if name == "shift":
@@ -357,12 +500,10 @@ class _Run(Expansion):
             shell.given = rest[rest.index("--") + 1 :]
             return True
         if name in (".", "source") and rest:
-            if not _NO_SETTINGS.fullmatch(rest[0]):
-                self.sourced[rest[0]] = None
-            return None
+            return self._source(shell, rest[0])
         if re.match("-[A-Za-z-]", name):
             self.left_out[
-                f"line {words[0].line} begins a command with {name}: the one in front of it ends "
+                f"line {line} begins a command with {name}: the one in front of it ends "
                 "there, with a comment or a blank behind its backslash, and does not have it"
             ] = None
             return None
@@ -370,6 +511,10 @@ class _Run(Expansion):
             for item in rest:
                 self._arithmetic(shell, item)
             return True
+        if name == "read" and command.fed is not None:
+            return self._read(shell, rest, self._text(shell, command.fed), own.get("IFS"))
+        if name == "getopts" and not shell.given:
+            return False
         if name in _READS or (name == "printf" and rest[:1] == ["-v"]):
             for item in rest[1:2] if name == "printf" else rest:
                 if re.fullmatch(NAME, item):
@@ -386,10 +531,73 @@ class _Run(Expansion):
         if inner is not None and any(_SHELLS.fullmatch(word) for word in fields[:inner]):
             apart = shell.copy()
             with suppress(_Exit):
-                self._inner(apart, fields[inner + 1], words[0].line)
+                self._inner(apart, fields[inner + 1], line)
             shell.found, shell.launches = apart.found, apart.launches
             return None
         return True if name in _QUIET else None
+
+    def _read(self, shell: Shell, rest: list[str], text: str, ifs: str | None) -> bool | None:
+        """Give names the words of a text, the last one what is left; those of `-a` all of them."""
+        names = [word for word in rest if re.fullmatch(NAME, word)]
+        marks = "".join(word[1:] for word in rest if word.startswith("-"))
+        if isinstance(text, Unknown) or set(marks) - set("ra") or not names:
+            for name in names:
+                self._set(shell, name, Unknown(f"${name}"))
+            return None
+        if "a" in marks:
+            shell.arrays[names[0]] = _split(text, ifs, None)
+            shell.scalars.pop(names[0], None)
+            return True
+        parts = _split(text, ifs, len(names))
+        for place, name in enumerate(names):
+            self._set(shell, name, parts[place] if place < len(parts) else "")
+        return True
+
+    def _source(self, shell: Shell, written: str) -> bool | None:
+        """Run a file that is sourced, where there is one; else it is said that it was not read."""
+        path = self._sourced_path(written)
+        if path is None:
+            if not _NO_SETTINGS.fullmatch(written):
+                self.sourced[written] = None
+            return None
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise DocumentError(self.path, f"the file {written!r} sources itself too often")
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+            body, names = parse(text, str(path))
+            self.assigned |= names
+            return self.body(shell, body)
+        except _Exit as stop:
+            if stop.what != "return":
+                raise
+            return None
+        except (OSError, UnicodeDecodeError):
+            self.sourced[written] = None
+            return None
+        finally:
+            self._depth -= 1
+
+    def _sourced_path(self, written: str) -> Path | None:
+        """Return the file that is sourced; None where it is none, or sets up a shell.
+
+        A path is that from the folder of the script, as scripts name it in front of their parts
+        (`$(dirname "$0")/env.sh`), or from where one stands, as bash has it.
+        """
+        if _NO_SETTINGS.fullmatch(written):
+            return None
+        rest = written
+        if isinstance(written, Unknown):
+            match = _FOLDER.fullmatch(written)
+            if match is None:
+                return None
+            rest = match[1]
+        for folder in (Path(self.path).parent, Path()):
+            path = folder / rest
+            with suppress(OSError, ValueError):
+                if path.is_file() and path.stat().st_size <= _MOST_SOURCED:
+                    return path
+        return None
 
     def _launch(
         self, shell: Shell, launch: tuple[list[str], str, list[str]], own: Mapping[str, str]
@@ -435,15 +643,13 @@ class _Run(Expansion):
                 self._restore(shell, local, old)
             self._depth -= 1
 
-    def _restore(self, shell: Shell, name: str, old: tuple[Any, Any]) -> None:
-        """Give a name what it had outside of a function: as a variable, as an array."""
-        scalar, array = old
-        shell.scalars.pop(name, None)
-        shell.arrays.pop(name, None)
-        if scalar is not None:
-            shell.scalars[name] = scalar
-        if array is not None:
-            shell.arrays[name] = array
+    def _restore(self, shell: Shell, name: str, old: tuple[Any, Any, Any]) -> None:
+        """Give a name what it had outside of a function: as a variable, an array, one by name."""
+        kinds: tuple[dict[str, Any], ...] = (shell.scalars, shell.arrays, shell.maps)
+        for held, value in zip(kinds, old, strict=True):
+            held.pop(name, None)
+            if value is not None:
+                held[name] = value
 
     def _inner(self, shell: Shell, text: str, line: int) -> bool | None:
         """Run a text as `eval` and `bash -c` do."""
@@ -476,6 +682,16 @@ class _Run(Expansion):
             items.append(word if isinstance(word, str) else self._text(shell, word, unset=""))
             quoted.append(isinstance(word, Word) and any(piece.quoted for piece in word.pieces))
         return Condition(items, glob=True, quoted=quoted).value()
+
+
+def _split(text: str, ifs: str | None, most: int | None) -> list[str]:
+    """Return a line split as `read` does, in so many parts at most."""
+    if most == 1 or ifs == "":
+        return [text if ifs is not None else text.strip()]
+    if ifs is None or not ifs.strip():
+        # where blanks split, those at the ends are nothing
+        return text.strip().split(maxsplit=-1 if most is None else most - 1)
+    return re.split(f"[{re.escape(ifs)}]", text, maxsplit=0 if most is None else most - 1)
 
 
 _STATEMENTS: Mapping[type, Callable[[_Run, Shell, Any], bool | None]] = {

@@ -13,14 +13,12 @@ from fnmatch import fnmatchcase
 from autopar.errors import DocumentError
 from autopar.records import dataclass
 from search.configuration.shell_syntax import (
-    ASSIGNMENT,
     NAME,
     Body,
     Piece,
     Scanner,
     Word,
-    behind,
-    plain_text,
+    assignment_of,
 )
 from search.configuration.shell_values import (
     Command,
@@ -37,7 +35,7 @@ _PARAMETER = re.compile(
     r"(?P<op>:?[-=?+]|\#\#?|%%?|//?|\^\^?|,,?|:)?(?P<word>.*)",
     re.DOTALL,
 )
-_ALL = re.compile(rf"\$\{{({NAME})\[([@*])\]\}}|\$\{{?([@*])\}}?")
+_ALL = re.compile(rf"\$\{{(!?)({NAME})\[([@*])\]\}}|\$\{{?([@*])\}}?")
 _MOST = 1 << 16
 """Words or characters of a variable: `A=$A$A` doubles with every line."""
 
@@ -48,6 +46,8 @@ class Shell:
 
     scalars: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str] | Undecided] = field(default_factory=dict)
+    maps: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Arrays by name, of `declare -A`."""
     functions: dict[str, Body] = field(default_factory=dict)
     exported: dict[str, None] = field(default_factory=dict)
     given: list[str] = field(default_factory=list)
@@ -63,6 +63,7 @@ class Shell:
         return Shell(
             scalars={**self.scalars},
             arrays=arrays,
+            maps={name: {**items} for name, items in self.maps.items()},
             functions={**self.functions},
             exported={**self.exported},
             given=[*self.given],
@@ -74,21 +75,30 @@ class Shell:
 class Expansion:
     """What words say, and which names were asked of the environment on the way."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, blank: bool = True) -> None:
         self.path = path
+        self._blank = blank
+        """Whether conditions take variables of the environment for empty."""
         self.assigned: set[str] = set()
         """Names that the script assigns, in whatever branch."""
         self.taken: dict[str, None] = {}
         """Variables of the environment that conditions took for empty."""
+        self.empty: dict[str, None] = {}
+        """Those, and the ones that conditions give nothing as a default (`${NAME:-}`)."""
         self.sourced: dict[str, None] = {}
         """Files that are sourced and not read, and names taken for their defaults behind them."""
         self.defaults: dict[str, None] = {}
+        self.unset: dict[str, str] = {}
+        """Variables that nothing sets, and what stands in for each."""
 
     def _assign(self, shell: Shell, word: Word) -> None:
-        match = ASSIGNMENT.match(plain_text([*word.pieces]))
-        assert match is not None, "only assignments are assigned"
-        name, index, append = match[1], match[2], bool(match[3])
+        found = assignment_of(word)
+        assert found is not None, "only assignments are assigned"
+        name, index, append = found.name, found.key, found.append
         if word.items is not None:
+            if name in shell.maps:
+                self._assign_map(shell, name, word.items, append=append)
+                return
             items = [part for item in word.items for part in self._fields(shell, item)]
             before = shell.arrays.get(name, []) if append else []
             if isinstance(before, Undecided):
@@ -97,10 +107,16 @@ class Expansion:
             shell.arrays[name] = [*before, *items]
             shell.scalars.pop(name, None)
             return
-        text = self._text(shell, behind(word, match.end()))
+        text = self._text(shell, found.value)
         if index is not None:
+            if name in shell.maps:
+                key = self._text(shell, index)
+                shell.maps[name][key] = (
+                    glued([shell.maps[name].get(key, ""), text]) if append else text
+                )
+                return
             row = shell.arrays.setdefault(name, [])
-            place = self._arithmetic(shell, index)
+            place = self._arithmetic(shell, "".join(piece.text for piece in index.pieces))
             if isinstance(row, Undecided) or place is None or not 0 <= place < _MOST:
                 return
             if place >= len(row):
@@ -113,11 +129,25 @@ class Expansion:
             return
         self._set(shell, name, glued([shell.scalars.get(name, ""), text]) if append else text)
 
+    def _assign_map(
+        self, shell: Shell, name: str, items: tuple[Word, ...], *, append: bool
+    ) -> None:
+        """Give an array by name what `([key]=value ...)` holds."""
+        kept = shell.maps[name] if append else {}
+        for item in items:
+            # to the scanner of an assignment a key in brackets has the name of none
+            found = assignment_of(Word((Piece("text", "x", False), *item.pieces), item.line))
+            if found is not None and found.key is not None:
+                kept[self._text(shell, found.key)] = self._text(shell, found.value)
+        self._limited(len(kept))
+        shell.maps[name] = kept
+
     def _set(self, shell: Shell, name: str, text: str) -> None:
         self._limited(len(text))
         shell.scalars[name] = text
-        # a name is one of both: the last assignment counts
+        # a name is one of them: the last assignment counts
         shell.arrays.pop(name, None)
+        shell.maps.pop(name, None)
 
     def _limited(self, size: int) -> None:
         if size > _MOST:
@@ -177,19 +207,25 @@ class Expansion:
         match = _ALL.fullmatch(piece.text)
         if match is None:
             return None
-        if match[3]:
+        keys, name, star, given = match.groups()
+        if given:
             return shell.given  # none where the script itself is called
-        if match[1] in shell.arrays:
-            items = shell.arrays[match[1]]
-            if isinstance(items, Undecided):
-                return [items]
-        elif match[1] in shell.scalars:
-            items = [shell.scalars[match[1]]]
-        elif match[1] in self.assigned:
+        if name in shell.maps:
+            # bash has them in an order of its own
+            found = shell.maps[name]
+            items = sorted(found) if keys else [found[key] for key in sorted(found)]
+        elif name in shell.arrays:
+            held = shell.arrays[name]
+            if isinstance(held, Undecided):
+                return [held]
+            items = [str(place) for place in range(len(held))] if keys else held
+        elif name in shell.scalars:
+            items = ["0"] if keys else [shell.scalars[name]]
+        elif name in self.assigned:
             items = []
         else:
             return [Unknown(piece.text)]
-        return [" ".join(items)] if match[2] == "*" and piece.quoted else items
+        return [" ".join(items)] if star == "*" and piece.quoted else items
 
     def _piece(self, shell: Shell, piece: Piece, unset: str | None) -> str:
         if piece.kind == "text":
@@ -217,13 +253,20 @@ class Expansion:
         if inner == "#":
             return str(len(shell.given))
         match = _PARAMETER.fullmatch(inner)
-        if match is None or match["mark"] == "!":
+        if match is None:
             return Unknown(written)
         name, index, operator, word = match["name"], match["index"], match["op"], match["word"]
+        if match["mark"] == "!":
+            # the value is the name of another variable
+            other = self._named(shell, name, index) or ""
+            if not re.fullmatch(NAME, other) or isinstance(other, Unknown):
+                return other if isinstance(other, Undecided) else Unknown(written)
+            text = f"${{{other}{operator or ''}{word}}}"
+            return self._parameter(shell, piece._replace(text=text), unset)
         value = self._named(shell, name, index)
         if match["mark"] == "#":
             if index in ("@", "*"):
-                items = shell.arrays.get(name, [])
+                items = shell.arrays.get(name, [*shell.maps.get(name, ())])
                 return Unknown(written) if isinstance(items, Undecided) else str(len(items))
             return Unknown(written) if isinstance(value, Unknown) else str(len(value or ""))
         if operator is None and word:
@@ -240,6 +283,12 @@ class Expansion:
             if self.sourced and not name.isdigit():
                 self.defaults[name] = None
             text = self._default(shell, word, piece)
+            if not name.isdigit():
+                self.unset.setdefault(name, text)
+                if not text and unset is not None:
+                    self.empty[name] = None
+                    if not self._blank:
+                        return Unknown(written)
             if operator[-1] == "=":
                 self._set(shell, name, text)
             return text
@@ -251,17 +300,25 @@ class Expansion:
         return Unknown(written) if found is None else found
 
     def _missing(self, name: str, written: str, unset: str | None) -> str:
+        if re.fullmatch(NAME, name):
+            self.unset.setdefault(name, "")
         if name in self.assigned:
             return ""  # of a branch that was not taken
-        if unset is None:
+        if unset is None or not self._blank:
             return Unknown(written)
-        self.taken[name] = None
+        self.taken[name] = self.empty[name] = None
         return unset
 
     def _named(self, shell: Shell, name: str, index: str | None) -> str | None:
         if name.isdigit():
             place = int(name) - 1
             return shell.given[place] if 0 <= place < len(shell.given) else None
+        if name in shell.maps:
+            found = shell.maps[name]
+            if index in ("@", "*"):
+                return " ".join(found[key] for key in sorted(found))
+            key = "0" if index is None else self._text(shell, Scanner(index, self.path).word(""))
+            return key if isinstance(key, Unknown) else found.get(key)
         if name in shell.arrays:
             items = shell.arrays[name]
             if isinstance(items, Undecided):

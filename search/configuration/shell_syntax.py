@@ -1,6 +1,7 @@
 """Bash as far as launch scripts use it: text -> words and statements, nothing expanded or run.
 
-Not read are coprocesses, `select`, and redirections, which are left out with their files and texts.
+Not read are coprocesses, `select`, and redirections, which are left out with their files and texts,
+but for the word behind `<<<`.
 What the statements do is `search.configuration.shell`'s.
 """
 
@@ -18,6 +19,7 @@ __all__ = [
     "DEEPEST",
     "NAME",
     "Arithmetic",
+    "Assignment",
     "Body",
     "Case",
     "Chain",
@@ -33,7 +35,7 @@ __all__ = [
     "Statement",
     "Test",
     "Word",
-    "behind",
+    "assignment_of",
     "is_command",
     "parse",
     "plain_text",
@@ -97,6 +99,8 @@ class Scanner:
         self.text, self.path, self.at, self.first_line = text, path, 0, first_line
         self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._documents: list[str] = []
+        self.fed: Word | None = None
+        """What stood behind the last `<<<`, until somebody takes it."""
 
     def line(self, at: int | None = None) -> int:
         return self.first_line + bisect_right(self._newlines, (self.at if at is None else at) - 1)
@@ -139,6 +143,8 @@ class Scanner:
                 self.balanced("(", ")", self.at)
             return
         word = self.word()
+        if match[0] == "<<<":
+            self.fed = word
         if match[0].lstrip("0123456789") in ("<<", "<<-"):
             self._documents.append("".join(piece.text for piece in word.pieces))
 
@@ -305,6 +311,8 @@ def _unread(path: str, line: int, what: str) -> DocumentError:
 class Simple(NamedTuple):
     words: tuple[Word, ...]
     line: int
+    fed: Word | None = None
+    """What `<<<` gives it to read."""
 
 
 class Test(NamedTuple):
@@ -490,7 +498,8 @@ class _Parser:
                 return self._named(words[0].bare, line)
         if not words:
             self._refuse()
-        return Simple(tuple(words), words[0].line)
+        fed, scanner.fed = scanner.fed, None
+        return Simple(tuple(words), words[0].line, fed)
 
     def _named(self, name: str, line: int) -> Statement:
         while self._next == "\n":
@@ -621,15 +630,40 @@ _KEYWORDS: Mapping[str, Callable[[_Parser, int], Statement]] = {
 }
 
 
-def behind(word: Word, at: int) -> Word:
-    """Return a word without its first characters, which are plain text."""
-    pieces = list[Piece]()
+class Assignment(NamedTuple):
+    """`NAME[index]+=value`, where a word is one."""
+
+    name: str
+    key: Word | None
+    """Between the brackets."""
+    append: bool
+    value: Word
+
+
+def assignment_of(word: Word) -> Assignment | None:
+    """Return a word as an assignment; None: it is none."""
+    plain = plain_text([*word.pieces])
+    match = ASSIGNMENT.match(plain)
+    if match is None:
+        return None
+    key = None if match[2] is None else _cut(word, plain, match.start(2), match.end(2))
+    return Assignment(match[1], key, bool(match[3]), _cut(word, plain, match.end(), len(plain)))
+
+
+def _cut(word: Word, plain: str, start: int, end: int) -> Word:
+    """Return the part of a word between two places of its plain text.
+
+    There every quoted or expanded piece is one character, which is in the part or is not.
+    """
+    pieces, at = list[Piece](), 0
     for piece in word.pieces:
-        if at >= len(piece.text) and at:
-            at -= len(piece.text)
-        else:
-            pieces.append(piece._replace(text=piece.text[at:]) if at else piece)
-            at = 0
+        whole = piece.kind != "text" or piece.quoted
+        length = 1 if whole else len(piece.text)
+        first, last = max(start, at), min(end, at + length)
+        if first < last:
+            text = piece.text if whole else piece.text[first - at : last - at]
+            pieces.append(piece._replace(text=text))
+        at += length
     return Word(tuple(pieces), word.line)
 
 

@@ -22,8 +22,10 @@ __all__ = [
     "program_of",
     "runs_ranks",
     "settled",
+    "split_flags",
     "sum_of",
     "undecided",
+    "world_flags",
 ]
 
 
@@ -356,6 +358,8 @@ class Command:
     """Variables that the script exports, or sets for this command."""
     notes: tuple[str, ...] = ()
     """What was taken for granted, a sentence each."""
+    unset: Mapping[str, str] = field(default_factory=dict)
+    """Variables that nothing sets, and what was taken for each: its default, or nothing."""
 
 
 _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
@@ -413,3 +417,36 @@ def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
 def runs_ranks(before: Sequence[str]) -> bool:
     """Return whether words in front of a program start several of it, as they do no tool."""
     return any(_STARTERS.fullmatch(word) for word in before)
+
+
+def split_flags(
+    words: Sequence[str], left: Callable[[str], bool]
+) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return words without the flags that are to be left out, and those by name with their words.
+
+    left : returns whether a flag is, by its name without hyphens in front and `_` as `-`.
+    """
+    kept, out = list[str](), dict[str, tuple[str, ...]]()
+    name: str | None = None
+    for word in words:
+        if _LIKE_FLAG.fullmatch(word):
+            flag = _name(word)
+            name = flag if left(flag) else None
+            if name is not None:
+                out[name] = (word,)
+                continue
+        if name is None:
+            kept.append(word)
+        else:
+            out[name] = (*out[name], word)
+    return kept, out
+
+
+def _name(word: str) -> str:
+    return word.lstrip("-").partition("=")[0].replace("_", "-")
+
+
+def world_flags(before: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what words in front of a program say of nodes and processes."""
+    wanted = {"nnodes", "nproc-per-node"}
+    return split_flags(before, lambda flag: flag in wanted)[1]

@@ -448,9 +448,14 @@ class Reserve:
 
 
 def reserve_of(options: SearchOptions, spec: ModelSpec) -> Reserve:
-    """Return the reserve of options: `--reserve` as it was given, else that of `--oom-risk`."""
+    """Return the reserve of options: `--reserve` as it was given, else that of `--oom-risk`.
+
+    Measured runs are of Megatron-LM; of another engine's memory few are, which is less sure.
+    """
     mixture = any(layer.num_experts is not None for layer in spec.layers)
     kind: LaunchKind = "experts" if mixture else "dense"
+    if options.memory_of != "megatron":
+        kind = "few runs"
     given = options.reserve_fraction
     return Reserve(
         share=reserve_share(kind, options.oom_risk) if given is None else given,

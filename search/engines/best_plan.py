@@ -21,7 +21,7 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
 from autopar.records import dataclass
 from search.engines.job import EXPORTERS, Engine, Job, Part, Space, lower_for, space_of
-from search.options import SearchOptions
+from search.options import SPACE_PANEL, SearchOptions
 from search.places import named_card
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
@@ -34,6 +34,7 @@ __all__ = ["BestPart", "EngineBest", "answered", "as_engine", "choose", "choose_
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160
+_NOTHING = " runs no plan of this search as it is: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +103,13 @@ def sweeps(request: Request) -> bool:
     """Return whether a request without `--engine` means the best of all engines.
 
     Where times are estimated, each engine has kernels of its own; measured times are of the
-    software that was measured, and so are those of a stack that is named.
+    software that was measured, and so are those of a stack that is named. Who says what is searched
+    has that.
     """
     inputs, options = request.inputs, request.options
+    space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
+    if space & request.given.keys():
+        return False
     if inputs.model is None or named_card(inputs.hardware) is None or inputs.stack is not None:
         return False
     if inputs.time_profiling_path is not None or options.memory_of is not None:
@@ -160,7 +165,8 @@ def choose_any(request: Request) -> BestPart:
             else:
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
-            line = EngineBest(engine=engine, samples_per_s=None, plan=None, reason=_short(refused))
+            why = _short(refused).removeprefix(f"{engine}{_NOTHING}")
+            line = EngineBest(engine=engine, samples_per_s=None, plan=None, reason=why)
             lines.append(line)
             continue
         lines.append(EngineBest(engine=engine, samples_per_s=found.samples_per_s, plan=found.plan))
@@ -217,7 +223,7 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             session.planner.solve()  # raises what is wrong without our additions too
         shown = "; ".join(f"{why} ({count} of {len(tried)})" for why, count in reasons.items())
         raise InfeasibleError(
-            f"{engine} runs no plan of this search as it is: {shown}; search without --engine and "
+            f"{engine}{_NOTHING}{shown}; search without --engine and "
             "let autopar-export --allow-approx take the nearest plan"
         )
     return best, len(tried)

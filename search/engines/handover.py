@@ -125,9 +125,9 @@ def pricer_of(session: Session, request: Request) -> Price:
     Raises InputError where no tables were measured that way.
     """
     # without changes it is the session's own
-    planners = {frozenset[tuple[str, bool]](): session.planner}
+    planners = {frozenset[tuple[str, bool | str]](): session.planner}
 
-    def price(plan: Plan, changes: Mapping[str, bool]) -> Prediction:
+    def price(plan: Plan, changes: Mapping[str, bool | str]) -> Prediction:
         key = frozenset(changes.items())
         if key not in planners:
             changed: dict[str, Any] = dict(changes)

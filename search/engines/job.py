@@ -128,7 +128,7 @@ class Lowered:
     """The command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...] = field(default=())
     """What the user has to know besides: memory-neutral choices, keys to fill in."""
-    as_run: Mapping[str, bool] = field(default_factory=dict)
+    as_run: Mapping[str, bool | str] = field(default_factory=dict)
     """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job's; the
     plan is priced with them."""
     search: SearchFields = ()
@@ -360,8 +360,9 @@ def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
 
 def search_words(lowered: Lowered) -> str:
     """Return what to type so that a search finds plans that an engine runs as they are priced."""
-    # these plans alone, not the best of all engines
-    return f"--engine none {as_typed(lowered.search)}" if lowered.search else ""
+    if not lowered.search:
+        return ""
+    return as_typed((*lowered.search, ("memory_of", lowered.engine)))
 
 
 def search_fields(

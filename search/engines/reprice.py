@@ -30,10 +30,14 @@ __all__ = [
 ]
 
 
-Price = Callable[[Plan, Mapping[str, bool]], Prediction]
+Price = Callable[[Plan, Mapping[str, bool | str]], Prediction]
 """Prices a plan with these fields of `SearchOptions` changed; InputError where the inputs cannot,
 such as memory tables that were measured otherwise."""
 _Offers = dict[Plan, tuple[int, Lowered, Prediction]]
+
+
+_SEEN_BYTES = 0.05 * GIB
+"""Less than the one digit behind the point shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +114,7 @@ def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
     """Return what there is no choice about, without a price where it has none."""
     after, why = None, ""
     try:
-        after = price(lowered.plan, lowered.as_run)
+        lowered, after = _as_kept(lowered, price)
     except InputError as error:
         why = str(error)
     return Choice(lowered=lowered, before=before, after=after, how="", not_priced=why)
@@ -120,7 +124,24 @@ def _add(offers: _Offers, degree: int, offer: Lowered, price: Price) -> None:
     """Add what a degree gives, unless it is there or has no price as the engine runs it."""
     if offer.plan not in offers:
         with suppress(InputError):
-            offers[offer.plan] = (degree, offer, price(offer.plan, offer.as_run))
+            offers[offer.plan] = (degree, *_as_kept(offer, price))
+
+
+def _as_kept(lowered: Lowered, price: Price) -> tuple[Lowered, Prediction]:
+    """Return what an engine makes of a plan with its price, in the bytes that the engine keeps.
+
+    That these are its own is among what it runs otherwise where they are others than were planned.
+    """
+    alike = price(lowered.plan, lowered.as_run)
+    own = {**lowered.as_run, "memory_of": lowered.engine}
+    found = price(lowered.plan, own)
+    changes = [
+        abs(new.reserved_bytes - old.reserved_bytes)
+        for new, old in zip(found.stages, alike.stages, strict=True)
+    ]
+    if max(changes, default=0) < _SEEN_BYTES:
+        return lowered, found
+    return replace(lowered, as_run=own), found
 
 
 def _rank(prediction: Prediction) -> tuple[bool, float, float]:
@@ -158,8 +179,7 @@ def change_sentence(before: Prediction, after: Prediction) -> str:
     ]
     grown = max(changes, default=(0, 0))
     change, stage = grown if grown[0] > 0 else min(changes, default=(0, 0))
-    # less than the one digit behind the point shows
-    if abs(change) < 0.05 * GIB:
+    if abs(change) < _SEEN_BYTES:
         return f"{text}, same memory"
     return f"{text}, {change / GIB:+.1f} GiB on stage {stage}"
 

@@ -15,7 +15,7 @@ from autopar.records import dataclass
 from search.configuration import flags_of_document
 from search.engines.megatron_arguments import SEVERAL
 
-__all__ = ["Ignored", "LaunchArguments", "UnpricedError", "words_of"]
+__all__ = ["Ignored", "LaunchArguments", "UnpricedError", "is_open", "words_of"]
 
 
 class UnpricedError(DocumentError):
@@ -81,6 +81,8 @@ class LaunchArguments:
         """Return a word out of the known ones."""
         found = self.text(flag, default)
         if found not in known:
+            if is_open(found):
+                raise self.unpriced(flag, f"is {shorten(found)}", "write the word to price it")
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
@@ -109,6 +111,8 @@ class LaunchArguments:
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
+            if is_open(text):
+                raise self.unpriced(flag, f"is {shorten(text)}", "write the number to price it")
             raise self.fail(flag, f"expected a number of at least 0, got {shorten(text)}")
         return value
 
@@ -133,13 +137,15 @@ class LaunchArguments:
     def _whole(self, flag: str, text: str, digits: int = 9) -> int:
         # short before int(), which refuses thousands of digits
         if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) > 0):
-            unknown = "$" in text or "`" in text
-            raise self.fail(
-                flag,
-                f"expected a positive integer, got {shorten(text)}",
-                "write the number, the script's variable is unknown here" if unknown else None,
-            )
+            if is_open(text):
+                raise self.unpriced(flag, f"is {shorten(text)}", "write the number to price it")
+            raise self.fail(flag, f"expected a positive integer, got {shorten(text)}")
         return int(text)
+
+
+def is_open(text: str) -> bool:
+    """Return whether only a running machine tells what stands here: a variable, a command."""
+    return "$" in text or "`" in text
 
 
 def words_of(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

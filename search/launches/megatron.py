@@ -39,6 +39,8 @@ __all__ = [
     "arguments_of_configuration",
     "launch_of_configuration",
     "read_launch",
+    "underscored",
+    "unread_parts",
 ]
 
 
@@ -115,6 +117,7 @@ _OF_TIME = (
     "high-priority-stream-groups",
     "moe-hybridep-num-sms",
     "moe-deepep-num-sms",
+    "moe-flex-dispatcher-num-sms",
     "moe-shared-expert-overlap",
     "moe-router-fusion",
     "ddp-num-buckets",
@@ -228,6 +231,36 @@ def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], d
     arguments = arguments_in(document)
     variables = {} if arguments is document else document.get("ENV_VARS") or {}
     return {**arguments}, {name: str(value) for name, value in variables.items()}
+
+
+def unread_parts(source: Configuration) -> tuple[str, ...]:
+    """Return a sentence for each mapping that stands where arguments do, and is not read."""
+    if source.flags is not None:
+        return ()
+    arguments = arguments_in(source.document)
+    own = ("ENV_VARS",) if arguments is source.document else ()
+    return tuple(
+        f"{key} holds keys of its own, which are no arguments, and are not read"
+        for key, value in arguments.items()
+        if isinstance(value, Mapping) and key not in own
+    )
+
+
+def underscored(source: Configuration) -> tuple[str, ...]:
+    """Return the flags that argparse does not know as they are spelt, with underscores.
+
+    Keys of documents without hyphens in front are names of Python, and are meant.
+    """
+    if source.command is not None:
+        written = [word.partition("=")[0] for word in source.command.arguments]
+    else:
+        written = [str(key) for key in arguments_in(source.document)]
+    flags = (word for word in written if word.startswith("--") and "_" in word)
+    return tuple(sorted({*flags} - _UNDERSCORED))
+
+
+_UNDERSCORED = {"--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"}
+"""Those that Megatron-LM spells so."""
 
 
 def launch_of_configuration(

@@ -274,7 +274,8 @@ _EFFECTIVE: dict[str, str] = {
         moe-use-legacy-grouped-gemm moe-router-topk moe-router-topk-limited-devices
         moe-router-fusion moe-router-force-load-balancing moe-router-padding-for-fp8
         moe-router-padding-for-quantization moe-token-dispatcher-type moe-enable-deepep
-        moe-flex-dispatcher-backend moe-deepep-num-sms moe-hybridep-num-sms moe-permute-fusion
+        moe-flex-dispatcher-backend moe-deepep-num-sms moe-hybridep-num-sms
+        moe-flex-dispatcher-num-sms moe-permute-fusion
         moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-apply-probs-on-input
         moe-latent-size overlap-moe-expert-parallel-comm ep-overlap-early-attn-memory-release
         moe-enable-routing-replay moe-input-jitter-eps
@@ -292,7 +293,7 @@ _EFFECTIVE: dict[str, str] = {
     """,
     "CUDA graphs": """
         cuda-graph-impl cuda-graph-scope cuda-graph-modules cuda-graph-warmup-steps
-        enable-cuda-graph external-cuda-graph
+        enable-cuda-graph external-cuda-graph cuda-graph-memory-report
     """,
     "another model": """
         encoder-num-layers decoder-num-layers encoder-seq-length decoder-seq-length
@@ -319,8 +320,9 @@ _EFFECTIVE: dict[str, str] = {
         total-seq-length flextron
     """,
     "another training": """
-        sft perform-rl-step rl-prompts-per-eval rl-default-temperature rl-default-top-p
-        rl-default-top-k rl-offload-optimizer-during-inference
+        sft pad-packed-seq-alignment thd-max-packed-sequences thd-tail-padding-policy
+        thd-static-packing perform-rl-step rl-prompts-per-eval rl-default-temperature
+        rl-default-top-p rl-default-top-k rl-offload-optimizer-during-inference
         rl-offload-kv-cache-during-training rl-remove-kv-cache-during-training
         rl-reset-cuda-graphs rl-partial-rollouts rl-inference-logprobs-is-correction
         rl-importance-sampling-truncation-coef rl-calculate-intra-group-similarity

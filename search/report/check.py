@@ -18,11 +18,12 @@ from autopar.command.show import (
 )
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
+from autopar.memory.sharded import recipe_of_launch
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
-    from autopar.memory.launch import Launch
+    from autopar.memory.launch import Launch, TorchTrainer
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbour, Neighbours
     from search.check.trainer import CheckedFile
@@ -96,8 +97,7 @@ def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
         parts.append(f"etp {degrees.etp}")
     chunks = f" x {degrees.vpp} chunks" if degrees.vpp > 1 else ""
     parts += [f"pp {degrees.pp}{chunks}"] if degrees.pp > 1 else []
-    sharding = {"none": "", "distributed": ", distributed optimizer", "fsdp": ", fully sharded"}
-    parts.append(f"dp {degrees.dp}{sharding[launch.optimizer.sharding]}")
+    parts.append(f"dp {degrees.dp}{_sharded(launch)}")
     yield "degrees", ", ".join(parts)
     yield (
         "batch",
@@ -107,17 +107,48 @@ def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
             f"{launch.micro_batch}"
         ),
     )
-    recompute = launch.recompute
+    recompute, trainer = launch.recompute, launch.trainer
     again = {
         "uniform": f"all layers, {recompute.number} at once",
         "block": f"{format_count(recompute.number, 'layer')} of each chunk",
         "none": ", ".join(sorted(recompute.modules)) or "nothing",
     }
-    yield "recomputes", again[recompute.layers]
+    yield "recomputes", again[recompute.layers] if trainer is None else _again(trainer)
     precision = launch.precision
     kind = precision.kind + (f", products in fp8 ({precision.fp8_recipe})" if precision.fp8 else "")
-    yield "precision", f"{kind}, gradients of {precision.gradient_bytes} bytes"
+    gradients: float = precision.gradient_bytes
+    if trainer is not None:
+        gradients = recipe_of_launch(launch).gradients.each_bytes
+    yield "precision", f"{kind}, gradients of {gradients:g} bytes"
     yield "attention", launch.software.attention
+
+
+def _sharded(launch: Launch) -> str:
+    """Return who shares states, as a part of a sentence."""
+    trainer = launch.trainer
+    if trainer is None:
+        sharding = {"none": "", "distributed": ", distributed optimizer", "fsdp": ", fully sharded"}
+        return sharding[launch.optimizer.sharding]
+    if trainer.keeper == "deepspeed":
+        return f", ZeRO-{trainer.zero}" if trainer.zero else ""
+    copies = f" in {trainer.replicas} replicas" if trainer.replicas > 1 else ""
+    words = {
+        0: "",
+        1: ", sharded, weights kept",
+        2: ", sharded, weights kept",
+        3: ", fully sharded",
+    }
+    return words[trainer.zero] + copies
+
+
+def _again(trainer: TorchTrainer) -> str:
+    """Return what layers of torch compute again."""
+    return {
+        "none": "nothing",
+        "op": "all but attention and every other product",
+        "layers": f"every {trainer.every}. layer" if trainer.every > 1 else "all layers",
+        "full": "all layers",
+    }[trainer.checkpoint]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,8 +174,8 @@ def _show_memory(
     console.print(table)
     print_line(
         console,
-        f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL; measured runs "
-        "are of the last stage and the first",
+        f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL; "
+        + _measured(assessment.launch),
         style="dim",
     )
     seldom = ", ".join(few_runs_of(assessment.launch))
@@ -164,6 +195,13 @@ def _show_memory(
     if small:
         table.add_row("others", format_bytes(small), "")
     console.print(table)
+
+
+def _measured(launch: Launch) -> str:
+    """Return of what the measured peaks are that the interval is made of."""
+    if launch.trainer is None:
+        return "measured runs are of the last stage and the first"
+    return "measured runs are torchtitan's"
 
 
 def _shown(accounts: Sequence[Account]) -> list[Account]:

@@ -303,7 +303,7 @@ def _billions(sizes: Mapping[str, Any]) -> float:
         ([*LLAMA, "-pp", "6", "-vp", "None"], "illegal", "world size(64) % (tp(4) * pp(6)"),
         ([*LLAMA, "-vp", "3"], "illegal", "layers(80) % (pp(8) * chunks(3)) = 8"),
         ([*LLAMA, "-tp", "x"], "illegal", "-tp: expected a positive integer, got 'x'"),
-        ([*LLAMA, "-tp", "$TP"], "illegal", "-tp: expected a positive integer, got '$TP'"),
+        ([*LLAMA, "-tp", "$TP"], "not priced", "-tp is '$TP'"),
         ([*LLAMA, "model.recompute_granularity=full"], "illegal",
          "model.recompute_method: is missing"),
         ([*LLAMA, "-c", "fp8_mx"], "illegal",

@@ -116,11 +116,12 @@ def reserved(*options: str) -> float:
 
 def test_lossless_plans_are_priced_as_they_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The difference is that of two evaluations, one with the engine's options."""
-    before = reserved("--no-async-grad-reduce", "--no-fp32-gradients")
-    after = reserved("--no-async-grad-reduce")
+    own = ("--memory-of", "torchtitan")
+    before = reserved("--no-async-grad-reduce", "--no-fp32-gradients", *own)
+    after = reserved("--no-async-grad-reduce", *own)
     capsys.readouterr()
 
-    assert export("--to", "torchtitan", "--no-fp32-gradients") == 0
+    assert export("--to", "torchtitan", "--no-fp32-gradients", *own) == 0
 
     out = capsys.readouterr().out
     assert "what is lost" not in out
@@ -129,15 +130,28 @@ def test_lossless_plans_are_priced_as_they_run(capsys: pytest.CaptureFixture[str
     assert "it fits" in out
 
 
+def test_what_an_engine_keeps_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan in the search's own bytes takes those of the engine, which is said."""
+    before = reserved("--no-async-grad-reduce")
+    after = reserved("--no-async-grad-reduce", "--memory-of", "deepspeed")
+    assert abs(after - before) > 0.5
+    capsys.readouterr()
+
+    assert export("--to", "deepspeed") == 0
+    out = capsys.readouterr().out
+    change = f"{after - before:+.1f} GiB on stage 0"
+    assert f"as the engine runs it (--memory-of deepspeed): +0.0 % time, {change}" in out
+
+
 def test_plans_that_no_longer_fit_are_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Between both figures of memory: exit 3 and the search that avoids it; then loud."""
-    bf16 = "--no-fp32-gradients"
-    once = reserved("--async-grad-reduce", bf16)  # accelerate leaves whole gradients until the step
-    each = reserved("--no-async-grad-reduce", bf16)
+    own = ("--no-fp32-gradients", "--memory-of", "accelerate")
+    once = reserved("--async-grad-reduce", *own)  # accelerate leaves whole gradients until the step
+    each = reserved("--no-async-grad-reduce", *own)
     assert once > each + 2
-    limit = ("--memory-constraint", f"{(once + each) / 2:.2f}", bf16)
+    limit = ("--memory-constraint", f"{(once + each) / 2:.2f}", *own)
     capsys.readouterr()
 
     assert export("--to", "accelerate", *limit) == export_cli.REFUSED
@@ -202,6 +216,7 @@ def test_a_stored_flag_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFix
     """
     model = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--max-pp-deg", "1")
     arguments = [*model, "--fp32-gradients", "--output-config-path", str(tmp_path)]
+    arguments += ["--memory-of", "accelerate"]
     assert cli.run([*arguments, "--pin", "zero3=1,vzero3=1,tp=1,vtp=1"]) == 0
     (path,) = (str(p) for p in tmp_path.glob("autopar_plan_*.json"))
     engine = ("--to", "accelerate", "--out", "none")

@@ -11,7 +11,7 @@ from autopar.errors import InfeasibleError, OptionError
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run
-from search.engines.best_plan import BestPart, choose
+from search.engines.best_plan import BestPart, choose, sweeps
 from search.engines.job import EXPORTERS, Space, space_of
 from search.question import open_session
 from search.request import build_request
@@ -182,3 +182,68 @@ def test_a_rule_that_no_search_has_is_an_error() -> None:
         choice_of("megatron", pin=["layers 90:tp=2"])
     with pytest.raises(InfeasibleError, match="no number of pipeline stages is left for 8 GPUs"):
         choice_of("deepspeed", pin=["pp=2"])
+
+
+LLAMA = {"model": "llama3-8b", "hardware": "h100:1x8", "settle-bsz": "64"}
+SAID = [word for name, value in LLAMA.items() for word in (f"--{name}", value)]
+
+
+def test_without_an_engine_the_best_of_all_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each engine's line is what its own search finds; the plan is that of the fastest."""
+    out = tmp_path / "found.json"
+    assert run([*SAID, "--json", str(out), "--output-config-path", str(tmp_path)]) == 0
+    document = json.loads(out.read_text())
+    lines = document["engines"]
+    assert {line["engine"] for line in lines} == set(EXPORTERS)
+    rates = [line["samples_per_s"] or 0.0 for line in lines]
+    assert rates == sorted(rates, reverse=True)
+    best = lines[0]
+    assert document["samples_per_s"] == pytest.approx(best["samples_per_s"])
+    assert document["plan"] == best["plan"]
+    shown = capsys.readouterr()
+    assert f"fastest with {best['engine']}: " in shown.err
+    for line in lines:
+        alone = tmp_path / f"{line['engine']}.json"
+        words = [*SAID, "--engine", line["engine"], "--json", str(alone)]
+        assert run([*words, "--output-config-path", "none"]) == 0
+        assert json.loads(alone.read_text())["samples_per_s"] == line["samples_per_s"]
+    # the plan file says whose it is, and asks the question of that engine again
+    (path,) = tmp_path.glob("autopar_plan_*.json")
+    assert json.loads(path.read_text())["options"]["engine"] == best["engine"]
+    assert export([str(path), "--to", best["engine"], "--out", "none", "--json", "-"]) == 0
+
+
+def test_where_no_engine_has_a_plan_the_search_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As without engines: the stage that lacks memory, and how much."""
+    words = [*SAID, "--memory-constraint", "3", "--output-config-path", "none"]
+    assert run(words) == 3
+    assert "no plan fits in 3 GiB per GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"mixed-precision": "fp16"}, True),
+        ({"stack": "megatron-core"}, False),
+        ({"memory-of": "deepspeed"}, False),
+        ({"pin": ["tp=2"]}, False),
+        ({"max-pp-deg": "1"}, False),
+        ({"model": None}, False),
+        ({"hardware": "a100-80gb_1x8"}, False),
+    ],
+)
+def test_when_all_engines_are_asked(changes: dict[str, object], expected: bool) -> None:
+    """Where times are estimated, and nobody says what is searched or whose software it is."""
+    raw = {name: value for name, value in {**LLAMA, **changes}.items() if value is not None}
+    assert sweeps(build_request(raw)) is expected
+
+
+def test_a_reserve_is_given_in_one_way() -> None:
+    """A share, or the odds that it follows from."""
+    with pytest.raises(OptionError, match="--oom-risk: not together with --reserve"):
+        build_request({**LLAMA, "oom-risk": "0.1", "reserve": "0.1"})

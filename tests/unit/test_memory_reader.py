@@ -266,7 +266,7 @@ def test_the_vocabulary_follows_from_the_tokenizer() -> None:
         ({"--position-embedding-type": "mrope"}, "mrope is not priced"),
         ({"--cross-entropy-fusion-impl": "linear"}, "linear is not priced"),
         ({"--num-layers": 99999999}, "expected at most 4096, got 99999999"),
-        ({"--num-layers": "${LAYERS}"}, r"expected a positive integer.*the script's variable"),
+        ({"--num-layers": "${LAYERS}"}, r"is '\$\{LAYERS\}'; write the number"),
         ({"--moe-layer-freq": "__import__('os')"} | EXPERTS, "is no list of 0 and 1"),
         ({"--moe-layer-freq": "[1]*99999999"} | EXPERTS, "is no list of 0 and 1"),
         ({"--moe-layer-freq": "[1]*11"} | EXPERTS, "has 11 entries for 12 layers"),

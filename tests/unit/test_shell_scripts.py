@@ -70,6 +70,22 @@ SCRIPTS = {
     "quotes in values": "F='([0]*1+[1]*2)'\nO=\" --f '$F' \"\npython x.py --a $O\n",
     "other quotes": "python x.py --a $'a\\tb' --b ${Z:=9} --c $Z\n",
     "several launches": "for tp in 1 2; do python x.py --tp $tp; done\n",
+    "names and values": "declare -A TP=([8b]=1 ['70b x']=8)\nTP[405b]=16\nM=70b\nM+=' x'\n"
+    'declare -A PP; PP[$M]=4; PP["$M"]+=2\n'
+    'python x.py --tp ${TP[$M]} --pp ${PP["70b x"]} --n ${#TP[@]} --none "${TP[none]}" ${TP[8b]}\n',
+    "keys": 'declare -A F=([--lr]=1)\nfor k in "${!F[@]}"; do X+=($k ${F[$k]}); done\n'
+    'A=(x y)\npython x.py "${X[@]}" --p "${!A[@]}"\n',
+    "names of a function by name": "f() { local -A M=([a]=2); R=${M[a]}; }\ndeclare -A M=([a]=1)\n"
+    "f\npython x.py --r $R --m ${M[a]}\n",
+    "a name in a variable": "TP_8B=2\nM=8B\nV=TP_$M\nA=(1 2); W=A\n"
+    "python x.py --tp ${!V} --w ${!W} --d ${!V:-7}\n",
+    "places in variables": "A=(0 0 0)\nfor i in 0 2; do A[$i]=$((i+4)); A[i]+=z; done\n"
+    'python x.py --a "${A[@]}"\n',
+    "read words": "read -r TP PP REST <<< \" 2  4 8  9 \"\nIFS=, read -r A B <<< '1,2,3'\n"
+    "IFS=: read -ra L <<< 'a:b c:d'\nread X <<< ' one  two '\n"
+    'python x.py --tp $TP --pp $PP --r "$REST" --a $A --b $B --l "${L[@]}" --x "$X"\n',
+    "options of none": "T=4\nwhile getopts 't:' o; do case $o in t) T=$OPTARG;; esac; done\n"
+    "python x.py --t $T\n",
     "nested defaults": "A=${X:-${Y:-7}}\npython x.py --a $A\n",
 }
 """By construct; every one was met in public launch scripts, or is next to one that was."""
@@ -377,7 +393,9 @@ def test_a_tool_behind_a_launch_is_no_launch(tmp_path: Path) -> None:
     assert script_command(tool + "python a.py --b\n", tmp_path / "x.sh").arguments == ("--b",)
 
 
-@pytest.mark.parametrize("fill", ["printf -v T %d 4", 'read -r T <<< "4"', "read -ra T < t.txt"])
+@pytest.mark.parametrize(
+    "fill", ["printf -v T %d 4", 'read -r T <<< "$(nproc)"', "read -ra T < t.txt"]
+)
 def test_what_a_command_fills_is_not_what_it_was(fill: str, tmp_path: Path) -> None:
     """A value in front of it is not taken for the one behind."""
     for before in ("T=1", "T=(1 2)"):

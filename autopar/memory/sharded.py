@@ -1,0 +1,519 @@
+"""Memory of a rank whose trainer shards states of torch layers: FSDP2, DeepSpeed, replicas.
+
+States are those of `autopar.memory.recipes` times the rank's weights; what layers save is counted
+by `autopar.memory.torch_layers`. Here is what is there at each moment of a step: units that are
+gathered, gradients before and behind their reduction, buckets, and the fullest of these moments.
+Megatron-LM's launches are `autopar.memory.account`'s own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from autopar.memory import torch_layers
+from autopar.memory.launch import Chunk, Launch, TorchTrainer
+from autopar.memory.parameters import Weight, chunk_weights, layer_weights
+from autopar.memory.recipes import Phase, StateRecipe, recipe_of
+from autopar.memory.schedule import moments
+from autopar.records import dataclass
+from autopar.units import MIB
+
+__all__ = ["Instant", "Part", "Unit", "instants", "recipe_of_launch", "sharded_parts", "units_of"]
+
+_CUBLAS = 32 * MIB
+_THREADS = 2
+"""Handles of cuBLAS, of the forward's and of the backward's thread."""
+
+
+class Part(NamedTuple):
+    """One row of what is there."""
+
+    name: str
+    num_bytes: int
+    switch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Weights that are gathered and reduced together: a layer, or embedding or head."""
+
+    name: str
+    dense: int
+    """Elements, whole."""
+    expert: int = 0
+    own: int
+    """Elements of both that this rank keeps, rows rounded up as its first rank has them."""
+    experts: bool = False
+    """A layer with a mixture."""
+
+    @property
+    def elements(self) -> int:
+        """Of all of its weights."""
+        return self.dense + self.expert
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instant:
+    """A moment of a step and what is there."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parts."""
+        return sum(part.num_bytes for part in self.parts)
+
+
+def _trainer(launch: Launch) -> TorchTrainer:
+    assert launch.trainer is not None, "a launch of Megatron-LM is counted elsewhere"
+    return launch.trainer
+
+
+def _shards(launch: Launch, *, expert: bool = False) -> int:
+    """Return the ranks that divide the states of a weight: context ranks hold what data ranks do.
+
+    Experts are whole on as many ranks as there are of the others, less their own degrees.
+    """
+    trainer, degrees = _trainer(launch), launch.degrees
+    if trainer.zero == 0 and not recipe_of_launch(launch).moments.sharded:
+        return 1
+    ranks = degrees.expert_dp if expert else degrees.dp * degrees.cp
+    return max(ranks // trainer.replicas, 1)
+
+
+def recipe_of_launch(launch: Launch) -> StateRecipe:
+    """Return the bytes of a parameter of a launch that has a trainer of its own."""
+    trainer = _trainer(launch)
+    return recipe_of(
+        trainer.keeper,
+        trainer.zero,
+        launch.precision.kind,
+        fp32_gradients=trainer.wide_gradients,
+        each_micro_batch=trainer.each_micro_batch,
+        buckets=trainer.buckets,
+    )
+
+
+def _unit(name: str, launch: Launch, weights: Sequence[Weight], *, experts: bool = False) -> Unit:
+    trainer = _trainer(launch)
+    own = 0
+    for weight in weights:
+        ranks = _shards(launch, expert=weight.expert)
+        if trainer.keeper == "deepspeed" or weight.expert:
+            # flat parts, or experts of which there are more than rows to round
+            own += math.ceil(weight.elements / ranks)
+        else:
+            rows, rest = weight.shape[0], weight.size // weight.shape[0]
+            own += weight.number * -(-rows // ranks) * rest
+    return Unit(
+        name=name,
+        dense=sum(weight.elements for weight in weights if not weight.expert),
+        expert=sum(weight.elements for weight in weights if weight.expert),
+        own=own,
+        experts=experts,
+    )
+
+
+def _is_joined(launch: Launch) -> bool:
+    """Return whether embedding, last norm and head are one unit."""
+    trainer = _trainer(launch)
+    return trainer.one_root or trainer.layers == "transformers" or launch.model.tied
+
+
+def units_of(launch: Launch, chunk: Chunk) -> tuple[Unit, ...]:
+    """Return the units of a chunk in the order of its forward.
+
+    torchtitan has the embedding, each layer, and norm and head; before 2025 the first and the last
+    were one, as in transformers, whose layers alone are wrapped.
+    """
+    embeds, layers, _, has_head = chunk
+    joined = _is_joined(launch)
+    around = chunk_weights(launch, (embeds, (), 0, has_head))
+    found: list[Unit] = []
+    first = [weight for weight in around if weight.name in ("embedding", "positions")]
+    last = [weight for weight in around if weight not in first]
+    if joined:
+        first, last = [], list(around)
+    if first:
+        found.append(_unit("embedding", launch, first))
+    kinds = {
+        kind: _unit("layer", launch, layer_weights(launch, experts=kind), experts=kind)
+        for kind in {launch.model.expert_layers[layer] for layer in layers}
+    }
+    found += [kinds[launch.model.expert_layers[layer]] for layer in layers]
+    if last:
+        found.append(_unit("head", launch, last))
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------
+# States.
+
+
+def _switches(launch: Launch) -> dict[str, str]:
+    """Return what changes a part, in the words of the trainer."""
+    names = {
+        "torchtitan": ("dp_shard, tp, pp", "local_batch_size, seq_len, activation_checkpoint"),
+        "accelerate": ("num_processes, fsdp_version", "batch size, gradient checkpointing"),
+        "deepspeed": ("zero_optimization.stage", "micro-batch, gradient checkpointing"),
+    }
+    states, activations = names.get(_trainer(launch).keeper, ("ranks", "micro-batch"))
+    return {"states": states, "activations": activations}
+
+
+def _kept(launch: Launch, units: Sequence[Unit], *, gradients: bool) -> Iterator[Part]:
+    """Yield states between two steps, and gradients where they are there."""
+    whole, own = sum(unit.elements for unit in units), sum(unit.own for unit in units)
+    switch = _switches(launch)["states"]
+    for name, kept in recipe_of_launch(launch).kept:
+        if name == "gradients" and not (kept.always or gradients):
+            continue
+        size = own if kept.sharded else whole
+        yield Part(name, math.ceil(kept.each_bytes * size), switch)
+    yield Part("cuBLAS workspaces", _THREADS * _cublas(launch), "CUBLAS_WORKSPACE_CONFIG, GPU")
+
+
+def _cublas(launch: Launch) -> int:
+    hopper = launch.software.gpu.upper().startswith(("H100", "H200", "H800", "H20", "GH200"))
+    # the defaults that PyTorch documents
+    return _CUBLAS if hopper else 8 * MIB + MIB // 8
+
+
+# --------------------------------------------------------------------------------------------------
+# Gathered weights and gradients on their way.
+
+
+def _gathered_element(launch: Launch, unit: Unit) -> float:
+    """Return the bytes of a gathered element; weights of products may be 8 bits."""
+    trainer = _trainer(launch)
+    eighth = trainer.gathered_fp8 and unit.name == "layer"
+    return 1.0 if eighth else float(launch.precision.element_bytes)
+
+
+def _reduced(launch: Launch) -> float:
+    """Return the bytes of an element on its way through a reduction, 0 where nothing is sharded."""
+    return sum(
+        entry.each_bytes
+        for entry in recipe_of_launch(launch).passing
+        if entry.what == "input of the reduction"
+    )
+
+
+def _waiting(launch: Launch) -> float:
+    """Return the bytes of a gradient that waits for the last micro-batch, 0 where none does."""
+    return sum(
+        entry.each_bytes
+        for entry in recipe_of_launch(launch).passing
+        if entry.what == "whole gradients"
+    )
+
+
+def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
+    return sum(unit.elements * _gathered_element(launch, unit) for unit in units)
+
+
+def _casts(launch: Launch) -> bool:
+    """Return whether units are another tensor than what is kept of them."""
+    return launch.precision.element_bytes < 4 or _trainer(launch).zero > 0
+
+
+def _is_fsdp2(launch: Launch) -> bool:
+    trainer = _trainer(launch)
+    return trainer.keeper == "torchtitan" or (trainer.keeper == "accelerate" and trainer.zero > 0)
+
+
+def _table_passing(launch: Launch, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
+    """Yield what other trainers hold, as their recipe has it."""
+    switch = _switches(launch)["states"]
+    stage = sum(unit.elements for unit in units)
+    largest = max(unit.elements for unit in units)
+    alone = launch.degrees.dp * launch.degrees.cp == 1
+    for entry in recipe_of_launch(launch).passing:
+        # one rank reduces nothing
+        if phase in entry.during and not (alone and "reduction" in entry.what):
+            size = entry.num_bytes(stage=stage, unit=largest, replicas=_shards(launch))
+            yield Part(entry.what, math.ceil(size), switch)
+
+
+def _other_streams(launch: Launch, units: Sequence[Unit], there: Sequence[Part]) -> int:
+    """Return the blocks that FSDP2's other streams keep and the computing one cannot take.
+
+    PyTorch's allocator has blocks of each stream apart. Outputs of gathers, two units at once, are
+    made on one, sharded gradients on another, so what is not there at the peak is reserved all the
+    same.
+    """
+    trainer = _trainer(launch)
+    if not trainer.zero:
+        return 0
+    names = {part.name: part.num_bytes for part in there}
+    sizes = [unit.elements * _gathered_element(launch, unit) for unit in units]
+    pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
+    gathers = max(pairs) - names.get("weights fetched ahead", 0)
+    gradients = 4.0 * sum(unit.own for unit in units) - names.get("gradients", 0)
+    return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))
+
+
+# --------------------------------------------------------------------------------------------------
+# Moments of a step.
+
+
+def _exchanged(launch: Launch) -> int:
+    """Return the tensors that a stage has for its neighbours: one of each micro-batch, both ways.
+
+    `torch.distributed.pipelining` makes all of them before the first step.
+    """
+    if launch.degrees.pp == 1:
+        return 0
+    return 2 * launch.micro_batches * torch_layers.input_bytes(launch)
+
+
+def _saved(launch: Launch, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
+    saved = 0
+    for chunk, number in zip(chunks, live, strict=True):
+        each = torch_layers.chunk_saved_bytes(launch, chunk)
+        if chunk[3]:
+            each += torch_layers.final_bytes(launch)
+        elif launch.degrees.pp > 1:
+            # the output is kept until the gradient of it comes
+            each += torch_layers.input_bytes(launch)
+        saved += number * each
+    return saved
+
+
+def instants(launch: Launch, stage: int) -> Iterator[Instant]:
+    """Yield the moments of a stage's step that may be the fullest, with what is there.
+
+    The forward of the last layer and the loss, with all activations; the backward of each layer,
+    of whose gradients more and of whose activations fewer are there; its end; the optimizer's step.
+    """
+    chunks = launch.degrees.chunks[stage]
+    units = [unit for chunk in chunks for unit in units_of(launch, chunk)]
+    words = _switches(launch)["activations"]
+    # micro-batches before this one have left their gradients
+    there = [
+        *_kept(launch, units, gradients=launch.micro_batches > 1),
+        Part("pipeline inputs", _exchanged(launch), words),
+    ]
+    last = chunks[-1]
+    if launch.degrees.pp > 1 and last[3] and _trainer(launch).stage_outputs:
+        size = launch.micro_batches * torch_layers.logits(launch) * launch.precision.element_bytes
+        there.append(Part("outputs of all micro-batches", size, words))
+    seen = set[tuple[str, int, tuple[int, ...]]]()
+    for moment in moments(launch, stage):
+        event = moment.event
+        if (key := (event.kind, event.chunk, moment.live)) in seen:
+            continue
+        seen.add(key)
+        chunk = chunks[event.chunk]
+        saved = _saved(launch, chunks, moment.live)
+        if event.kind == "forward":
+            yield from _in_forward(
+                launch, chunk, units, [*there, Part("saved activations", saved, words)]
+            )
+        else:
+            yield from _in_backward(launch, chunk, units, there, saved)
+    yield _at_step(launch, units, [*_kept(launch, units, gradients=True), there[-1]])
+
+
+def _in_forward(
+    launch: Launch, chunk: Chunk, units: Sequence[Unit], there: list[Part]
+) -> Iterator[Instant]:
+    """Yield the forward of a chunk's last unit: a layer, or head and loss."""
+    names, own = _switches(launch), units_of(launch, chunk)
+    states = names["states"]
+    if not _is_fsdp2(launch):
+        passing = list(_table_passing(launch, units, "forward"))
+        if chunk[3]:
+            loss = Part("head and loss", torch_layers.loss_bytes(launch), "vocabulary, loss")
+            yield Instant(name="loss", parts=(*there, loss, *passing))
+        return
+    waits = Part(
+        "gradients of earlier micro-batches",
+        math.ceil(_waiting(launch) * sum(unit.elements for unit in units)),
+        states,
+    )
+    layers = [unit for unit in own if unit.name == "layer"]
+    if layers:
+        # the output of the last norm is still to come
+        normed = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+        ahead = Part("saved activations", -normed if chunk[3] else 0, names["activations"])
+        # the output of the exchange is kept until that of the next unit is copied
+        output = layers[-1].elements * _gathered_element(launch, layers[-1])
+        before = [unit for unit in units if unit.name != "head"] if _holds(launch) else layers[-1:]
+        yield Instant(
+            name="forward of a layer",
+            parts=(
+                *there,
+                ahead,
+                waits,
+                Part("gathered weights", math.ceil(_gathered(launch, before)), states),
+                Part(
+                    "output of the gather",
+                    math.ceil(output if _trainer(launch).zero else 0),
+                    states,
+                ),
+            ),
+        )
+    if chunk[3]:
+        held = units if _holds(launch) else own[-1:]
+        if not _holds(launch) and _trainer(launch).one_root and layers:
+            # the last layer is not given back, since the backward begins with it
+            held = [*layers[-1:], *[unit for unit in own if unit.name != "layer"]]
+        size = _gathered(launch, held) if _casts(launch) else 0.0
+        yield Instant(
+            name="loss",
+            parts=(
+                *there,
+                waits,
+                Part("head and loss", torch_layers.loss_bytes(launch), "vocabulary, loss"),
+                Part("gathered weights", math.ceil(size), states),
+            ),
+        )
+
+
+def _holds(launch: Launch) -> bool:
+    """Return whether units stay gathered from their forward to their backward."""
+    return _trainer(launch).zero in (1, 2)
+
+
+def _in_backward(
+    launch: Launch, chunk: Chunk, units: Sequence[Unit], there: list[Part], saved: int
+) -> Iterator[Instant]:
+    """Yield moments of a chunk's backward; saved : what all live micro-batches have saved."""
+    own, words = units_of(launch, chunk), _switches(launch)["activations"]
+    layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
+    each = torch_layers.chunk_saved_bytes(launch, chunk) / max(len(layers), 1)
+    width = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    for at in reversed(range(len(own))):
+        unit, left = own[at], sum(place <= at for place in layers)
+        # freed behind: that of the layers whose backward is through, and the last norm's
+        kept = saved - int((len(layers) - left) * each)
+        if chunk[3]:
+            kept -= torch_layers.final_bytes(launch)
+            # what the last norm's backward works on
+            kept += 2 * width if unit.name == "head" else 0
+        states = [*there, *_made(launch, own, at, there)]
+        if unit.name == "layer":
+            again = torch_layers.again_bytes(launch, experts=unit.experts)
+            inside = torch_layers.backward_gradients_bytes(launch, experts=unit.experts)
+            yield Instant(
+                name="backward of a layer",
+                parts=(
+                    *states,
+                    Part("saved activations", kept, words),
+                    Part("layer computed again", again, words),
+                    Part("gradients inside of a layer", inside, words),
+                    *_beside(launch, own, at, units, reducing=False),
+                ),
+            )
+            kept -= int(each)
+        yield Instant(
+            name="reduction of a unit",
+            parts=(
+                *states,
+                Part("saved activations", max(kept, 0), words),
+                Part("gradients inside of a layer", 2 * width, words),
+                *_beside(launch, own, at, units, reducing=True),
+            ),
+        )
+        if launch.degrees.pp > 1 and unit.name == "layer":
+            # the others are as full, or less
+            return
+
+
+def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:
+    """Yield the gradients that the backward has made till a unit, where none were there before."""
+    gradients = dict(recipe_of_launch(launch).kept)["gradients"]
+    if gradients.always or any(part.name == "gradients" for part in there):
+        return
+    # a root reduces its own when the backward is through
+    behind = [unit for unit in own[at + 1 :] if not _is_root(launch, unit)]
+    size = sum(unit.own if gradients.sharded else unit.elements for unit in behind)
+    yield Part("gradients", math.ceil(gradients.each_bytes * size), _switches(launch)["states"])
+
+
+def _is_root(launch: Launch, unit: Unit) -> bool:
+    """Return whether a unit is what layers that are wrapped one by one leave of the model."""
+    return _is_fsdp2(launch) and unit.name == "head" and _is_joined(launch)
+
+
+def _beside(
+    launch: Launch, own: Sequence[Unit], at: int, units: Sequence[Unit], *, reducing: bool
+) -> Iterator[Part]:
+    """Yield what is there of weights and unreduced gradients in a unit's backward.
+
+    Of FSDP2: the unit, unless it is given back before its reduction; the one that is fetched ahead;
+    and the input of a reduction, of the unit behind until this one's is made.
+    """
+    trainer, states = _trainer(launch), _switches(launch)["states"]
+    element = launch.precision.element_bytes
+    unit, behind = own[at], own[at + 1 :]
+    if reducing:
+        yield Part("unreduced gradients", unit.elements * element, states)
+    if not _is_fsdp2(launch):
+        yield from _table_passing(launch, units, "backward")
+        return
+    root = [one for one in behind if _is_root(launch, one)]
+    # the head's, till the root's other weights have theirs
+    late = sum(one.elements for one in root) // (1 if launch.model.tied else 2)
+    yield Part("unreduced gradients", late * element, states)
+    # norm and head are reduced one after the other, and gathered until both are
+    last = unit.name == "head"
+    if _holds(launch):
+        # in a pipeline nothing is given back
+        given = [one for one in behind if one not in root]
+        freed = (
+            () if launch.degrees.pp > 1 else (*given, *([unit] if reducing and not last else ()))
+        )
+        held = _gathered(launch, units) - _gathered(launch, freed)
+        yield Part("gathered weights", math.ceil(held), states)
+    else:
+        held = _gathered(launch, [*root, *([unit] if last or not reducing else ())])
+        yield Part("gathered weights", math.ceil(held if _casts(launch) else 0), states)
+        if at and trainer.zero:
+            ahead = _gathered(launch, [own[at - 1]])
+            yield Part("weights fetched ahead", math.ceil(ahead), states)
+    if trainer.each_micro_batch:
+        behind = [one for one in behind if one.name == "layer"]
+        source = [unit] if reducing else behind[:1]
+        size = _reduced(launch) * sum(one.elements for one in source)
+        yield Part("input of the reduction", math.ceil(size), states)
+        if reducing and last and not root:
+            reduced = 4 * unit.own if trainer.zero else 0
+            yield Part("gradients", reduced, states)
+    elif _waiting(launch):
+        size = _waiting(launch) * sum(one.elements for one in units)
+        yield Part("gradients of earlier micro-batches", math.ceil(size), states)
+
+
+def _at_step(launch: Launch, units: Sequence[Unit], there: list[Part]) -> Instant:
+    passing = () if _is_fsdp2(launch) else tuple(_table_passing(launch, units, "step"))
+    return Instant(name="step", parts=(*there, *passing))
+
+
+def _added(parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield parts of one name as one."""
+    for name in dict.fromkeys(part.name for part in parts):
+        same = [part for part in parts if part.name == name]
+        yield same[0]._replace(num_bytes=sum(part.num_bytes for part in same))
+
+
+def sharded_parts(launch: Launch, stage: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Return what a rank holds after a step, and at the fullest moment of one.
+
+    The second has what other streams keep reserved as a part of its own.
+    """
+    units = [unit for chunk in launch.degrees.chunks[stage] for unit in units_of(launch, chunk)]
+    after = (
+        *_kept(launch, units, gradients=False),
+        Part("pipeline inputs", _exchanged(launch), "local_batch_size, seq_len"),
+    )
+    fullest = max(instants(launch, stage), key=lambda instant: instant.num_bytes)
+    parts = list(_added(fullest.parts))
+    if _is_fsdp2(launch):
+        size = _other_streams(launch, units, parts)
+        parts.append(Part("blocks of other streams", size, _switches(launch)["states"]))
+    return after, tuple(part for part in parts if part.num_bytes)

@@ -1,0 +1,276 @@
+"""Sizes of published models, by the names that launches of torch trainers call them.
+
+Only what memory and time depend on. A launch names a flavour (torchtitan), a repository of Hugging
+Face or a folder with its `config.json`; what none of them says is asked for. Sizes are those of
+torchtitan's `models/*/__init__.py`, and of the `config.json` of the repositories.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autopar.documents.json import load_object
+from autopar.errors import DocumentError
+from autopar.memory.launch import Attention, Experts, Latent, Model
+from autopar.records import dataclass
+
+__all__ = ["FLAVOURS", "flavour", "model_named", "model_of_config"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """One decoder-only model of Llama's kind, if nothing else is said."""
+
+    hidden: int
+    layers: int
+    heads: int
+    groups: int
+    ffn: int
+    vocab: int
+    width: int = 0
+    """Of a head; 0: hidden over heads."""
+    tied: bool = False
+    head_norms: bool = False
+    qkv_biases: bool = False
+    plain: bool = False
+    """LayerNorm, biases, no gate and learned positions, as GPT-2 and OPT."""
+    positions: int = 0
+    experts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Number, of each token, width, width of what every token visits."""
+    dense_layers: int = 0
+    """In front of those with experts."""
+    every: int = 1
+    """Each so-manieth layer has experts, the last of them."""
+    latent: tuple[int, int, int, int, int] | None = None
+    """Ranks of queries (0: none) and of keys and values, widths of key, rotary part and value."""
+
+    def model(self) -> Model:
+        number, each, width, shared = self.experts
+        latent = self.latent
+        return Model(
+            hidden=self.hidden,
+            ffn=self.ffn,
+            attention=Attention(
+                heads=self.heads,
+                groups=self.groups,
+                width=self.width or self.hidden // self.heads,
+                head_norms=self.head_norms or latent is not None,
+                dropout=0.0,
+                latent=None
+                if latent is None
+                else Latent(
+                    query_rank=latent[0] or None,
+                    key_value_rank=latent[1],
+                    key_width=latent[2],
+                    rotary_width=latent[3],
+                    value_width=latent[4],
+                ),
+            ),
+            vocab=self.vocab,
+            vocab_divisor=1,
+            expert_layers=tuple(
+                number > 0 and place >= self.dense_layers and (place + 1) % self.every == 0
+                for place in range(self.layers)
+            ),
+            experts=Experts(
+                number=number,
+                per_token=each,
+                ffn=width,
+                shared_ffn=shared,
+                dispatcher="alltoall",
+                grouped=True,
+            )
+            if number
+            else None,
+            gated=not self.plain,
+            biases=self.plain,
+            qkv_biases=self.plain or self.qkv_biases,
+            tied=self.tied,
+            norm="layer" if self.plain else "rms",
+            positions="learned" if self.positions else "none" if self.plain else "rotary",
+            max_positions=self.positions,
+            hidden_dropout=0.0,
+        )
+
+
+def _llama(hidden: int, layers: int, heads: int, groups: int, ffn: int, vocab: int) -> _Sizes:
+    return _Sizes(hidden=hidden, layers=layers, heads=heads, groups=groups, ffn=ffn, vocab=vocab)
+
+
+def _qwen(
+    hidden: int, layers: int, heads: int, groups: int, ffn: int, *, tied: bool = False,
+    experts: tuple[int, int, int, int] = (0, 0, 0, 0),
+) -> _Sizes:  # fmt: skip
+    return _Sizes(
+        hidden=hidden, layers=layers, heads=heads, groups=groups, ffn=ffn, vocab=151936,
+        width=128, tied=tied, head_norms=True, experts=experts,
+    )  # fmt: skip
+
+
+_LLAMA3 = {
+    "8B": _llama(4096, 32, 32, 8, 14336, 128256),
+    "70B": _llama(8192, 80, 64, 8, 28672, 128256),
+    "405B": _llama(16384, 126, 128, 8, 53248, 128256),
+}
+_LLAMA2 = {
+    "7B": _llama(4096, 32, 32, 32, 11008, 32000),
+    "13B": _llama(5120, 40, 40, 40, 13824, 32000),
+    "70B": _llama(8192, 80, 64, 8, 28672, 32000),
+}
+_QWEN3 = {
+    "0.6B": _qwen(1024, 28, 16, 8, 3072, tied=True),
+    "1.7B": _qwen(2048, 28, 16, 8, 6144, tied=True),
+    "4B": _qwen(2560, 36, 32, 8, 9728, tied=True),
+    "8B": _qwen(4096, 36, 32, 8, 12288),
+    "14B": _qwen(5120, 40, 40, 8, 17408),
+    "32B": _qwen(5120, 64, 64, 8, 25600),
+    "30B-A3B": _qwen(2048, 48, 32, 4, 6144, experts=(128, 8, 768, 0)),
+    "235B-A22B": _qwen(4096, 94, 64, 4, 12288, experts=(128, 8, 1536, 0)),
+}
+_DEEPSEEK = {
+    "16B": _Sizes(
+        hidden=2048, layers=27, heads=16, groups=16, ffn=10944, vocab=102400, dense_layers=1,
+        experts=(64, 6, 1408, 2816), latent=(0, 512, 128, 64, 128),
+    ),
+    "236B": _Sizes(
+        hidden=5120, layers=60, heads=128, groups=128, ffn=12288, vocab=102400, dense_layers=1,
+        experts=(160, 6, 1536, 3072), latent=(1536, 512, 128, 64, 128),
+    ),
+    "671B": _Sizes(
+        hidden=7168, layers=61, heads=128, groups=128, ffn=18432, vocab=129280, dense_layers=3,
+        experts=(256, 8, 2048, 2048), latent=(1536, 512, 128, 64, 128),
+    ),
+}  # fmt: skip
+_LLAMA4 = {
+    "17bx16e": _Sizes(
+        hidden=5120, layers=48, heads=40, groups=8, ffn=16384, vocab=202048,
+        experts=(16, 1, 8192, 8192),
+    ),
+    "17bx128e": _Sizes(
+        hidden=5120, layers=48, heads=40, groups=8, ffn=16384, vocab=202048, every=2,
+        experts=(128, 1, 8192, 8192),
+    ),
+}  # fmt: skip
+FLAVOURS: Mapping[str, Mapping[str, _Sizes]] = {
+    "llama3": {**_LLAMA3, "debugmodel": _llama(256, 6, 16, 16, 768, 2048)},
+    "llama2": _LLAMA2,
+    "llama4": _LLAMA4,
+    "deepseek_v3": _DEEPSEEK,
+    "qwen3": _QWEN3,
+}
+"""Sizes by torchtitan's name of the model and of its flavour."""
+
+
+def flavour(name: str, size: str) -> Model | None:
+    """Return a model by torchtitan's two names, None for one that is not known here.
+
+    Variants with another kernel of attention (`8B_flex`, `17bx16e_irope`) are the same model.
+    """
+    known = FLAVOURS.get(name, {})
+    found = known.get(size) or known.get(re.sub(r"_(flex|varlen|sdpa|flex_attn|irope)$", "", size))
+    return None if found is None else found.model()
+
+
+# --------------------------------------------------------------------------------------------------
+# Names of Hugging Face.
+
+
+def _plain(
+    hidden: int, layers: int, heads: int, ffn: int, vocab: int, positions: int, *, tied: bool = True
+) -> _Sizes:
+    return _Sizes(
+        hidden=hidden, layers=layers, heads=heads, groups=heads, ffn=ffn, vocab=vocab,
+        positions=positions, tied=tied, plain=True,
+    )  # fmt: skip
+
+
+_REPOSITORIES: Mapping[str, _Sizes] = {
+    "llama-2-7b": _LLAMA2["7B"],
+    "llama-2-13b": _LLAMA2["13B"],
+    "llama-2-70b": _LLAMA2["70B"],
+    "llama-3-8b": _LLAMA3["8B"],
+    "llama-3-70b": _LLAMA3["70B"],
+    "llama-3-405b": _LLAMA3["405B"],
+    "llama-3.2-1b": _Sizes(
+        hidden=2048, layers=16, heads=32, groups=8, ffn=8192, vocab=128256, tied=True
+    ),
+    "llama-3.2-3b": _Sizes(
+        hidden=3072, layers=28, heads=24, groups=8, ffn=8192, vocab=128256, tied=True
+    ),
+    "mistral-7b": _llama(4096, 32, 32, 8, 14336, 32000),
+    "mixtral-8x7b": _Sizes(
+        hidden=4096, layers=32, heads=32, groups=8, ffn=14336, vocab=32000,
+        experts=(8, 2, 14336, 0),
+    ),
+    "qwen2.5-7b": _Sizes(
+        hidden=3584, layers=28, heads=28, groups=4, ffn=18944, vocab=152064, qkv_biases=True
+    ),
+    "qwen2.5-72b": _Sizes(
+        hidden=8192, layers=80, heads=64, groups=8, ffn=29568, vocab=152064, qkv_biases=True
+    ),
+    **{f"qwen3-{size.lower()}": sizes for size, sizes in _QWEN3.items()},
+    "gpt2-xl": _plain(1600, 48, 25, 6400, 50257, 1024),
+    "opt-1.3b": _plain(2048, 24, 32, 8192, 50272, 2050),
+    "opt-6.7b": _plain(4096, 32, 32, 16384, 50272, 2050),
+    "opt-13b": _plain(5120, 40, 40, 20480, 50272, 2050),
+    "opt-30b": _plain(7168, 48, 56, 28672, 50272, 2050),
+    "opt-66b": _plain(9216, 64, 72, 36864, 50272, 2050),
+    "bloom-7b1": _plain(4096, 30, 32, 16384, 250880, 0),
+    "bloom": _plain(14336, 70, 112, 57344, 250880, 0),
+}  # fmt: skip
+"""Sizes by the name of a repository without its owner, small letters, and what is tuned of it."""
+_TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.\d|it|chat-hf|meta)(?=-|$)")
+
+
+def model_named(name: str, beside: Path | None = None) -> Model | None:
+    """Return a model by the name of its repository, or of a folder with its config.json.
+
+    beside : the folder that relative names are looked up in. Returns None for one that is not
+    known here; raises DocumentError for a config.json that cannot be used.
+    """
+    path = Path(name) if beside is None else beside / name
+    for config in (path, path / "config.json"):
+        if config.suffix == ".json" and config.is_file():
+            return model_of_config(load_object(config).data, config)
+    last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    last = _TUNED.sub("", last).replace("llama-3.1-", "llama-3-").replace("llama-3.3-", "llama-3-")
+    found = _REPOSITORIES.get(last)
+    return None if found is None else found.model()
+
+
+def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
+    """Return the model of a config.json of Hugging Face; raises DocumentError where it has no
+    sizes of a dense decoder of Llama's kind."""
+    kind = str(config.get("model_type", ""))
+    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
+        raise DocumentError(
+            path,
+            f"the model type {kind!r} is not known here",
+            key="model_type",
+            remedy="give one of llama, mistral, qwen2, qwen3",
+        )
+
+    def size(key: str, default: int | None = None) -> int:
+        value = config.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 10**7:
+            raise DocumentError(path, "expected a positive integer", key=key)
+        return value
+
+    heads = size("num_attention_heads")
+    if size("num_hidden_layers") > 4096:
+        raise DocumentError(path, "expected at most 4096", key="num_hidden_layers")
+    return _Sizes(
+        hidden=size("hidden_size"),
+        layers=size("num_hidden_layers"),
+        heads=heads,
+        groups=size("num_key_value_heads", heads),
+        width=size("head_dim", size("hidden_size") // heads),
+        ffn=size("intermediate_size"),
+        vocab=size("vocab_size"),
+        tied=config.get("tie_word_embeddings") is True,
+        head_norms=kind == "qwen3",
+        qkv_biases=kind == "qwen2",
+    ).model()
