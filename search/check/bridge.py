@@ -358,9 +358,19 @@ def _even(launch: Launch) -> object:
         return None
 
 
+def _card(source: Configuration) -> str | None:
+    gpu = read_bridge(source).gpu
+    # names of devices are those of cards, or their beginning
+    return None if gpu is None else _CARDS.get(gpu.lower())
+
+
+_CARDS = {"h100": "h100-80gb", **{name: name for name in ("b200", "b300", "gb200", "gb300")}}
+
+
 BRIDGE = Trainer(
     name="Megatron-Bridge",
     forms="script of its launchers, overrides or YAML",
     owns=is_bridge,
     read=_read,
+    card=_card,
 )

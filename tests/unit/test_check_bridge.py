@@ -584,3 +584,24 @@ def test_the_command_speaks_the_words_of_the_file(
     assert launch["trainer"] == "Megatron-Bridge"
     flags = {change["flag"] for change in launch["neighbours"]["any"]["arguments"]}
     assert "-rl" in flags
+
+
+def test_the_device_of_the_recipe_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing else is asked for; others are as they are."""
+    path = tmp_path / "launch.sh"
+    path.write_text(f"{SETUP} -m llama -mr llama3_8b -g gb200 -c fp8_cs -ng 8\n", "utf-8")
+    plain = tmp_path / "plain.json"
+    plain.write_text('{"--num-layers": 2, "--hidden-size": 8}', "utf-8")
+    assert check.run([str(path), str(plain), "--no-neighbours"]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{path}: Megatron-Bridge on 8 gb200\n")
+    assert "the recipe is that of" not in out
+    assert "--hardware is not given: priced for gb200, which the file names" in err
+    assert "--hardware is not given: priced for h100-80gb\n" in err
+    path.write_text(f"{SETUP} -m llama -mr llama3_8b -g vr200 -c fp8_cs -ng 8\n", "utf-8")
+    assert check.run([str(path), "--no-neighbours"]) == 0
+    assert "the recipe is that of vr200, and it is priced for h100-80gb" in " ".join(
+        capsys.readouterr().out.split()
+    )
