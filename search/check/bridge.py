@@ -50,6 +50,7 @@ _NEW = {
 }
 """Arguments that a script of theirs gets for keys that it did not set."""
 _TP, _SP = "model.tensor_model_parallel_size", "model.sequence_parallel"
+_SEQ = "model.seq_length"
 _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
@@ -169,6 +170,7 @@ def _findings(
         if one.kind not in ("no effect", "not understood") or of_file:
             yield Finding(kind=one.kind, text=_worded(file, settings, one.text))
     yield from _idle(file, settings)
+    yield from _of_samples(file)
     launch = found.launch
     if launch is not None and launch.graphs != "none":
         text = "CUDA graphs keep memory of their own, which is not counted; their time is"
@@ -206,6 +208,30 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
     if own.get("comm_overlap.tp_comm_overlap") is True and not scattered:
         text = "comm_overlap.tp_comm_overlap, since nothing is scattered over tensor ranks"
         yield Finding(kind="no effect", text=text)
+
+
+def _of_samples(file: BridgeFile) -> Iterator[Finding]:
+    """Yield what is to say where the model's length is not that of samples.
+
+    `run_recipe.py` takes that of samples (`sync_model_dataset_sequence_length`), all others end in
+    an assertion (`ConfigContainer.validate`).
+    """
+    recipe, spelled = file.recipe, file.spelled.get(_SEQ)
+    known = None
+    if recipe.model is not None and (recipe.kind == "performance" or not recipe.notes):
+        known = recipe.settings.get(_SEQ)
+    if file.samples is not None:
+        key, samples = file.samples
+        other = file.own.get(_SEQ, known)
+        if other not in (None, samples):
+            text = f"{_line(file, key, str(samples))} is taken for the model's length as well, as "
+            text += f"run_recipe.py does; other scripts refuse it beside {_SEQ} {other}"
+            yield Finding(kind="read", text=text)
+    elif spelled is not None and spelled.spelled == _SEQ and known not in (None, file.own[_SEQ]):
+        text = f"{_line(file, _SEQ, spelled.value)} is without effect in run_recipe.py and "
+        text += f"refused by other scripts, where samples stay at the {known} of the recipe; "
+        text += "dataset.seq_length (early releases: dataset.sequence_length) is to say it too"
+        yield Finding(kind="read", text=text)
 
 
 def _worded(file: BridgeFile, settings: Settings, text: str) -> str:

@@ -18,6 +18,7 @@ from search.configuration import Command, Configuration
 from search.launches.arguments import Ignored
 from search.launches.bridge_keys import (
     ARGUMENTS,
+    DATASET_LENGTHS,
     HARMLESS_KEYS,
     KEYS,
     SHORT,
@@ -94,6 +95,20 @@ class BridgeFile:
         """What sets a dotted key, of those that the file sets."""
         return {key: one for one in self.given for key in one.settings}
 
+    @property
+    def samples(self) -> tuple[str, int] | None:
+        """The length of samples and the key that sets it; None where no key does.
+
+        An argument sets that of the model and of samples.
+        """
+        length = self.spelled.get(_LENGTH)
+        performance = self.recipe.kind == "performance"
+        if performance and length is not None and length.spelled.startswith("-"):
+            return None
+        own = self.own
+        found = [(key, own[key]) for key in DATASET_LENGTHS if isinstance(own.get(key), int)]
+        return found[0] if found else None
+
     def ordered(self, given: Iterable[Given]) -> tuple[Given, ...]:
         """Return settings in the order in which they count, the last one over the others.
 
@@ -112,6 +127,9 @@ class BridgeFile:
         if tuned and batch and world != tuned and "train.global_batch_size" not in own:
             # `set_post_overrides` and the unified runner keep the samples of a GPU
             found["train.global_batch_size"] = batch * world // tuned
+        if self.samples is not None:
+            # `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`
+            found[_LENGTH] = self.samples[1]
         degrees = ("model.pipeline_model_parallel_size", _VP)
         if any(own.get(k, self.recipe.settings.get(k)) != self.recipe.settings.get(k)
                for k in degrees) and _LAYOUT not in own:  # fmt: skip
@@ -128,6 +146,7 @@ def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
+_LENGTH = "model.seq_length"
 _VP = "model.virtual_pipeline_model_parallel_size"
 _LAYOUT = "model.pipeline_model_parallel_layout"
 
@@ -522,7 +541,7 @@ def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
     """
     off: tuple[Any, ...] = (None, False, 0, 0.0, "", [], "none")
     for key, value in own.items():
-        if key in KEYS or (whole and value in off):
+        if key in KEYS or key in DATASET_LENGTHS or (whole and value in off):
             continue
         harmless = HARMLESS_KEYS.fullmatch(key) is not None
         yield Ignored(flag=key, value=_shown(value), understood=harmless)

@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "ARGUMENTS",
+    "DATASET_LENGTHS",
     "FLAG_OF_KEY",
     "HARMLESS_KEYS",
     "KEYS",
@@ -135,8 +136,10 @@ _OTHERS: Mapping[str, str] = {
 """Keys whose arguments need more than the value."""
 FLAG_OF_KEY: Mapping[str, str] = {**VALUES, **WHERE_TRUE, **UNLESS_TRUE, **_OTHERS}
 """Argument by key, for sentences that name an argument."""
+DATASET_LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
+"""The length of samples, which is the model's too: releases have one of the two."""
 KEYS = frozenset(FLAG_OF_KEY)
-"""All keys that are read."""
+"""All keys that are read, but those of `DATASET_LENGTHS`, which others have as well."""
 HARMLESS_KEYS = re.compile(
     r"""
     (logger | checkpoint | scheduler | rng | profiling | rerun_state_machine | validation |

@@ -52,13 +52,14 @@ def test_three_ways_to_say_the_same(tmp_path: Path) -> None:
         "--recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=4 "
         "++model.sequence_parallel=True +model.pipeline_model_parallel_size=2 "
         "model.context_parallel_size=1 train.global_batch_size=64 train.micro_batch_size=2 "
-        "'model.seq_length=4096'",
+        "'model.seq_length=4096' dataset.seq_length=4096",
     )
     document = {
         "model": {"tensor_model_parallel_size": 4, "sequence_parallel": True, "seq_length": 4096,
                   "pipeline_model_parallel_size": 2, "context_parallel_size": 1},
         "train": {"global_batch_size": 64, "micro_batch_size": 2},
         "optimizer": {"lr": 1e-4}, "checkpoint": {"save": None},
+        "dataset": {"sequence_length": 4096},
     }  # fmt: skip
     name = "llama3_8b_pretrain_override_example"
     files = [
@@ -412,7 +413,7 @@ def test_variables_that_bridge_sets_are_not_asked_for(tmp_path: Path) -> None:
         ("llama3_8b_sft_config", "trains adapters or samples of a task"),
         ("qwen3_30b_a3b_peft_config", "trains adapters or samples of a task"),
         ("nemotron_3_nano_pretrain_config", "model are not known; add model.num_layers"),
-        ("qwen3_8b_pretrain_config", "what qwen3_8b_pretrain_config sets besides its model"),
+        ("mixtral_8x7b_pretrain_config", "mixtral_8x7b_pretrain_config sets besides its model"),
     ],
 )
 def test_what_is_not_known_of_a_recipe_is_said(name: str, said: str, tmp_path: Path) -> None:
@@ -420,6 +421,43 @@ def test_what_is_not_known_of_a_recipe_is_said(name: str, said: str, tmp_path: P
     file = recipe_run(tmp_path, f"--recipe {name} -gb 128")
     assert any(said in text for text in texts(file)), file.findings
     assert (file.launch is None) == ("besides" not in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "length", "said"),
+    [
+        ("-sl 4096", 4096, None),
+        ("model.seq_length=4096 dataset.seq_length=4096", 4096, None),
+        ("model.seq_length=8192", 8192, None),
+        ("model.seq_length=4096", 4096, "model.seq_length=4096 is without effect in run_recipe.py"),
+        ("dataset.sequence_length=4096", 4096,
+         "dataset.sequence_length=4096 is taken for the model's length as well, as run_recipe.py"),
+        ("model.seq_length=2048 dataset.seq_length=4096", 4096,
+         "other scripts refuse it beside model.seq_length 2048"),
+    ],
+)  # fmt: skip
+def test_samples_are_as_long_as_the_model_takes_them(
+    words: str, length: int, said: str | None, tmp_path: Path
+) -> None:
+    """One length without the other trains with another length than the file reads, or not."""
+    file = recipe_run(tmp_path, f"--recipe llama3_8b_pretrain_config {words}")
+    assert file.launch is not None
+    assert file.launch.seq == length
+    found = [text for text in texts(file) if "seq_length" in text or "sequence_length" in text]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+    assert not any("length" in one.flag for one in file.harmless)
+
+
+def test_the_small_models_of_a_family_have_recipes(tmp_path: Path) -> None:
+    """Degrees alone, two samples a rank, and nothing scattered: `recipes/qwen/qwen3.py`."""
+    for name, tp, pp in (("600m", 1, 1), ("4b", 2, 1), ("8b", 4, 1), ("14b", 8, 1), ("32b", 8, 2)):
+        file = recipe_run(tmp_path, f"--recipe qwen3_{name}_pretrain_config -gb 128")
+        launch = file.launch
+        assert launch is not None
+        assert (launch.degrees.tp, launch.degrees.pp, launch.degrees.scattered) == (tp, pp, False)
+        assert (launch.micro_batch, launch.recompute.layers != "none") == (2, name == "32b")
+        assert texts(file) == []
 
 
 def test_sizes_in_the_file_need_no_recipe(tmp_path: Path) -> None:
