@@ -501,7 +501,7 @@ class _Run(Expansion):
             return True
         if name in (".", "source") and rest:
             return self._source(shell, rest[0])
-        if name.startswith("--"):
+        if re.match("-[A-Za-z-]", name):
             self.left_out[
                 f"line {line} begins a command with {name}: the one in front of it ends "
                 "there, with a comment or a blank behind its backslash, and does not have it"
