@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.errors import DocumentError
+from search.check.accelerate import ACCELERATE
 from search.check.bridge import BRIDGE
+from search.check.deepspeed import DEEPSPEED
 from search.check.megatron import MEGATRON
 from search.check.torchtitan import TORCHTITAN
 from search.check.trainer import Asked, CheckedFile, Trainer
@@ -17,7 +19,7 @@ from search.launches.megatron_names import harmless
 
 __all__ = ["TRAINERS", "named_card", "read_checked", "trainer_of"]
 
-TRAINERS: tuple[Trainer, ...] = (TORCHTITAN, BRIDGE, MEGATRON)
+TRAINERS: tuple[Trainer, ...] = (TORCHTITAN, ACCELERATE, DEEPSPEED, BRIDGE, MEGATRON)
 """In the order in which a file is held to them: those with keys of their own first, since scripts
 of others have flags of Megatron-LM as well."""
 
@@ -37,14 +39,23 @@ def named_card(path: str) -> str | None:
     return trainer_of(source).card(source)
 
 
-def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
+def read_checked(
+    path: str,
+    *,
+    world_size: int | None,
+    gpu: str,
+    model: str | None = None,
+    seq_length: int | None = None,
+) -> CheckedFile:
     """Return what a file of a launch says; raises DocumentError where it is none that is read.
 
-    world_size : number of GPUs, where the file does not say it. gpu : kind of device.
+    world_size : number of GPUs, where the file does not say it. gpu : kind of device. model,
+    seq_length : where they are the script's to say.
     """
     # names of Megatron-LM that others have as well mean the same there
     source = read_configuration(path, world_size=world_size, harmless=harmless)
-    return trainer_of(source).read(source, Asked(world_size=world_size, gpu=gpu))
+    asked = Asked(world_size=world_size, gpu=gpu, model=model, seq_length=seq_length)
+    return trainer_of(source).read(source, asked)
 
 
 def _listed(names: Sequence[str]) -> str:

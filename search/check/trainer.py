@@ -31,6 +31,10 @@ class Asked:
     """Kind of device, by its card's name."""
     world_size: int | None = None
     """Number of GPUs; None: the file has to say it."""
+    model: str | None = None
+    """Name or folder of the model, where it is the script's to say and no file says it."""
+    seq_length: int | None = None
+    """The same of tokens of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,10 +34,19 @@ class CheckSpec:
     """Which launches are checked, and where they are to run."""
 
     files: tuple[str, ...] = option(
-        help="launch script, YAML or JSON of Megatron-LM or Megatron-Bridge",
+        help="launch script or configuration of a trainer that is read (docs/check.md)",
         panel=_WHAT,
         positional=True,
         metavar="FILE",
+    )
+    model: str | None = option(
+        None,
+        help="model of DeepSpeed and accelerate, where no script names it",
+        panel=_WHAT,
+        metavar="NAME|FOLDER",
+    )
+    seq_length: int | None = option(
+        None, help="tokens of a sequence, in the same case", panel=_WHAT, low=1, metavar="TOKENS"
     )
     hardware: str | None = option(
         None,
@@ -117,7 +126,13 @@ def _execute(raw: dict[str, Any]) -> int:
         try:
             if asked.hardware is None:
                 place = given.with_card(named_card(path))
-            file = read_checked(path, world_size=place.world_size, gpu=place.card.name)
+            file = read_checked(
+                path,
+                world_size=place.world_size,
+                gpu=place.card.name,
+                model=asked.model,
+                seq_length=asked.seq_length,
+            )
         except DocumentError as error:
             if len(asked.files) == 1:
                 raise

@@ -1,8 +1,8 @@
 """Sizes of published models, by the names that launches of torch trainers call them.
 
 Only what memory and time depend on. A launch names a flavour (torchtitan), a repository of Hugging
-Face or a folder with its `config.json`; what none of them says is asked for. Sizes are those of
-torchtitan's `models/*/__init__.py`, and of the `config.json` of the repositories.
+Face or a folder with its `config.json`. Sizes that `search.launches.architectures` has are not
+here; the others are those of torchtitan's `models/*/__init__.py` and of published `config.json`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from autopar.documents.json import load_object
 from autopar.errors import DocumentError
 from autopar.memory.launch import Attention, Experts, Latent, Model
 from autopar.records import dataclass
+from search.launches.architectures import architecture
 
 __all__ = ["FLAVOURS", "flavour", "model_named", "model_of_config"]
 
@@ -96,41 +97,60 @@ class _Sizes:
         )
 
 
-def _llama(hidden: int, layers: int, heads: int, groups: int, ffn: int, vocab: int) -> _Sizes:
-    return _Sizes(hidden=hidden, layers=layers, heads=heads, groups=groups, ffn=ffn, vocab=vocab)
+_Entry = _Sizes | str
+"""Sizes, or the name of an architecture that has them."""
 
 
-def _qwen(
-    hidden: int, layers: int, heads: int, groups: int, ffn: int, *, tied: bool = False,
-    experts: tuple[int, int, int, int] = (0, 0, 0, 0),
-) -> _Sizes:  # fmt: skip
+def _model(entry: _Entry) -> Model:
+    """Return the model of an entry of the tables below."""
+    if not isinstance(entry, str):
+        return entry.model()
+    sizes = architecture(entry)
+    assert sizes is not None, f"{entry} is one of the architectures"
+    width = sizes["kv_channels"]
+    number = sizes.get("num_moe_experts", 0)
+    layers = sizes["num_layers"]
+    latent = sizes.get("multi_latent_attention", False)
+    dense = sum(1 for kind in sizes.get("moe_layer_freq", [1] * layers) if not kind)
     return _Sizes(
-        hidden=hidden, layers=layers, heads=heads, groups=groups, ffn=ffn, vocab=151936,
-        width=128, tied=tied, head_norms=True, experts=experts,
-    )  # fmt: skip
+        hidden=sizes["hidden_size"],
+        layers=layers,
+        heads=sizes["num_attention_heads"],
+        groups=sizes["num_query_groups"],
+        ffn=sizes["ffn_hidden_size"],
+        vocab=sizes["vocab_size"],
+        width=width,
+        tied=sizes["share_embeddings_and_output_weights"],
+        head_norms=sizes.get("qk_layernorm", False),
+        qkv_biases=sizes.get("add_qkv_bias", False),
+        experts=(
+            number,
+            sizes["moe_router_topk"],
+            sizes["moe_ffn_hidden_size"],
+            sizes.get("moe_shared_expert_intermediate_size", 0),
+        )
+        if number
+        else (0, 0, 0, 0),
+        # in front of the others
+        dense_layers=dense if number else 0,
+        latent=(
+            sizes["q_lora_rank"], sizes["kv_lora_rank"], sizes["qk_head_dim"],
+            sizes["qk_pos_emb_head_dim"], sizes["v_head_dim"],
+        )
+        if latent
+        else None,
+    ).model()  # fmt: skip
 
 
-_LLAMA3 = {
-    "8B": _llama(4096, 32, 32, 8, 14336, 128256),
-    "70B": _llama(8192, 80, 64, 8, 28672, 128256),
-    "405B": _llama(16384, 126, 128, 8, 53248, 128256),
-}
-_LLAMA2 = {
-    "7B": _llama(4096, 32, 32, 32, 11008, 32000),
-    "13B": _llama(5120, 40, 40, 40, 13824, 32000),
-    "70B": _llama(8192, 80, 64, 8, 28672, 32000),
-}
+_LLAMA3 = {"8B": "llama3_8b", "70B": "llama3_70b", "405B": "llama31_405b"}
+_LLAMA2 = {"7B": "llama2_7b", "13B": "llama2_13b", "70B": "llama2_70b"}
 _QWEN3 = {
-    "0.6B": _qwen(1024, 28, 16, 8, 3072, tied=True),
-    "1.7B": _qwen(2048, 28, 16, 8, 6144, tied=True),
-    "4B": _qwen(2560, 36, 32, 8, 9728, tied=True),
-    "8B": _qwen(4096, 36, 32, 8, 12288),
-    "14B": _qwen(5120, 40, 40, 8, 17408),
-    "32B": _qwen(5120, 64, 64, 8, 25600),
-    "30B-A3B": _qwen(2048, 48, 32, 4, 6144, experts=(128, 8, 768, 0)),
-    "235B-A22B": _qwen(4096, 94, 64, 4, 12288, experts=(128, 8, 1536, 0)),
-}
-_DEEPSEEK = {
+    "0.6B": "qwen3_600m", "1.7B": "qwen3_1p7b", "4B": "qwen3_4b", "8B": "qwen3_8b",
+    "14B": "qwen3_14b", "32B": "qwen3_32b", "30B-A3B": "qwen3_30b_a3b",
+    "235B-A22B": "qwen3_235b_a22b",
+}  # fmt: skip
+"""Names of `search.launches.architectures`, which has their sizes."""
+_DEEPSEEK: Mapping[str, _Entry] = {
     "16B": _Sizes(
         hidden=2048, layers=27, heads=16, groups=16, ffn=10944, vocab=102400, dense_layers=1,
         experts=(64, 6, 1408, 2816), latent=(0, 512, 128, 64, 128),
@@ -139,12 +159,9 @@ _DEEPSEEK = {
         hidden=5120, layers=60, heads=128, groups=128, ffn=12288, vocab=102400, dense_layers=1,
         experts=(160, 6, 1536, 3072), latent=(1536, 512, 128, 64, 128),
     ),
-    "671B": _Sizes(
-        hidden=7168, layers=61, heads=128, groups=128, ffn=18432, vocab=129280, dense_layers=3,
-        experts=(256, 8, 2048, 2048), latent=(1536, 512, 128, 64, 128),
-    ),
+    "671B": "deepseek_v3",
 }  # fmt: skip
-_LLAMA4 = {
+_LLAMA4: Mapping[str, _Entry] = {
     "17bx16e": _Sizes(
         hidden=5120, layers=48, heads=40, groups=8, ffn=16384, vocab=202048,
         experts=(16, 1, 8192, 8192),
@@ -154,8 +171,11 @@ _LLAMA4 = {
         experts=(128, 1, 8192, 8192),
     ),
 }  # fmt: skip
-FLAVOURS: Mapping[str, Mapping[str, _Sizes]] = {
-    "llama3": {**_LLAMA3, "debugmodel": _llama(256, 6, 16, 16, 768, 2048)},
+FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
+    "llama3": {
+        **_LLAMA3,
+        "debugmodel": _Sizes(hidden=256, layers=6, heads=16, groups=16, ffn=768, vocab=2048),
+    },
     "llama2": _LLAMA2,
     "llama4": _LLAMA4,
     "deepseek_v3": _DEEPSEEK,
@@ -171,7 +191,7 @@ def flavour(name: str, size: str) -> Model | None:
     """
     known = FLAVOURS.get(name, {})
     found = known.get(size) or known.get(re.sub(r"_(flex|varlen|sdpa|flex_attn|irope)$", "", size))
-    return None if found is None else found.model()
+    return None if found is None else _model(found)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -187,31 +207,20 @@ def _plain(
     )  # fmt: skip
 
 
-_REPOSITORIES: Mapping[str, _Sizes] = {
-    "llama-2-7b": _LLAMA2["7B"],
-    "llama-2-13b": _LLAMA2["13B"],
-    "llama-2-70b": _LLAMA2["70B"],
-    "llama-3-8b": _LLAMA3["8B"],
-    "llama-3-70b": _LLAMA3["70B"],
-    "llama-3-405b": _LLAMA3["405B"],
-    "llama-3.2-1b": _Sizes(
-        hidden=2048, layers=16, heads=32, groups=8, ffn=8192, vocab=128256, tied=True
-    ),
-    "llama-3.2-3b": _Sizes(
-        hidden=3072, layers=28, heads=24, groups=8, ffn=8192, vocab=128256, tied=True
-    ),
-    "mistral-7b": _llama(4096, 32, 32, 8, 14336, 32000),
-    "mixtral-8x7b": _Sizes(
-        hidden=4096, layers=32, heads=32, groups=8, ffn=14336, vocab=32000,
-        experts=(8, 2, 14336, 0),
-    ),
-    "qwen2.5-7b": _Sizes(
-        hidden=3584, layers=28, heads=28, groups=4, ffn=18944, vocab=152064, qkv_biases=True
-    ),
-    "qwen2.5-72b": _Sizes(
-        hidden=8192, layers=80, heads=64, groups=8, ffn=29568, vocab=152064, qkv_biases=True
-    ),
-    **{f"qwen3-{size.lower()}": sizes for size, sizes in _QWEN3.items()},
+_REPOSITORIES: Mapping[str, _Entry] = {
+    "llama-2-7b": "llama2_7b",
+    "llama-2-13b": "llama2_13b",
+    "llama-2-70b": "llama2_70b",
+    "llama-3-8b": "llama3_8b",
+    "llama-3-70b": "llama3_70b",
+    "llama-3-405b": "llama31_405b",
+    "llama-3.2-1b": "llama32_1b",
+    "llama-3.2-3b": "llama32_3b",
+    "mistral-7b": "mistral_7b",
+    "mixtral-8x7b": "mixtral_8x7b",
+    "qwen2.5-7b": "qwen25_7b",
+    "qwen2.5-72b": "qwen25_72b",
+    **{f"qwen3-{size.lower()}": name for size, name in _QWEN3.items()},
     "gpt2-xl": _plain(1600, 48, 25, 6400, 50257, 1024),
     "opt-1.3b": _plain(2048, 24, 32, 8192, 50272, 2050),
     "opt-6.7b": _plain(4096, 32, 32, 16384, 50272, 2050),
@@ -238,7 +247,7 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
     last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
     last = _TUNED.sub("", last).replace("llama-3.1-", "llama-3-").replace("llama-3.3-", "llama-3-")
     found = _REPOSITORIES.get(last)
-    return None if found is None else found.model()
+    return None if found is None else _model(found)
 
 
 def model_of_config(config: Mapping[str, Any], path: Path) -> Model:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from autopar.memory.account import account_of
-from autopar.memory.launch import Launch
+from autopar.memory.launch import Degrees, Launch, even_chunks
+from autopar.memory.parameters import stage_weights
 from autopar.units import GIB
 from search.check.read import read_checked, trainer_of
 from search.check.trainer import CheckedFile
 from search.commands import check
 from search.configuration import read_configuration
-from search.launches.models import FLAVOURS
+from search.launches.models import FLAVOURS, flavour
 from search.launches.torchtitan import read_titan
 
 _2024 = """
@@ -292,9 +293,29 @@ def test_flavours_of_0_2_are_priced(
 
 
 @pytest.mark.parametrize("name", FLAVOURS)
-def test_every_flavour_is_a_model(name: str) -> None:
-    for sizes in FLAVOURS[name].values():
-        assert sizes.model().num_layers == sizes.layers
+def test_every_flavour_has_its_published_parameters(name: str) -> None:
+    """Counted tensor by tensor, in billions."""
+    published = {
+        "llama3 8B": 8.03, "llama3 70B": 70.55, "llama3 405B": 405.85, "llama2 7B": 6.74,
+        "llama2 13B": 13.02, "llama2 70B": 68.98, "llama4 17bx16e": 107.8,
+        "llama4 17bx128e": 400.7, "deepseek_v3 16B": 15.71, "deepseek_v3 236B": 235.7,
+        "deepseek_v3 671B": 671.0, "qwen3 0.6B": 0.596, "qwen3 1.7B": 1.72, "qwen3 4B": 4.02,
+        "qwen3 8B": 8.19, "qwen3 14B": 14.77, "qwen3 32B": 32.76, "qwen3 30B-A3B": 30.53,
+        "qwen3 235B-A22B": 235.1, "llama3 debugmodel": 0.006164,
+    }  # fmt: skip
+    for size in FLAVOURS[name]:
+        model = flavour(name, size)
+        assert model is not None
+        launch = Launch(
+            model=model,
+            degrees=Degrees(world=1, chunks=even_chunks(model.num_layers, 1)),
+            seq=16,
+            micro_batch=1,
+            global_batch=1,
+        )
+        weights = [weight for chunk in stage_weights(launch, 0) for weight in chunk]
+        billions = sum(weight.elements for weight in weights) / 1e9
+        assert billions == pytest.approx(published[f"{name} {size}"], rel=3e-3)
 
 
 BROKEN: list[tuple[str, int, str]] = [
