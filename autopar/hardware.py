@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.statistics import rising_fit
-from autopar.units import format_message
+from autopar.units import MIB, format_message
 
 __all__ = [
     "COLLECTIVES",
+    "COMMUNICATOR_BYTES",
     "OPERATIONS",
     "Curve",
     "HardwareProfile",
@@ -33,6 +34,10 @@ __all__ = [
     "partial_spread",
     "together_s",
 ]
+
+
+COMMUNICATOR_BYTES = 64 * MIB
+"""Buffers of one communicator; charged only when the hardware is estimated."""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 `python -m benchmarks.published_peaks [--rows TEXT] [--json OUT] [--docs]`
 
 `benchmarks.memory_goldens` prices tests of the trainer itself, all of the last stage; here are
-tables that others printed. SimuMax measured 19 launches of four models on eight B200, every rank,
-allocated and reserved (`tests/data/published_peaks.csv`); its launcher says the arguments.
+tables that others printed (`tests/data/published_peaks.csv`). SimuMax measured 19 launches of four
+models on eight B200, every rank, allocated and reserved; its launcher says the arguments. Notes of
+Megatron-Bridge have two runs of Qwen3 30B, whose recipe says them.
 Korthikanti et al. (arXiv 2205.05198, figure 1) counted eight launches, which nobody could run.
 Other rows of `published_runs` that print a memory are named with the reason why they are not
 compared.
@@ -106,7 +107,7 @@ _MIXTURE: Mapping[str, Any] = {
     "moe_expert_capacity_factor": 1,
     "moe_pad_expert_input_to_capacity": True,
 }
-_SIMUMAX_MODELS: Mapping[str, Mapping[str, Any]] = {
+_MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama3_70b": _decoder(
         (8192, 28672, 64, 128256), group_query_attention=True, num_query_groups=8
     ),
@@ -130,8 +131,20 @@ _SIMUMAX_MODELS: Mapping[str, Mapping[str, Any]] = {
         moe_shared_expert_intermediate_size=2048,
         **_MIXTURE,
     ),
+    "qwen3_30b": _decoder(
+        (2048, 6144, 32, 151936),
+        group_query_attention=True,
+        num_query_groups=4,
+        kv_channels=128,
+        qk_layernorm=True,
+        num_experts=128,
+        moe_router_topk=8,
+        moe_ffn_hidden_size=768,
+        moe_grouped_gemm=True,
+        moe_token_dispatcher_type="alltoall",
+    ),
 }
-_SIMUMAX: Mapping[str, Any] = {
+_COMMON: Mapping[str, Any] = {
     "--swiglu": True,
     "--normalization": "RMSNorm",
     "--position-embedding-type": "rope",
@@ -141,27 +154,40 @@ _SIMUMAX: Mapping[str, Any] = {
     "--hidden-dropout": 0.0,
     "--micro-batch-size": 1,
     "--bf16": True,
-    "--sequence-parallel": True,
     "--use-distributed-optimizer": True,
-    "--tokenizer-type": "NullTokenizer",
     "--cross-entropy-loss-fusion": True,
     "--cross-entropy-fusion-impl": "te",
     "--no-create-attention-mask-in-dataloader": True,
+}
+_SIMUMAX: Mapping[str, Any] = {
+    "--sequence-parallel": True,
+    "--tokenizer-type": "NullTokenizer",
     "--train-iters": 3,
 }
-"""What its launcher gives every model."""
+"""What its launcher gives every model, beside what is common."""
+_BRIDGE: Mapping[str, Any] = {
+    "--expert-tensor-parallel-size": 1,
+    "--grad-reduce-in-bf16": True,
+    "--overlap-grad-reduce": True,
+    "--overlap-param-gather": True,
+    "--moe-router-force-load-balancing": True,
+    "--train-iters": 8,
+}
+"""What the recipe of Qwen3 30B sets."""
 _MICRO_BATCHES = 4
 _TRAINER = Release(date="2025-10-01")
 """Megatron-LM 0.14, whose stand-in tokenizer adds the end of document to the vocabulary."""
 
 
-def _simumax() -> Iterator[Compared]:
+def _measured() -> Iterator[Compared]:
     for row in read_csv(DATA, PEAKS):
         tp, pp, cp, ep = (int(row[key]) for key in ("tp", "pp", "cp", "ep"))
         gpus, layers, stage = (int(row[key]) for key in ("num_gpus", "layers", "stage"))
+        bridge = row["source"].startswith("Megatron-Bridge")
         arguments = {
-            **_SIMUMAX,
-            **_SIMUMAX_MODELS[row["model"]],
+            **_COMMON,
+            **(_BRIDGE if bridge else _SIMUMAX),
+            **_MODELS[row["model"]],
             "--num-layers": layers,
             "--seq-length": int(row["seq"]),
             "--max-position-embeddings": int(row["seq"]),
@@ -173,29 +199,37 @@ def _simumax() -> Iterator[Compared]:
         }
         if cp > 1:
             arguments["--cp-comm-type"] = "a2a"
-        if "--num-experts" in arguments:
+        if "--num-experts" in arguments and not bridge:
             arguments["--moe-layer-freq"] = f"([0]*1+[1]*{layers - 1})"
+        if row["recompute"]:
+            arguments["--recompute-granularity"] = "selective"
+            arguments["--recompute-modules"] = row["recompute"].split()
         launch = read_launch(
-            arguments, world_size=gpus, gpu=row["gpu"], release=_TRAINER, source=row["model"]
+            arguments,
+            world_size=gpus,
+            gpu=row["gpu"],
+            release=Release() if bridge else _TRAINER,
+            source=row["model"],
         ).launch
         account = account_of(launch, stage)
         degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
         split = " ".join(f"{key} {value}" for key, value in degrees.items() if value > 1)
         length = f", {int(row['seq']) // 1024}k tokens" if cp > 1 else ""
+        again = f", recompute {row['recompute']}" if row["recompute"] else ""
+        reserved = [row[f"reserved_{end}_mib"] for end in ("least", "most")]
         yield Compared(
             source=row["source"],
-            name=f"{row['model']}, {layers} layers, {split}{length}",
+            name=f"{row['model']}, {layers} layers, {split}{length}{again}",
             stage=stage,
             what="allocated",
             launch=launch,
             account=account,
             published_bytes=float(row["allocated_mib"]) * MIB,
             ours_bytes=account.peak_bytes,
-            reserved_bytes=(
-                float(row["reserved_least_mib"]) * MIB,
-                float(row["reserved_most_mib"]) * MIB,
-            ),
-            first_bytes=float(row["first_counted_mib"]) * MIB,
+            reserved_bytes=(float(reserved[0]) * MIB, float(reserved[1]) * MIB)
+            if all(reserved)
+            else None,
+            first_bytes=float(row["first_counted_mib"]) * MIB if row["first_counted_mib"] else None,
         )
 
 
@@ -250,7 +284,7 @@ def _korthikanti() -> Iterator[Compared]:
 
 def published_peaks() -> list[Compared]:
     """Return every stage that is compared."""
-    return [*_simumax(), *_korthikanti()]
+    return [*_measured(), *_korthikanti()]
 
 
 _REASONS = (

@@ -329,6 +329,8 @@ class Optimizer:
     gradients as well, or weights as well (Megatron-FSDP; ZeRO-3 and FSDP2 keep the same)."""
     moments_bytes: int = 8
     """Of a parameter's two moments: 4 each in fp32, 2 in 16 bits."""
+    master_bytes: int = 4
+    """Of a parameter's fp32 weight: 2 where what a bf16 weight has of it is not kept twice."""
     instances: int = 1
     """Of the distributed optimizer: each shards its states over its own part of the ranks."""
     overlap_gradients: bool = False

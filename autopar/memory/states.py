@@ -210,7 +210,7 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         # ZeRO-2 keeps a rank's own once they are reduced
         summed = own if launch.optimizer.sharding == "zero2" else buffer.elements
         gradients += summed * gradient
-        master += own * MASTER_BYTES if element == 2 else 0
+        master += own * launch.optimizer.master_bytes if element == 2 else 0
         moments += own * launch.optimizer.moments_bytes
         if launch.optimizer.kind == "muon":
             # matrices have a momentum alone
@@ -224,7 +224,7 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     # dense ones before experts, whose optimizer is another
     spans = [n for buffer in sorted(buffers, key=lambda b: b.expert) for n in buffer.spans]
     if element == 2:
-        made += [n * MASTER_BYTES for n in spans]
+        made += [n * launch.optimizer.master_bytes for n in spans]
     # the first update makes both moments of a weight together
     made += [n * launch.optimizer.moments_bytes // 2 for n in spans for _ in range(2)]
     if precision.kind == "fp16":
@@ -265,7 +265,7 @@ def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States
         weights_bytes=own * element,
         # gradients are fp32 beside fp32 masters, whatever the weights are
         gradients_bytes=own * precision.gradient_bytes,
-        master_bytes=own * MASTER_BYTES if element == 2 else 0,
+        master_bytes=own * launch.optimizer.master_bytes if element == 2 else 0,
         moments_bytes=own * launch.optimizer.moments_bytes,
         copies_bytes=0,
         unscaled_bytes=0,

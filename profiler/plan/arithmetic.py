@@ -633,18 +633,19 @@ def _weights(plan: Plan, strategy: LayerStrategy, shapes: tuple[Tensors, ...]) -
 def _held(job: PlanJob, weights: Weights) -> Held:
     """Return the executor's recipe for the parameters of a layer, or of embedding and head.
 
-    fp32 4+4+8 bytes; bf16 and fp16 without ZeRO 2+2+12, with ZeRO fp32 shards of 4+4+8, from which
-    2 bytes of each are gathered.
+    fp32 4+4+8 bytes; bf16 and fp16 without ZeRO 2+4+12, with ZeRO fp32 shards of 4+4+8, from which
+    2 bytes of each are gathered. Without `fp32_gradients` replicas and whole sums take 2.
     """
     shapes, zero, z = weights
     whole, wide = held(shapes), job.precision != "fp32"
+    gradient = 2 if wide and not job.fp32_gradients else 4
     if zero == "ddp" or z == 1:
         # two moments of 4 bytes; narrow weights have a copy in fp32 besides, 4 more
         weight, optimizer = (2, 12) if wide else (4, 8)
         return Held(
             num_parameters=whole,
             parameter_bytes=weight * whole,
-            gradient_bytes=weight * whole,
+            gradient_bytes=gradient * whole,
             optimizer_bytes=optimizer * whole,
         )
     own = held(shapes, z)
@@ -657,5 +658,5 @@ def _held(job: PlanJob, weights: Weights) -> Held:
         optimizer_bytes=8 * own,
         # ZeRO-3 gives gathered weights back after every use
         gathered_bytes=(2 if wide else 4) * whole if zero == "zero2" else 0,
-        accumulated_bytes=4 * whole if accumulates else 0,
+        accumulated_bytes=gradient * whole if accumulates else 0,
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMAND",
+    "DOES_NOT_FIT",
     "MismatchError",
     "UncheckedError",
     "dispatch",
@@ -37,6 +38,10 @@ __all__ = [
 
 # --------------------------------------------------------------------------------------------------
 # Runs a mode of `profile-plan` on this rank, shows what it found and writes it down.
+
+
+DOES_NOT_FIT = 3
+"""Exit code of a dry run in which a stage has no room."""
 
 
 class MismatchError(AutoparError):
@@ -114,7 +119,7 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
 
     require_torch()
     from profiler.plan.dryrun import dry_run, first_ranks
-    from profiler.plan.report import dry_run_document, show_dry_run
+    from profiler.plan.report import dry_run_document, fits_of, show_dry_run
 
     plan = question.job.plan
     each = plan.world_size // plan.num_stages
@@ -123,7 +128,8 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
     chosen = sorted({rank for text in ranks for rank in named.get(text) or [int(text)]})
     found = dry_run(question.job, ranks=chosen)
     _tell(question, options, dry_run_document(question, found), show_dry_run, found)
-    return 0
+    # said in the tables already, or in the document that stands in their place
+    return 0 if all(fit.fits for fit in fits_of(question, found)) else DOES_NOT_FIT
 
 
 def _check_ranks(ranks: Sequence[str], job: PlanJob) -> None:
@@ -195,7 +201,7 @@ torchrun --standalone --nproc-per-node 4 -m profiler.plan PLAN.json --layers 4 -
 It is an executor for checking, not a trainer: random tokens, no files of weights.
 
 Exit codes: 0 done; 1 the run does not match its reference, or something failed; 2 unusable option
-or illegal plan.
+or illegal plan; 3 the plan does not fit in the dry run.
 """,
 )
 

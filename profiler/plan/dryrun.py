@@ -3,8 +3,8 @@
 One rank of the whole job is built, its process groups send nothing, and two steps are run: the
 first makes optimizer states, the second is counted. A stage of a pipeline runs alone: activations
 and gradients of its neighbours appear where they would arrive, and as many micro-batches are in
-flight as the schedule has. Not in it: transfers between stages, communicators, workspaces,
-fragmentation, the context of a device.
+flight as the schedule has. Communicators are numbered, as their buffers are no tensors. Not in it:
+transfers between stages, workspaces, fragmentation, the context of a device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from profiler.model.counting import End, count_step, held_bytes, local_tensor
 from profiler.plan.arithmetic import check_job, layouts, micro_batches_in_flight
 from profiler.plan.exchange import Batch
 from profiler.plan.job import DryRunRank, PlanJob
-from profiler.plan.stage import Stage, build_stage, open_groups
+from profiler.plan.stage import Stage, build_stage, gradient_of, open_groups
 
 __all__ = [
     "dry_run",
@@ -124,6 +124,8 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
             optimizers = [part.unit.optimizer for part in stage.parts]
             peak_bytes, parts = count_step(run, model=stage, optimizers=optimizers)
             parameters = list(stage.parameters())
+            extra = _narrow_shard_bytes(stage) if job.narrow_shards else 0
+            parts = {**parts, "parameters": parts["parameters"] + extra}
             return DryRunRank(
                 stage=stage_index,
                 rank=rank,
@@ -131,10 +133,28 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
                 parameter_bytes=held_bytes(parameters),
                 gradient_bytes=gradient_bytes,
                 optimizer_bytes=_optimizer_bytes(stage, optimizers),
-                peak_bytes=peak_bytes,
+                peak_bytes=peak_bytes + extra,
                 peak_parts=parts,
                 num_microbatches_run=num_run,
+                engine_bytes=extra,
+                num_communicators=groups.num_communicators,
             )
+
+
+def _narrow_shard_bytes(stage: Stage) -> int:
+    """Return the bytes of ZeRO-3's shards in the precision that weights are gathered in.
+
+    They are there all the time, so that they are part of any peak.
+    """
+    dtype = torch_dtype(stage.job.precision)
+    if dtype == torch.float32:
+        return 0
+    return sum(
+        local_tensor(parameter).numel() * dtype.itemsize
+        for part in stage.parts
+        if part.layout.is_sharded and part.layout.zero == "zero3"
+        for parameter in part.holder.parameters()
+    )
 
 
 def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
@@ -193,10 +213,11 @@ def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
             torch.autograd.backward(
                 ends, None if stage.is_last else [torch.empty_like(end) for end in ends]
             )
-            losses += ends
+            # a graph would hold what the stage received, and its gradient, which is sent back
+            losses += [end.detach() for end in ends]
             del ends
     stage.finish_backward()
-    gradient_bytes = held_bytes([parameter.grad for parameter in stage.parameters()])
+    gradient_bytes = held_bytes([gradient_of(parameter) for parameter in stage.parameters()])
     stage.step()
     return gradient_bytes
 

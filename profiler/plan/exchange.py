@@ -76,11 +76,14 @@ class PlanGroups:
         )
         self.pipeline: Any = whole.get_group("stage")
         """The ranks at this place in all stages."""
+        self.num_communicators = 1 + (num_stages > 1)
+        """That this rank opens: for the world, the pipeline, and all axes that were wanted."""
         self._device_type = device_type
         self._groups: dict[Axes, Any] = {}
         self._meshes: dict[Axes, DeviceMesh] = {}
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         for axes in sorted({axes for axes in wanted if cube.size(axes) > 1}):
+            self.num_communicators += 1
             # the mesh has the groups of single axes already
             if len(axes) == 1:
                 self._groups[axes] = whole.get_group(names[axes[0]])

@@ -257,6 +257,12 @@ class PlanOptions:
         panel=_SAY,
         shown="the plan file's, or on",
     )
+    fp32_gradients: bool | None = option(
+        None,
+        help="sum gradients of bf16 and fp16 in fp32",
+        panel=_SAY,
+        shown="the plan file's, or on",
+    )
     reference: bool = option(
         True, help="run one process without parallelism to compare with", panel=_HOW
     )
@@ -344,9 +350,15 @@ class PlanJob:
     async_grad_reduce: bool = True
     """One reduction of gradients per step, in the last micro-batch; otherwise in every one."""
     precision: Precision = "fp32"
-    """bf16: computes in bf16 and keeps weights and optimizer states in fp32 as well; gradients that
-    ZeRO divides are summed in fp32, those of ddp in bf16. fp16: the same in fp16, with losses
-    scaled."""
+    """bf16: computes in bf16 and keeps weights and optimizer states in fp32 as well. fp16: the same
+    in fp16, with losses scaled."""
+    fp32_gradients: bool = True
+    """Gradients of bf16 and fp16 are summed in fp32 over micro-batches and ranks, as engines do;
+    otherwise in the precision of the model."""
+    narrow_shards: bool = False
+    """The engine that the plan is for keeps, beside the fp32 shards of weights that ZeRO-3 divides,
+    shards in bf16 or fp16 which it gathers. A dry run counts them; this executor has none, as FSDP2
+    casts while it gathers."""
     seed: int = 0
     """Of weights and tokens: the same on any number of ranks."""
     learning_rate: float = 1e-3
@@ -370,11 +382,15 @@ class DryRunRank:
     optimizer_bytes: int
     """AdamW's two moments, and fp32 copies of the weights where those are not fp32."""
     peak_bytes: int
-    """The most that was alive at once in one step after the first."""
+    """The most that is alive at once in one step after the first, with `engine_bytes`."""
     peak_parts: Mapping[str, int]
     """What `peak_bytes` was made of at that moment: parameters, gathered parameters, gradients,
     optimizer, activations, other; sums to it."""
     num_microbatches_run: int
+    engine_bytes: int = 0
+    """Of the parameters at the peak: narrow shards of the engine that the plan is for."""
+    num_communicators: int = 0
+    """That the rank opens; their buffers lie outside of the tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,6 +165,9 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
 # One question: the plan, the model, and what was predicted, in whatever way they were given.
 
 
+_SHARDED_IN_FP32 = ("accelerate", "galvatron", "torchtitan")
+"""Engines whose ZeRO-3 is torch's FSDP, which gathers narrow weights from fp32 shards alone. The
+planner's recipe of any other has narrow shards beside their fp32 copies."""
 _RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -384,7 +387,9 @@ def _job(
         spec=spec,
         sequence_parallel=flag(options.sequence_parallel, stored.options.sequence_parallel),
         async_grad_reduce=flag(options.async_grad_reduce, stored.options.async_grad_reduce),
+        fp32_gradients=flag(options.fp32_gradients, stored.options.fp32_gradients),
         precision=_precision(options, stored, mode),
+        narrow_shards=stored.has_options and stored.options.engine not in _SHARDED_IN_FP32,
         seed=options.seed,
     )
 
@@ -436,6 +441,7 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
     for key, word in (
         ("sequence_parallel", "sequence parallelism"),
         ("async_grad_reduce", "one reduction of gradients per step"),
+        ("fp32_gradients", "sums of gradients in fp32"),
     ):
         then, now = getattr(stored.options, key), getattr(job, key)
         if then is not None and then != now:

@@ -14,6 +14,7 @@ from autopar.command.console import Console, escape
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.plan import PeakSource, PlanDocument, StageEntry
 from autopar.documents.strategy import strategy_document
+from autopar.hardware import COMMUNICATOR_BYTES
 from autopar.records import dataclass
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
@@ -32,10 +33,11 @@ __all__ = [
     "FORMAT",
     "VERSION",
     "BookedPart",
+    "Fit",
     "book",
     "difference",
     "dry_run_document",
-    "gradient_note",
+    "fits_of",
     "illegal_document",
     "no_prediction",
     "print_some",
@@ -141,35 +143,6 @@ def book(
     )
 
 
-def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
-    """Return in one sentence that gradients take twice what is predicted, with the figure.
-
-    None where they do not: FSDP2 sums the gradients of several micro-batches in fp32, and a
-    prediction in bf16 or fp16 with `--no-fp32-gradients` takes 2 bytes for them. None also where
-    the file does not say which it is.
-    """
-    if (
-        prediction is None
-        or not prediction.stages
-        or prediction.options.fp32_gradients is not False
-    ):
-        return None
-    if job.precision == "fp32":
-        return None
-    fullest = max(examine(job).stages, key=lambda stage: stage.held.accumulated_bytes)
-    # 4 bytes each, of which 2 are predicted
-    accumulated = fullest.held.accumulated_bytes
-    if not accumulated:
-        return None
-    return (
-        f"FSDP2 keeps {format_bytes(accumulated)} of whole fp32 gradients on stage "
-        f"{fullest.stage} until the last micro-batch, and the prediction has "
-        f"{format_bytes(accumulated / 2)}, 2 bytes each: what is predicted to fit fits only where "
-        "gradients are summed in that precision; `autopar-search` without `--no-fp32-gradients` "
-        "predicts 4"
-    )
-
-
 def _predicted(stage: StageEntry, gradient_share: float) -> dict[str, int]:
     of = stage.memory_bytes
     states = of.get("states", 0) + of.get("vocab_states", 0)
@@ -188,21 +161,102 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
 
     Of the planner's recipe, w + g + o bytes of a parameter: 4 + 4 + 8 in fp32, else 2 + 2 + 12 (g 4
     with fp32 gradients); ZeRO-2 divides o and ZeRO-3 also w, both g where it is reduced in every
-    micro-batch.
+    micro-batch. Of the only one no divided gradients are predicted beside the activations.
     """
     wide = job.precision == "fp32"
     weight, optimizer = (4, 8) if wide else (2, 12)
     gradient = 4 if wide or fp32_gradients else 2
-    stay_whole = job.async_grad_reduce and job.plan.num_microbatches > 1
+    one = job.plan.num_microbatches == 1
+    stay_whole = job.async_grad_reduce and not one
     total = gradients = 0.0
     for shapes, zero, ranks in stage_weights(job, stage):
         count = held(shapes)
         pieces = 1 if zero == "ddp" else ranks
         own = count * gradient / (1 if stay_whole else pieces)
+        if one and pieces > 1:
+            own = 0.0
         gradients += own
         total += own + count * weight / (ranks if zero == "zero3" else 1)
         total += count * optimizer / pieces
     return gradients / total if total else 0.0
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether what was counted fits: beside the budget that the plan was searched with.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a rank needs of its device and what it may have, in bytes."""
+
+    rank: int
+    stage: int
+    needed_bytes: int
+    """Counted tensors, communicators, and what the plan reserves beyond what it allocates."""
+    budget_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the rank has room for it."""
+        return self.needed_bytes <= self.budget_bytes
+
+    @property
+    def sentence(self) -> str:
+        """What is too much, in words."""
+        over = format_bytes(self.needed_bytes - self.budget_bytes)
+        return (
+            f"stage {self.stage} does not fit in the dry run: rank {self.rank} needs "
+            f"{format_bytes(self.needed_bytes)} of {format_bytes(self.budget_bytes)}, {over} too "
+            "much; search again with a --memory-constraint smaller by that"
+        )
+
+
+def fits_of(question: Question, ranks: Sequence[DryRunRank]) -> tuple[Fit, ...]:
+    """Return whether ranks fit, of those whose stage has a budget in the plan file.
+
+    Communicators are counted where the plan is charged for them, which is on estimated hardware;
+    otherwise they are in the context that is reserved.
+    """
+    prediction = question.prediction
+    found = []
+    for rank in ranks if prediction is not None else ():
+        assert prediction is not None
+        stage = prediction.stages[rank.stage] if prediction.stages else StageEntry()
+        allocated, reserved, budget = (
+            stage.allocated_bytes,
+            stage.reserved_bytes,
+            stage.budget_bytes,
+        )
+        if allocated is None or reserved is None or budget is None:
+            continue
+        opened = COMMUNICATOR_BYTES * rank.num_communicators * prediction.estimated
+        found.append(
+            Fit(
+                rank=rank.rank,
+                stage=rank.stage,
+                needed_bytes=rank.peak_bytes + opened + reserved - allocated,
+                budget_bytes=budget,
+            )
+        )
+    return tuple(found)
+
+
+def _print_fits(console: Console, fits: Sequence[Fit]) -> None:
+    if not fits:
+        return
+    fullest = max(fits, key=lambda fit: fit.needed_bytes - fit.budget_bytes)
+    if fullest.fits:
+        room = format_bytes(fullest.budget_bytes - fullest.needed_bytes)
+        print_line(
+            console,
+            f"fits: stage {fullest.stage} needs {format_bytes(fullest.needed_bytes)} of "
+            f"{format_bytes(fullest.budget_bytes)}, and {room} are left; with communicators and "
+            "what the plan reserves",
+            style="green",
+        )
+    for fit in fits:
+        if not fit.fits:
+            print_line(console, fit.sentence, style="red")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -246,11 +300,18 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
         return
     print_line(
         console,
-        "predicted communicators and receive buffers, and the context of the device, are not "
-        "counted, nor is what an allocator wastes",
+        "receive buffers of pipelines and the context of the device are not counted, nor is what "
+        "an allocator wastes; communicators are no tensors",
         style="dim",
     )
-    _print_gradient_note(console, question)
+    if any(rank.engine_bytes for rank in ranks):
+        print_line(
+            console,
+            f"weights: with the {question.job.precision} shards that the plan's engine keeps "
+            "beside fp32 ones, and this executor does not",
+            style="dim",
+        )
+    _print_fits(console, fits_of(question, ranks))
 
 
 def show_run(
@@ -371,13 +432,6 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
     print_line(console, what[result.peak_source] + taken_off, style="dim")
     if not stages:
         print_line(console, no_prediction("memory"), style="dim")
-    _print_gradient_note(console, question)
-
-
-def _print_gradient_note(console: Console, question: Question) -> None:
-    note = gradient_note(question.job, question.prediction)
-    if note is not None:
-        print_line(console, note, style="yellow")
 
 
 def _kept(held: Held | DryRunRank) -> tuple[int, int, int]:
@@ -454,8 +508,10 @@ def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[st
     job, prediction = question.job, question.prediction
     predicted = _predicted_memory(prediction)
     stages = examine(job).stages
+    fits = {fit.rank: fit for fit in fits_of(question, ranks)}
     return {
         **_head(question, "dryrun"),
+        "fits": all(fit.fits for fit in fits.values()) if fits else None,
         "ranks": [
             {
                 **{key: _plain(value) for key, value in vars(rank).items()},
@@ -469,6 +525,8 @@ def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[st
                     )
                 ],
                 "predicted": None if predicted is None else predicted[rank.stage],
+                "needed_bytes": fits[rank.rank].needed_bytes if rank.rank in fits else None,
+                "budget_bytes": fits[rank.rank].budget_bytes if rank.rank in fits else None,
             }
             for rank in ranks
         ],
@@ -493,7 +551,7 @@ def run_document(
             "tolerance": dict(verdict.tolerance),
             "largest_difference": {k: _plain(v) for k, v in verdict.largest.items()},
         },
-        "notes": [*_notes(question), *result.notes],
+        "notes": [*question.notes, *result.notes],
     }
 
 
@@ -512,16 +570,11 @@ def _head(question: Question, mode: Mode) -> dict[str, object]:
         "precision": job.precision,
         "sequence_parallel": job.sequence_parallel,
         "async_grad_reduce": job.async_grad_reduce,
+        "fp32_gradients": job.fp32_gradients,
         "seed": job.seed,
         "plan": strategy_document(job.plan),
-        "notes": _notes(question),
+        "notes": list(question.notes),
     }
-
-
-def _notes(question: Question) -> list[str]:
-    """Return what was assumed, and what the prediction of a legal plan's gradients leaves out."""
-    note = None if question.problems else gradient_note(question.job, question.prediction)
-    return [*question.notes, *([] if note is None else [note])]
 
 
 def _stage(stage: StageArithmetic) -> dict[str, object]:
@@ -690,7 +743,6 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
     if any(held.accumulated_bytes for held in kept):
         footnotes.append("accumulated: whole gradients that ZeRO holds during a step, in fp32")
     print_line(console, "; ".join(footnotes), style="dim")
-    _print_gradient_note(console, question)
     if question.job.plan.num_stages > 1:
         print_line(
             console,

@@ -39,6 +39,7 @@ from profiler.plan.stage import (
     Replica,
     Stage,
     build_stage,
+    gradient_of,
     open_groups,
     padded_spec,
     sums_by_itself,
@@ -304,7 +305,11 @@ def reference_steps(
     module = build_stack(spec, dtype=dtype, device=device).module
     _fill(module, job)
     unit = Replica(
-        list(module.parameters()), None, precision=job.precision, learning_rate=job.learning_rate
+        list(module.parameters()),
+        None,
+        precision=job.precision,
+        fp32_gradients=job.fp32_gradients,
+        learning_rate=job.learning_rate,
     )
     losses, norms = [], []
     scaler = LossScaler(job.loss_scale, is_alone=True) if job.precision == "fp16" else None
@@ -319,7 +324,7 @@ def reference_steps(
             (loss * scale).backward()
             total += float(loss.detach())
         losses.append(total)
-        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        gradients = [grad for grad in map(gradient_of, module.parameters()) if grad is not None]
         if scaler is not None and not scaler.accepts(gradients, device=device):
             norms.append(math.inf)
             unit.skip()

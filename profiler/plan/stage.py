@@ -48,6 +48,7 @@ __all__ = [
     "Shard",
     "Stage",
     "build_stage",
+    "gradient_of",
     "make_optimizer",
     "make_root",
     "open_groups",
@@ -64,6 +65,19 @@ __all__ = [
 # last micro-batch, or in every one.
 
 
+_MAIN = "main_grad"
+"""The attribute in which a narrow parameter has its sum in fp32, by the name engines gave it."""
+
+
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient that the optimizer will get of a parameter, None before there is one.
+
+    In fp32 where gradients are summed so beside narrower weights.
+    """
+    found: torch.Tensor | None = getattr(parameter, _MAIN, parameter.grad)
+    return found
+
+
 class Replica:
     """The parameters of one part of a model, replicated over a group, and their optimizer."""
 
@@ -73,31 +87,41 @@ class Replica:
         group: Any,
         *,
         precision: Precision,
+        fp32_gradients: bool,
         learning_rate: float,
     ) -> None:
         """Move the parameters into one buffer; `group` is None where the rank is alone.
 
-        In bf16 and fp16 the optimizer has fp32 copies of the weights, as Megatron-LM's has.
+        In bf16 and fp16 the optimizer has fp32 copies of the weights, and with `fp32_gradients` so
+        has their sum over micro-batches and ranks, as Megatron-LM's has.
         """
         self._group = group
         self._parameters = list(parameters)
         with torch.no_grad():
             self._weights = torch.cat([p.detach().flatten() for p in self._parameters])
-            self._gradients = torch.zeros_like(self._weights)
+            wide = precision != "fp32"
+            # summed apart from where autograd puts them, whose type is that of the weights
+            self._sums_wide = wide and fp32_gradients
+            self._gradients = torch.zeros_like(
+                self._weights, dtype=torch.float32 if self._sums_wide else None
+            )
             start = 0
             for parameter in self._parameters:
                 end = start + parameter.numel()
                 parameter.data = self._weights[start:end].view_as(parameter)
-                parameter.grad = self._gradients[start:end].view_as(parameter)
+                gradient = self._gradients[start:end].view_as(parameter)
+                if self._sums_wide:
+                    setattr(parameter, _MAIN, gradient)
+                else:
+                    parameter.grad = gradient
                 start = end
-            wide = precision != "fp32"
             # in fp32 the buffer itself is stepped, without a copy
             self._master = nn.Parameter(self._weights.float() if wide else self._weights)
         self.optimizer = make_optimizer([self._master], learning_rate)
         self._work: Any = None
         self._arrived = 0
         self._reduces = False
-        if group is not None:
+        if group is not None or self._sums_wide:
             for parameter in self._parameters:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
@@ -125,7 +149,8 @@ class Replica:
             self._master.grad = self._gradients
             self.optimizer.step()
         else:
-            # unscaled in fp32, where what fp16 cannot hold is not lost
+            # unscaled in fp32, where what fp16 cannot hold is not lost; sums in fp32 are taken as
+            # they are, since they are cleared below
             self._master.grad = self._gradients.float().div_(loss_scale)
             self.optimizer.step()
             with torch.no_grad():
@@ -137,7 +162,12 @@ class Replica:
         """Clear the gradients."""
         self._gradients.zero_()
 
-    def _on_gradient(self, _: Any) -> None:
+    def _on_gradient(self, parameter: Any) -> None:
+        if self._sums_wide:
+            getattr(parameter, _MAIN).add_(parameter.grad)
+            parameter.grad = None
+        if self._group is None:
+            return
         self._arrived += 1
         if self._reduces and self._arrived == len(self._parameters):
             self._reduce()
@@ -165,6 +195,7 @@ class Shard:
         *,
         gathers_twice: bool,
         precision: Precision,
+        fp32_gradients: bool,
         learning_rate: float,
     ) -> None:
         """Divide the parameters of modules, in place.
@@ -182,7 +213,7 @@ class Shard:
             self.modules if len(self.modules) > 1 else self.modules[0],
             mesh=mesh,
             reshard_after_forward=gathers_twice,
-            mp_policy=_policy(precision),
+            mp_policy=_policy(precision, fp32_gradients=fp32_gradients),
         )
         self._unit: Any = self.modules[0]
         self._is_sum = _reduce_by_sum(self._unit)
@@ -227,11 +258,14 @@ def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
     assert isinstance(module, FSDPModule)
 
 
-def _policy(precision: Precision) -> MixedPrecisionPolicy:
+def _policy(precision: Precision, *, fp32_gradients: bool) -> MixedPrecisionPolicy:
     if precision == "fp32":
         return MixedPrecisionPolicy()
-    # weights are gathered in bf16 or fp16 and gradients summed in fp32
-    return MixedPrecisionPolicy(param_dtype=torch_dtype(precision), reduce_dtype=torch.float32)
+    narrow = torch_dtype(precision)
+    # weights are gathered in bf16 or fp16; shards of gradients are fp32 as the weights' are
+    return MixedPrecisionPolicy(
+        param_dtype=narrow, reduce_dtype=torch.float32 if fp32_gradients else narrow
+    )
 
 
 def _reduce_by_sum(unit: Any) -> bool:
@@ -270,7 +304,7 @@ class Part:
     def gradients(self) -> Iterator[tuple[str, Piece, torch.Tensor]]:
         """Yield what this rank holds of every gradient."""
         for name, parameter in self.holder.named_parameters():
-            grad = parameter.grad
+            grad = gradient_of(parameter)
             if grad is not None:
                 yield name, self.pieces[name], local_tensor(grad)
 
@@ -564,6 +598,7 @@ class _Builder:
         self.spec = job.spec
         self.vocab = vocab_layout(job, groups.cube)
         self._types = job.spec.layer_types
+        self._tables: dict[Any, torch.Tensor] = {}
         self._shapes: dict[Any, dict[str, tuple[int, ...]]] = {}
 
     def layer(self, index: int) -> Part:
@@ -577,11 +612,18 @@ class _Builder:
             dtype=self.dtype,
             device=self.device,
         )
+        self._share_tables(module, (kind, layout.kind, layout.tensor_axes))
         whole = self._whole(
             kind, lambda: build_layer(spec, Sharding(), dtype=self.dtype, device="meta")
         )
         streams = layer_streams(self.spec, index)
         return self._part(f"layer{index}", (module,), module, layout, whole, streams)
+
+    def _share_tables(self, layer: nn.Module, alike: object) -> None:
+        """Let layers that are alike have one table of positions, as engines do."""
+        for place, module in layer.named_modules():
+            for name, table in module.named_buffers(recurse=False):
+                setattr(module, name, self._tables.setdefault((alike, place, name), table))
 
     def encoder_norm(self, index: int) -> Part:
         """Return the norm behind the last layer of the encoder, laid out as that layer is."""
@@ -654,6 +696,7 @@ class _Builder:
                 self.groups.flat_mesh(layout.sync_axes),
                 gathers_twice=layout.zero == "zero3",
                 precision=job.precision,
+                fp32_gradients=job.fp32_gradients,
                 learning_rate=job.learning_rate,
             )
         else:
@@ -661,6 +704,7 @@ class _Builder:
                 list(holder.parameters()),
                 self.groups.group(layout.sync_axes),
                 precision=job.precision,
+                fp32_gradients=job.fp32_gradients,
                 learning_rate=job.learning_rate,
             )
         return Part(

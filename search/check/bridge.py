@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from autopar.errors import InputError
+from autopar.errors import InputError, did_you_mean
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.check.changes import Changes, arguments_of, laid_out
@@ -21,7 +21,7 @@ from search.check.megatron import same_launch
 from search.check.rules import Setting, broken_rules
 from search.check.trainer import Asked, Attempt, CheckedFile, Trainer, attempt, world_size_of
 from search.configuration import Configuration
-from search.launches.arguments import words_of
+from search.launches.arguments import Ignored, words_of
 from search.launches.bridge import (
     BridgeFile,
     Given,
@@ -31,7 +31,7 @@ from search.launches.bridge import (
     other_keys,
     read_bridge,
 )
-from search.launches.bridge_keys import FLAG_OF_KEY
+from search.launches.bridge_keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.launches.bridge_recipes import Settings
 
 __all__ = ["BRIDGE"]
@@ -50,6 +50,7 @@ _NEW = {
 }
 """Arguments that a script of theirs gets for keys that it did not set."""
 _TP, _SP = "model.tensor_model_parallel_size", "model.sequence_parallel"
+_SEQ = "model.seq_length"
 _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
@@ -102,12 +103,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     else:
         found = place.read(settings)
         said += _findings(file, settings, place, found)
-    said += [
-        Finding(kind="not understood", text=f"{_line(file, one.flag, one.value)} may change time "
-                "or memory")
-        for one in ignored
-        if not one.understood
-    ]  # fmt: skip
+    said += [_unknown(file, one) for one in ignored if not one.understood]
     said += [Finding(kind="read", text=text) for text in (*file.notes, *_of_device(file, asked))]
     return CheckedFile(
         path=str(source.path),
@@ -124,6 +120,13 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     )
 
 
+def _unknown(file: BridgeFile, one: Ignored) -> Finding:
+    """Return what is to say of a key that nobody here knows, misspelt ones among them."""
+    text = f"{_line(file, one.flag, one.value)} may change time or memory"
+    names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
+    return Finding(kind="not understood", text=text + did_you_mean(one.flag, sorted(names), 0.9))
+
+
 def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
     """Return the environment of the ranks: Bridge sets the number of connections by itself.
 
@@ -131,7 +134,8 @@ def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[st
     the launchers of the performance scripts.
     """
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    if gpu.upper().startswith(("B2", "B3", "GB")) or settings.get("ddp.use_megatron_fsdp") is True:
+    sharded = any(settings.get(f"{name}.use_megatron_fsdp") is True for name in ("ddp", "dist"))
+    if sharded or gpu.upper().startswith(("B2", "B3", "GB")):
         return {**file.environment}
     return {name: "1", **file.environment}
 
@@ -166,6 +170,7 @@ def _findings(
         if one.kind not in ("no effect", "not understood") or of_file:
             yield Finding(kind=one.kind, text=_worded(file, settings, one.text))
     yield from _idle(file, settings)
+    yield from _of_samples(file)
     launch = found.launch
     if launch is not None and launch.graphs != "none":
         text = "CUDA graphs keep memory of their own, which is not counted; their time is"
@@ -177,15 +182,16 @@ def _findings(
     if settings.get("mixed_precision.first_last_layers_bf16") is True:
         text = "the first and the last layer stay in bf16, and are counted and priced in 8 bits"
         yield Finding(kind="read", text=text)
-    aware = settings.get("optimizer.use_precision_aware_optimizer") is True
-    if aware and launch is not None:
-        text = "the precision-aware optimizer keeps the rest of 16 bits beside weights, and is "
-        yield Finding(kind="read", text=text + "counted with weights of fp32")
 
 
 def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
     """Yield what the file sets and Bridge does not follow; see `flags_of_settings`."""
-    own = file.own
+    own, spelled = file.own, file.spelled
+    for one in file.given:
+        for key in one.settings:
+            if spelled[key] is not one and spelled[key].spelled != one.spelled:
+                text = f"{one.spelled}, since {spelled[key].spelled} counts"
+                yield Finding(kind="no effect", text=text)
     configured = any(key.startswith("comm_overlap.") for key in settings)
     sharded = settings.get("ddp.use_distributed_optimizer") is True
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
@@ -202,6 +208,30 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
     if own.get("comm_overlap.tp_comm_overlap") is True and not scattered:
         text = "comm_overlap.tp_comm_overlap, since nothing is scattered over tensor ranks"
         yield Finding(kind="no effect", text=text)
+
+
+def _of_samples(file: BridgeFile) -> Iterator[Finding]:
+    """Yield what is to say where the model's length is not that of samples.
+
+    `run_recipe.py` takes that of samples (`sync_model_dataset_sequence_length`), all others end in
+    an assertion (`ConfigContainer.validate`).
+    """
+    recipe, spelled = file.recipe, file.spelled.get(_SEQ)
+    known = None
+    if recipe.model is not None and (recipe.kind == "performance" or not recipe.notes):
+        known = recipe.settings.get(_SEQ)
+    if file.samples is not None:
+        key, samples = file.samples
+        other = file.own.get(_SEQ, known)
+        if other not in (None, samples):
+            text = f"{_line(file, key, str(samples))} is taken for the model's length as well, as "
+            text += f"run_recipe.py does; other scripts refuse it beside {_SEQ} {other}"
+            yield Finding(kind="read", text=text)
+    elif spelled is not None and spelled.spelled == _SEQ and known not in (None, file.own[_SEQ]):
+        text = f"{_line(file, _SEQ, spelled.value)} is without effect in run_recipe.py and "
+        text += f"refused by other scripts, where samples stay at the {known} of the recipe; "
+        text += "dataset.seq_length (early releases: dataset.sequence_length) is to say it too"
+        yield Finding(kind="read", text=text)
 
 
 def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
@@ -288,7 +318,7 @@ def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[
         found.append(_given(flag or key, key, value))
     follows = any(_SP in one.derived for one in found)
     # what follows from a degree is said by it alone
-    return tuple(one for one in found if not follows or one.spelled != _SP)
+    return file.ordered(one for one in found if not follows or one.spelled != _SP)
 
 
 def _given(spelled: str, key: str, value: Any) -> Given:
@@ -354,9 +384,19 @@ def _even(launch: Launch) -> object:
         return None
 
 
+def _card(source: Configuration) -> str | None:
+    gpu = read_bridge(source).gpu
+    # names of devices are those of cards, or their beginning
+    return None if gpu is None else _CARDS.get(gpu.lower())
+
+
+_CARDS = {"h100": "h100-80gb", **{name: name for name in ("b200", "b300", "gb200", "gb300")}}
+
+
 BRIDGE = Trainer(
     name="Megatron-Bridge",
     forms="script of its launchers, overrides or YAML",
     owns=is_bridge,
     read=_read,
+    card=_card,
 )

@@ -128,30 +128,45 @@ def findings_of(
         if not.
     """
     setting = Setting(words, world_size, gpu.upper())
-    found = [Finding(kind="illegal", text=text) for text in _misspelt(words)]
+    misspelt = dict(_misspelt(words))
+    found = [
+        Finding(
+            kind="illegal",
+            text=f"--{flag} is no argument of Megatron-LM ({RELEASES}), --{meant} is",
+        )
+        for flag, meant in misspelt.items()
+    ]
     found += [Finding(kind="illegal", text=text) for text in broken_rules(setting, problem, launch)]
-    found += [Finding(kind="no effect", text=text) for text in _idle(setting)]
+    idle = dict(_idle(setting))
+    found += [
+        Finding(kind="no effect", text=f"--{flag}, since {why}") for flag, why in idle.items()
+    ]
     variables = (*decided(_variables(setting, environment, gpu)), *broken_before(setting))
     found += [Finding(kind="environment", text=text) for text in variables]
     found += [Finding(kind="read", text=text) for text in decided(_of_ramp_up(setting))]
-    found += [_unread(entry) for entry in ignored if not entry.understood]
+    found += [
+        _unread(entry)
+        for entry in ignored
+        # what was said already is not said again
+        if not (entry.understood or entry.flag in idle or entry.flag in misspelt)
+    ]
     return tuple(dict.fromkeys(found))
 
 
-def _misspelt(words: Words) -> Iterator[str]:
-    """Yield what argparse ends with: names that differ from those of a release by a letter or two.
+def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
+    """Yield names that argparse ends with, and those of a release that are a letter or two away.
 
     A name that is near to none may be that of a fork, or of a script that adds its own.
     """
     for flag in sorted(words):
         meant = alike(flag) if concern_of(flag) is None else None
         if meant is not None:
-            yield f"--{flag} is no argument of Megatron-LM ({RELEASES}), --{meant} is"
+            yield flag, meant
 
 
 def _unread(entry: Ignored) -> Finding:
     """Return what is to say of an argument that no price depends on, though it may have to."""
-    said = f"--{entry.flag} {entry.value[:60]}".strip()
+    said = " ".join(f"--{entry.flag} {entry.value[:60]}".split())
     if entry.concern is None:
         return Finding(kind="not understood", text=f"{said} may change time or memory")
     return Finding(
@@ -165,7 +180,7 @@ def _of_ramp_up(setting: Setting) -> Iterator[str]:
         yield f"--rampup-batch-size begins with {start} sequences, and {batch} are priced"
 
 
-def _idle(setting: Setting) -> Iterator[str]:
+def _idle(setting: Setting) -> Iterator[tuple[str, str]]:
     for flags, needed, why in _WITHOUT:
         try:
             if needed(setting):
@@ -177,7 +192,7 @@ def _idle(setting: Setting) -> Iterator[str]:
             # a degree of 1 says that there is none
             none = given == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
             if given is not None and not none:
-                yield f"--{flag}, since {why}"
+                yield flag, why
 
 
 _ORDERED = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")

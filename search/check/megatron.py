@@ -129,7 +129,8 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     ]
     said = (*(Finding(kind="illegal", text=text) for text in wrong), *said)
     texts = (*left_out.values(), *source.notes, *unread_parts(source))
-    notes = tuple(Finding(kind="read", text=text) for text in texts if text)
+    # a variable may be written over several lines
+    notes = tuple(Finding(kind="read", text=" ".join(text.split())) for text in texts if text)
     whole = MegatronWords(
         words=words,
         world_size=world,

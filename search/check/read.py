@@ -17,7 +17,7 @@ from search.check.trainer import Asked, CheckedFile, Trainer
 from search.configuration import Configuration, read_configuration
 from search.launches.megatron_names import harmless
 
-__all__ = ["TRAINERS", "read_checked", "trainer_of"]
+__all__ = ["TRAINERS", "named_card", "read_checked", "trainer_of"]
 
 TRAINERS: tuple[Trainer, ...] = (TORCHTITAN, ACCELERATE, DEEPSPEED, BRIDGE, MEGATRON)
 """In the order in which a file is held to them: those with keys of their own first, since scripts
@@ -31,6 +31,12 @@ def trainer_of(source: Configuration) -> Trainer:
         known = [f"{trainer.name} ({trainer.forms})" for trainer in TRAINERS]
         raise DocumentError(source.path, f"is no launch of {_listed(known)}")
     return found
+
+
+def named_card(path: str) -> str | None:
+    """Return the card that a file itself is for, where it says one; raises as `read_checked`."""
+    source = read_configuration(path)
+    return trainer_of(source).card(source)
 
 
 def read_checked(

@@ -68,6 +68,10 @@ class CheckedFile:
     file's own keys in their place."""
 
 
+def _no_card(source: Configuration) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     """Software that trains, whose launches are read."""
@@ -80,6 +84,8 @@ class Trainer:
     read: Callable[[Configuration, Asked], CheckedFile]
     """Returns what a file of it says; raises DocumentError where not even the number of GPUs is
     known. Everything else that is wrong is a finding."""
+    card: Callable[[Configuration], str | None] = _no_card
+    """Returns the name of the card that a file is for; None: it does not say one that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

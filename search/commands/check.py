@@ -53,7 +53,7 @@ class CheckSpec:
         help="CARD:NxG, such as h100:8x8",
         panel=_WHERE,
         metavar="CARD:NxG",
-        shown="h100, as many as the launch starts",
+        shown="that of the file, or h100, as many as it starts",
     )
     stack: str | None = option(
         None,
@@ -108,13 +108,13 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.command.show import make_console
     from autopar.errors import DocumentError
     from autopar.output import refuse_clashes
-    from search.check.read import read_checked
+    from search.check.read import named_card, read_checked
     from search.report.check import check_document, show_check
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
-    place = _place(asked)
+    given = _place(asked)
     if asked.stack is not None:
-        place.target(asked.stack)  # a wrong option is said before any file is read
+        given.target(asked.stack)  # a wrong option is said before any file is read
     own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
     refuse_clashes({"--json": asked.json}, files_read([*asked.files, *own]))
     console = make_console(sys.stdout)
@@ -122,7 +122,10 @@ def _execute(raw: dict[str, Any]) -> int:
     says = False
     unread = says_before = False
     for path in asked.files:
+        place = given
         try:
+            if asked.hardware is None:
+                place = given.with_card(named_card(path))
             file = read_checked(
                 path,
                 world_size=place.world_size,
@@ -184,6 +187,14 @@ class _Place(NamedTuple):
     accuracy: Accuracy
     oom_risk: float
 
+    def with_card(self, name: str | None) -> _Place:
+        """Return the place with the card that a file names, and say which one is taken."""
+        from autopar.estimate.card import load_card
+
+        of_file = ", which the file names" if name is not None else ""
+        say(f"{_NAME}: --hardware is not given: priced for {name or self.card.name}{of_file}")
+        return self if name is None else self._replace(card=load_card(name))
+
     def target(self, stack: str) -> Target:
         """Return what prices a launch of such software; raises InputError for an unknown one."""
         from autopar.estimate.layer import machine_of
@@ -207,9 +218,7 @@ def _place(asked: CheckSpec) -> _Place:
     from autopar.estimate.site import load_site
 
     name, world, per_node = _CARD, None, None
-    if asked.hardware is None:
-        say(f"{_NAME}: --hardware is not given: priced for {_CARD}")
-    else:
+    if asked.hardware is not None:
         name, nodes, per_node = parse_hardware(asked.hardware)
         world = nodes * per_node
     card = load_card(name)

@@ -246,7 +246,9 @@ def _write(
     for path in files:
         say(f"{_NAME}: wrote {path}")
     if paths is not None and files:
-        say(f"{_NAME}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
+        plan = shlex.quote(str(paths[-1]))
+        say(f"{_NAME}: for the reasons: autopar-explain {plan}")
+        say(f"{_NAME}: whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
 
 
 def _unwritable(error: OSError) -> DocumentError:

@@ -286,10 +286,15 @@ def _sized(
     own = _world(command.before)
     if own == world_size:
         return command
+    held = {**asked, **command.unset}
+    counts = [(name, default) for name, default in held.items() if _COUNT.fullmatch(default)]
+    counts = counts[:_MOST_VARIABLES]
+    # most scripts have none of them, which one reading tells
+    twice = with_({name: str(2 * int(default or 1)) for name, default in counts})
+    if not counts or (twice is not None and _world(twice.before) == own):
+        return command
     notes = list[str]()
-    for name, default in list({**asked, **command.unset}.items())[:_MOST_VARIABLES]:
-        if default and not re.fullmatch("[1-9][0-9]{0,5}", default):
-            continue
+    for name, default in counts:
         probe = 2 * int(default or 1)
         other = with_({name: str(probe)})
         size = None if other is None else _world(other.before)
@@ -339,6 +344,8 @@ _ASKED = re.compile(
     r"#SBATCH\s+--?(nodes|ntasks-per-node|ntasks|gpus-per-node|gres|N|n)"
     r"(?:=|\s+)(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})\b"
 )
+_COUNT = re.compile("|[1-9][0-9]{0,5}")
+"""A default that is a number, or none."""
 _MOST_VARIABLES = 32
 """Variables of the environment that are tried."""
 

@@ -421,7 +421,7 @@ class _Run(Expansion):
             word if isinstance(word, str) else "".join(piece.text for piece in word.pieces)
             for word in getattr(statement, "words", ())
         ]
-        said = " ".join(words) or getattr(statement, "text", "")
+        said = " ".join((" ".join(words) or getattr(statement, "text", "")).split())
         return f"`{said[:60]}` on line {statement.line}" if said else f"line {statement.line}"
 
     # ----------------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ class _Run(Expansion):
             return True
         if name in (".", "source") and rest:
             return self._source(shell, rest[0])
-        if name.startswith("--"):
+        if re.match("-[A-Za-z-]", name):
             self.left_out[
                 f"line {line} begins a command with {name}: the one in front of it ends "
                 "there, with a comment or a blank behind its backslash, and does not have it"
@@ -511,8 +511,11 @@ class _Run(Expansion):
             for item in rest:
                 self._arithmetic(shell, item)
             return True
-        if name == "read" and command.fed is not None:
-            return self._read(shell, rest, self._text(shell, command.fed), own.get("IFS"))
+        if name == "read" and command.fed:
+            # the first line, as far as nothing else is asked for
+            text = self._text(shell, command.fed[0])
+            first = text if isinstance(text, Unknown) else text.partition("\n")[0]
+            return self._read(shell, rest, first, own.get("IFS"))
         if name == "getopts" and not shell.given:
             return False
         if name in _READS or (name == "printf" and rest[:1] == ["-v"]):
@@ -527,12 +530,17 @@ class _Run(Expansion):
         if launch is not None:
             self._launch(shell, launch, own)
             return None
+        if command.fed and any(_SHELLS.fullmatch(word) for word in fields[-2:]):
+            # `srun bash <<END`: a script in a script, unless a file follows
+            text = self._text(shell, command.fed[0])
+            if not isinstance(text, Undecided) and (
+                _SHELLS.fullmatch(fields[-1]) or fields[-1].startswith("-")
+            ):
+                self._apart(shell, text, line)
+                return None
         inner = next((i for i, w in enumerate(fields[:-1]) if w == "-c" and i), None)
         if inner is not None and any(_SHELLS.fullmatch(word) for word in fields[:inner]):
-            apart = shell.copy()
-            with suppress(_Exit):
-                self._inner(apart, fields[inner + 1], line)
-            shell.found, shell.launches = apart.found, apart.launches
+            self._apart(shell, fields[inner + 1], line)
             return None
         return True if name in _QUIET else None
 
@@ -650,6 +658,13 @@ class _Run(Expansion):
             held.pop(name, None)
             if value is not None:
                 held[name] = value
+
+    def _apart(self, shell: Shell, text: str, line: int) -> None:
+        """Run a text in a shell of its own: what it launches counts, what it sets does not."""
+        apart = shell.copy()
+        with suppress(_Exit):
+            self._inner(apart, text, line)
+        shell.found, shell.launches = apart.found, apart.launches
 
     def _inner(self, shell: Shell, text: str, line: int) -> bool | None:
         """Run a text as `eval` and `bash -c` do."""

@@ -1,7 +1,7 @@
 """Bash as far as launch scripts use it: text -> words and statements, nothing expanded or run.
 
-Not read are coprocesses, `select`, and redirections, which are left out with their files and texts,
-but for the word behind `<<<`.
+Not read are coprocesses, `select`, and redirections, which are left out with their files, but for
+the word behind `<<<` and the lines of `<<END`.
 What the statements do is `search.configuration.shell`'s.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 from autopar.errors import DocumentError
@@ -98,9 +99,9 @@ class Scanner:
     def __init__(self, text: str, path: str, first_line: int = 1) -> None:
         self.text, self.path, self.at, self.first_line = text, path, 0, first_line
         self._newlines = [match.start() for match in re.finditer("\n", text)]
-        self._documents: list[str] = []
-        self.fed: Word | None = None
-        """What stood behind the last `<<<`, until somebody takes it."""
+        self._documents: list[tuple[str, bool, list[Word]]] = []
+        self.fed: list[Word] = []
+        """What the last `<<<` or `<<END` gives to read, until somebody takes the list."""
 
     def line(self, at: int | None = None) -> int:
         return self.first_line + bisect_right(self._newlines, (self.at if at is None else at) - 1)
@@ -144,14 +145,18 @@ class Scanner:
             return
         word = self.word()
         if match[0] == "<<<":
-            self.fed = word
-        if match[0].lstrip("0123456789") in ("<<", "<<-"):
-            self._documents.append("".join(piece.text for piece in word.pieces))
+            self.fed = [word]
+        if match[0] in ("<<", "<<-"):
+            self.fed = []  # filled when its lines are there
+            end = "".join(piece.text for piece in word.pieces)
+            quoted = any(piece.quoted for piece in word.pieces)
+            self._documents.append((end, quoted, self.fed))
 
     def _skip_documents(self) -> None:
-        """Skip the lines of `<<END` up to its end."""
+        """Skip the lines of `<<END` up to its end, and hand them to what reads them."""
         while self._documents:
-            end = self._documents.pop(0)
+            end, literal, reader = self._documents.pop(0)
+            first, lines = self.line(), list[str]()
             while self.at < len(self.text):
                 stop = self.text.find("\n", self.at)
                 stop = len(self.text) if stop < 0 else stop
@@ -159,6 +164,16 @@ class Scanner:
                 self.at = stop + 1
                 if line.strip() == end:
                     break
+                lines.append(line)
+            reader.append(self._document("\n".join(lines), first, literal=literal))
+
+    def _document(self, text: str, line: int, *, literal: bool) -> Word:
+        """Return a text as a word; where nothing around its end is quoted, as double quotes do."""
+        if not literal:
+            with suppress(DocumentError):
+                inner = Scanner('"' + text.replace('"', '\\"') + '"', self.path, line)
+                return inner.word("")
+        return Word((Piece("text", text, quoted=True),), line)
 
     def word(self, stop: str = _META) -> Word:
         """Return the word that begins here and ends in front of one of `stop`."""
@@ -311,8 +326,8 @@ def _unread(path: str, line: int, what: str) -> DocumentError:
 class Simple(NamedTuple):
     words: tuple[Word, ...]
     line: int
-    fed: Word | None = None
-    """What `<<<` gives it to read."""
+    fed: Sequence[Word] = ()
+    """What `<<<` or `<<END` gives it to read, in one word."""
 
 
 class Test(NamedTuple):
@@ -498,7 +513,7 @@ class _Parser:
                 return self._named(words[0].bare, line)
         if not words:
             self._refuse()
-        fed, scanner.fed = scanner.fed, None
+        fed, scanner.fed = scanner.fed, []
         return Simple(tuple(words), words[0].line, fed)
 
     def _named(self, name: str, line: int) -> Statement:

@@ -6,6 +6,7 @@ Which variables there are is `search.configuration.shell`'s.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
@@ -143,7 +144,10 @@ class Condition:
             return one < other if how == "<" else one > other
         if how == "=~":
             try:
-                return re.search(other, one) is not None
+                with warnings.catch_warnings():
+                    # bash has no sets in sets, which Python warns of
+                    warnings.simplefilter("ignore", FutureWarning)
+                    return re.search(other, one) is not None
             except re.error:
                 return None
         same = fnmatchcase(one, other) if self._glob and not literal else one == other

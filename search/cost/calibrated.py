@@ -103,7 +103,7 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     """
     if options.calibration is None:
         return rows
-    rows = _more_bytes(rows, options, "loss")
+    rows = _more_bytes(rows, options, "loss", "beside_loss", "beside_half", "logits")
     seconds = options.calibration.fixed_s.value
     if seconds == 0.0:
         return rows
@@ -112,11 +112,11 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     return dataclasses.replace(rows, seconds=(forward, backward, {**step, "fixed": fixed}))
 
 
-def _more_bytes(rows: _Priced, options: SearchOptions, own: str) -> _Priced:
+def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
     """Multiply what fills memory; parameters stay, since messages are counted from them."""
     if options.calibration is None:
         return rows
-    names = ("states", "activations", "transient", "shared", own)
+    names = ("states", "activations", "transient", "shared", *own)
     changes: dict[str, Any] = {
         name: calibrated_bytes(getattr(rows, name), options) for name in names
     }

@@ -11,29 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from autopar.arrays import F64, I64
+from autopar.arrays import F64, I64, Bool
 from autopar.estimate.model import ShardKind, backward_bytes
-from autopar.hardware import HardwareProfile
+from autopar.hardware import COMMUNICATOR_BYTES, HardwareProfile
 from autopar.memory.risk import LaunchKind, odds_of_kind, reserve_share
 from autopar.model import LayerMemory, LayerSpec, ModelSpec, head_dim
 from autopar.plans import LayerStrategy
 from autopar.records import dataclass
-from autopar.units import GIB, MIB
+from autopar.units import GIB
 from search.cost.recipes import KINDS, KindBytes, Recipe
 from search.cost.tables import Pricing, Rows
 from search.options import SearchOptions
 
 __all__ = [
-    "COMMUNICATOR_BYTES",
     "ActivationBytes",
     "Reserve",
     "activation_bytes",
     "bucket_bytes",
     "communicator_bytes",
     "gathered_bytes",
+    "gathered_weight_bytes",
+    "last_matrix",
     "layer_backward_bytes",
     "layer_shared_bytes",
-    "prefetched_bytes",
+    "layer_transient_bytes",
+    "listed_rows",
+    "reducing_bytes",
     "reserve_of",
     "stage_fixed_bytes",
     "state_bytes",
@@ -41,12 +44,8 @@ __all__ = [
     "to_bytes",
     "token_bytes",
     "ulysses_bytes",
-    "zero_transient_bytes",
+    "unit_bytes",
 ]
-
-
-COMMUNICATOR_BYTES = 64 * MIB
-"""Buffers of one communicator; charged only when the hardware is estimated."""
 
 
 def to_bytes(values: F64) -> I64:
@@ -54,53 +53,168 @@ def to_bytes(values: F64) -> I64:
     return np.ceil(values - 1e-6).astype(np.int64)
 
 
-def state_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
+def state_bytes(
+    parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool, kept: F64 | float = 0.0
+) -> F64:
     """Return weights, gradients and optimizer of `parameters`, exactly shared by ZeRO, in bytes.
 
-    ZeRO-2 shards the optimizer and gradients, ZeRO-3 weights too; with one reduction per step
-    (`shard_gradients` False) full gradients are kept until then. Bytes are those of the engine.
+    As an engine lists them, else those of FSDP2: ZeRO-2 shards the optimizer and gradients, ZeRO-3
+    weights too; with one reduction per step
+    (`shard_gradients` False) full gradients are kept until then.
+
+    kept : of the only micro-batch, whose activations are gone where its sharded gradients appear:
+        then N*e_g/z - kept of them are added, at least 0.
     """
+    weights = recipe.weight / rows.weight_shards
+    # fp32 shards are their own masters
+    optimizer = np.where(rows.zero2, recipe.optimizer, recipe.optimizer - recipe.own_masters)
+    # sums over several micro-batches stay whole until the one reduction of a step
+    gradients = recipe.gradient / (rows.optimizer_shards if shard_gradients else 1.0)
+    own = parameters * gradients
+    # unsharded sums have a buffer of their own from the beginning of a step
+    own = np.where(rows.sharded & rows.several, np.maximum(own - kept, 0.0), own)
+    result: F64 = parameters * (weights + optimizer / rows.optimizer_shards) + own
+    if not recipe.lists:
+        return result
     whole = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.whole)
     shared = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.shared)
-    result: F64 = parameters * (whole + shared / rows.optimizer_shards)
+    listed = parameters * (whole + shared / rows.optimizer_shards)
+    return np.where(listed_rows(rows, recipe), listed, result)
+
+
+def gathered_weight_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
+    """Return the weights w*N of a unit while ZeRO-3 has gathered it, in bytes."""
+    weights = np.where(rows.zero3, recipe.weight, 0.0)
+    if recipe.lists:
+        ahead = _by_kind(rows, recipe, True, lambda kind: kind.ahead)
+        weights = np.where(listed_rows(rows, recipe), ahead, weights)
+    # a group of one gathers nothing
+    result: F64 = parameters * np.where(rows.several, weights, 0.0)
     return result
 
 
-def zero_transient_bytes(
-    parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool
-) -> F64:
-    """Return what ZeRO holds for a moment, in bytes.
+def listed_rows(rows: Rows, recipe: Recipe) -> Bool:
+    """Return the rows whose bytes are those of the engine's list, (n,)."""
+    listed: Bool = _chosen(rows, [float(kind in recipe.at_once) for kind in KINDS]) > 0.0
+    return listed
 
-    Of Megatron-LM, ZeRO-3: two gathered layers (2*w*N) and the reduce-scatter buffer (N*e_g); where
-    gradients are sharded at once, one layer's unsharded gradients (N*e_g).
-    """
-    # a group of one gathers and scatters nothing
+
+def unit_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
+    """Return what a listed engine holds of a unit while its backward runs, in bytes."""
     held = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.unit)
+    # a group of one gathers and scatters nothing
     result: F64 = parameters * np.where(rows.several, held, 0.0)
-    return result
-
-
-def prefetched_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
-    """Return the weights that ZeRO gathers early, a part of its transient.
-
-    They may be there while another layer, or the loss, has its own peak: shared bytes.
-    """
-    ahead = _by_kind(rows, recipe, True, lambda kind: kind.ahead)
-    result: F64 = parameters * np.where(rows.several, ahead, 0.0)
     return result
 
 
 def bucket_bytes(rows: Rows, recipe: Recipe) -> F64:
     """Return the buckets of a rank in which gradients are reduced and weights fetched, in bytes."""
+    if not recipe.lists:
+        return np.zeros_like(rows.batch)
     buckets = _by_kind(rows, recipe, True, lambda kind: kind.constant_bytes)
     return np.where(rows.several, buckets, 0.0)
 
 
 def _by_kind(rows: Rows, recipe: Recipe, at_once: bool, part: Callable[[KindBytes], float]) -> F64:
-    """Return one of the bytes of every row's kind of data parallelism."""
+    """Return one of the bytes of every row's kind of data parallelism; 0 where it is not listed."""
     kinds = recipe.kinds(at_once=at_once)
-    chosen = {"ddp": ~rows.sharded, "zero2": rows.sharded & ~rows.zero3, "zero3": rows.zero3}
-    return np.select([chosen[kind] for kind in KINDS], [part(kinds[kind]) for kind in KINDS])
+    return _chosen(rows, [part(kinds[kind]) if kind in kinds else 0.0 for kind in KINDS])
+
+
+def _chosen(rows: Rows, values: Sequence[float]) -> F64:
+    """Return the value of every row's kind, in the order of KINDS."""
+    replicas, zero2, zero3 = values
+    return np.where(rows.zero3, zero3, np.where(rows.sharded, zero2, replicas))
+
+
+def reducing_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
+    """Return what a unit of ZeRO has at once while its gradients are reduced, in bytes.
+
+    Its gradients, in the precision of the weights as autograd makes them, and the buffer that they
+    are reduced in: N*(w + e_g); weights have been given back. Whole sums are among the states: then
+    first new gradients beside gathered weights, 2*N*w, and later the buffer and what comes out of
+    it alone, N*e_g*(1 + 1/z).
+    """
+    if shard_gradients:
+        most = np.full_like(parameters, recipe.weight + recipe.gradient)
+    else:
+        buffer = recipe.gradient * (1.0 + 1.0 / rows.optimizer_shards)
+        most = np.maximum(recipe.weight * (1.0 + rows.zero3), buffer)
+    result: F64 = parameters * np.where(rows.sharded & rows.several, most, 0.0)
+    return result
+
+
+def layer_transient_bytes(
+    parameters: F64,
+    matrix: tuple[F64, F64],
+    rows: Rows,
+    recipe: Recipe,
+    *,
+    working: F64,
+    kept: F64,
+    tokens: F64,
+    shard_gradients: bool,
+    accumulates: bool,
+) -> F64:
+    """Return what a layer has for a moment above what layers keep, in bytes: its largest moment.
+
+    Either its backward begins, with everything still kept: what that needs (`working`), weights
+    that ZeRO-3 has gathered and the gradient of the last matrix; and the buffer of the unit that
+    was reduced before, where that is larger than what it had kept. Or its gradients are reduced,
+    and of what it kept its input alone is left, and the gradient of that.
+
+    matrix : as `last_matrix` returns it.
+    kept, tokens : what the layer keeps, and its input, of one micro-batch.
+    accumulates : sharded gradients of earlier micro-batches stay.
+    """
+    weights, later = matrix
+    is_shard = rows.sharded & rows.several
+    # replicas add a gradient to their sum at once, before the rest of the MLP begins
+    fresh = np.where(
+        is_shard,
+        recipe.weight * weights,
+        np.maximum(recipe.weight * weights - later, 0.0),
+    )
+    own = parameters * recipe.gradient / rows.optimizer_shards
+    # of one micro-batch the states have the larger of both, see `state_bytes`
+    gone = kept - own if accumulates else np.maximum(kept - own, 0.0)
+    if not shard_gradients:
+        gone = kept
+    reducing = reducing_bytes(parameters, rows, recipe, shard_gradients=shard_gradients)
+    reduced = reducing + 2.0 * tokens - gone
+    begins = working + gathered_weight_bytes(parameters, rows, recipe) + fresh
+    if shard_gradients:
+        # FSDP2 keeps the buffer of one reduction until the next: here that of a layer alike
+        buffer = np.where(is_shard, parameters * recipe.gradient, 0.0)
+        begins = begins + np.maximum(buffer - gone, 0.0)
+    found: F64 = np.maximum(begins, reduced)
+    if not recipe.lists:
+        return found
+    # an engine's list is added up; weights that are fetched early are among the shared bytes
+    unit = unit_bytes(parameters, rows, recipe, shard_gradients=shard_gradients)
+    own = working + unit - gathered_weight_bytes(parameters, rows, recipe)
+    return np.where(listed_rows(rows, recipe), own, found)
+
+
+def last_matrix(parameters: F64, rows: Rows, spec: LayerSpec, recipe: Recipe) -> tuple[F64, F64]:
+    """Return parameters of the last matrix of the MLP on a rank, and bytes that are not there yet.
+
+    h*f/t, of all experts; and, of what a gated MLP's backward needs, the second gradient of its
+    inner values, b*S*f*e/(t*c) of the experts that a token visits. A third of the layer's
+    parameters, which no built-in block exceeds, where widths are unknown.
+    """
+    width = spec.ffn_hidden_size
+    if width is None:
+        return parameters / 3.0, np.zeros_like(rows.batch)
+    experts, visited = spec.num_experts or 1, 1
+    if spec.num_experts is not None:
+        visited = spec.experts_per_token or spec.num_experts
+    # Ulysses divides tokens, not the matrix
+    split = np.where(rows.ulysses, 1.0, rows.tensor)
+    weights = float(experts * spec.hidden_size * width) / split
+    tokens = rows.batch * spec.seq_length / (rows.tensor * rows.context)
+    inner = tokens * visited * width * recipe.element
+    return weights, inner if spec.gated_mlp else np.zeros_like(inner)
 
 
 def token_bytes(spec: LayerSpec, recipe: Recipe) -> float:

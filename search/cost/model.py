@@ -53,14 +53,15 @@ from search.cost.memory import (
     ActivationBytes,
     activation_bytes,
     gathered_bytes,
+    gathered_weight_bytes,
+    last_matrix,
     layer_shared_bytes,
-    prefetched_bytes,
+    layer_transient_bytes,
     reserve_of,
     stage_fixed_bytes,
     state_bytes,
     to_bytes,
     token_bytes,
-    zero_transient_bytes,
 )
 from search.cost.overlap import LayerTime, sends_seen_s, stragglers_share, without_host
 from search.cost.recipes import Recipe
@@ -407,21 +408,46 @@ class CostModel:
         options, pricing, recipe = self.options, self._pricing, self._pricing.recipe
         parameters = _parameters(layer, rows)
         seconds = yield from self._layer_time(layer, rows, layer.fits)
-        prefetched = prefetched_bytes(parameters, rows, recipe)
         peak = kept.backward[rows.strategy]
-        # weights gathered early may lie beside another layer's peak: moved to the shared bytes
-        passing = rows.batch * (kept.recomputed[rows.strategy] + peak) - prefetched
+        activations = rows.batch * kept.kept[rows.strategy]
+        working = rows.batch * (kept.recomputed[rows.strategy] + peak)
         if not options.global_memory_buffer:
-            passing = passing + gathered_bytes(rows, token_bytes(layer.spec, recipe), pricing)
+            working = working + gathered_bytes(rows, token_bytes(layer.spec, recipe), pricing)
+        # without SP tensor ranks have all tokens of their samples
+        divided = (
+            rows.tensor if options.sequence_parallel else np.where(rows.ulysses, rows.tensor, 1.0)
+        )
+        tokens = rows.batch * token_bytes(layer.spec, recipe) / (divided * rows.context)
+        matrix = last_matrix(parameters, rows, layer.spec, recipe)
         states, transient = [], []
         # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
-        for shard in (True, not options.async_grad_reduce):
-            states.append(state_bytes(parameters, rows, recipe, shard_gradients=shard))
-            transient.append(
-                passing + zero_transient_bytes(parameters, rows, recipe, shard_gradients=shard)
+        for several, shard in ((False, True), (True, not options.async_grad_reduce)):
+            states.append(
+                state_bytes(
+                    parameters,
+                    rows,
+                    recipe,
+                    shard_gradients=shard,
+                    kept=0.0 if several else activations,
+                )
             )
+            transient.append(
+                layer_transient_bytes(
+                    parameters,
+                    matrix,
+                    rows,
+                    recipe,
+                    working=working,
+                    kept=activations,
+                    tokens=tokens,
+                    shard_gradients=shard,
+                    accumulates=several,
+                )
+            )
+        # gathered early, the weights of a layer may lie beside the peak of another one or the loss
+        prefetched = gathered_weight_bytes(parameters, rows, recipe)
         others = (
-            rows.batch * kept.kept[rows.strategy],
+            activations,
             rows.batch * peak,
             prefetched + layer_shared_bytes(rows, layer.spec, pricing, layer.memory.shared_bytes),
         )

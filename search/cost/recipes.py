@@ -47,10 +47,13 @@ class Recipe:
     optimizer: float
     """Of Adam's moments, and of a master copy."""
     element: float
+    own_masters: float = 0.0
+    """Of the optimizer's bytes, those of weights which replicas and ZeRO-3 keep in fp32 alone."""
     at_once: dict[Kind, KindBytes] = field(default_factory=dict)
     """Where gradients are divided as they are reduced: one micro-batch, or one reduction each."""
     at_end: dict[Kind, KindBytes] = field(default_factory=dict)
-    """Where they are summed over micro-batches before."""
+    """Where they are summed over micro-batches before. A kind that is in neither has the bytes and
+    moments of FSDP2, which `search.cost.memory` has."""
 
     @staticmethod
     def of(options: SearchOptions) -> Recipe:
@@ -63,14 +66,22 @@ class Recipe:
         gradient = 4.0 if fp32 or options.fp32_gradients else 2.0
         # two moments of 4 bytes; an fp32 weight is its own master copy
         optimizer = 8.0 if fp32 else 12.0
+        # its shards are fp32: 4 + 4 + 8
+        is_fsdp2 = options.memory_of == "torchtitan" and not fp32
         return Recipe(
             weight=weight,
             gradient=gradient,
             optimizer=optimizer,
             element=element,
+            own_masters=2.0 if is_fsdp2 else 0.0,
             at_once=dict(_kinds(options, weight, gradient, optimizer, at_once=True)),
             at_end=dict(_kinds(options, weight, gradient, optimizer, at_once=False)),
         )
+
+    @property
+    def lists(self) -> bool:
+        """Whether the bytes of any kind are those of an engine's list."""
+        return bool(self.at_once)
 
     @property
     def step_bytes(self) -> float:
@@ -92,8 +103,10 @@ def _kinds(
 ) -> Iterable[tuple[Kind, KindBytes]]:
     """Yield what layers of each kind have; at_once : gradients are divided as they are reduced."""
     engine = options.memory_of
-    # what nobody asked of is counted as Megatron-LM's states are
-    if engine not in (None, "megatron"):
+    # units of FSDP2 that are reduced in fp32 are counted moment by moment
+    if engine in (None, "torchtitan"):
+        return
+    if engine != "megatron":
         assert engine is not None
         for kind, stage in _STAGES.items():
             wide = options.fp32_gradients

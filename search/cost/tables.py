@@ -413,6 +413,11 @@ class Rows:
         return np.where(self.sharded, self.zero_size, 1.0)
 
     @cached_property
+    def weight_shards(self) -> F64:
+        """(n,) over how many ranks ZeRO shards weights."""
+        return np.where(self.zero3, self.zero_size, 1.0)
+
+    @cached_property
     def megatron(self) -> Bool:
         """(n,) whether tensor ranks share products, as those of Ulysses do not."""
         return ~self.ulysses & (self.tensor > 1.0)

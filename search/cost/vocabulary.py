@@ -21,12 +21,16 @@ from search.cost.fits import OtherFits
 from search.cost.memory import (
     communicator_bytes,
     gathered_bytes,
+    gathered_weight_bytes,
+    listed_rows,
+    reducing_bytes,
     state_bytes,
     to_bytes,
     token_bytes,
-    zero_transient_bytes,
+    unit_bytes,
 )
 from search.cost.overlap import LayerTime, overlap_s, reduction_seen_s, with_stragglers
+from search.cost.recipes import Recipe
 from search.cost.tables import (
     POSITIONS,
     PricedRows,
@@ -73,18 +77,27 @@ class VocabRows(PricedRows):
     """Degrees that fit some table but have no entry in the memory tables."""
     loss: I64
     """What head and loss have beside it, which is gone when the backward of a layer begins."""
+    beside_loss: I64
+    """(2, N, 3, E) bytes above both while the loss is there."""
+    beside_half: I64
+    """(2, N, 3, E) bytes above half of it, when the weights of the head get their gradient."""
+    logits: I64
+    """A part of `loss`: logits as the head makes them, which are gone when the loss is known."""
 
     def memory(self, pipeline_type: PipelineType) -> tuple[I64, I64]:
         """Return kept (N, 3, E) and transient (2, N, 3, E) bytes.
 
         The loss is transient, as it is over before a layer's backward; only GPipe's last stage
-        keeps it for every micro-batch.
+        keeps it for every micro-batch, but for the logits. `transient` is what comes after it.
         """
         kept, passing = self.activations, self.loss
         if pipeline_type == "gpipe":
             last = np.arange(len(POSITIONS))[:, None] == POSITIONS.index("last")
-            kept, passing = kept + np.where(last, passing, 0), np.where(last, 0, passing)
-        return kept, self.transient + passing
+            kept = kept + np.where(last, passing - self.logits, 0)
+            passing = np.where(last, self.logits, passing)
+        during = np.maximum(passing + self.beside_loss, passing // 2 + self.beside_half)
+        # what is held beside layers may exceed all of them
+        return kept, np.maximum(np.maximum(self.transient, during), 0)
 
 
 def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
@@ -140,7 +153,8 @@ def vocab_rows(
     which = (at.number, rows.strategy)
     # the file counts states of 16 bytes a parameter, whatever recipe is planned
     parameters = states[which] / _STATE_BYTES_DOCUMENTED
-    gathered = _at_once(states, model)[which] / _STATE_BYTES_DOCUMENTED
+    at_once, head = _at_once(states, model), _head(states)
+    units = (at_once[which] / _STATE_BYTES_DOCUMENTED, head[which] / _STATE_BYTES_DOCUMENTED)
     times = yield from _time(at, rows, parameters, model, vocab, pricing)
     # what SP with vtp > 1 gathers, in the shared buffer or on its own
     first, last = (token_bytes(layer, recipe) for layer in (spec.layers[0], spec.layers[-1]))
@@ -149,23 +163,47 @@ def vocab_rows(
     # a rank has 1/vtp
     logits = rows.batch * model.logits_peak_bytes_per_sample / rows.tensor
     logits[at.rows[_FIRST]] = 0.0
-    kept, passing = [], []
-    # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
+    if not options.global_memory_buffer:
+        logits = logits + buffer
+    kept = rows.batch * activations[which]
+    # measured tables have them beside the softmax, estimated ones leave them out
+    made = np.zeros_like(kept)
+    if spec.vocab_size is not None and not model.logits_peak_bytes_per_sample:
+        columns = np.array([padded_vocab_size(spec, 1 if v.ulysses else v.tp) for v in vocab])
+        made = rows.batch * recipe.element * spec.layers[-1].seq_length * columns[rows.strategy]
+        # the softmax has as many elements, of 4 bytes
+        made = np.minimum(made / rows.tensor, kept * recipe.element / (recipe.element + 4.0))
+    staying = rows.batch * _staying(activations)[which]
+    # of groups of their own, beside those of any layer
+    opened = communicator_bytes(rows, pricing)
+    states_, moments = [], []
     # stand-ins of gradients, which shards of ZeRO-3 have none of
     held = np.where(rows.zero3, 0.0, _held(model, vocab)[which])
     if any(memory.held_bytes for memory in model.memory.values()):
         # beside it such a trainer's one gather buffer, which layers do not share
         held, buffer = held + buffer, np.zeros_like(buffer)
         held[at.rows[_FIRST]] = 0.0
+    # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
     for shard in (True, not options.async_grad_reduce):
-        kept.append(held + state_bytes(parameters, rows, recipe, shard_gradients=shard))
-        peak = zero_transient_bytes(gathered, rows, recipe, shard_gradients=shard) + logits
-        passing.append(peak if options.global_memory_buffer else peak + buffer)
-    shared = communicator_bytes(rows, pricing)
-    kept.append(rows.batch * _staying(activations)[which])
-    kept.append(rows.batch * activations[which])
-    passing.append(buffer + shared if options.global_memory_buffer else shared)
-    num_bytes = to_bytes(np.array((*kept, *passing)))
+        found = _moments(at, rows, units, model, recipe, shard_gradients=shard)
+        own = state_bytes(parameters, rows, recipe, shard_gradients=shard)
+        states_.append(own + found.held + held + opened)
+        moments.append((found.reduced, found.at_loss + logits, found.at_weights + logits / 2.0))
+    # a unit is gathered into one buffer and copied out of it, and the embedding early in a backward
+    shared = gathered_weight_bytes(units[0], rows, recipe)
+    shared = np.where(listed_rows(rows, recipe), 0.0, shared)
+    num_bytes = to_bytes(
+        np.array(
+            (
+                *states_,
+                staying,
+                kept,
+                *(moment for now in zip(*moments, strict=True) for moment in now),
+                buffer + shared if options.global_memory_buffer else shared,
+                made,
+            )
+        )
+    )
     # what does not stay beside the layers belongs to the loss
     num_bytes[3] -= num_bytes[2]
     shape = (len(tables), len(POSITIONS), len(vocab))
@@ -195,7 +233,10 @@ def vocab_rows(
         activations=full[2],
         loss=full[3],
         transient=full[4:6],
-        shared=full[6],
+        beside_loss=full[6:8],
+        beside_half=full[8:10],
+        shared=full[10],
+        logits=full[11],
     )
 
 
@@ -212,6 +253,63 @@ class _Positions:
     """Of every position."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Moments:
+    """(n,) bytes of weights and gradients of embedding and head at the moments of a step."""
+
+    held: F64
+    """Beside layers, and so at every other moment: the others are above it, and may be below 0."""
+    at_loss: F64
+    at_weights: F64
+    """When the weights of the head get their gradient, as autograd makes it."""
+    reduced: F64
+    """When a unit is reduced, or a replica's gradient is added to its sum."""
+
+
+def _moments(
+    at: _Positions,
+    rows: Rows,
+    units: tuple[F64, F64],
+    model: VocabModel,
+    recipe: Recipe,
+    *,
+    shard_gradients: bool,
+) -> _Moments:
+    """Return what embedding and head have besides their states, at each of their moments.
+
+    units : parameters of the larger unit of ZeRO, and of the head's. The first one reduced is the
+    head, whose buffer is there until the next unit is reduced, beside the last layer's backward. A
+    table that both share on the only stage is gathered from the first layer to the last, and its
+    gradient waits for that of the look-up.
+    """
+    unit, head = units
+    has_head = at.number != _FIRST
+    one = (at.number == _ONLY) & model.spec.tied_embeddings
+    gathered = gathered_weight_bytes(unit, rows, recipe)
+    gradient = recipe.weight * unit
+    reduced = np.maximum(
+        reducing_bytes(unit, rows, recipe, shard_gradients=shard_gradients), gradient
+    )
+    is_first = rows.sharded & rows.several & has_head & ~one
+    # whole sums, which are among the states, make room for the buffer, and not for its share
+    left = 1.0 if shard_gradients else 1.0 / rows.optimizer_shards
+    held = np.where(is_first, recipe.gradient * head * left, 0.0)
+    held = np.where(one, gathered + gradient, held)
+    listed = listed_rows(rows, recipe)
+    held = np.where(listed, 0.0, held)
+    # what an engine's list has of a unit is there at all of them
+    own = unit_bytes(unit, rows, recipe, shard_gradients=shard_gradients)
+    at_weights = np.where(has_head, gathered + gradient, gathered) - held
+    # both gradients of a shared table lie beside each other
+    at_reduction = np.where(one, reduced + gradient, reduced) - held
+    return _Moments(
+        held=held,
+        at_loss=np.where(listed, own, gathered - held),
+        at_weights=np.where(listed, own, at_weights),
+        reduced=np.where(listed, own, at_reduction),
+    )
+
+
 def _at_once(states: F64, model: VocabModel) -> F64:
     """(3, E) documented state bytes of what ZeRO gathers and reduces at one moment.
 
@@ -223,6 +321,12 @@ def _at_once(states: F64, model: VocabModel) -> F64:
     only, first, last = states
     # fmin and fmax pass over nan: an end that was not measured says nothing
     return np.array((np.fmin(only, np.fmax(first, last)), first, last))
+
+
+def _head(states: F64) -> F64:
+    """(3, E) documented state bytes of the head, 0 on a first stage."""
+    only, _, last = states
+    return np.array((np.fmin(only, last), np.zeros_like(last), last))
 
 
 def _staying(activations: F64) -> F64:

@@ -8,7 +8,7 @@ What a recipe sets by itself is `search.launches.bridge_recipes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from search.configuration import Command, Configuration
 from search.launches.arguments import Ignored
 from search.launches.bridge_keys import (
     ARGUMENTS,
+    DATASET_LENGTHS,
     HARMLESS_KEYS,
     KEYS,
     SHORT,
@@ -62,7 +63,7 @@ class Given:
     value: str
     settings: Mapping[str, Any]
     derived: frozenset[str] = frozenset()
-    """Keys of `settings` that follow from the others: they give way to what is said elsewhere."""
+    """Keys of `settings` that follow from the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +88,35 @@ class BridgeFile:
     @property
     def own(self) -> Settings:
         """What the file sets, by dotted key."""
-        found: Settings = {}
-        for derived in (True, False):
-            for one in self.given:
-                found |= {k: v for k, v in one.settings.items() if (k in one.derived) == derived}
-        return found
+        return {key: value for one in self.given for key, value in one.settings.items()}
 
     @property
     def spelled(self) -> dict[str, Given]:
         """What sets a dotted key, of those that the file sets."""
-        found: dict[str, Given] = {}
-        for derived in (True, False):
-            for one in self.given:
-                found |= {k: one for k in one.settings if (k in one.derived) == derived}
-        return found
+        return {key: one for one in self.given for key in one.settings}
+
+    @property
+    def samples(self) -> tuple[str, int] | None:
+        """The length of samples and the key that sets it; None where no key does.
+
+        An argument sets that of the model and of samples.
+        """
+        length = self.spelled.get(_LENGTH)
+        performance = self.recipe.kind == "performance"
+        if performance and length is not None and length.spelled.startswith("-"):
+            return None
+        own = self.own
+        found = [(key, own[key]) for key in DATASET_LENGTHS if isinstance(own.get(key), int)]
+        return found[0] if found else None
+
+    def ordered(self, given: Iterable[Given]) -> tuple[Given, ...]:
+        """Return settings in the order in which they count, the last one over the others.
+
+        Performance scripts lay arguments over overrides (`set_user_overrides` behind
+        `set_cli_overrides`), the runner of recipes overrides over arguments.
+        """
+        over = self.recipe.kind == "performance"
+        return tuple(sorted(given, key=lambda one: one.spelled.startswith("-") == over))
 
     def settings(self, world: int) -> Settings:
         """Return what the recipe and the file set together for so many GPUs."""
@@ -111,6 +127,9 @@ class BridgeFile:
         if tuned and batch and world != tuned and "train.global_batch_size" not in own:
             # `set_post_overrides` and the unified runner keep the samples of a GPU
             found["train.global_batch_size"] = batch * world // tuned
+        if self.samples is not None:
+            # `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`
+            found[_LENGTH] = self.samples[1]
         degrees = ("model.pipeline_model_parallel_size", _VP)
         if any(own.get(k, self.recipe.settings.get(k)) != self.recipe.settings.get(k)
                for k in degrees) and _LAYOUT not in own:  # fmt: skip
@@ -127,6 +146,7 @@ def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
+_LENGTH = "model.seq_length"
 _VP = "model.virtual_pipeline_model_parallel_size"
 _LAYOUT = "model.pipeline_model_parallel_layout"
 
@@ -192,7 +212,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
             values.append(words[at])
             at += 1
         plain[name] = (word.partition("=")[0], values)
-    text = {name: " ".join(values) for name, (_, values) in plain.items()}
+    text = {name: " ".join(values).strip() for name, (_, values) in plain.items()}
     ignored = list[Ignored]()
     for name, (spelled, values) in plain.items():
         settings = argument_settings(name, values)
@@ -207,9 +227,9 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
     recipe, notes, unpriced = _recipe_of(text, command.program, keys)
     gpu = text.get("gpu")
     flat = re.search(r"gpu_([a-z]+\d+)_", text.get("recipe", ""))
-    return BridgeFile(
+    file = BridgeFile(
         recipe=recipe,
-        given=(*given, *others),
+        given=(),
         world_size=_world(text, source.world_size),
         is_document=False,
         gpu=gpu or (flat[1] if flat is not None else None),
@@ -218,6 +238,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
         unpriced=unpriced,
         environment=_environment(text, source.environment),
     )
+    return replace(file, given=file.ordered((*given, *others)))
 
 
 def _starts(word: str) -> bool:
@@ -245,7 +266,16 @@ def _world(text: Mapping[str, str], own: int | None) -> int | None:
 def _environment(text: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     named = text.get("custom_env_vars", "").split(",")
     given = [*named, text.get("env", "")]
-    return {**own, **dict(item.split("=", 1) for item in given if "=" in item)}
+    found = {**own, **dict(item.split("=", 1) for item in given if "=" in item)}
+    return {**_DETERMINISTIC, **found} if "deterministic" in text else found
+
+
+_DETERMINISTIC = {
+    "NCCL_ALGO": "Ring",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""What `--deterministic` sets: `apply_determinism_overrides` of Bridge's recipes."""
 
 
 def _recipe_of(
@@ -511,7 +541,7 @@ def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
     """
     off: tuple[Any, ...] = (None, False, 0, 0.0, "", [], "none")
     for key, value in own.items():
-        if key in KEYS or (whole and value in off):
+        if key in KEYS or key in DATASET_LENGTHS or (whole and value in off):
             continue
         harmless = HARMLESS_KEYS.fullmatch(key) is not None
         yield Ignored(flag=key, value=_shown(value), understood=harmless)
@@ -552,22 +582,27 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
         )
     if experts is not None and get("model.use_transformer_engine_op_fuser") is True:
         experts = replace(experts, fused_mlp=True)
-    moments = 8
+    moments, master = 8, 4
     if get("optimizer.use_precision_aware_optimizer") is True:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
+        # of fp32 weights only what bf16 ones have not is kept: `store_param_remainders`
+        whole = launch.precision.fp8_weights or launch.precision.kind != "bf16"
+        whole |= launch.optimizer.sharding != "distributed"
+        if not whole and get("optimizer.store_param_remainders") is not False:
+            master = 2
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
     scopes = [scope] if isinstance(scope, str) else scope if isinstance(scope, list) else []
     # Megatron-Core takes the scope alone for a graph of the whole step
-    whole = impl == "full_iteration" or "full_iteration" in scopes
+    full = impl == "full_iteration" or "full_iteration" in scopes
     some = impl not in (None, "none", False)
     return replace(
         launch,
         model=replace(model, attention=attention, experts=experts),
-        optimizer=replace(launch.optimizer, moments_bytes=moments),
+        optimizer=replace(launch.optimizer, moments_bytes=moments, master_bytes=master),
         precision=replace(
             launch.precision,
             fp8_attention=get("mixed_precision.fp8_dot_product_attention") is True,
         ),
-        graphs="full" if whole else "partial" if some else "none",
+        graphs="full" if full else "partial" if some else "none",
     )

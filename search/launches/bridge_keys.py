@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "ARGUMENTS",
+    "DATASET_LENGTHS",
     "FLAG_OF_KEY",
     "HARMLESS_KEYS",
     "KEYS",
@@ -127,6 +128,7 @@ _OTHERS: Mapping[str, str] = {
     "comm_overlap.bucket_size": "ddp-bucket-size",
     "comm_overlap.wgrad_deferral_limit": "wgrad-deferral-limit",
     "optimizer.use_precision_aware_optimizer": "use-precision-aware-optimizer",
+    "optimizer.store_param_remainders": "store-param-remainders",
     "optimizer.exp_avg_dtype": "exp-avg-dtype",
     "optimizer.exp_avg_sq_dtype": "exp-avg-sq-dtype",
     "dataset.skip_getting_attention_mask_from_dataset": "no-create-attention-mask-in-dataloader",
@@ -134,8 +136,10 @@ _OTHERS: Mapping[str, str] = {
 """Keys whose arguments need more than the value."""
 FLAG_OF_KEY: Mapping[str, str] = {**VALUES, **WHERE_TRUE, **UNLESS_TRUE, **_OTHERS}
 """Argument by key, for sentences that name an argument."""
+DATASET_LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
+"""The length of samples, which is the model's too: releases have one of the two."""
 KEYS = frozenset(FLAG_OF_KEY)
-"""All keys that are read."""
+"""All keys that are read, but those of `DATASET_LENGTHS`, which others have as well."""
 HARMLESS_KEYS = re.compile(
     r"""
     (logger | checkpoint | scheduler | rng | profiling | rerun_state_machine | validation |
@@ -148,7 +152,7 @@ HARMLESS_KEYS = re.compile(
                 loss_scale.*|initial_loss_scale|min_loss_scale|hysteresis|bf16|fp16|params_dtype|
                 main_(grads|params)_dtype|overlap_param_gather.*|log_.*|timers|barrier_.*|
                 use_distributed_optimizer|lr_mult|config_logger_dir|eps|
-                store_param_remainders|optimizer_cuda_graph|use_torch_optimizer_.*) |
+                optimizer_cuda_graph|use_torch_optimizer_.*) |
     ddp\.(check_for_.*|average_in_collective|align_param_gather|nccl_ub|
           fsdp_(manual_registration|all_gather_.*|db_.*)|gradient_reduce_div_fusion|
           disable_symmetric_registration|keep_fp8_transpose_cache|fp8_param_gather|

@@ -139,6 +139,12 @@ def _degrees(
     }
 
 
+def _plain(tp: int, pp: int, **more: Any) -> Settings:
+    """Return what a recipe sets that has its degrees alone, the rest as `_pretrain_common` does."""
+    found = _degrees(tp, pp, 1, 32, 4 * _K, **more)
+    return {**found, "model.sequence_parallel": False, "train.micro_batch_size": 2}
+
+
 _OVERLAP: Mapping[str, Any] = {"comm_overlap__tp_comm_overlap": True}
 _FLEX: Mapping[str, Any] = {"model__moe_token_dispatcher_type": "flex"}
 _ENDS: Mapping[str, Any] = {
@@ -158,6 +164,15 @@ _LIBRARY: Mapping[str, Settings] = {
     "llama3_70b_64k": _degrees(8, 4, 8, 512, 64 * _K, **_OVERLAP),
     "llama31_70b": _degrees(4, 4, 2, 512, 128 * _K, vp=5, **_OVERLAP),
     "llama31_405b": _degrees(8, 8, 4, 512, 128 * _K, vp=2, **_OVERLAP, **_ENDS),
+    "qwen3_600m": _plain(1, 1),
+    "qwen3_1p7b": _plain(1, 1),
+    "qwen3_4b": _plain(2, 1),
+    "qwen3_8b": _plain(4, 1),
+    "qwen3_14b": _plain(8, 1),
+    "qwen3_32b": _plain(
+        8, 2, model__recompute_granularity="full", model__recompute_method="uniform",
+        model__recompute_num_layers=1,
+    ),
     "qwen3_30b_a3b": _degrees(
         1, 1, 1, 1024, 4 * _K, model__expert_model_parallel_size=16, **_FLEX, **_OVERLAP,
         model__moe_flex_dispatcher_backend="hybridep",
@@ -285,6 +300,8 @@ def performance_recipe(
         return Recipe(name=title, model=None, kind="performance", settings={})
     settings = {**sizes, **_COMMON, **_precision(_DTYPES.get(precision, "bf16_mixed"))}
     settings |= _benchmark(model, precision, gpu)
+    if precision == "bf16":
+        settings["optimizer.use_precision_aware_optimizer"] = True
     if "model.num_moe_experts" in sizes:
         settings["model.moe_router_force_load_balancing"] = True
     # precisions of Adam's moments are those of the library's recipe

@@ -129,6 +129,9 @@ _OF_TIME = (
     "expert-tensor-parallel-size",
     "expert-model-parallel-size",
     "squared-relu",
+    # the batch that is priced is the last one, which a finding says
+    "rampup-batch-size",
+    "decrease-batch-size-if-needed",
 )
 """Flags that are known to change time alone, or nothing of this model."""
 _DEFAULTS = (

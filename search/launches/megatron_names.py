@@ -347,7 +347,7 @@ _EFFECTIVE: dict[str, str] = {
 }
 """Arguments that may change memory or time, by what they are about."""
 _MOST_EDITS = 2
-"""Letters by which a misspelt name differs from the one that is meant."""
+"""Letters by which a misspelt name differs at most from the one that is meant."""
 
 
 @cache
@@ -374,18 +374,36 @@ def harmless(flag: str) -> bool:
 def alike(flag: str) -> str | None:
     """Return the known argument that a misspelt one is meant to be; None where none is near.
 
-    Names that differ by two letters at most (left out, added, changed, or two swapped), by one
-    where they are shorter than eight letters: longer distances would name arguments of a fork.
+    Near are names that differ by hyphens alone, or by two letters at most (left out, added,
+    changed, or two swapped): by one in a part of three letters and more, by two in one of eight.
+    Longer distances, and those of shorter parts, would name arguments of a fork: `kv-layernorm` is
+    no `qk-layernorm`.
     """
-    most = _MOST_EDITS if len(flag) >= 8 else 1
     # another number is another argument: --adam-beta3 is somebody's own
     near = [
-        (_edits(flag, name, most), name)
+        (_apart(flag, name), name)
         for name in _concerns()
         if re.sub("[0-9]", "", name) != re.sub("[0-9]", "", flag)
     ]
     edits, name = min(near)
-    return name if 0 < edits <= most else None
+    return name if 0 < edits <= _MOST_EDITS else None
+
+
+def _apart(one: str, other: str) -> int:
+    """Return by how many letters two names differ, part by part; more than the most: too many."""
+    if one.replace("-", "") == other.replace("-", ""):
+        return 1 if one != other else 0
+    parts = [one.split("-"), other.split("-")]
+    if len(parts[0]) != len(parts[1]) or abs(len(one) - len(other)) > _MOST_EDITS:
+        return _MOST_EDITS + 1
+    total = 0
+    for mine, theirs in zip(*parts, strict=True):
+        if mine != theirs:
+            longest = max(len(mine), len(theirs))
+            most = 0 if longest < 3 else 1 if longest < 8 else _MOST_EDITS
+            edits = _edits(mine, theirs, most)
+            total += edits if edits <= most else _MOST_EDITS + 1
+    return total
 
 
 def _edits(one: str, other: str, most: int) -> int:

@@ -201,9 +201,9 @@ def without_backward(profile: ModelProfile) -> ModelProfile:
     )
 
 
-@pytest.mark.parametrize("gib", [20, 38])
+@pytest.mark.parametrize("gib", [19, 41])
 def test_a_plan_that_left_backwards_out_does_not_fit(gib: int) -> None:
-    """llama2-7b on 8 GPUs: it would be 47 and 110 MiB over, and the plan chosen now fits."""
+    """llama2-7b on 8 GPUs: it would be 104 and 69 MiB over, and the plan chosen now fits."""
     options = SearchOptions(settle_bsz=64, top=0, reserve_fraction=0.05)
     session = open_session(InputSpec(model="llama2-7b", hardware="a100-80gb:1x8"), options)
     documents = (session.hardware, session.options)
@@ -279,10 +279,11 @@ def test_a_run_of_layers_shows_its_backward() -> None:
     (stage,) = predict(cost, plan, 2.0**40).stages
     plain, saved = (run.memory_bytes for run in stage.runs)
     backward = 2 * 5 * 1024 * 512 * 2
+    gradient = 2 * 512 * 2048  # of the MLP's last matrix
 
-    assert (plain["backward"], plain["transient"]) == (backward, 0.0)
-    assert (saved["backward"], saved["transient"]) == (backward, 2 * 8e6)
-    assert stage.memory_bytes["transient"] == backward + 2 * 8e6
+    assert (plain["backward"], plain["transient"]) == (backward, gradient)
+    assert (saved["backward"], saved["transient"]) == (backward, 2 * 8e6 + gradient)
+    assert stage.memory_bytes["transient"] == backward + 2 * 8e6 + gradient
 
 
 def test_defaults_say_where_the_rule_stands_in() -> None:

@@ -626,6 +626,20 @@ def test_a_script_is_checked(ask: Ask, tmp_path: Path) -> None:
     assert any_["odds_of_oom"] < 0.01 < launch["odds_of_oom"]
 
 
+def test_what_few_measured_runs_have_is_said(ask: Ask, tmp_path: Path) -> None:
+    """Below the odds that it widens, and in the object; nothing where runs are like the launch."""
+    path = script(tmp_path, with_flags(LLAMA, fp8_format="hybrid"))
+    _, out, _ = ask(path, "--hardware", "h100:8x8")
+    assert "wider than most, as few measured runs have 8-bit products" in out
+    for arguments, expected in (
+        (with_flags(LLAMA, fp8_format="hybrid"), ["8-bit products"]),
+        (LLAMA, []),
+    ):
+        _, out, _ = ask(script(tmp_path, arguments), "--hardware", "h100:8x8", "--json", "-")
+        (launch,) = json.loads(out)["launches"]
+        assert launch["few_measured_runs_have"] == expected
+
+
 def test_strict_is_for_repositories_of_launches(ask: Ask, tmp_path: Path) -> None:
     """1 for findings and for what does not fit, 0 for a launch with nothing to say of."""
     good = {"MODEL_ARGS": with_flags(LLAMA, tensor_model_parallel_size=8),

@@ -1,28 +1,22 @@
-"""Launches of Megatron-Bridge: published ones are read and priced, broken ones found, advice runs.
+"""Launches of Megatron-Bridge: what files say, what is wrong with them, and advice that runs.
 
-Published configurations are rows of NVIDIA's performance tables, written as the arguments of the
-project's own scripts.
+Published configurations are in `test_check_bridge_published.py`.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.job import Experts
-from autopar.estimate.layer import machine_of
-from benchmarks.ledger import read_runs
 from benchmarks.ledger_models import known_architecture
-from search.check.assessment import Target, assess
+from search.check.assessment import assess
 from search.check.job import job_of_launch
 from search.check.neighbours import neighbours_of
 from search.check.read import read_checked, trainer_of
@@ -30,268 +24,19 @@ from search.check.trainer import CheckedFile
 from search.commands import check
 from search.configuration import read_configuration
 from search.launches.architectures import architecture, architecture_names
-from search.launches.bridge_presets import preset_of
 from search.launches.bridge_recipes import PRECISIONS, named_recipe
-from tests.step_cases import card_named, stack_named
-
-MODELS = {
-    "LLAMA3_8B": "llama3_8b",
-    "LLAMA3_70B": "llama3_70b",
-    "LLAMA3.1_405B": "llama31_405b",
-    "DeepSeekV3": "deepseek_v3",
-    "GPT OSS 120B": "gpt_oss_120b",
-    "Qwen3_30B_a3B": "qwen3_30b_a3b",
-    "Qwen3_235B_a22B": "qwen3_235b_a22b",
-}
-CARDS = {"H100-SXM": "h100-80gb", "GB200": "gb200", "GB300": "gb300", "B200": "b200",
-         "B300": "b300"}  # fmt: skip
-DTYPES = {"MXFP8": "fp8_mx", "FP8-MX": "fp8_mx", "BF16": "bf16", "NVFP4": "nvfp4"}
-"""Of tables; the others are scales of a tensor."""
-LINES = (
-    # H100: 30B, GPT-OSS, 235B, 70B, 405B; 70B and 235B of 25.11; 8B fully sharded, 70B, 405B and
-    # DeepSeek-V3 of 25.09
-    59, 79, 86, 140, 144, 164, 166, 171, 172, 173, 174,
-    # Blackwell, some of them with graphs of the whole step: DeepSeek-V3, 235B, 70B, GPT-OSS, 235B,
-    # 405B, 235B, 8B, 405B, 8B
-    43, 44, 47, 70, 75, 85, 99, 127, 154, 162, 167,
-)  # fmt: skip
-"""Lines of the table of published runs."""
-
-
-@cache
-def runs() -> dict[int, Mapping[str, str]]:
-    """Return the rows of the first table by their line."""
-    return dict(read_runs()[0])
-
-
-def model_of(row: Mapping[str, str]) -> str | None:
-    """Return the name of a row's model in the scripts, None for those that have none."""
-    return MODELS.get(row["model"].split(" (")[0])
-
-
-def dtype_of(row: Mapping[str, str]) -> str:
-    """Return a row's precision as the scripts name it."""
-    return DTYPES.get(row["precision"], "fp8_cs")
-
-
-def words_of_row(line: int) -> list[str]:
-    """Return the arguments of `setup_experiment.py` that a row and its recipe's settings are."""
-    row, settings = runs()[line], read_runs()[1].get(line, {})
-    model = model_of(row)
-    assert model is not None, row["model"]
-    words = ["-m", model.split("_")[0], "-mr", model, "-c", dtype_of(row)]
-    words += ["-g", CARDS[row["gpu_type"]].split("-")[0], "-ng", row["num_gpus"]]
-    columns = (("-sl", "seq"), ("-gb", "global_batch"), ("-mb", "micro_batch"), ("-tp", "tp"),
-               ("-pp", "pp"), ("-cp", "cp"))  # fmt: skip
-    for flag, column in columns:
-        words += [flag, row[column]]
-    words += ["-vp", row["vpp"] if int(row["vpp"]) > 1 else "None"]
-    if int(row["ep"]) > 1:
-        words += ["-ep", row["ep"], "-et", "1"]
-    if "FSDP=" in row["notes"] and "FSDP=0" not in row["notes"]:
-        words += ["--use_megatron_fsdp", "true"]
-    for key, flag in (
-        ("recompute_num_layers", "-rl"),
-        ("recompute_modules", "--recompute_modules"),
-        ("cpu_offloading_num_layers", "-ol"),
-        ("moe_flex_dispatcher_backend", "--moe_flex_dispatcher_backend"),
-        ("moe_a2a_overlap", "--moe_a2a_overlap"),
-        ("cuda_graph_impl", "--cuda_graph_impl"),
-        ("cuda_graph_scope", "--cuda_graph_scope"),
-        ("pp_layout", "--pipeline_model_parallel_layout"),
-    ):
-        value = settings.get(key)
-        if value:
-            words += [flag, f"'{','.join(value) if isinstance(value, list) else value}'"]
-    if "w/o MTP" in row["model"]:
-        words.append("model.mtp_num_layers=null")
-    for key, dotted in (
-        ("cutedsl_fused_grouped_mlp", "model.use_transformer_engine_op_fuser"),
-        ("fp8_dot_product_attention", "mixed_precision.fp8_dot_product_attention"),
-    ):
-        if settings.get(key):
-            words.append(f"{dotted}=true")
-    return words
-
-
-def spread(text: str) -> list[str]:
-    """Return the words of a command line."""
-    return text.split()
-
-
-SETUP = "uv run python scripts/performance/setup_experiment.py -a account -p batch"
-LLAMA = spread("-m llama -mr llama3_70b -g h100 -c fp8_cs -ng 64 -gb 128")
-QWEN = spread("-m qwen -mr qwen3_235b_a22b -g h100 -c bf16 -ng 256 -gb 2048")
-
-
-def checked(
-    folder: Path, words: list[str], *, gpu: str = "h100-80gb", world: int | None = None
-) -> CheckedFile:
-    """Return what a script with these arguments says."""
-    path = folder / "launch.sh"
-    path.write_text(f"{SETUP} \\\n    {' '.join(words)}\n", encoding="utf-8")
-    return read_checked(str(path), world_size=world, gpu=gpu)
-
-
-def recipe_run(folder: Path, words: str, *, gpus: int = 64, gpu: str = "h100-80gb") -> CheckedFile:
-    """Return what a script that runs a library recipe says."""
-    path = folder / "recipe.sh"
-    path.write_text(
-        f"torchrun --nnodes {gpus // 8} --nproc-per-node 8 run_recipe.py {words}\n",
-        encoding="utf-8",
-    )
-    return read_checked(str(path), world_size=None, gpu=gpu)
-
-
-def overrides(folder: Path, document: Mapping[str, Any], *, name: str, gpus: int) -> CheckedFile:
-    """Return what a YAML file of overrides says."""
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return read_checked(str(path), world_size=gpus, gpu="h100-80gb")
-
-
-def texts(file: CheckedFile, kind: str | None = None) -> list[str]:
-    """Return the sentences of a file's findings."""
-    return [one.text for one in file.findings if kind is None or one.kind == kind]
-
-
-def target(card: str = "h100-80gb") -> Target:
-    """Return a device with the software of the file's trainer."""
-    return Target(
-        machine=machine_of(card_named(card), stack_named("megatron-core")),
-        accuracy=load_accuracy(),
-        site_known=False,
-        oom_risk=0.01,
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# Published configurations.
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path) -> None:
-    """Nothing is illegal or not understood; the step is one of nine of ten, and there is room."""
-    row = runs()[line]
-    card = CARDS[row["gpu_type"]]
-    began = time.process_time()
-    file = checked(tmp_path, words_of_row(line), gpu=card)
-    launch = file.launch
-
-    assert launch is not None, file.findings
-    assert {one.kind for one in file.findings} <= {"not priced", "read"}
-    assert all("memory" in text or "save" in text for text in texts(file, "not priced"))
-    degrees = launch.degrees
-    said = {"num_gpus": degrees.world, "tp": degrees.tp, "pp": degrees.pp, "cp": degrees.cp,
-            "ep": degrees.ep, "vpp": degrees.vpp, "dp": degrees.dp, "seq": launch.seq,
-            "micro_batch": launch.micro_batch, "global_batch": launch.global_batch}  # fmt: skip
-    # a table has the GPUs of a data-parallel group under FSDP, of experts of one expert too
-    assert {key: int(row[key]) for key in said} == said
-    found = assess(launch, target(card))
-    assert time.process_time() - began < 1.0
-    assert found.interval_s is not None, found.untimed
-    low, high = found.interval_s
-    assert low < float(row["iter_time_s"]) < high
-    # it ran
-    assert found.odds_of_oom < 0.5
-
-
-def test_published_configurations_are_many() -> None:
-    """More than twenty, of every model and device of the tables."""
-    rows = [runs()[line] for line in LINES]
-    assert len(set(LINES)) == len(LINES) > 20
-    assert {model_of(row) for row in rows} == set(MODELS.values())
-    assert {row["gpu_type"] for row in rows} >= {"H100-SXM", "GB200", "GB300", "B200"}
-
-
-def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> None:
-    """Of all rows of these models, as far as anybody can price them; and why not the others."""
-    inside, refused = [], {}
-    for line, row in runs().items():
-        known = row["source"].startswith("NVIDIA Megatron-Bridge") and model_of(row)
-        if not known or row["notes"] in ("SFT", "LoRA"):
-            continue
-        card = CARDS[row["gpu_type"]]
-        world = int(row["num_gpus"])
-        file = checked(tmp_path, words_of_row(line), gpu=card, world=world)
-        kinds = {one.kind for one in file.findings}
-        if file.launch is None:
-            refused[line] = "illegal" if "illegal" in kinds else texts(file, "not priced")[0]
-            continue
-        found = assess(file.launch, target(card))
-        assert found.interval_s is not None
-        low, high = found.interval_s
-        inside.append(low < float(row["iter_time_s"]) < high)
-    assert len(inside) >= 85
-    assert sum(inside) / len(inside) > 0.9
-    # without its further token DeepSeek-V3 had layouts that no table has
-    assert {line for line, why in refused.items() if why == "illegal"} == {157, 160}
-    others = [why for why in refused.values() if why != "illegal"]
-    assert all("4 bits" in why or "offloaded" in why for why in others)
-
-
-def test_presets_are_what_was_published() -> None:
-    """The rows of the two newest containers have the degrees and the batch of the newest preset."""
-    others = {}
-    compared = 0
-    for line, row in runs().items():
-        model = model_of(row)
-        newest = row["source"].startswith("NVIDIA Megatron-Bridge") and "26.06" in row["source"]
-        if not newest or model is None or row["notes"] in ("SFT", "LoRA"):
-            continue
-        gpu = CARDS[row["gpu_type"]].split("-")[0]
-        preset = preset_of(model, gpu, dtype_of(row), None)
-        assert preset is not None, row
-        compared += 1
-        ours = (preset.num_gpus, preset.global_batch, preset.micro_batch, preset.tp, preset.pp,
-                preset.cp, preset.vp or 1, preset.ep)  # fmt: skip
-        columns = ("num_gpus", "global_batch", "micro_batch", "tp", "pp", "cp", "vpp", "ep")
-        if ours != tuple(int(row[column]) for column in columns):
-            others[line] = ours
-    assert compared == 15
-    # DeepSeek-V3 on B300 was measured with two sequences in whole stages
-    assert others == {54: (256, 4096, 1, 1, 8, 1, 2, 8)}
-
-
-def test_a_recipe_alone_says_it_all(tmp_path: Path) -> None:
-    """A published row is what its recipe sets; of twice the GPUs the batch is twice as large."""
-    short = spread("-m llama -mr llama3_70b -g h100 -c fp8_cs")
-    explicit = checked(tmp_path, words_of_row(140)).launch
-    for words in (short, [*short, "-cv", "v2"]):
-        assert checked(tmp_path, [*words, "-ng", "64"]).launch == explicit
-    doubled = checked(tmp_path, [*short, "-ng", "128"]).launch
-    assert explicit is not None
-    assert doubled is not None
-    assert (explicit.global_batch, doubled.global_batch) == (256, 512)
-    older = checked(tmp_path, [*short, "-ng", "64", "-cv", "v1"])
-    assert older.launch is not None
-    assert older.launch.global_batch == 128
-    assert texts(older) == []
-    said = "of the variants v1, v2 of llama3_70b on h100 in fp8_cs, v2 is taken"
-    assert texts(checked(tmp_path, [*short, "-ng", "64"])) == [said]
-    # family and size apart, as the first releases had them
-    first = [
-        "-m",
-        "llama3",
-        "-s",
-        "70b",
-        "-g",
-        "h100",
-        "-c",
-        "fp8",
-        "--fp8_recipe",
-        "cs",
-        "-cv",
-        "v1",
-        "-ng",
-        "64",
-    ]
-    assert checked(tmp_path, first).launch == older.launch
-    flat = recipe_run(tmp_path, "--recipe llama3_70b_pretrain_64gpu_h100_fp8cs_config").launch
-    assert flat is not None
-    assert flat.degrees == explicit.degrees
-    assert flat.precision == explicit.precision
-
+from tests.bridge_cases import (
+    LLAMA,
+    QWEN,
+    SETUP,
+    checked,
+    overrides,
+    recipe_run,
+    spread,
+    target,
+    texts,
+    words_of_row,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What a file says.
@@ -307,13 +52,14 @@ def test_three_ways_to_say_the_same(tmp_path: Path) -> None:
         "--recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=4 "
         "++model.sequence_parallel=True +model.pipeline_model_parallel_size=2 "
         "model.context_parallel_size=1 train.global_batch_size=64 train.micro_batch_size=2 "
-        "'model.seq_length=4096'",
+        "'model.seq_length=4096' dataset.seq_length=4096",
     )
     document = {
         "model": {"tensor_model_parallel_size": 4, "sequence_parallel": True, "seq_length": 4096,
                   "pipeline_model_parallel_size": 2, "context_parallel_size": 1},
         "train": {"global_batch_size": 64, "micro_batch_size": 2},
         "optimizer": {"lr": 1e-4}, "checkpoint": {"save": None},
+        "dataset": {"sequence_length": 4096},
     }  # fmt: skip
     name = "llama3_8b_pretrain_override_example"
     files = [
@@ -392,6 +138,38 @@ def test_precisions_by_their_names(
     more = recipe_run(tmp_path, f"{words} mixed_precision.grad_reduce_in_fp32=false", gpu="b200")
     assert more.launch is not None
     assert more.launch.precision.gradient_bytes == 2
+
+
+def test_what_counts_where_two_say_it(tmp_path: Path) -> None:
+    """Of a performance script the argument, of the runner of recipes the override behind it."""
+    words = "-tp 2 model.tensor_model_parallel_size=8 -mb 2 train.micro_batch_size=1"
+    for file, tp, micro in (
+        (checked(tmp_path, [*LLAMA, *spread(words)]), 2, 2),
+        (recipe_run(tmp_path, f"--recipe llama3_70b_pretrain_config {words}"), 8, 1),
+    ):
+        assert file.launch is not None, file.findings
+        assert (file.launch.degrees.tp, file.launch.micro_batch) == (tp, micro)
+        assert len(texts(file, "no effect")) == 2
+
+
+def test_precision_aware_optimizers(tmp_path: Path) -> None:
+    """Of bf16 weights the fp32 ones keep the other 16 bits; 8-bit weights have none of them."""
+    bf16, fp8 = (
+        checked(tmp_path, spread(f"-m llama -mr llama3_8b -g h100 -c {dtype} -ng 8")).launch
+        for dtype in ("bf16", "fp8_cs")
+    )
+    assert bf16 is not None
+    assert fp8 is not None
+    assert (bf16.optimizer.master_bytes, fp8.optimizer.master_bytes) == (2, 4)
+    account = assess(bf16, target()).fullest
+    terms = {term.name: term.num_bytes for term in account.peak}
+    # 8.03 billion parameters over 8 ranks
+    assert terms["fp32 weights"] == pytest.approx(8.03e9 / 8 * 2, rel=0.01)
+    assert terms["Adam moments"] == 4 * terms["fp32 weights"]
+    words = "--recipe llama3_8b_pretrain_config optimizer.use_precision_aware_optimizer=true"
+    more = recipe_run(tmp_path, f"{words} optimizer.store_param_remainders=false").launch
+    assert more is not None
+    assert more.optimizer.master_bytes == 4
 
 
 def test_a_whole_configuration_needs_no_recipe(tmp_path: Path) -> None:
@@ -526,7 +304,7 @@ def _billions(sizes: Mapping[str, Any]) -> float:
         ([*LLAMA, "-pp", "6", "-vp", "None"], "illegal", "world size(64) % (tp(4) * pp(6)"),
         ([*LLAMA, "-vp", "3"], "illegal", "layers(80) % (pp(8) * chunks(3)) = 8"),
         ([*LLAMA, "-tp", "x"], "illegal", "-tp: expected a positive integer, got 'x'"),
-        ([*LLAMA, "-tp", "$TP"], "illegal", "-tp: expected a positive integer, got '$TP'"),
+        ([*LLAMA, "-tp", "$TP"], "not priced", "-tp is '$TP'"),
         ([*LLAMA, "model.recompute_granularity=full"], "illegal",
          "model.recompute_method: is missing"),
         ([*LLAMA, "-c", "fp8_mx"], "illegal",
@@ -554,6 +332,14 @@ def _billions(sizes: Mapping[str, Any]) -> float:
          "comm_overlap.tp_comm_overlap, since nothing is scattered"),
         ([*LLAMA, "-et", "2"], "no effect", "-et, since there are no model.num_moe_experts"),
         ([*LLAMA, "model.new_switch=7"], "not understood", "model.new_switch=7 may change"),
+        ([*LLAMA, "model.tensor_model_paralel_size=2"], "not understood",
+         "or memory; did you mean 'model.tensor_model_parallel_size'?"),
+        ([*LLAMA, "--recompute_module", "mlp"], "not understood",
+         "--recompute_module mlp may change time or memory; did you mean '--recompute_modules'?"),
+        ([*LLAMA, "-tp", "8", "model.tensor_model_parallel_size=2"], "no effect",
+         "model.tensor_model_parallel_size, since -tp counts"),
+        ([*LLAMA, "-tp", "8", "model.sequence_parallel=false"], "no effect",
+         "model.sequence_parallel, since -tp counts"),
         ([*LLAMA, "--new_flag", "7"], "not understood", "--new_flag 7 may change time"),
         ([*LLAMA, "-ol", "20"], "not priced", "-ol activations are offloaded"),
         ([*LLAMA, "-c", "nvfp4"], "not priced", "products of 4 bits keep copies"),
@@ -585,13 +371,49 @@ def test_good_launches_have_nothing_to_be_found(tmp_path: Path) -> None:
     assert texts(recipe_run(tmp_path, "--recipe llama3_8b_pretrain_config")) == []
 
 
+def test_scripts_as_people_have_them(tmp_path: Path) -> None:
+    """Arrays of overrides in a quoted launch, and a blank behind a backslash, which ends it."""
+    path = tmp_path / "job.sh"
+    path.write_text(
+        "OVERRIDES=(\n  model.tensor_model_parallel_size=8\n"
+        "  'model.recompute_modules=[layernorm,mlp]' model.recompute_granularity=selective\n)\n"
+        'srun --container-image=x bash -c "uv run python -m torch.distributed.run '
+        "--nproc_per_node=8 --nnodes=8 run_recipe.py --recipe llama3_70b_pretrain_config "
+        '${OVERRIDES[*]} train.global_batch_size=128"\n',
+        encoding="utf-8",
+    )
+    file = read_checked(str(path), world_size=None, gpu="h100-80gb")
+    assert file.launch is not None
+    assert (file.world_size, file.launch.degrees.tp, file.launch.global_batch) == (64, 8, 128)
+    assert sorted(file.launch.recompute.modules) == ["layernorm", "mlp"]
+    path.write_text(f"{SETUP} -m llama -mr llama3_70b -ng 64 -g h100 \\ \n  -c fp8_cs\n", "utf-8")
+    broken = read_checked(str(path), world_size=None, gpu="h100-80gb")
+    assert any("line 2 begins a command with -c" in text for text in texts(broken, "read"))
+
+
+def test_variables_that_bridge_sets_are_not_asked_for(tmp_path: Path) -> None:
+    """Connections of devices before Blackwell, and what makes a run deterministic."""
+    for words in ([*LLAMA, "--deterministic"], [*LLAMA, "-tp", "8"]):
+        assert texts(checked(tmp_path, words), "environment") == []
+    document = {"dist": {"use_megatron_fsdp": True}, "model": {"seq_length": 4096},
+                "train": {"global_batch_size": 8, "micro_batch_size": 1},
+                "ddp": {"data_parallel_sharding_strategy": "optim_grads_params"}}  # fmt: skip
+    file = overrides(tmp_path, document, name="llama3_8b_pretrain_fsdp", gpus=8)
+    assert file.launch is not None
+    assert file.launch.optimizer.sharding == "fsdp"
+    assert texts(file, "environment") == []
+    own = checked(tmp_path, [*LLAMA, "-ce", "CUDA_DEVICE_MAX_CONNECTIONS=8"])
+    said = "CUDA_DEVICE_MAX_CONNECTIONS is 8, and tensor or context parallelism needs 1 on"
+    assert texts(own, "environment")[0].startswith(said)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("llama3_8b_sft_config", "trains adapters or samples of a task"),
         ("qwen3_30b_a3b_peft_config", "trains adapters or samples of a task"),
         ("nemotron_3_nano_pretrain_config", "model are not known; add model.num_layers"),
-        ("qwen3_8b_pretrain_config", "what qwen3_8b_pretrain_config sets besides its model"),
+        ("mixtral_8x7b_pretrain_config", "mixtral_8x7b_pretrain_config sets besides its model"),
     ],
 )
 def test_what_is_not_known_of_a_recipe_is_said(name: str, said: str, tmp_path: Path) -> None:
@@ -599,6 +421,43 @@ def test_what_is_not_known_of_a_recipe_is_said(name: str, said: str, tmp_path: P
     file = recipe_run(tmp_path, f"--recipe {name} -gb 128")
     assert any(said in text for text in texts(file)), file.findings
     assert (file.launch is None) == ("besides" not in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "length", "said"),
+    [
+        ("-sl 4096", 4096, None),
+        ("model.seq_length=4096 dataset.seq_length=4096", 4096, None),
+        ("model.seq_length=8192", 8192, None),
+        ("model.seq_length=4096", 4096, "model.seq_length=4096 is without effect in run_recipe.py"),
+        ("dataset.sequence_length=4096", 4096,
+         "dataset.sequence_length=4096 is taken for the model's length as well, as run_recipe.py"),
+        ("model.seq_length=2048 dataset.seq_length=4096", 4096,
+         "other scripts refuse it beside model.seq_length 2048"),
+    ],
+)  # fmt: skip
+def test_samples_are_as_long_as_the_model_takes_them(
+    words: str, length: int, said: str | None, tmp_path: Path
+) -> None:
+    """One length without the other trains with another length than the file reads, or not."""
+    file = recipe_run(tmp_path, f"--recipe llama3_8b_pretrain_config {words}")
+    assert file.launch is not None
+    assert file.launch.seq == length
+    found = [text for text in texts(file) if "seq_length" in text or "sequence_length" in text]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+    assert not any("length" in one.flag for one in file.harmless)
+
+
+def test_the_small_models_of_a_family_have_recipes(tmp_path: Path) -> None:
+    """Degrees alone, two samples a rank, and nothing scattered: `recipes/qwen/qwen3.py`."""
+    for name, tp, pp in (("600m", 1, 1), ("4b", 2, 1), ("8b", 4, 1), ("14b", 8, 1), ("32b", 8, 2)):
+        file = recipe_run(tmp_path, f"--recipe qwen3_{name}_pretrain_config -gb 128")
+        launch = file.launch
+        assert launch is not None
+        assert (launch.degrees.tp, launch.degrees.pp, launch.degrees.scattered) == (tp, pp, False)
+        assert (launch.micro_batch, launch.recompute.layers != "none") == (2, name == "32b")
+        assert texts(file) == []
 
 
 def test_sizes_in_the_file_need_no_recipe(tmp_path: Path) -> None:
@@ -763,3 +622,24 @@ def test_the_command_speaks_the_words_of_the_file(
     assert launch["trainer"] == "Megatron-Bridge"
     flags = {change["flag"] for change in launch["neighbours"]["any"]["arguments"]}
     assert "-rl" in flags
+
+
+def test_the_device_of_the_recipe_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing else is asked for; others are as they are."""
+    path = tmp_path / "launch.sh"
+    path.write_text(f"{SETUP} -m llama -mr llama3_8b -g gb200 -c fp8_cs -ng 8\n", "utf-8")
+    plain = tmp_path / "plain.json"
+    plain.write_text('{"--num-layers": 2, "--hidden-size": 8}', "utf-8")
+    assert check.run([str(path), str(plain), "--no-neighbours"]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{path}: Megatron-Bridge on 8 gb200\n")
+    assert "the recipe is that of" not in out
+    assert "--hardware is not given: priced for gb200, which the file names" in err
+    assert "--hardware is not given: priced for h100-80gb\n" in err
+    path.write_text(f"{SETUP} -m llama -mr llama3_8b -g vr200 -c fp8_cs -ng 8\n", "utf-8")
+    assert check.run([str(path), "--no-neighbours"]) == 0
+    assert "the recipe is that of vr200, and it is priced for h100-80gb" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -310,11 +310,20 @@ def test_what_arguments_are_about(tmp_path: Path) -> None:
     assert "log-energy" in {entry.flag for entry in file.harmless}
 
 
+def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    """Not as misspelt and not understood, nor as without effect and not priced."""
+    file = checked(tmp_path, DENSE, moe_router_topk=2, micro_batch_sise=2)
+    assert [(one.kind, one.text[:18]) for one in file.findings] == [
+        ("illegal", "--micro-batch-sise"),
+        ("no effect", "--moe-router-topk,"),
+    ]
+
+
 def test_a_batch_that_grows_is_priced_as_the_last_one(tmp_path: Path) -> None:
     """And said."""
     file = checked(tmp_path, DENSE, **SAMPLES, rampup_batch_size=[16, 16, 1000])
-    assert found_of(file, "read") == [
-        "--rampup-batch-size begins with 16 sequences, and 64 are priced"
+    assert [(one.kind, one.text) for one in file.findings] == [
+        ("read", "--rampup-batch-size begins with 16 sequences, and 64 are priced")
     ]
 
 

@@ -287,6 +287,29 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
         checked(tmp_path, f"source train.sh\ntorchrun --nproc-per-node 8 {TORCHRUN}", 8)
 
 
+def test_sentences_stay_on_one_line(tmp_path: Path) -> None:
+    """Variables and conditions that are written over several lines are quoted in one."""
+    script = (
+        'if [ -f "${A\n}" ]; then M=--log-energy; fi\n'
+        f'torchrun --nproc-per-node 8 {TORCHRUN} $M --odd "a\nb" --log-interval 1 ${{B\n}}'
+    )
+    texts = [one.text for one in checked(tmp_path, script, 8).findings]
+    assert any("decides --log-energy" in text for text in texts)
+    assert "--odd a b may change time or memory" in texts
+    assert not [text for text in texts if "\n" in text]
+
+
+def test_a_launch_in_a_text_for_another_shell(tmp_path: Path) -> None:
+    """Variables are those of the outer script, unknown ones stay what they are."""
+    script = (
+        'M="${MODEL[*]}"\nsrun --container x bash <<EOF\nexport A=$SLURM_JOB_ID\n'
+        "torchrun --nproc-per-node 8 pretrain_gpt.py $M --tensor-model-parallel-size 2\nEOF"
+    )
+    file = checked(tmp_path, script, 8)
+    assert file.launch is not None
+    assert file.launch.degrees.tp == 2
+
+
 def test_argparse_knows_no_underscores(tmp_path: Path) -> None:
     """Of a script or of flags in a document; Megatron-LM's own two spellings are meant."""
     script = (

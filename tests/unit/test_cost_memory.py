@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from autopar.hardware import COMMUNICATOR_BYTES
 from autopar.memory.risk import PEAK_RATIOS, odds_of_ratio
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.cost.memory import COMMUNICATOR_BYTES, reserve_of, to_bytes
+from search.cost.memory import reserve_of, to_bytes
 from search.cost.model import CostModel
 from search.cost.recipes import Recipe
 from search.options import SearchOptions
@@ -22,6 +24,8 @@ BACKWARD = 5 * TOKENS
 """What one sample's backward needs by the rule of a plain MLP four times as wide as the layer."""
 SPLIT = BACKWARD * 7 // 10
 """The same on two ranks with sequence parallelism: 1 + 5/2, since a gradient is gathered."""
+MATRIX = 512 * 2048
+"""Parameters of the MLP's last matrix, whose gradient is there when a backward begins."""
 
 
 def row(
@@ -76,17 +80,17 @@ def test_recipes(options: dict[str, Any], recipe: tuple[int, ...]) -> None:
         (LayerStrategy(), "ddp", {}, [16 * N, 16 * N]),
         (LayerStrategy(tp=4), "ddp", {}, [4 * N, 4 * N]),
         (LayerStrategy(tp=4, ulysses=True), "ddp", {}, [16 * N, 16 * N]),
-        (LayerStrategy(), "zero2", {}, [2 * N + 14 * N // 8, 4 * N + 12 * N // 8]),
+        (LayerStrategy(), "zero2", {}, [2 * N + 12 * N // 8, 4 * N + 12 * N // 8]),
         (
             LayerStrategy(),
             "zero2",
             {"async_grad_reduce": False},
-            [2 * N + 14 * N // 8, 2 * N + 14 * N // 8],
+            [2 * N + 12 * N // 8, 2 * N + 14 * N // 8],
         ),
-        (LayerStrategy(zero3=True), "zero2", {}, [16 * N // 8, 2 * N + 14 * N // 8]),
-        (LayerStrategy(zero3=True), "ddp", {"async_grad_reduce": False}, [2 * N, 2 * N]),
+        (LayerStrategy(zero3=True), "zero2", {}, [14 * N // 8, 2 * N + 14 * N // 8]),
+        (LayerStrategy(zero3=True), "ddp", {"async_grad_reduce": False}, [14 * N // 8, 2 * N]),
         (LayerStrategy(tp=2, ulysses=True, zero3=True), "ddp", {"async_grad_reduce": False},
-         [2 * N, 2 * N]),
+         [14 * N // 8, 2 * N]),
         (LayerStrategy(), "ddp", {"fp32_gradients": True}, [18 * N, 18 * N]),
         (LayerStrategy(), "ddp", {"mixed_precision": "fp32"}, [16 * N, 16 * N]),
     ],
@@ -94,19 +98,58 @@ def test_recipes(options: dict[str, Any], recipe: tuple[int, ...]) -> None:
 def test_states(
     strategy: LayerStrategy, default: str, options: dict[str, Any], states: list[int]
 ) -> None:
-    """Exact ZeRO shares; full gradients while several micro-batches accumulate."""
+    """Exact ZeRO shares; full gradients while several micro-batches accumulate.
+
+    Those of the only micro-batch appear where its activations, which are more, have gone.
+    """
     assert row(strategy, default=default, **options)["states"] == states
+
+
+def test_sharded_gradients_of_one_micro_batch_beside_few_activations() -> None:
+    """Of 4*N/8 bytes 1 MB of a checkpoint are gone by then, and the rest is added."""
+    strategy = LayerStrategy(zero3=True, checkpoint=True)
+    found = row(strategy, samples=8, mixed_precision="fp32")
+
+    assert found["activations"] == [1_000_000]
+    assert found["states"][0] == (4 + 8) * N // 8 + (4 * N // 8 - 1_000_000)
+    assert found["states"][1] == (4 + 8) * N // 8 + 4 * N
+
+
+def test_a_layer_that_keeps_little_has_its_peak_when_its_gradients_are_reduced() -> None:
+    """Whole sums: the buffer and the share that comes out of it, less 1 MB that is gone.
+
+    With one micro-batch the next layer begins beside the buffer, which is more.
+    """
+    model = toy_model()
+    memory = replace(
+        model.layers[0].memory[1024],
+        activation_bytes_per_sample={1: 1e6},
+        backward_bytes_per_sample={1: 1e5},
+    )
+    model = replace(model, layers=(replace(model.layers[0], memory={1024: memory}),))
+    options = SearchOptions(time_profile_mode="batch")
+    cost = CostModel(toy_spec(), model, toy_hardware(), options)
+    rows = cost.layer_rows(0, [LayerStrategy(zero3=True)], [(1, 8, "ddp")])
+    share = 4 * N // 8
+
+    input_and_gradient = 2 * TOKENS
+    # what is gone makes room for the share first
+    assert rows.states[0, 0, 0] == 14 * N // 8 + share - 1_000_000
+    assert rows.transient[:, 0, 0].tolist() == [
+        100_000 + 2 * N + 2 * MATRIX + 4 * N,
+        4 * N + share + input_and_gradient - 1_000_000,
+    ]
 
 
 @pytest.mark.parametrize(
     ("strategy", "default", "options", "transient"),
     [
         (LayerStrategy(), "ddp", {}, [0, 0]),
-        (LayerStrategy(), "zero2", {}, [2 * N, 0]),
-        (LayerStrategy(), "zero2", {"async_grad_reduce": False}, [2 * N, 2 * N]),
-        (LayerStrategy(zero3=True), "ddp", {}, [8 * N, 6 * N]),
-        (LayerStrategy(zero3=True), "ddp", {"fp32_gradients": True}, [12 * N, 8 * N]),
-        (LayerStrategy(zero3=True), "ddp", {"async_grad_reduce": False}, [8 * N, 8 * N]),
+        (LayerStrategy(), "zero2", {}, [0, 0]),
+        (LayerStrategy(), "zero2", {"async_grad_reduce": False}, [0, 0]),
+        (LayerStrategy(zero3=True), "ddp", {}, [2 * N, 2 * N]),
+        (LayerStrategy(zero3=True), "ddp", {"fp32_gradients": True}, [2 * N, 2 * N]),
+        (LayerStrategy(zero3=True), "ddp", {"async_grad_reduce": False}, [2 * N, 2 * N]),
         # 8 data ranks: 2 samples of 8 MB are recomputed; 2 tensor ranks: 4 samples of 4.5 MB.
         (LayerStrategy(checkpoint=True), "ddp", {}, [16_000_000] * 2),
         (LayerStrategy(tp=2, checkpoint=True), "ddp", {}, [18_000_000] * 2),
@@ -114,42 +157,63 @@ def test_states(
             LayerStrategy(zero3=True, checkpoint=True),
             "ddp",
             {},
-            [16_000_000 + 8 * N, 16_000_000 + 6 * N],
+            # 2 MB of checkpoints are gone when the next layer begins beside the buffer of this one,
+            # and its share of gradients has come
+            [16_000_000 + 2 * N + (2 * N - (2_000_000 - 2 * N // 8)), 16_000_000 + 2 * N],
         ),
     ],
 )
 def test_transient(
     strategy: LayerStrategy, default: str, options: dict[str, Any], transient: list[int]
 ) -> None:
-    """Gathered weights, gradients, the reduce buffer, recomputed and backward bytes add up.
+    """When a backward begins: gathered weights, the first gradient, recomputed and backward bytes.
 
-    One of the two gathered layers is shared: it may be there beside the loss, too.
+    Of two gathered layers one is shared: it may be there beside the loss, too.
     """
     backward = 2 * BACKWARD if strategy.tp == 1 else 4 * SPLIT
+    gradient = 2 * MATRIX // strategy.tp
     prefetched = 2 * N if strategy.zero3 else 0
     found = row(strategy, default=default, **options)
 
-    assert found["transient"] == [value + backward - prefetched for value in transient]
+    assert found["transient"] == [value + backward + gradient for value in transient]
     assert found["shared"] == [prefetched + (4 * TOKENS if strategy.tp > 1 else 0)]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "units"),
+    ("strategy", "options", "units", "gradient"),
     [
-        (LayerStrategy(), {}, 2 * 5),
-        (LayerStrategy(), {"mixed_precision": "fp32"}, 2 * 5 * 2),
-        (LayerStrategy(cp=2), {}, 4 * 5 / 2),
-        (LayerStrategy(tp=4), {}, 8 * (1 + 5 / 4)),
-        (LayerStrategy(tp=4), {"sequence_parallel": False}, 8 * 2),
-        (LayerStrategy(tp=2), {"sequence_parallel": False}, 4 * (1 + 4 / 2)),
-        (LayerStrategy(tp=4, ulysses=True), {}, 8 * 5 / 4),
+        (LayerStrategy(), {}, 2 * 5, 2),
+        (LayerStrategy(), {"mixed_precision": "fp32"}, 2 * 5 * 2, 4),
+        (LayerStrategy(cp=2), {}, 4 * 5 / 2, 2),
+        (LayerStrategy(tp=4), {}, 8 * (1 + 5 / 4), 2 / 4),
+        (LayerStrategy(tp=4), {"sequence_parallel": False}, 8 * 2, 2 / 4),
+        (LayerStrategy(tp=2), {"sequence_parallel": False}, 4 * (1 + 4 / 2), 2 / 2),
+        (LayerStrategy(tp=4, ulysses=True), {}, 8 * 5 / 4, 2),
     ],
 )
 def test_the_backward_of_a_layer_is_transient(
-    strategy: LayerStrategy, options: dict[str, Any], units: float
+    strategy: LayerStrategy, options: dict[str, Any], units: float, gradient: float
 ) -> None:
-    """Of the samples of one micro-batch, by the rule of `autopar.estimate.model`."""
-    assert row(strategy, **options)["transient"] == [units * TOKENS] * 2
+    """Of the samples of one micro-batch, by the rule of `autopar.estimate.model`.
+
+    With the gradient of the MLP's last matrix, as autograd makes it before it is summed.
+    """
+    found = row(strategy, **options)["transient"]
+
+    assert found == [units * TOKENS + gradient * MATRIX] * 2
+
+
+def test_a_gated_mlp_sums_one_gradient_before_it_needs_another() -> None:
+    """So replicas have the larger of both, where shards keep the first until they are reduced."""
+    spec = toy_spec(gated_mlp=True)
+    cost = CostModel(spec, toy_model(), toy_hardware(), SearchOptions(time_profile_mode="batch"))
+    layers = [LayerStrategy(), LayerStrategy(zero3=True)]
+    replica, shard = cost.layer_rows(0, layers, [(1, 16, "ddp")]).transient[1, 0].tolist()
+    needs = 2 * (1 + 2 * 4) * TOKENS  # two samples: what comes in, and twice the MLP's width
+    inner = 2 * 4 * TOKENS
+
+    assert replica == needs + max(2 * MATRIX - inner, 0)
+    assert shard == needs + 2 * MATRIX + 2 * N
 
 
 @pytest.mark.parametrize(

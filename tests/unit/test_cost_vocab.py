@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.model import LayerProfile, OtherMemory
+from autopar.model import LayerProfile, ModelSpec, OtherMemory
 from autopar.plans import PipelineType, VocabStrategy
 from search.cost.model import CostModel
 from search.cost.vocabulary import VocabRows
@@ -111,7 +111,8 @@ def test_vocabulary_ulysses_replicates_weights() -> None:
 
     assert found.forward["tp"][0, ONLY, 0] == found.backward["tp"][0, ONLY, 0] == 0.0
     m = 10**6
-    states = [2 * m + 14 * m // 8, 4 * m + 12 * m // 8]
+    # and the buffer in which the head is reduced, of whole sums the share that comes out of it
+    states = [2 * m + 14 * m // 8 + 2 * m, 4 * m + 12 * m // 8 + 2 * m // 8]
     assert found.states[:, 0, ONLY, 0].tolist() == states
     assert found.activations[0, ONLY, 0] == 8 * 1_000_000
     assert found.shared[0, ONLY, 0] == 0
@@ -128,9 +129,13 @@ def test_zero3() -> None:
     assert found.backward["zero3"][0, ONLY, 0] == pytest.approx(
         overlap(2 * compute, message) - 2 * compute
     )
-    assert found.states[:, 0, ONLY, 0].tolist() == [2_000_000, 1_000_000 + 14 * 500_000 // 4]
-    assert found.transient[:, 0, ONLY, 0].tolist() == [8 * 500_000, 6 * 500_000]
-    assert found.shared[0, ONLY, 0] == 4 * TOKENS
+    buffer, share = 2 * 500_000, 2 * 500_000 // 4
+    states = [2_000_000 + buffer, 1_000_000 + 14 * 500_000 // 4 + share]
+    assert found.states[:, 0, ONLY, 0].tolist() == states
+    # gradients and buffer, or gradients and gathered weights: above what stays beside layers
+    transient = found.memory("1f1b")[1][:, 0, ONLY, 0]
+    assert transient.tolist() == [4 * 500_000 - buffer, 4 * 500_000 - share]
+    assert found.shared[0, ONLY, 0] == 4 * TOKENS + 2 * 500_000
 
 
 def test_the_larger_table_is_gathered_on_the_only_stage() -> None:
@@ -149,10 +154,16 @@ def test_the_larger_table_is_gathered_on_the_only_stage() -> None:
     strategy = VocabStrategy(tp=2, zero3=True)
     tied = replace(toy_spec(), tied_embeddings=True)
 
-    apart = rows(strategy, model=model).transient[:, 0, ONLY, 0]
-    together = rows(strategy, model=model, spec=tied).transient[:, 0, ONLY, 0]
-    assert apart.tolist() == [8 * 375_000, 6 * 375_000]
-    assert together.tolist() == [8 * 500_000, 6 * 500_000]
+    def transient(spec: ModelSpec) -> list[int]:
+        found: list[int] = (
+            rows(strategy, model=model, spec=spec).memory("1f1b")[1][:, 0, ONLY, 0].tolist()
+        )
+        return found
+
+    buffer, share = 2 * 375_000, 2 * 375_000 // 4
+    assert transient(toy_spec()) == [4 * 375_000 - buffer, 4 * 375_000 - share]
+    # its weights and the head's gradient are there all the time: the other gradient adds to them
+    assert transient(tied) == [2 * 500_000, 2 * 500_000]
 
 
 def test_logits_peak() -> None:
@@ -160,7 +171,9 @@ def test_logits_peak() -> None:
     model = toy_model(logits_peak_bytes_per_sample=1000.0)
     found = rows(VocabStrategy(tp=4), stages=2, samples=8, model=model)
 
-    assert found.transient[:, 0, :, 0].tolist() == [[0, 0, 2000]] * 2
+    # the gradient of the embedding, 2 bytes of a quarter; 8 samples of 1 MB that the loss has
+    transient = found.memory("1f1b")[1][:, 0, :, 0]
+    assert transient.tolist() == [[0, 2 * 250_000, 8_000_000 + 2000]] * 2
 
 
 def test_tied_weights() -> None:
@@ -247,10 +260,11 @@ def test_the_logits_peak_follows_the_sequence_length(seq_length: int, mode: Any)
             ),
             memory_profile_mode=mode,
         )
-        return int(found.transient[0, 0, ONLY, 0])
+        return int(found.memory("1f1b")[1][0, 0, ONLY, 0])
 
-    # b_v = 4 samples over two vocabulary ranks.
-    assert transient(8e6) - transient(0.0) == 4 * 8e6 / 2 * seq_length / 2048
+    # b_v = 4 samples over two vocabulary ranks; without it the gradient of a table is the peak
+    assert transient(8e6) == 4 * 8e6 / 2 * seq_length / 2048
+    assert transient(0.0) == 2 * 500_000
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -261,7 +275,7 @@ def test_without_the_shared_buffer_what_is_gathered_is_transient(stages: int) ->
 
     assert on.shared.any()
     assert not off.shared.any()
-    np.testing.assert_array_equal(off.transient - on.transient, [on.shared, on.shared])
+    np.testing.assert_array_equal(off.beside_loss - on.beside_loss, [on.shared, on.shared])
 
 
 @pytest.mark.parametrize("pipeline_type", ["1f1b", "gpipe"])
@@ -276,9 +290,12 @@ def test_the_loss_is_over_when_a_layer_runs_backward(pipeline_type: PipelineType
         [], [VocabStrategy(tp=2)], [(1, 8, "ddp"), (2, 8, "ddp")], [], pipeline_type
     )
     kept, passing = tables.vocab_activation_bytes[..., 0], tables.vocab_transient_bytes[1, ..., 0]
-    last = [4 * 2e6, 0] if pipeline_type == "gpipe" else [0, 4 * 2e6]
+    # GPipe keeps all but the logits of 2 bytes beside a softmax of 4
+    logits = 2_666_667
+    last = [4 * 2e6 - logits, logits] if pipeline_type == "gpipe" else [0, 4 * 2e6]
 
     assert kept[0, ONLY] == 2 * 3e5
     assert passing[0, ONLY] == 2 * (2e6 - 3e5)
-    assert (kept[1, FIRST], passing[1, FIRST]) == (4 * 3e5, 0)
+    # the gradient of the embedding
+    assert (kept[1, FIRST], passing[1, FIRST]) == (4 * 3e5, 2 * 500_000)
     assert [kept[1, LAST], passing[1, LAST]] == last

@@ -1,108 +1,229 @@
-"""Plans that a search finds by default, beside what a dry run counts of them: the plan fits.
+"""Plans beside what a dry run counts of them: what is predicted to fit fits there too.
 
 How a dry run counts is in `test_plan_dryrun`, which categories differ in `benchmarks/dry_run.py`.
 """
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from autopar.estimate.model import estimate_model
+from autopar.hardware import COMMUNICATOR_BYTES
 from autopar.model import LayerSpec, ModelProfile, ModelSpec
-from autopar.plans import StagePrediction
-from autopar.units import GIB
+from autopar.plans import LayerStrategy, Plan, StagePrediction, VocabStrategy, violations
+from autopar.units import MIB
 from search.interface import open_documents
 from search.planner.planner import Planner
+from tests.often import often
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
+from hypothesis import strategies as st
+
 from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
+from tests.unit.counted_models import counted_profile
 
-MODELS = ("llama2-7b", "llama3-8b", "qwen2.5-7b")
-MACHINES = ("h100:1x8", "a100-80gb:2x8")
-
-
-def found_and_counted(
-    model: str | tuple[ModelSpec, ModelProfile], machine: str, **options: object
-) -> list[tuple[StagePrediction, DryRunRank]]:
-    """Return prediction and count of the first, last and largest stage of the best plan."""
-    spec, profile, hardware, chosen = open_documents(model, machine, options)
-    result = Planner.from_documents(spec, profile, hardware, chosen).solve()
-    assert result.plan is not None
-    assert result.prediction is not None
-    job = PlanJob(plan=result.plan, spec=spec, precision="bf16")
-    ranks = dry_run(job, ranks=sorted(set(first_ranks(job).values())))
-    return [(result.prediction.stages[rank.stage], rank) for rank in ranks]
-
-
-def states_bytes(stage: StagePrediction) -> int:
-    """Return the predicted weights, gradients and optimizer of a stage."""
-    return stage.memory_bytes["states"] + stage.memory_bytes["vocab_states"]
-
-
-def missing_bytes(rank: DryRunRank) -> int:
-    """Return what the recipe of the search has and the executor has not.
-
-    2 bytes for each element that a rank holds: FSDP2 steps fp32 shards, where the recipe has bf16
-    ones beside their fp32 copies, and the executor's replicas sum in bf16.
-    """
-    return 2 * rank.num_parameters
+PLANS = (
+    ("llama2-7b", "h100:1x8", 128),
+    ("llama2-7b", "h100:1x8", 16),
+    ("llama2-13b", "l40s:2x8", 64),
+    ("llama3-8b", "a100-80gb:2x8", 128),
+    ("qwen2.5-7b", "h100:1x8", 64),
+    ("mistral-7b", "a100-80gb:1x8", 32),
+    ("gpt-6.7b", "a100-80gb:2x8", 256),
+    ("t5-3b", "h100:1x8", 64),
+    ("gpt2-xl", "rtx-4090:1x8", 64),
+    ("bert-large", "a100-40gb:1x8", 256),
+    ("llama3-70b", "h100:8x8", 256),
+    ("qwen2.5-72b", "b200:2x8", 128),
+    ("mixtral-8x7b", "h100:8x8", 256),
+)
+"""Model, machine and batch of a search with default options."""
+UNCOUNTED = 0.005
+"""Share of what a dry run has and no prediction: tables of positions, losses, moments between two
+operators."""
 
 
-def counted_states_bytes(rank: DryRunRank) -> int:
-    """Return weights, gradients and optimizer at the peak of a dry run, made alike."""
-    parts = rank.peak_parts
-    held = parts["parameters"] + parts["optimizer"] + parts["gradients"]
-    return held + missing_bytes(rank)
+def alike_bytes(rank: DryRunRank) -> int:
+    """Return what a dry run counts, with the communicators that estimated hardware is charged."""
+    return rank.peak_bytes + COMMUNICATOR_BYTES * rank.num_communicators
 
 
-def check(
-    model: str | tuple[ModelSpec, ModelProfile], machine: str, **options: object
-) -> list[float]:
-    """Hold the count of every stage to its prediction, and print both (`-s` shows them).
+def counted(plan: Plan, spec: ModelSpec, **job: Any) -> list[DryRunRank]:
+    """Return the first, last and largest stage with the planner's recipe of shards."""
+    asked = PlanJob(plan=plan, spec=spec, precision="bf16", narrow_shards=True, **job)
+    return list(dry_run(asked, ranks=sorted(set(first_ranks(asked).values()))))
 
-    Returns how far each is apart when both are made alike; a dry run has no communicators.
-    """
-    apart = []
-    found = found_and_counted(model, machine, **options)
-    name = model if isinstance(model, str) else model[0].name
-    for stage, rank in found:
-        states, counted = states_bytes(stage), counted_states_bytes(rank)
-        without = stage.allocated_bytes - stage.memory_bytes["fixed"]
-        apart.append((rank.peak_bytes + missing_bytes(rank)) / without - 1)
-        print(
-            f"{name} on {machine}, stage {rank.stage}: {stage.allocated_bytes / GIB:.2f} GiB "
-            f"predicted, {rank.peak_bytes / GIB:.2f} counted "
-            f"({rank.peak_bytes / stage.allocated_bytes - 1:+.1%}); states {states / GIB:.2f}, "
-            f"{counted / GIB:.2f} ({counted / states - 1:+.1%}); alike {apart[-1]:+.1%}"
-        )
-        assert counted == pytest.approx(states, rel=0.03)
-        # what is predicted to fit does; less passes than is predicted (docs/benchmarks.md)
-        assert rank.peak_bytes <= stage.allocated_bytes
+
+def difference(what: str, stage: StagePrediction, rank: DryRunRank) -> float:
+    """Return by which share a prediction is above its dry run, and print both (`-s` shows it)."""
+    apart = stage.allocated_bytes / alike_bytes(rank) - 1
+    print(
+        f"{what}, stage {rank.stage}: {stage.allocated_bytes / MIB:.0f} MiB predicted, "
+        f"{alike_bytes(rank) / MIB:.0f} counted, {apart:+.1%}; "
+        f"{ {k: round(v / MIB) for k, v in stage.memory_bytes.items()} }, "
+        f"{ {k: round(v / MIB) for k, v in rank.peak_parts.items()} }"
+    )
     return apart
 
 
-def test_gradients_of_shards_are_predicted_as_a_dry_run_counts_them() -> None:
-    """Shards that keep whole gradients of 4 bytes from one micro-batch to the next."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "machine", "batch"), PLANS)
+def test_default_plans_are_counted_as_predicted(model: str, machine: str, batch: int) -> None:
+    """Within 3 %, and no more than is predicted, communicators on both sides."""
+    spec, profile, hardware, chosen = open_documents(model, machine, {"settle_bsz": batch})
+    result = Planner.from_documents(spec, profile, hardware, chosen).solve()
+    assert result.plan is not None
+    assert result.prediction is not None
+    for rank in counted(result.plan, spec):
+        stage = result.prediction.stages[rank.stage]
+        assert -0.002 < difference(f"{model} on {machine}", stage, rank) < 0.03
+
+
+# --------------------------------------------------------------------------------------------------
+# Random legal plans of small models, of all kinds.
+#
+# Their layers differ more than those of any plan that a search returns, and weights weigh more
+# beside activations, so that predictions are upper bounds of some looseness. None is too small.
+
+
+Case = tuple[ModelSpec, Plan, dict[str, bool]]
+
+
+def case_of(seed: int) -> Case:
+    """Return a model, a legal plan of it, and the options of both prediction and dry run."""
+    draw = random.Random(seed)
+    while True:
+        spec = _model(draw, seed)
+        plan = _plan(draw, spec)
+        options = {
+            "sequence_parallel": draw.random() < 0.8,
+            "async_grad_reduce": draw.random() < 0.8,
+            # FSDP2's shards of gradients are fp32 in any case
+            "fp32_gradients": draw.random() < 0.7 or has_zero(plan),
+        }
+        legal = plan.num_stages < plan.world_size
+        if legal and not violations(plan, spec, sequence_parallel=options["sequence_parallel"]):
+            return spec, plan, options
+
+
+def has_zero(plan: Plan) -> bool:
+    """Return whether ZeRO divides anything."""
+    return plan.default_dp_type != "ddp" or (plan.vocab.zero3 or any(s.zero3 for s in plan.layers))
+
+
+def _model(draw: random.Random, seed: int) -> ModelSpec:
+    hidden = draw.choice([256, 512, 1024])
+    heads = hidden // 64
     layer = LayerSpec(
-        num_layers=4,
-        seq_length=512,
+        num_layers=draw.choice([2, 4, 6]),
+        seq_length=draw.choice([128, 256, 512, 1024]),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=draw.choice([heads, heads // 4]),
+        ffn_hidden_size=draw.choice([2, 3, 4]) * hidden,
+        gated_mlp=draw.random() < 0.6,
+    )
+    return ModelSpec(
+        name=f"random-{seed}",
+        layers=(layer,),
+        vocab_size=draw.choice([1024, 8192, 32000]),
+        tied_embeddings=draw.random() < 0.25,
+    )
+
+
+def _plan(draw: random.Random, spec: ModelSpec) -> Plan:
+    world, stages = draw.choice([2, 4, 8]), draw.choice([1, 1, 1, 2])
+    each = world // stages
+    degrees = [degree for degree in (1, 2, 4, 8) if each % degree == 0]
+    num_microbatches = draw.choice([1, 2, 4]) if stages == 1 else draw.choice([2, 4])
+    kinds = []
+    for _ in range(draw.choice([1, 1, 2])):
+        tp = draw.choice(degrees)
+        kinds.append(
+            LayerStrategy(
+                tp=tp,
+                ulysses=tp > 1 and draw.random() < 0.3,
+                zero3=draw.random() < 0.5,
+                checkpoint=draw.random() < 0.3,
+            )
+        )
+    count = spec.num_layers
+    degree = draw.choice([d for d in degrees if d <= 4])
+    return Plan(
+        world_size=world,
+        num_stages=stages,
+        stage_sizes=(count // stages,) * stages,
+        layers=tuple(kinds[k * len(kinds) // count] for k in range(count)),
+        vocab=VocabStrategy(
+            tp=degree, ulysses=degree > 1 and draw.random() < 0.25, zero3=draw.random() < 0.5
+        ),
+        global_batch=each * draw.choice([1, 2]) * num_microbatches,
+        num_microbatches=num_microbatches,
+        pipeline_type=draw.choice(["1f1b", "gpipe"]),
+        default_dp_type=draw.choice(["ddp", "zero2"]),
+    )
+
+
+def differences(case: Case, profile: ModelProfile | None = None) -> list[float]:
+    """Return by which shares the stages of a case are predicted above their dry runs."""
+    spec, plan, options = case
+    if profile is None:
+        profile = counted_profile(spec, sequence_parallel=options["sequence_parallel"])
+    asked = {**options, "settle_bsz": plan.global_batch, "memory_constraint_gib": 80.0}
+    _, _, hardware, chosen = open_documents((spec, profile), f"h100:1x{plan.world_size}", asked)
+    # communicators of 64 MiB would hide what is compared here
+    hardware = replace(hardware, estimated=False)
+    planner = Planner.from_documents(spec, profile, hardware, chosen)
+    stages = planner.evaluate(plan).stages
+    return [
+        difference(spec.name, stages[rank.stage], replace(rank, num_communicators=0))
+        for rank in counted(plan, spec, **options)
+    ]
+
+
+@often(3, 60, seed=st.integers(0, 10_000))
+def test_no_legal_plan_takes_more_than_is_predicted(seed: int) -> None:
+    """Replicas, ZeRO-2 and ZeRO-3, tensor ranks and Ulysses, pipelines, checkpoints, any batch."""
+    for apart in differences(case_of(seed)):
+        assert apart > -UNCOUNTED, seed
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+@pytest.mark.parametrize("zero3", [False, True])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_uniform_plans_are_predicted_closely(
+    num_microbatches: int, zero3: bool, checkpoint: bool
+) -> None:
+    """Of layers that are alike, as most that a search returns are.
+
+    Where one micro-batch keeps little, the buffers of the head and of a layer, which follow one
+    another, are both counted.
+    """
+    most = 0.06 if zero3 and checkpoint and num_microbatches == 1 else 0.03
+    layer = LayerSpec(
+        num_layers=12,
+        seq_length=2048,
         hidden_size=1024,
         num_heads=16,
         num_kv_heads=16,
-        ffn_hidden_size=4096,
+        ffn_hidden_size=2816,
         gated_mlp=True,
     )
-    spec = ModelSpec(name="small", layers=(layer,), vocab_size=8192)
-    pin = ("tp=1,vtp=1,zero3=1,vzero3=1", "m=4")
-    check((spec, estimate_model(spec, "h100")), "h100:1x4", settle_bsz=64, pin=pin)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("model", MODELS)
-def test_default_plans_fit_in_a_dry_run(model: str, machine: str) -> None:
-    """Of a batch that needs several micro-batches, in which gradients are summed."""
-    assert all(abs(apart) < 0.03 for apart in check(model, machine, settle_bsz=128))
+    spec = ModelSpec(name="uniform", layers=(layer,), vocab_size=8192)
+    plan = Plan(
+        world_size=4,
+        num_stages=1,
+        stage_sizes=(12,),
+        layers=(LayerStrategy(zero3=zero3, checkpoint=checkpoint),) * 12,
+        vocab=VocabStrategy(zero3=zero3),
+        global_batch=8 * num_microbatches,
+        num_microbatches=num_microbatches,
+    )
+    for apart in differences((spec, plan, {"sequence_parallel": True})):
+        assert -UNCOUNTED < apart < most

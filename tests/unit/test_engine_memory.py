@@ -76,7 +76,7 @@ def communicators_bytes(plan: Plan) -> int:
 def test_plans_take_what_their_launches_take(
     model: str, sequence_parallel: bool, tmp_path: Path
 ) -> None:
-    """Every stage within 2.5 %, half of them within 0.3 %; communicators are on top."""
+    """Every stage within 2.5 %, half of them within 0.5 %; communicators are on top."""
     apart = []
     for machine, world in MACHINES.items():
         asked = session(model, machine, sequence_parallel)
@@ -105,7 +105,7 @@ def test_plans_take_what_their_launches_take(
                 assert predicted == pytest.approx(counted, rel=0.025), (plan, stage.stage)
                 apart.append(abs(predicted / counted - 1))
     assert len(apart) > 30
-    assert sorted(apart)[len(apart) // 2] < 3e-3
+    assert sorted(apart)[len(apart) // 2] < 5e-3
 
 
 def test_layers_of_other_kinds_are_refused() -> None:

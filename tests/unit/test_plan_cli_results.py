@@ -23,7 +23,7 @@ from profiler.plan.job import DryRunRank, RunResult, judge
 from profiler.plan.question import Question, ask
 from profiler.plan.report import (
     dry_run_document,
-    gradient_note,
+    fits_of,
     run_document,
     show_dry_run,
     show_run,
@@ -284,28 +284,44 @@ def test_weights_and_gradients_are_booked_alike(fp32_gradients: bool) -> None:
         states * bytes_ * whole / ((2 + bytes_) * whole + optimizer), rel=1e-9
     )
     assert predicted + parts["weights and optimizer"]["predicted_bytes"] == states
-    text = shown(show_dry_run, asked, [rank])
-    notes = [note for note in document["notes"] if "--no-fp32-gradients" in note]
-    assert ("--no-fp32-gradients" in text) == bool(notes) == (not fp32_gradients)
-    if notes:
-        assert "6.52 GiB of whole fp32 gradients on stage 0" in notes[0]
-        assert "3.26 GiB, 2 bytes each" in notes[0]
+    assert asked.job.fp32_gradients == fp32_gradients
 
 
-def test_gradients_are_noted_only_where_fsdp2_keeps_them() -> None:
-    """Not in fp32, nor where they are reduced in every micro-batch."""
-    assert gradient_note(question().job, question().prediction) is None
-    asked, _ = llama(fp32_gradients=False)
-    assert gradient_note(asked.job, asked.prediction) is not None
-    assert gradient_note(asked.job, None) is None
+@pytest.mark.parametrize("estimated", [False, True])
+def test_a_dry_run_ends_with_whether_it_fits(estimated: bool) -> None:
+    """Tensors, communicators of estimated hardware, and what the plan reserves, of its budget."""
+    asked, rank = llama(fp32_gradients=True)
     assert asked.prediction is not None
-    options = asked.prediction.options.model_copy(update={"fp32_gradients": None})
-    unknown = asked.prediction.model_copy(update={"options": options})
-    assert gradient_note(asked.job, unknown) is None
-    assert gradient_note(replace(asked.job, precision="fp32"), asked.prediction) is None
-    assert gradient_note(replace(asked.job, async_grad_reduce=False), asked.prediction) is None
-    one = replace(asked.job, plan=replace(asked.job.plan, num_microbatches=1))
-    assert gradient_note(one, asked.prediction) is None
+    (stage,) = asked.prediction.stages
+    assert stage.allocated_bytes is not None
+    assert fits_of(asked, [rank]) == ()
+    rank = replace(rank, num_communicators=3)
+    needed = rank.peak_bytes + 1000 + (3 * 64 * 2**20 if estimated else 0)
+
+    def answer(budget: int) -> tuple[Question, bool, str, Any]:
+        changes = {"reserved_bytes": stage.allocated_bytes + 1000, "budget_bytes": budget}
+        prediction = asked.prediction.prediction.model_copy(
+            update={"stages": [stage.model_copy(update=changes)]}
+        )
+        document = asked.prediction.model_copy(
+            update={"prediction": prediction, "estimated": estimated}
+        )
+        question = replace(asked, prediction=document)
+        (fit,) = fits_of(question, [rank])
+        assert fit.needed_bytes == needed
+        return question, fit.fits, shown(show_dry_run, question, [rank]), fit
+
+    question, fits, text, _ = answer(needed)
+    assert fits
+    assert "fits: stage 0 needs" in text
+    assert dry_run_document(question, [rank])["fits"] is True
+    question, fits, text, fit = answer(needed - 2**20)
+    assert not fits
+    assert "stage 0 does not fit in the dry run: rank 0 needs" in text
+    assert "1.00 MiB too much" in fit.sentence
+    document: Any = dry_run_document(question, [rank])
+    assert document["fits"] is False
+    assert document["ranks"][0]["needed_bytes"] - document["ranks"][0]["budget_bytes"] == 2**20
 
 
 def test_static_explains_the_columns_that_it_shows(capsys: pytest.CaptureFixture[str]) -> None:

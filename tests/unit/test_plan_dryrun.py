@@ -168,7 +168,7 @@ def test_real_pipelines_hold_more_than_the_dry_run_says() -> None:
     activations = 64 * 2 * 64 * 4  # sequence, samples, hidden, bytes
 
     assert real[0]["pipeline"][0] - first.peak_bytes == pytest.approx(2 * activations, abs=8)
-    assert 0 <= real[1]["pipeline"][0] - last.peak_bytes <= 4 * activations
+    assert 0 <= real[1]["pipeline"][0] - last.peak_bytes <= 5 * activations
 
 
 @pytest.mark.parametrize("sizes", [(1, 3), (2, 2), (3, 1)])
@@ -236,11 +236,43 @@ def test_rows_that_do_not_divide_are_rounded_up() -> None:
 
 
 def test_replicas_in_bf16_have_fp32_masters() -> None:
-    """ddp holds 2 + 2 bytes per parameter, and 12 in its optimizer."""
-    found = _first(_JOBS["ddp in bf16"])
+    """ddp holds 2 bytes per parameter, 12 in its optimizer, and gradients as they are summed."""
+    job = _JOBS["ddp in bf16"]
+    wide, narrow = _first(job), _first(replace(job, fp32_gradients=False))
 
-    assert found.parameter_bytes == found.gradient_bytes == 2 * found.num_parameters
-    assert found.optimizer_bytes == 12 * found.num_parameters
+    assert wide.gradient_bytes == 4 * wide.num_parameters
+    assert narrow.gradient_bytes == 2 * narrow.num_parameters
+    for found in (wide, narrow):
+        assert found.parameter_bytes == 2 * found.num_parameters
+        assert found.optimizer_bytes == 12 * found.num_parameters
+    assert wide.peak_bytes - narrow.peak_bytes <= 2 * wide.num_parameters
+
+
+def test_narrow_shards_of_an_engine_are_counted_beside_fp32_ones() -> None:
+    """2 bytes of each element that ZeRO-3 divides, at the peak as at any other moment."""
+    job = _JOBS["zero3 in bf16, checkpointed"]
+    own, engine = _first(job), _first(replace(job, narrow_shards=True))
+
+    assert engine.engine_bytes == 2 * own.num_parameters
+    assert engine.peak_bytes - own.peak_bytes == engine.engine_bytes
+    assert sum(engine.peak_parts.values()) == engine.peak_bytes
+    # in fp32 the shards that are stepped are those that are gathered, and replicas have none
+    for name in ("encoder and decoder in zero3", "ddp in bf16"):
+        assert _first(replace(_JOBS[name], narrow_shards=True)).engine_bytes == 0
+
+
+def test_layers_that_are_alike_share_their_tables_of_positions() -> None:
+    """Two layers and four have one cosine and one sine of 8 pairs at 64 positions."""
+    few, many = (
+        _first(replace(_JOBS["ddp"], spec=spec, plan=_plan(_L(), **changes)))
+        for spec, changes in (
+            (_PAIR, {"layers": (_L(),) * 2, "stage_sizes": (2,)}),
+            (_TINY, {}),
+        )
+    )
+
+    assert few.peak_parts["parameters"] - few.parameter_bytes == 2 * 64 * 8 * 4
+    assert many.peak_parts["parameters"] - many.parameter_bytes == 2 * 64 * 8 * 4
 
 
 def test_each_way_to_save_memory_saves_some() -> None:
@@ -275,11 +307,12 @@ def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
 
     assert found(6, "1f1b") == many
     assert [rank.num_microbatches_run for rank in many] == [3 + 2, 2 + 2]
-    assert kept[0] == pytest.approx(kept[1] * 3 / 2, rel=0.01)
-    # with fewer, what a rank holds once is over 1 %
+    # at the peak a part of one of them has gone
+    each = kept[0] - kept[1]
+    assert kept[1] == pytest.approx(2 * each, rel=0.1)
     for rank in found(16, "gpipe"):
         assert rank.num_microbatches_run == 16
-        assert rank.peak_parts["activations"] == pytest.approx(8 * kept[1], rel=0.01)
+        assert rank.peak_parts["activations"] == pytest.approx(16 * each, rel=0.01)
 
 
 def test_one_stage_holds_one_micro_batch_under_either_name() -> None:

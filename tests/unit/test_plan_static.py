@@ -146,9 +146,13 @@ TOTAL = 6_738_415_616
 
 
 def test_llama_on_one_rank_has_the_documented_recipe() -> None:
-    """All 6.74 G parameters; 16 bytes each in either precision."""
-    for precision, bytes_ in (("fp32", (4, 4, 8)), ("bf16", (2, 2, 12))):
-        (stage,) = examine(llama(1, precision=precision)).stages
+    """All 6.74 G parameters; bf16 beside fp32 sums and fp32 weights, or sums in bf16."""
+    for precision, wide, bytes_ in (
+        ("fp32", True, (4, 4, 8)),
+        ("bf16", True, (2, 4, 12)),
+        ("bf16", False, (2, 2, 12)),
+    ):
+        (stage,) = examine(replace(llama(1, precision=precision), fp32_gradients=wide)).stages
         own = stage.held
         assert own.num_parameters == TOTAL
         assert (own.parameter_bytes, own.gradient_bytes, own.optimizer_bytes) == tuple(

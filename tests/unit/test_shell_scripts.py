@@ -84,6 +84,12 @@ SCRIPTS = {
     "read words": "read -r TP PP REST <<< \" 2  4 8  9 \"\nIFS=, read -r A B <<< '1,2,3'\n"
     "IFS=: read -ra L <<< 'a:b c:d'\nread X <<< ' one  two '\n"
     'python x.py --tp $TP --pp $PP --r "$REST" --a $A --b $B --l "${L[@]}" --x "$X"\n',
+    "a script in a script": "T=4\nexport T\nbash <<EOF\nA='x \"y\"'\npython x.py --t $T --u \\$T "
+    '--a "\\$A"\nEOF\n',
+    "a script in a script as it stands": "T=4\nexport T\nbash -e <<'END'\nU=$((T * 2))\n"
+    "python x.py --t $T --u $U\nEND\nU=1\n",
+    "read a line of a text": "read -r A B <<EOF\n1 2 3\n4\nEOF\ncat <<EOF > x\n5\nEOF\n"
+    'python x.py --a $A --b "$B"\n',
     "options of none": "T=4\nwhile getopts 't:' o; do case $o in t) T=$OPTARG;; esac; done\n"
     "python x.py --t $T\n",
     "nested defaults": "A=${X:-${Y:-7}}\npython x.py --a $A\n",
