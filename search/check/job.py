@@ -93,6 +93,8 @@ def _sharding(launch: Launch) -> dict[str, Any]:
         "reduce_every_micro_batch": trainer.each_micro_batch and trainer.zero > 1,
         # weights that are not given back are gathered once
         "reshard": trainer.zero == 3,
+        # as torchtitan's published runs of context ranks are priced (benchmarks/ledger_rows.py)
+        "ring_balanced": False,
     }
 
 
