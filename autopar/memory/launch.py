@@ -303,6 +303,8 @@ class Precision:
     """Weights themselves are 8 bits (`--fp8-param-gather`), not a copy of them."""
     fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "delayed"
     gradients_bf16: bool = False
+    gradients_fp32: bool = False
+    """Asked for (`--accumulate-allreduce-grads-in-fp32`), which fp16 does not do by itself."""
     fp8_attention: bool = False
     """Scores are products of 8 bits, too, which changes time alone."""
 
@@ -315,7 +317,14 @@ class Precision:
     def gradient_bytes(self) -> int:
         """Of the buffer in which gradients are added up."""
         # Megatron adds up in fp32 for bf16 alone, where it is not told otherwise
-        return 4 if self.kind == "fp32" or (self.kind == "bf16" and not self.gradients_bf16) else 2
+        wide = {"fp32": True, "bf16": not self.gradients_bf16, "fp16": self.gradients_fp32}
+        return 4 if wide[self.kind] else 2
+
+    @property
+    def unscaled_bytes(self) -> int:
+        """Of the fp32 copy of a gradient that fp16's optimizer makes for its step."""
+        # `.float()` of what is fp32 already is no copy
+        return 4 if self.kind == "fp16" and self.gradient_bytes == 2 else 0
 
 
 @dataclass(frozen=True, kw_only=True)

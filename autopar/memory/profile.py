@@ -243,9 +243,9 @@ def _other_memory(
             tokens = input_bytes(launch) / (degree if launch.degrees.sequence_parallel else 1)
             end = position != "first"
             kept[degree] = batch + (2.0 * tokens + kept_logits_bytes(head) if end else 0.0)
-            if position != "only":
-                # at either end a stage has buffers for both sides, too; of whole sequences the
-                # copies are counted with the layers
+            if position == "last":
+                # what is sent back has a buffer, too; of whole sequences the copies are counted
+                # with the layers
                 kept[degree] += input_bytes(launch) / degree
             held[degree] = float(accumulation_bytes(head, [[head_weight(head)]])) if end else 0.0
         found[position] = replace(memory, activation_bytes_per_sample=kept, held_bytes=held)

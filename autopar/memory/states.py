@@ -97,8 +97,7 @@ def states_per_parameter(
     kept = element + precision.gradient_bytes
     # fp32 weights are their own master
     optimizer = MOMENTS_BYTES + (MASTER_BYTES if element == 2 else 0)
-    if precision.kind == "fp16":
-        optimizer += 4
+    optimizer += precision.unscaled_bytes
     if sharding == "fsdp":
         return (kept + optimizer) / replicas
     if sharding == "none":
@@ -215,8 +214,7 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         if launch.optimizer.kind == "muon":
             # matrices have a momentum alone
             moments -= buffer.matrices // buffer.replicas * (launch.optimizer.moments_bytes // 2)
-        if precision.kind == "fp16":
-            unscaled += own * 4
+        unscaled += own * precision.unscaled_bytes
         made += [stored] * sharded + [summed * gradient]
     if not sharded:
         tensors = (weight for chunk in chunks for weight in chunk)
@@ -227,8 +225,8 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         made += [n * launch.optimizer.master_bytes for n in spans]
     # the first update makes both moments of a weight together
     made += [n * launch.optimizer.moments_bytes // 2 for n in spans for _ in range(2)]
-    if precision.kind == "fp16":
-        made += [n * 4 for n in spans]
+    if precision.unscaled_bytes:
+        made += [n * precision.unscaled_bytes for n in spans]
     return States(
         weights_bytes=weights,
         gradients_bytes=gradients,

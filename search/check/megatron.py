@@ -36,9 +36,10 @@ _STACK = "megatron-core"
 
 _BARE = re.compile(
     r"""
-    add-qkv-bias | bf16 | cross-entropy-loss-fusion | disable-bias-linear | fp16 |
-    fp8-param-gather | group-query-attention | moe-grouped-gemm | moe-permute-fusion |
-    moe-router-pre-softmax | multi-latent-attention | no-create-attention-mask-in-dataloader |
+    accumulate-allreduce-grads-in-fp32 | add-qkv-bias | bf16 | cross-entropy-loss-fusion |
+    disable-bias-linear | fp16 | fp8-param-gather | group-query-attention | moe-grouped-gemm |
+    moe-permute-fusion | moe-router-pre-softmax | multi-latent-attention |
+    no-create-attention-mask-in-dataloader |
     no-rope-fusion | overlap-grad-reduce | overlap-moe-expert-parallel-comm |
     overlap-param-gather | qk-layernorm | recompute-activations | sequence-parallel | swiglu |
     tp-comm-overlap | untie-embeddings-and-output-weights | use-distributed-optimizer |

@@ -14,7 +14,7 @@ from autopar.command.run import say
 from autopar.errors import DocumentError, OptionError
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
-from search.request import FILLS, Request, build_request
+from search.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
     from search.engines.best_plan import EngineBest
@@ -62,6 +62,8 @@ def _requested(raw: Mapping[str, object]) -> tuple[Request, tuple[EngineBest, ..
     """
     request = build_request(raw)
     if request.engine in (None, "none"):
+        if request.output.evaluate is not None:
+            request = build_request(_with_plan(request.output.evaluate, raw))
         other = request.output.evaluate is not None or request.output.frontier
         if request.engine is not None or other or request.options.time_limit_s is not None:
             return dataclasses.replace(request, engine=None), ()
@@ -78,6 +80,18 @@ def _requested(raw: Mapping[str, object]) -> tuple[Request, tuple[EngineBest, ..
     for notice in choice.notices:
         say(f"{_NAME}: {notice}")
     return choice.request, choice.engines
+
+
+def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
+    """Return options with those that the plan file of `--evaluate` was made with, as if typed.
+
+    What is typed stays. A strategy file says nothing but the plan.
+    """
+    from autopar.documents.plan import PlanDocument
+
+    document = PlanDocument.read(path)
+    stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
+    return {**stored, **raw}
 
 
 def _execute(request: Request, engines: tuple[EngineBest, ...]) -> int:

@@ -198,7 +198,7 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
     session = sessions.of(request.options)
     best: _Found | None = None
     reasons: dict[str, int] = {}
-    is_refused = False
+    refused: set[str] = set()
     tried: list[Mapping[str, object]] = []
     degrees: tuple[int | None, ...] = (None,)
     if space.one_degree:
@@ -213,15 +213,18 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             try:
                 found = _fastest(sessions, part, engine, best.samples_per_s if best else 0.0)
             except InputError as error:  # such as measured tables without what the part needs
-                found, is_refused = _short(error), True
+                found = _short(error)
+                refused.add(found)
             if isinstance(found, str):
                 reasons[found] = reasons.get(found, 0) + 1
             elif best is None or found.samples_per_s > best.samples_per_s:
                 best = found
     if best is None:
-        if is_refused:
+        if refused:
             session.planner.solve()  # raises what is wrong without our additions too
-        shown = "; ".join(f"{why} ({count} of {len(tried)})" for why, count in reasons.items())
+        # the engine's before those of our own options, the commonest first: it may be shown alone
+        often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))
+        shown = "; ".join(f"{why} ({count} of {len(tried)})" for why, count in often)
         raise InfeasibleError(
             f"{engine}{_NOTHING}{shown}; search without --engine and "
             "let autopar-export --allow-approx take the nearest plan"

@@ -516,6 +516,8 @@ _TRAINING: Sequence[Argument] = (
     ("clip-grad", ("1.0",)),
     ("log-interval", ("1",)),
     ("log-throughput", ()),
+    # causal kernels need no mask, which otherwise every batch brings: s^2 bytes of a sample
+    ("no-create-attention-mask-in-dataloader", ()),
 )
 _DATA: Sequence[Argument] = (
     ("data-path", (required("DATA_PATH", "set DATA_PATH to the prefix of the preprocessed data"),)),

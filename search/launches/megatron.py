@@ -609,6 +609,7 @@ def _precision(words: LaunchArguments) -> Precision:
         fp8_weights=words.has("fp8-param-gather"),
         fp8_recipe=cast(Any, recipe),
         gradients_bf16=words.has("grad-reduce-in-bf16"),
+        gradients_fp32=words.has("accumulate-allreduce-grads-in-fp32"),
     )
 
 

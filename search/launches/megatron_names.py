@@ -136,7 +136,7 @@ _HARMLESS: dict[str, str] = {
         rotary-interleaved rotary-seq-len-interpolation-factor rotary-scaling-factor
         use-rope-scaling rope-scaling-factor mscale mscale-all-dim attention-softmax-in-fp32
         activation-func-clamp-value glu-linear-offset
-        disable-bf16-reduced-precision-matmul accumulate-allreduce-grads-in-fp32
+        disable-bf16-reduced-precision-matmul
         moe-router-load-balancing-type moe-router-group-topk moe-router-num-groups
         moe-router-pre-softmax moe-router-score-function moe-router-topk-scaling-factor
         moe-router-enable-expert-bias moe-router-dtype moe-token-drop-policy fp8-margin

@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from autopar.memory.account import account_of
+from autopar.memory.launch import Launch
 from autopar.memory.profile import with_megatron_memory
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.configuration import read_configuration
@@ -65,10 +67,69 @@ def plans(session: Session) -> list[Plan]:
     return found
 
 
-def communicators_bytes(plan: Plan) -> int:
-    """Return what the planner counts of communicators, which no launch's tensors are."""
-    data = plan.data_degree(0) > 1
-    return COMMUNICATOR_BYTES * (1 + (plan.num_stages > 1) + (plan.layers[0].tp > 1) + data)
+def communicators_bytes(plan: Plan, stage: int) -> int:
+    """Return what the planner counts of communicators, which no launch's tensors are.
+
+    Of the world, the pipeline, tensor and data ranks of layers, and those of embedding and head.
+    """
+    own = (plan.layers[0].tp > 1) + (plan.data_degree(0) > 1)
+    at_end = stage in (0, plan.num_stages - 1)
+    return COMMUNICATOR_BYTES * (1 + (plan.num_stages > 1) + own + own * at_end)
+
+
+def launched(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> Launch:
+    """Return the launch that a plan is handed over as, read from its file."""
+    job = Job(
+        plan=plan,
+        spec=asked.spec,
+        model=model,
+        num_nodes=asked.hardware.num_nodes,
+        gpus_per_node=asked.hardware.gpus_per_node,
+        sequence_parallel=asked.options.sequence_parallel,
+        precision=asked.options.mixed_precision,
+        tp_overlap=False,
+    )
+    lowered = lower(job)
+    assert not lowered.losses
+    path = folder / "arguments.sh"
+    path.write_text(lowered.files["megatron_args.sh"])
+    world = asked.hardware.world_size
+    return launch_of_configuration(read_configuration(path), world_size=world, gpu=gpu).launch
+
+
+@pytest.mark.parametrize(
+    ("tokens", "precision"),
+    [
+        # a mask of the dataloader would be 4 GiB
+        pytest.param(65536, "bf16", id="long"),
+        # sums of fp16 gradients in fp32 are twice the bytes that fp16 has by itself
+        pytest.param(8192, "fp16", id="fp16"),
+    ],
+)
+def test_long_and_narrow_plans_take_what_their_launches_take(
+    tokens: int, precision: Literal["bf16", "fp16"], tmp_path: Path
+) -> None:
+    """Within 0.5 %; communicators are on top."""
+    model, machine = "llama3-8b", "h100:2x8"
+    asked = open_session(
+        InputSpec(model=model, hardware=machine, stack="megatron-core", seq_length=(tokens,)),
+        SearchOptions(memory_of="megatron", tp_overlap=False, mixed_precision=precision),
+        {"settle-bsz", "memory-of"},
+    )
+    plan = Plan(
+        world_size=16,
+        num_stages=1,
+        stage_sizes=(32,),
+        layers=(LayerStrategy(tp=8),) * 32,
+        vocab=VocabStrategy(tp=8),
+        global_batch=16,
+        num_microbatches=8,
+        default_dp_type="zero2",
+    )
+    launch = launched(plan, asked, model, "h100", tmp_path)
+    (stage,) = asked.planner.evaluate(plan, 1e15).stages
+    counted = account_of(launch, 0).peak_bytes
+    assert stage.allocated_bytes - communicators_bytes(plan, 0) == pytest.approx(counted, rel=0.005)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
@@ -76,33 +137,17 @@ def communicators_bytes(plan: Plan) -> int:
 def test_plans_take_what_their_launches_take(
     model: str, sequence_parallel: bool, tmp_path: Path
 ) -> None:
-    """Every stage within 2.5 %, half of them within 0.5 %; communicators are on top."""
+    """Every stage within 3 %, half of them within 0.5 %; communicators are on top."""
     apart = []
     for machine, world in MACHINES.items():
         asked = session(model, machine, sequence_parallel)
         # each kind of plan once, in one of both machines
         for plan in plans(asked)[world == 8 :: 2]:
-            job = Job(
-                plan=plan,
-                spec=asked.spec,
-                model=model,
-                num_nodes=asked.hardware.num_nodes,
-                gpus_per_node=asked.hardware.gpus_per_node,
-                sequence_parallel=sequence_parallel,
-                tp_overlap=False,
-            )
-            lowered = lower(job)
-            assert not lowered.losses
-            path = tmp_path / "arguments.sh"
-            path.write_text(lowered.files["megatron_args.sh"])
-            gpu = machine.partition(":")[0]
-            launch = launch_of_configuration(
-                read_configuration(path), world_size=world, gpu=gpu
-            ).launch
+            launch = launched(plan, asked, model, machine.partition(":")[0], tmp_path)
             for stage in asked.planner.evaluate(plan, 1e15).stages:
                 counted = account_of(launch, stage.stage).peak_bytes
-                predicted = stage.allocated_bytes - communicators_bytes(plan)
-                assert predicted == pytest.approx(counted, rel=0.025), (plan, stage.stage)
+                predicted = stage.allocated_bytes - communicators_bytes(plan, stage.stage)
+                assert predicted == pytest.approx(counted, rel=0.03), (plan, stage.stage)
                 apart.append(abs(predicted / counted - 1))
     assert len(apart) > 30
     assert sorted(apart)[len(apart) // 2] < 5e-3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,11 +105,43 @@ def test_nothing_left_is_said() -> None:
         choice_of("deepspeed", pin=["pp=2"])
 
 
+def test_the_commonest_reason_is_the_first() -> None:
+    """One degree may be illegal; that the engine has no such model is said of all others."""
+    raw = {"model": "gpt2-xl", "hardware": "h100:1x1", "settle-bsz": "8"}
+    with pytest.raises(InfeasibleError, match=r"as it is: torchtitan \S+ has no model like"):
+        choice_of("torchtitan", **raw)
+
+
 @pytest.mark.parametrize("other", [["--evaluate", "plan.json"], ["--frontier"]])
 def test_other_questions(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A plan that is given, or one for every budget, is not searched for an engine."""
     assert run([*COMMAND, "--engine", "megatron", *other]) == 2
     assert f"--engine: not together with {other[0]}" in capsys.readouterr().err
+
+
+def test_the_plan_file_is_priced_as_it_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--evaluate` alone, and beside the options of the search, has the software and the bytes of
+    the engine that was found; what is typed anew counts."""
+    path = tmp_path / "autopar_plan_p.json"
+    words = ["--model", "llama2-7b", "--hardware", "a100-40gb:1x8", "--settle-bsz", "64"]
+    assert run([*words, "--output-config-path", str(tmp_path / "p.json")]) == 0
+    found = json.loads(path.read_text())
+    assert found["request"]["memory-of"] == "megatron"
+
+    def priced(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run(["--evaluate", str(path), "--json", "-", *arguments]) == 0
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return document
+
+    for arguments in ((), words):
+        again = priced(*arguments)
+        assert again["fits"]
+        assert again["step_time_s"] == found["step_time_s"]
+        assert again["prediction"]["stages"] == found["prediction"]["stages"]
+    assert not priced("--memory-constraint", "30")["fits"]
 
 
 def test_explain_takes_options_that_are_switched_off(
