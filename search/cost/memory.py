@@ -36,6 +36,7 @@ __all__ = [
     "layer_shared_bytes",
     "layer_transient_bytes",
     "listed_rows",
+    "loss_bytes",
     "reducing_bytes",
     "reserve_of",
     "stage_fixed_bytes",
@@ -104,6 +105,20 @@ def unit_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: 
     held = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.unit)
     # a group of one gathers and scatters nothing
     result: F64 = parameters * np.where(rows.several, held, 0.0)
+    return result
+
+
+def loss_bytes(parameters: F64, unit: F64, rows: Rows, recipe: Recipe, *, shard: bool) -> F64:
+    """Return what a listed engine holds of embedding and head while the loss runs, in bytes.
+
+    parameters : of both. unit : those of the larger. shard : gradients are divided at once.
+    """
+    kinds = recipe.kinds(at_once=shard)
+    of_all = [kinds[kind].loss if kind in kinds else None for kind in KINDS]
+    own = unit_bytes(unit, rows, recipe, shard_gradients=shard)
+    gathered = parameters * _chosen(rows, [size or 0.0 for size in of_all])
+    is_one = _chosen(rows, [float(size is not None) for size in of_all]) > 0.0
+    result: F64 = np.where(is_one & rows.several, gathered, own)
     return result
 
 

@@ -32,6 +32,8 @@ class KindBytes:
     """Of the parameters of a layer, while its backward runs, where there are other ranks."""
     ahead: float = 0.0
     """A part of `unit` that may lie beside another layer's peak: weights that are fetched early."""
+    loss: float | None = None
+    """Of all parameters of embedding and head, while the loss runs; None: `unit` of the larger."""
     constant_bytes: float = 0.0
     """Of a rank, however many parameters it has: buckets."""
 
@@ -126,14 +128,16 @@ def _kinds(
     # one layer's gradients before they are divided
     whole = gradient if at_once else 0.0
     yield "zero2", KindBytes(whole=weight + now, shared=optimizer + then, unit=whole)
-    # two gathered layers, and the buffer of the reduce-scatter
+    # two gathered layers, a buffer of the reduce-scatter and a layer's gradients, which are divided
+    # in every micro-batch; embedding, final norm and head are gathered as one
     yield (
         "zero3",
         KindBytes(
-            whole=now,
-            shared=weight + optimizer + then,
-            unit=2.0 * weight + gradient + whole,
+            whole=0.0,
+            shared=weight + optimizer + gradient,
+            unit=2.0 * weight + 2.0 * gradient,
             ahead=weight,
+            loss=weight,
         ),
     )
 

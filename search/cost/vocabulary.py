@@ -23,6 +23,7 @@ from search.cost.memory import (
     gathered_bytes,
     gathered_weight_bytes,
     listed_rows,
+    loss_bytes,
     reducing_bytes,
     state_bytes,
     to_bytes,
@@ -185,7 +186,7 @@ def vocab_rows(
         held[at.rows[_FIRST]] = 0.0
     # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
     for shard in (True, not options.async_grad_reduce):
-        found = _moments(at, rows, units, model, recipe, shard_gradients=shard)
+        found = _moments(at, rows, (parameters, *units), model, recipe, shard_gradients=shard)
         own = state_bytes(parameters, rows, recipe, shard_gradients=shard)
         states_.append(own + found.held + held + opened)
         moments.append((found.reduced, found.at_loss + logits, found.at_weights + logits / 2.0))
@@ -269,7 +270,7 @@ class _Moments:
 def _moments(
     at: _Positions,
     rows: Rows,
-    units: tuple[F64, F64],
+    units: tuple[F64, F64, F64],
     model: VocabModel,
     recipe: Recipe,
     *,
@@ -277,12 +278,12 @@ def _moments(
 ) -> _Moments:
     """Return what embedding and head have besides their states, at each of their moments.
 
-    units : parameters of the larger unit of ZeRO, and of the head's. The first one reduced is the
-    head, whose buffer is there until the next unit is reduced, beside the last layer's backward. A
-    table that both share on the only stage is gathered from the first layer to the last, and its
-    gradient waits for that of the look-up.
+    units : parameters, those of the larger unit of ZeRO, and of the head's. The first one reduced
+    is the head, whose buffer is there until the next unit is reduced, beside the last layer's
+    backward. A table that both share on the only stage is gathered from the first layer to the
+    last, and its gradient waits for that of the look-up.
     """
-    unit, head = units
+    parameters, unit, head = units
     has_head = at.number != _FIRST
     one = (at.number == _ONLY) & model.spec.tied_embeddings
     gathered = gathered_weight_bytes(unit, rows, recipe)
@@ -299,13 +300,14 @@ def _moments(
     held = np.where(listed, 0.0, held)
     # what an engine's list has of a unit is there at all of them
     own = unit_bytes(unit, rows, recipe, shard_gradients=shard_gradients)
+    at_loss = loss_bytes(parameters, unit, rows, recipe, shard=shard_gradients)
     at_weights = np.where(has_head, gathered + gradient, gathered) - held
     # both gradients of a shared table lie beside each other
     at_reduction = np.where(one, reduced + gradient, reduced) - held
     return _Moments(
         held=held,
-        at_loss=np.where(listed, own, gathered - held),
-        at_weights=np.where(listed, own, at_weights),
+        at_loss=np.where(listed, at_loss, gathered - held),
+        at_weights=np.where(listed, np.maximum(own, at_loss + gradient), at_weights),
         reduced=np.where(listed, own, at_reduction),
     )
 
