@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, OptionError
 from autopar.plans import Plan, Prediction, violations
-from search.engines.job import Job
+from search.engines.best_plan import as_engine
+from search.engines.job import Engine, Job, space_of
 from search.engines.reprice import Price
+from search.options import SearchOptions
 from search.question import Session, open_session, read_plan_for
 from search.request import Request, model_spec
 
@@ -131,12 +133,39 @@ def pricer_of(session: Session, request: Request) -> Price:
         key = frozenset(changes.items())
         if key not in planners:
             changed: dict[str, Any] = dict(changes)
-            options = replace(request.options, **changed)
-            given = {*request.given, "sequence-parallel"}
-            planners[key] = open_session(request.inputs, options, given).planner
+            asked = _of_engine(request, cast(Engine | None, changed.get("memory_of")))
+            options = replace(asked.options, **changed)
+            given = {*asked.given, "sequence-parallel"}
+            planners[key] = open_session(asked.inputs, options, given).planner
         return planners[key].evaluate(plan)
 
     return price
+
+
+def _of_engine(request: Request, engine: Engine | None) -> Request:
+    """Return the question of a plan for one engine with the software of another.
+
+    What nobody's plan was priced with stays, as measured times do.
+    """
+    own = request.options.memory_of
+    if engine is None or own in (None, engine):
+        return request
+    space, inputs, options = space_of(str(own)), request.inputs, request.options
+    usual = SearchOptions()
+    # what the first engine does otherwise than the search by default, unless something else is said
+    left = {
+        name: getattr(usual, name)
+        for name, value in space.priced.items()
+        if getattr(options, name) == value
+    }
+    names = {"memory-of", *(name.replace("_", "-") for name in left)}
+    if space.stack is not None and inputs.stack == space.stack:
+        inputs = replace(inputs, stack=None)
+        names.add("stack")
+    changed: dict[str, Any] = {**left, "memory_of": None}
+    given = {name: value for name, value in request.given.items() if name not in names}
+    options = replace(options, **changed)
+    return as_engine(replace(request, inputs=inputs, options=options, given=given), engine)
 
 
 def num_layers_of(request: Request) -> int | None:

@@ -144,6 +144,28 @@ def test_the_plan_file_is_priced_as_it_was_found(
     assert not priced("--memory-constraint", "30")["fits"]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("megatron", "torchtitan"), ("torchtitan", "megatron")]
+)
+def test_an_export_to_another_engine_has_its_kernels(
+    first: str, second: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Time and memory are those of the same plan, searched for that engine."""
+    pins = ["--pin", "tp=1,vtp=1,zero3=1,vzero3=1", "--no-async-grad-reduce", "--settle-chunk", "4"]
+    of_first = plan_file(tmp_path / first, "--engine", first, *pins)
+    of_second = plan_file(tmp_path / second, "--engine", second, *pins)
+    found = [json.loads(path.read_text()) for path in (of_first, of_second)]
+    assert found[0]["plan"] == found[1]["plan"]
+    assert found[0]["step_time_s"] != pytest.approx(found[1]["step_time_s"], rel=0.05)
+    capsys.readouterr()
+
+    assert export([str(of_first), "--to", second, "--out", "none", "--json", "-"]) == 0
+    after = json.loads(capsys.readouterr().out)["price"]["after"]
+    assert after["step_time_s"] == pytest.approx(found[1]["step_time_s"], rel=1e-12)
+    stages = found[1]["prediction"]["stages"]
+    assert after["reserved_bytes"] == [stage["reserved_bytes"] for stage in stages]
+
+
 def test_explain_takes_options_that_are_switched_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
