@@ -1,10 +1,11 @@
-"""Dry runs of llama2-7b: how long they take, and predicted memory beside theirs for 12 plans.
+"""Dry runs: how long they take, and predicted memory beside theirs for default and other plans.
 
 `python -m benchmarks.dry_run [--only NAME ...] [--json LEDGER]`
 
-First one rank of the whole model at 64 and at 1,024 ranks, whose parameters and optimizer are
-compared with arithmetic. Then twelve plans for 64 GPUs at 4,096 tokens: what the planner predicts
-of a stage beside what its first rank holds at the peak of a dry run, by category, with the
+First one rank of all of llama2-7b at 64 and at 1,024 ranks, whose parameters and optimizer are
+compared with arithmetic. Then what searches with default options return for models and machines,
+and twelve plans of llama2-7b for 64 GPUs at 4,096 tokens: what the planner predicts of a stage
+beside what its first rank holds at the peak of a dry run, communicators on both sides, with the
 differences between them. docs/benchmarks.md says what causes them.
 """
 
@@ -14,10 +15,11 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.documents.spec import load_spec
+from autopar.hardware import COMMUNICATOR_BYTES
 from autopar.model import ModelSpec
 from autopar.plans import (
     LayerStrategy,
@@ -34,8 +36,9 @@ from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
 from search.interface import open_documents
 from search.planner.planner import Planner
+from search.report.plan import one_line
 
-__all__ = ["CASES", "Case", "Row", "full_size", "main", "rows"]
+__all__ = ["CASES", "DEFAULTS", "Case", "Row", "default_rows", "full_size", "main", "rows"]
 
 _SEQ_LENGTH = 4096
 _LAYERS = 32
@@ -131,19 +134,33 @@ CASES = (
 )
 
 
+DEFAULTS = (
+    ("llama2-7b", "h100:1x8", 128),
+    ("llama2-7b", "h100:1x8", 16),
+    ("llama2-13b", "l40s:2x8", 64),
+    ("llama3-8b", "a100-80gb:2x8", 128),
+    ("qwen2.5-7b", "h100:1x8", 64),
+    ("mistral-7b", "a100-80gb:1x8", 32),
+    ("gpt-6.7b", "a100-80gb:2x8", 256),
+    ("t5-3b", "h100:1x8", 64),
+    ("gpt2-xl", "rtx-4090:1x8", 64),
+    ("bert-large", "a100-40gb:1x8", 256),
+    ("llama3-70b", "h100:8x8", 256),
+    ("qwen2.5-72b", "b200:2x8", 128),
+    ("mixtral-8x7b", "h100:8x8", 256),
+)
+"""Model, machine and batch of a search whose other options are the defaults."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One stage of a plan: predicted and dry-run bytes by category, communicators apart."""
+    """One stage of a plan: predicted and dry-run bytes by category."""
 
     name: str
     stage: int
-    fp32_gradients: bool
     predicted: dict[str, float]
-    """states (weights and optimizer), gradients, activations, passing (for a moment, shared)."""
-    communicators: float
-    """Predicted buffers of communicators, which a dry run has not."""
-    vocab_excess: float
-    """By how much the moment of embedding and head is predicted above that of any layer."""
+    """states (weights, gradients and optimizer), activations, passing (for a moment, shared), and
+    buffers of communicators and of receiving."""
     counted: DryRunRank
     kept_gathered: float
     """Whole weights that ZeRO-2 keeps, in bytes."""
@@ -154,16 +171,19 @@ class Row:
         """Bytes of the dry run in the categories of the prediction."""
         parts = self.counted.peak_parts
         return {
-            "states": parts["parameters"] + parts["optimizer"] + self.kept_gathered,
-            "gradients": parts["gradients"],
+            "states": parts["parameters"]
+            + parts["optimizer"]
+            + parts["gradients"]
+            + self.kept_gathered,
             "activations": parts["activations"],
             "passing": parts["gathered parameters"] - self.kept_gathered + parts["other"],
+            "buffers": COMMUNICATOR_BYTES * self.counted.num_communicators,
         }
 
     @property
     def difference(self) -> float:
-        """Predicted without communicators over dry run, less one."""
-        return sum(self.predicted.values()) / self.counted.peak_bytes - 1
+        """Predicted over dry run, less one."""
+        return sum(self.predicted.values()) / sum(self.found.values()) - 1
 
 
 def full_size(world_size: int, degree: int) -> tuple[DryRunRank, float]:
@@ -191,62 +211,60 @@ def full_size(world_size: int, degree: int) -> tuple[DryRunRank, float]:
 
 
 def rows(case: Case) -> Iterator[Row]:
-    """Yield the first, the last and the largest stage of a plan.
+    """Yield the first, the last and the largest stage of a plan."""
+    options = {"sequence_parallel": case.sequence_parallel, "memory_constraint_gib": 80.0}
+    spec, profile, hardware, chosen = open_documents("llama2-7b", "a100-80gb:8x8", options)
+    planner = Planner.from_documents(spec, profile, hardware, chosen)
+    stages = planner.evaluate(case.plan).stages
+    yield from _rows(case.name, case.plan, spec, stages, sequence_parallel=case.sequence_parallel)
 
-    Recipes are made alike: FSDP2 sums gradients of several micro-batches in fp32, replicas and a
-    single micro-batch leave them in bf16.
-    """
-    plan = case.plan
-    spec = load_spec("llama2-7b", seq_length=[_SEQ_LENGTH])
-    has_zero = plan.default_dp_type == "zero2" or any(layer.zero3 for layer in plan.layers)
-    wide = has_zero and plan.num_microbatches > 1
-    own, other = (_predicted(case, fp32_gradients=flag) for flag in (wide, not wide))
-    charged = _predicted(case, fp32_gradients=wide, has_communicators=True)
-    job = PlanJob(plan=plan, spec=spec, precision="bf16", sequence_parallel=case.sequence_parallel)
+
+def default_rows(model: str, machine: str, batch: int) -> Iterator[Row]:
+    """Yield the first, the last and the largest stage of the plan that a search returns."""
+    spec, profile, hardware, chosen = open_documents(model, machine, {"settle_bsz": batch})
+    result = Planner.from_documents(spec, profile, hardware, chosen).solve()
+    assert result.plan is not None, (model, machine, batch)
+    assert result.prediction is not None, (model, machine, batch)
+    name = f"{model}, {machine}, batch {batch}: {one_line(result.plan)}"
+    yield from _rows(name, result.plan, spec, result.prediction.stages)
+
+
+def _rows(
+    name: str,
+    plan: Plan,
+    spec: ModelSpec,
+    stages: Sequence[StagePrediction],
+    *,
+    sequence_parallel: bool = True,
+) -> Iterator[Row]:
+    # shards of weights in bf16 beside fp32 ones, as the planner's recipe has them
+    job = PlanJob(
+        plan=plan,
+        spec=spec,
+        precision="bf16",
+        sequence_parallel=sequence_parallel,
+        narrow_shards=True,
+    )
     each = plan.world_size // plan.num_stages
     for rank in sorted(set(first_ranks(job).values())):
         start = time.perf_counter()
         (counted,) = dry_run(job, ranks=[rank])
         seconds = time.perf_counter() - start
         at = rank // each
-        stage, states = own[at], _states(own[at])
-        gradients = abs(states - _states(other[at])) * (2.0 if wide else 1.0)
-        bytes_of = stage.memory_bytes
-        layers = max(r.memory_bytes["backward"] + r.memory_bytes["transient"] for r in stage.runs)
+        bytes_of = stages[at].memory_bytes
         yield Row(
-            name=case.name,
+            name=name,
             stage=at,
-            fp32_gradients=wide,
             predicted={
-                "states": states - gradients,
-                "gradients": gradients,
+                "states": bytes_of["states"] + bytes_of["vocab_states"],
                 "activations": bytes_of["activations"] + bytes_of["vocab_activations"],
-                "passing": bytes_of["transient"] + bytes_of["shared"] + bytes_of["fixed"],
+                "passing": bytes_of["transient"] + bytes_of["shared"],
+                "buffers": bytes_of["fixed"],
             },
-            communicators=charged[at].allocated_bytes - stage.allocated_bytes,
-            vocab_excess=bytes_of["transient"] - layers,
             counted=counted,
             kept_gathered=_kept_gathered(plan, spec, at),
             seconds=seconds,
         )
-
-
-def _predicted(
-    case: Case, *, fp32_gradients: bool, has_communicators: bool = False
-) -> Sequence[StagePrediction]:
-    options = {
-        "sequence_parallel": case.sequence_parallel,
-        "fp32_gradients": fp32_gradients,
-        "memory_constraint_gib": 80.0,
-    }
-    spec, profile, hardware, chosen = open_documents("llama2-7b", "a100-80gb:8x8", options)
-    if not has_communicators:  # only estimated hardware is charged for them
-        hardware = replace(hardware, estimated=False)
-    return Planner.from_documents(spec, profile, hardware, chosen).evaluate(case.plan).stages
-
-
-def _states(stage: StagePrediction) -> float:
-    return stage.memory_bytes["states"] + stage.memory_bytes["vocab_states"]
 
 
 def _kept_gathered(plan: Plan, spec: ModelSpec, stage: int) -> float:
@@ -267,21 +285,21 @@ def _kept_gathered(plan: Plan, spec: ModelSpec, stage: int) -> float:
 
 
 def _text(row: Row) -> str:
-    counted = row.counted
     found = row.found
     cells = [f"{row.predicted[name] / MIB:.0f} / {found[name] / MIB:.0f}" for name in row.predicted]
     return (
-        f"| {row.name} | {row.stage} | {'fp32' if row.fp32_gradients else 'bf16'} "
-        f"| {' | '.join(cells)} | {sum(row.predicted.values()) / MIB:.0f} "
-        f"/ {counted.peak_bytes / MIB:.0f} | {row.difference:+.1%} "
-        f"| {row.vocab_excess / MIB:.0f} | {row.communicators / MIB:.0f} | {row.seconds:.1f} |"
+        f"| {row.name} | {row.stage} | {' | '.join(cells)} "
+        f"| {sum(row.predicted.values()) / MIB:.0f} / {sum(found.values()) / MIB:.0f} "
+        f"| {row.difference:+.1%} | {row.seconds:.1f} |"
     )
 
 
 def main() -> int:
     """Print durations, then the table of all plans."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", help="names of plans, as the table has them")
+    parser.add_argument(
+        "--only", nargs="*", help="names of plans as the table has them, or models of default plans"
+    )
     parser.add_argument("--json", type=Path, help="append the result to this file")
     arguments = parser.parse_args()
     sizes = []
@@ -297,17 +315,15 @@ def main() -> int:
         sizes.append(
             {"world_size": world_size, "degree": degree, "seconds": seconds, "bytes": memory}
         )
-    print("MiB, predicted / dry run; the difference leaves communicators out\n")
-    print(
-        "| plan | stage | gradients in | weights and optimizer | gradients | activations "
-        "| passing | all | difference | embedding and head above layers | communicators | s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("MiB, predicted / dry run; communicators are on both sides, some among the states\n")
+    print("| plan | stage | states | activations | passing | buffers | all | difference | s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    wanted = arguments.only
+    asked = [default_rows(*case) for case in DEFAULTS if not wanted or case[0] in wanted]
+    asked += [rows(case) for case in CASES if not wanted or case.name in wanted]
     found = []
-    for case in CASES:
-        if arguments.only and case.name not in arguments.only:
-            continue
-        for row in rows(case):
+    for each in asked:
+        for row in each:
             print(_text(row), flush=True)
             found.append(row)
     values = [

@@ -22,7 +22,7 @@ from profiler.plan.arithmetic import Cube, Layout, check_job
 from profiler.plan.exchange import fill, global_tokens, local_batch, pieces_of, shapes
 from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.run import Trainer, run_in_world
-from profiler.plan.stage import Stage, build_stage, open_groups, padded_spec
+from profiler.plan.stage import Stage, build_stage, gradient_of, open_groups, padded_spec
 
 __all__ = ["Compared", "compare_all", "overflow_on_rank", "run_all"]
 
@@ -135,12 +135,12 @@ def _before_stepping(stage: Stage, look: Any) -> None:
 
 def _gradients(stage: Stage, wanted: _Reference) -> Iterator[tuple[str, float]]:
     for name, parameter, piece in _held(stage):
-        whole = wanted.parameters[name].grad
-        if whole is None or parameter.grad is None:
-            yield name, 0.0 if _is_nothing(whole) and _is_nothing(parameter.grad) else float("inf")
+        whole, own = wanted.parameters[name].grad, gradient_of(parameter)
+        if whole is None or own is None:
+            yield name, 0.0 if _is_nothing(whole) and _is_nothing(own) else float("inf")
             continue
         expected = _own(whole, piece)
-        found = _full(parameter.grad).double() / stage.loss_scale
+        found = _full(own).double() / stage.loss_scale
         difference = (found - expected).abs().max()
         yield name, float(difference / max(expected.abs().max(), _NOISE * wanted.largest))
 

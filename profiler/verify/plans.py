@@ -183,8 +183,6 @@ class Lines:
             *(() if options.layers is None else ("--num-layers", options.layers)),
             *(() if options.seq_length is None else ("--seq-length", str(options.seq_length))),
             *(() if memory is None else ("--memory-constraint", f"{memory:g}")),
-            # one rank has replicas alone, which the executor sums in the model's precision
-            *(("--no-fp32-gradients",) if options.nproc == 1 and self.precision != "fp32" else ()),
             # the plan goes to --json alone
             *("--output-config-path", "none"),
         )

@@ -59,9 +59,9 @@ def test_commands_make_the_matrix(
         "profile-plan": num_cells,
     }
     assert all("bf16" in words for words in lines[1:])
-    # one rank has replicas alone, which the executor sums in bf16
     searches = [words for words in lines if words[0] == "autopar-search"]
-    assert all("--no-fp32-gradients" in words for words in searches)
+    # both sum gradients in fp32
+    assert not any("--no-fp32-gradients" in words for words in searches)
     assert list(tmp_path.iterdir()) == []
 
 
