@@ -583,7 +583,7 @@ def reserve_of(options: SearchOptions, spec: ModelSpec) -> Reserve:
     """
     mixture = any(layer.num_experts is not None for layer in spec.layers)
     kind: LaunchKind = "experts" if mixture else "dense"
-    if options.memory_of != "megatron":
+    if options.memory_of != "megatron" or options.mixed_precision != "bf16":
         kind = "few runs"
     given = options.reserve_fraction
     return Reserve(

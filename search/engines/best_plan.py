@@ -273,7 +273,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
     floor : samples per second of what is known already; slower alternatives are not looked at.
     """
     options, result = _solved(sessions, request)
-    if result.plan is None:
+    if result.plan is None or result.prediction is None:
         why = result.infeasibility
         # 0: no amount of memory would help
         is_illegal = why is not None and why.smallest_budget_bytes == 0
@@ -281,6 +281,10 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
     rate = _rate(sessions, request, options, result.plan, engine)
     if not isinstance(rate, str):
         return _Found(samples_per_s=rate, plan=result.plan, request=request)
+    if result.prediction.samples_per_s <= floor:
+        return rate
+    # alternatives take as long again, and few parts need them
+    options, result = _solved(sessions, request, top=max(options.top, _ALTERNATIVES))
     for alternative in result.alternatives:
         plan = alternative.plan
         if alternative.samples_per_s <= floor:
@@ -312,13 +316,16 @@ def _narrowed(request: Request, plan: Plan) -> Request:
     return extended(request, changes)
 
 
-def _solved(sessions: _Sessions, request: Request) -> tuple[SearchOptions, SearchResult]:
+def _solved(
+    sessions: _Sessions, request: Request, *, top: int = 0
+) -> tuple[SearchOptions, SearchResult]:
     session = sessions.of(request.options)
     options, _ = fill_options(request.options, request.given, session.profile, session.hardware)
     # read when the session was opened; filled options do not have it
     options = replace(options, calibration=session.options.calibration)
     planner = session.rebuilt(options=options)
-    return options, planner.solve(top=max(options.top, _ALTERNATIVES))
+    # why a part is empty is said of the search without an engine, where no part has a plan
+    return options, planner.solve(top=top, explained=False)
 
 
 def _rate(

@@ -60,12 +60,11 @@ def zero_stage(plan: Plan) -> int:
     return 2 if plan.default_dp_type == "zero2" else 0
 
 
-# Without ZeRO it sums gradients of bf16 in fp32 and those of fp16 in fp16: both are tried.
+# Without ZeRO it sums gradients of 16 bits as they are.
 SPACE = Space(
     parts=(
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH, **SHARDED_OPTIMIZER}, ""),
-        ({**ONE_DEGREE, **SINGLE_STAGE, **REPLICAS}, ""),
         ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS, **REPLICAS}, ""),
     ),
     whole_sequences=True,
@@ -86,8 +85,8 @@ def lower(job: Job) -> Lowered:
         "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
         # ZeRO of stages 2 and 3 reduces in every micro-batch
         "async_grad_reduce": not sharded,
-        # `get_data_types` of engine.py: bf16 without ZeRO is accumulated in fp32
-        "fp32_gradients": job.fp32_gradients if sharded else job.precision != "fp16",
+        # `_do_optimizer_sanity_check` of engine.py: 16 bits without ZeRO are FP16_Optimizer's
+        "fp32_gradients": job.fp32_gradients if sharded else job.precision == "fp32",
     }
     return Lowered(
         engine="deepspeed",

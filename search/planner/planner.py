@@ -220,12 +220,15 @@ class Planner:
         *,
         memory_constraint_gib: float | None = None,
         top: int | None = None,
+        explained: bool = True,
     ) -> SearchResult:
         """Return the plan with the highest throughput within the memory constraint.
 
         The constraint, in bytes or in GiB, the batch sizes and the number of alternatives (`top`)
         default to the options; tables of batch sizes seen before are reused. Raises OptionError
         for a value that the options would refuse.
+
+        explained : where nothing is legal, which option leaves nothing; it takes searches.
         """
         memory = memory_constraint_bytes
         if memory is None and memory_constraint_gib is not None:
@@ -239,14 +242,16 @@ class Planner:
         for batch in global_batch_sizes or ():
             SearchOptions(settle_bsz=batch)
         batches = tuple(global_batch_sizes or global_batches(self.options))
-        return self._solve(options.memory_constraint_bytes, batches, options.top)
+        return self._solve(options.memory_constraint_bytes, batches, options.top, explained)
 
-    def _solve(self, memory: float, batches: tuple[int, ...], top: int) -> SearchResult:
+    def _solve(
+        self, memory: float, batches: tuple[int, ...], top: int, explained: bool = True
+    ) -> SearchResult:
         wall, cpu = time.perf_counter(), time.process_time()
         until = self._until(wall)
         built = self._tables(batches, until)
         solution = self._solution(built, memory, top, until)
-        return self._result(built, solution, memory, wall, cpu)
+        return self._result(built, solution, memory, wall, cpu, explained=explained)
 
     def _until(self, start: float) -> float | None:
         """Return when the time limit ends that begins at `start`, None without one."""
@@ -400,7 +405,14 @@ class Planner:
         )
 
     def _result(
-        self, built: _Built, solution: TableSolution, memory: float, wall: float, cpu: float
+        self,
+        built: _Built,
+        solution: TableSolution,
+        memory: float,
+        wall: float,
+        cpu: float,
+        *,
+        explained: bool = True,
     ) -> SearchResult:
         best: Plan | None = None
         prediction: Prediction | None = None
@@ -427,7 +439,7 @@ class Planner:
             bound_samples_per_s=bound,
             gap=gap,
             alternatives=tuple(self._alternatives(built, best, solution)),
-            infeasibility=self._infeasibility(built, solution, memory),
+            infeasibility=self._infeasibility(built, solution, memory, explained=explained),
             defaults_used=tuple(cost.defaults_used),
             notes=tuple(cost.notes),
             options=option_record(self.options, memory),
@@ -488,7 +500,7 @@ class Planner:
         return found
 
     def _infeasibility(
-        self, built: _Built, solution: TableSolution, memory: float
+        self, built: _Built, solution: TableSolution, memory: float, *, explained: bool = True
     ) -> Infeasibility | None:
         if solution.status != "infeasible":
             return None
@@ -498,7 +510,7 @@ class Planner:
                 num_stages=0,
                 missing_bytes=0,
                 smallest_budget_bytes=0,
-                reason=self._excluded(built)
+                reason=(explained and self._excluded(built))
                 or (
                     "no combination of the allowed strategies is legal for this model and batch "
                     "(degrees must divide heads, widths, sequence and batch), whatever the memory"

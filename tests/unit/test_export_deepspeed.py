@@ -109,23 +109,22 @@ def test_precision(precision):
 
 
 def test_fp32_gradients_need_zero():
-    """With ZeRO they are a key, without it what bf16 has anyway; in fp16 sums are in fp16."""
+    """With ZeRO they are a key, without it sums are in the precision of the model."""
     plan = uniform_plan(2, LayerStrategy())
     sharded = uniform_plan(2, LayerStrategy(zero3=True))
 
-    narrow = lower(job_of(plan, precision="fp16"))
-    assert narrow.losses == ()
-    assert narrow.as_run == {"fp32_gradients": False}
-    assert any("DeepSpeed without ZeRO sums gradients" in note for note in narrow.notes)
-    assert any("of each sum 11 binary digits are kept" in note for note in narrow.notes)
-    assert ("fp32_gradients", False) in narrow.search
-    assert "data_types" not in document(narrow)
-    for precision in ("bf16", "fp32"):
-        wide = lower(job_of(plan, precision=precision))
-        assert (wide.losses, wide.as_run) == ((), {})
-        assert not any("sums gradients" in note for note in wide.notes)
-        assert "fp32_gradients" not in dict(wide.search)
-    assert lower(job_of(plan, fp32_gradients=False)).as_run == {"fp32_gradients": True}
+    for precision, digits in (("fp16", 11), ("bf16", 8)):
+        narrow = lower(job_of(plan, precision=precision))
+        assert narrow.losses == ()
+        assert narrow.as_run == {"fp32_gradients": False}
+        assert any("DeepSpeed without ZeRO sums gradients" in note for note in narrow.notes)
+        assert any(f"of each sum {digits} binary digits are kept" in n for n in narrow.notes)
+        assert ("fp32_gradients", False) in narrow.search
+        assert "data_types" not in document(narrow)
+    wide = lower(job_of(plan, precision="fp32"))
+    assert (wide.losses, wide.as_run) == ((), {})
+    assert not any("sums gradients" in note for note in wide.notes)
+    assert lower(job_of(plan, fp32_gradients=False)).as_run == {}
     kept = lower(job_of(sharded))
     assert (kept.losses, kept.as_run.get("fp32_gradients")) == ((), None)
     assert document(kept)["data_types"] == {"grad_accum_dtype": "fp32"}

@@ -59,7 +59,7 @@ FP32, BF16 = {"fp32_gradients": True}, {"fp32_gradients": False}
         ("torchtitan", ZERO3, {"precision": "fp32"}, EACH),
         ("deepspeed", ZERO3, {}, EACH),
         ("deepspeed", FLAT, {}, {**TENSOR, **EACH}),
-        ("deepspeed", DDP, {}, {}),
+        ("deepspeed", DDP, {}, BF16),
         ("deepspeed", DDP, {"precision": "fp16", **EACH}, {**ONCE, **BF16}),
         ("deepspeed", DDP, {"precision": "fp32"}, {}),
         ("accelerate", ZERO3, {}, BF16),
