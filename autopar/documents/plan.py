@@ -42,6 +42,7 @@ __all__ = [
     "PLAN_FILE_FORMAT",
     "PLAN_FILE_VERSION",
     "AlternativeEntry",
+    "EngineEntry",
     "FrontierEntry",
     "InfeasibilityEntry",
     "InputEntry",
@@ -360,6 +361,8 @@ class EngineEntry(_Entry):
     engine: _Text
     samples_per_s: _Amount | None = None
     plan: Strategy | None = None
+    options: _Text | None = None
+    """What the search of that plan has beside what was typed."""
     reason: _Text | None = None
 
 

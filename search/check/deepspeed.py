@@ -28,6 +28,7 @@ from search.launches.keys import flattened, words_of_values
 
 __all__ = [
     "DEEPSPEED",
+    "STACK",
     "broken_of_deepspeed",
     "idle_of_deepspeed",
     "launched_world",

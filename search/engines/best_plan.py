@@ -44,6 +44,8 @@ class EngineBest:
     engine: Engine
     samples_per_s: float | None
     plan: Plan | None
+    options: str = ""
+    """What the search of that plan has beside what was typed."""
     reason: str = ""
 
 
@@ -169,16 +171,22 @@ def choose_any(request: Request) -> BestPart:
             line = EngineBest(engine=engine, samples_per_s=None, plan=None, reason=why)
             lines.append(line)
             continue
-        lines.append(EngineBest(engine=engine, samples_per_s=found.samples_per_s, plan=found.plan))
+        lines.append(
+            EngineBest(
+                engine=engine,
+                samples_per_s=found.samples_per_s,
+                plan=found.plan,
+                options=_typed(request, found.request),
+            )
+        )
         if best is None or found.samples_per_s > best.samples_per_s:
             best, chosen = found, engine
     # equally fast ones stay in the order of EXPORTERS
     lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
     if best is None:
         return BestPart(request=replace(request, engine=None), notices=(), engines=tuple(lines))
-    notice = f"fastest with {chosen}: {_typed(request, best.request)}"
     asked = replace(best.request, engine=chosen)
-    return BestPart(request=asked, notices=(notice,), engines=tuple(lines))
+    return BestPart(request=asked, notices=(), engines=tuple(lines))
 
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:

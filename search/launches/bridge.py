@@ -226,7 +226,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
     keys = frozenset(key for one in (*given, *others) for key in one.settings)
     recipe, notes, unpriced = _recipe_of(text, command.program, keys)
     gpu = text.get("gpu")
-    flat = re.search(r"gpu_([a-z]+\d+)_", text.get("recipe", ""))
+    flat = re.search(r"gpu_([a-z]+[0-9]+)_", text.get("recipe", ""))
     file = BridgeFile(
         recipe=recipe,
         given=(),
@@ -407,7 +407,7 @@ def _parsed(text: str) -> Any:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    return int(text) if re.fullmatch(r"\d{1,15}", text) else text
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else text
 
 
 # --------------------------------------------------------------------------------------------------

@@ -308,4 +308,4 @@ def argument_settings(name: str, values: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_whole(text: str) -> bool:
-    return bool(re.fullmatch(r"\d{1,15}", text))
+    return bool(re.fullmatch(r"[0-9]{1,15}", text))

@@ -214,7 +214,7 @@ _LIBRARY: Mapping[str, Settings] = {
 """What the function of each `NAME_pretrain_config` sets, by its name."""
 _NAMED = re.compile(r"(?P<model>\w+?)_pretrain_config(?P<tail>_32nodes)?")
 _FLAT = re.compile(
-    r"(?P<model>\w+?)_pretrain_(?P<gpus>\d{1,5})gpu_(?P<gpu>[a-z]+\d+)_"
+    r"(?P<model>\w+?)_pretrain_(?P<gpus>[0-9]{1,5})gpu_(?P<gpu>[a-z]+[0-9]+)_"
     r"(?P<dtype>bf16|fp8[a-z]{2}|nvfp4)(?:_(?P<variant>\w+?))?_config"
 )
 _TUNING = re.compile(r"\w*_(sft|peft|lora|dora|finetune|dpo|distill)(_\w+)?")
@@ -240,7 +240,7 @@ def named_recipe(name: str) -> Recipe:
     settings = _LIBRARY.get(model)
     shape = model.removesuffix("_32nodes")
     if settings is not None:
-        shape = re.sub(r"_\d+k$", "", shape)
+        shape = re.sub(r"_[0-9]+k$", "", shape)
     sizes = _model_settings(shape)
     if sizes is None:
         return Recipe(name=name, model=None, kind="library", settings={})

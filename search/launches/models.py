@@ -231,7 +231,7 @@ _REPOSITORIES: Mapping[str, _Entry] = {
     "bloom": _plain(14336, 70, 112, 57344, 250880, 0),
 }  # fmt: skip
 """Sizes by the name of a repository without its owner, small letters, and what is tuned of it."""
-_TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.\d|it|chat-hf|meta)(?=-|$)")
+_TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.[0-9]|it|chat-hf|meta)(?=-|$)")
 
 
 def model_named(name: str, beside: Path | None = None) -> Model | None:

@@ -80,6 +80,7 @@ def result_document(
                 engine=line.engine,
                 samples_per_s=line.samples_per_s,
                 plan=_strategy(line.plan),
+                options=line.options or None,
                 reason=line.reason or None,
             )
             for line in engines

@@ -30,6 +30,7 @@ __all__ = [
     "plan_runs",
     "print_heading",
     "show_alternatives",
+    "show_engines",
     "show_evaluation",
     "show_frontier",
     "show_memory",
@@ -291,6 +292,8 @@ def show_engines(console: Console, engines: Sequence[EngineBest]) -> None:
         rate = f"{line.samples_per_s:.4g}"
         table.add_row(line.engine, rate, f"{share:+.1f} %", escape(one_line(line.plan)))
     console.print(table)
+    for line in engines[:1]:
+        print_plain(console, f"{line.engine}'s is found by {line.options}")
 
 
 def show_result(

@@ -258,7 +258,7 @@ def test_without_an_engine_the_best_of_all_is_taken(
     assert document["samples_per_s"] == pytest.approx(best["samples_per_s"])
     assert document["plan"] == best["plan"]
     shown = capsys.readouterr()
-    assert f"fastest with {best['engine']}: " in shown.err
+    assert f"{best['engine']}'s is found by {best['options']}" in " ".join(shown.out.split())
     for line in lines:
         alone = tmp_path / f"{line['engine']}.json"
         words = [*SAID, "--engine", line["engine"], "--json", str(alone)]

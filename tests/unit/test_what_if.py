@@ -347,7 +347,7 @@ BASE = ("--model", "llama2-7b", "--hardware", "h100:1x2", "--settle-bsz", "8")
         ((*BASE, "--site", "moon"), "moon"),
         ((*BASE, "--settle-bsz", "0"), "--settle-bsz: expected an integer of at least 1"),
         ((*BASE, "--seq-length", "1,2"), "seq_length has 2 values but model 'llama2-7b' has 1"),
-        ((*BASE, "--engine", "jax"), "--engine: expected galvatron"),
+        ((*BASE, "--engine", "jax"), "--engine: expected any, none, galvatron"),
         ((*BASE, "--by", "cost"), "--by cost: there are no prices; give --price CARD=PRICE"),
         ((*BASE, "--price", "h100"), "--price: expected CARD=PRICE with a price above 0"),
         ((*BASE, "--price", "h100=-1"), "--price: expected CARD=PRICE with a price above 0"),
