@@ -468,9 +468,10 @@ def _other_row(feature: str, key: str, *words: str, stage: int = 0) -> None:
             for old, new in zip(before["memory"], after["memory"], strict=True)
         ]
         assert before["plan"] == after["plan"]
-        # the file has 16 bytes a parameter, gradients of 4 bytes make them 18
-        assert grown[stage] == pytest.approx(2.0**30 * 18 / 16, rel=1e-6)
-        assert sum(grown) == pytest.approx(2.0**30 * 18 / 16, rel=1e-6)
+        # the file has 16 bytes a parameter, gradients of 4 bytes make them 18; where a gradient of
+        # 2 bytes is added to its sum that may be the fullest moment
+        assert 18 / 16 - 1e-6 <= grown[stage] / 2.0**30 <= 20 / 16 + 1e-6
+        assert sum(grown) == grown[stage]
 
 
 _other_row("memory: other_memory_pp_off[_sp]", "other_memory_pp_off_sp", "--pin", "pp=1")
@@ -489,7 +490,7 @@ def _(lab: Lab) -> None:
     found = shape(lab.changed(MODEL / MEMORY, only_one).search(*BASE))
     assert found["vtp"] == 1
     assert found["rate"] == pytest.approx(63.322, rel=1e-3)
-    assert shape(lab.search(*BASE))["vtp"] == 8
+    assert shape(lab.search(*BASE))["vtp"] == 4
 
 
 def drop_degrees(suffix: str, *degrees: str) -> dict[str, object]:
