@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autopar.documents.catalog import model_names
 from autopar.documents.json import load_object
+from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError
 from autopar.memory.launch import Attention, Experts, Latent, Model
+from autopar.memory.profile import megatron_model
 from autopar.records import dataclass
 from search.launches.architectures import architecture
 
@@ -235,7 +239,7 @@ _TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.[0-9]|it|chat-hf|meta)(?=-|$)"
 
 
 def model_named(name: str, beside: Path | None = None) -> Model | None:
-    """Return a model by the name of its repository, or of a folder with its config.json.
+    """Return a model by a shipped name, that of its repository, or a folder with its config.json.
 
     beside : the folder that relative names are looked up in. Returns None for one that is not
     known here; raises DocumentError for a config.json that cannot be used.
@@ -247,7 +251,20 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
     last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
     last = _TUNED.sub("", last).replace("llama-3.1-", "llama-3-").replace("llama-3.3-", "llama-3-")
     found = _REPOSITORIES.get(last)
-    return None if found is None else _model(found)
+    return _shipped(name) if found is None else _model(found)
+
+
+def _shipped(name: str) -> Model | None:
+    """Return a shipped decoder by its name (`autopar models`), None for another name."""
+    if name not in model_names():
+        return None
+    spec = load_spec(name)
+    layer = spec.layers[0]
+    if len(spec.layers) > 1 or layer.cross_attention or not layer.causal:
+        return None
+    model = megatron_model(spec, layer)
+    # torch's embeddings have as many rows as there are words
+    return replace(model, expert_layers=model.expert_layers * spec.num_layers, vocab_divisor=1)
 
 
 def model_of_config(config: Mapping[str, Any], path: Path) -> Model:

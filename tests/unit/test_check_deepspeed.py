@@ -23,6 +23,7 @@ from search.check.read import read_checked, trainer_of
 from search.check.trainer import CheckedFile
 from search.commands import check
 from search.configuration import read_configuration
+from search.launches.models import flavour, model_named
 
 ZERO1: dict[str, Any] = {
     "train_batch_size": 512,
@@ -492,3 +493,13 @@ def test_whose_a_file_is(name: str, text: str, trainer: str, tmp_path: Path) -> 
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     assert trainer_of(read_configuration(path)).name == trainer
+
+
+def test_shipped_names_are_models_of_scripts() -> None:
+    """Those of `autopar models` are the same models as by the names of their repositories."""
+    assert model_named("llama3-8b") == model_named("meta-llama/Meta-Llama-3-8B")
+    assert model_named("llama3-8b") == flavour("llama3", "8B")
+    assert model_named("mixtral-8x7b") is not None
+    # encoders, and names of nobody
+    assert model_named("t5-3b") is None
+    assert model_named("llama9-1t") is None
