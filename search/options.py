@@ -79,7 +79,8 @@ class SearchOptions:
         0.01,
         help="odds of running out of memory that still fit",
         panel=_MEM,
-        above=0,
+        # of less nothing measured speaks
+        low=1e-5,
         high=0.5,
     )
     reserve_fraction: float | None = option(
