@@ -311,6 +311,13 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
             "beside fp32 ones, and this executor does not",
             style="dim",
         )
+    if question.prediction is not None and question.prediction.options.engine == "megatron":
+        print_line(
+            console,
+            "the plan is for Megatron-LM, whose layers are predicted and keep less than those of "
+            "torch, which are counted here: `autopar check` counts its launch",
+            style="dim",
+        )
     _print_fits(console, fits_of(question, ranks))
 
 
