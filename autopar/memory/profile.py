@@ -161,7 +161,7 @@ def with_megatron_memory(
         for layer, measured in zip(spec.layers, profile.layers, strict=True)
     )
     first, last = launch_of(spec.layers[0], 1), launch_of(spec.layers[-1], 1)
-    others = _other_memory(spec, last, profile.other_memory, lengths)
+    others = _other_memory(last, profile.other_memory, lengths)
     logits = _logits(last, 1)
     return replace(
         profile,
@@ -223,7 +223,6 @@ def _logits(launch: Launch, degree: int) -> Launch:
 
 
 def _other_memory(
-    spec: ModelSpec,
     launch: Launch,
     measured: Mapping[str, Mapping[tuple[int, ...], OtherMemory]],
     lengths: tuple[int, ...],

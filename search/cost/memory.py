@@ -60,8 +60,8 @@ def state_bytes(
     """Return weights, gradients and optimizer of `parameters`, exactly shared by ZeRO, in bytes.
 
     As an engine lists them, else those of FSDP2: ZeRO-2 shards the optimizer and gradients, ZeRO-3
-    weights too; with one reduction per step
-    (`shard_gradients` False) full gradients are kept until then.
+    weights too; with one reduction per step (`shard_gradients` False) full gradients are kept until
+    then.
 
     kept : of the only micro-batch, whose activations are gone where its sharded gradients appear:
         then N*e_g/z - kept of them are added, at least 0.

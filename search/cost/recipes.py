@@ -7,10 +7,10 @@ the three kinds of data parallelism that a plan's layers have: replicas, ZeRO-2 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal
 
-from autopar.memory.recipes import Passing, StateRecipe, recipe_of
+from autopar.memory.recipes import StateRecipe, recipe_of
 from autopar.records import dataclass
 from search.options import SearchOptions
 
@@ -31,7 +31,7 @@ class KindBytes:
     unit: float = 0.0
     """Of the parameters of a layer, while its backward runs, where there are other ranks."""
     ahead: float = 0.0
-    """A part of `unit` that may lie beside another layer's peak: weights that are fetched early."""
+    """A part of `unit` that may lie beside another layer's peak: units that are gathered early."""
     loss: float | None = None
     """Of all parameters of embedding and head, while the loss runs; None: `unit` of the larger."""
     constant_bytes: float = 0.0
@@ -59,7 +59,7 @@ class Recipe:
 
     @staticmethod
     def of(options: SearchOptions) -> Recipe:
-        """Return the recipe of the options: of `--memory-of`'s engine, by default Megatron-LM's.
+        """Return the recipe of the options: of `--memory-of`'s engine, else 16 bits beside fp32.
 
         fp32 4+4+8; bf16 and fp16 2+2+12 (fp32 gradients 4): Rajbhandari et al., arXiv 1910.02054.
         """
@@ -76,8 +76,8 @@ class Recipe:
             optimizer=optimizer,
             element=element,
             own_masters=2.0 if is_fsdp2 else 0.0,
-            at_once=dict(_kinds(options, weight, gradient, optimizer, at_once=True)),
-            at_end=dict(_kinds(options, weight, gradient, optimizer, at_once=False)),
+            at_once=dict(_kinds(options, at_once=True)),
+            at_end=dict(_kinds(options, at_once=False)),
         )
 
     @property
@@ -96,50 +96,33 @@ class Recipe:
         return self.at_once if at_once else self.at_end
 
 
-_STAGES: dict[Kind, int] = {"ddp": 0, "zero2": 2, "zero3": 3}
-"""Of ZeRO."""
-
-
-def _kinds(
-    options: SearchOptions, weight: float, gradient: float, optimizer: float, *, at_once: bool
-) -> Iterable[tuple[Kind, KindBytes]]:
+def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, KindBytes]]:
     """Yield what layers of each kind have; at_once : gradients are divided as they are reduced."""
     engine = options.memory_of
     # units of FSDP2 that are reduced in fp32 are counted moment by moment
-    if engine in (None, "torchtitan"):
+    if engine is None or engine == "torchtitan":
         return
-    if engine != "megatron":
-        assert engine is not None
-        for kind, stage in _STAGES.items():
-            wide = options.fp32_gradients
-            found = recipe_of(
-                engine,
-                stage,
-                options.mixed_precision,
-                fp32_gradients=wide,
-                each_micro_batch=at_once,
-            )
-            yield kind, _of_engine(found)
-        return
-    # Megatron-LM: ZeRO-2 is its distributed optimizer, which keeps gradients whole to the end, or
-    # where they are reduced at once Megatron-FSDP's `optim_grads`
-    now, then = (0.0, gradient) if at_once else (gradient, 0.0)
-    yield "ddp", KindBytes(whole=weight + gradient + optimizer, shared=0.0)
-    # one layer's gradients before they are divided
-    whole = gradient if at_once else 0.0
-    yield "zero2", KindBytes(whole=weight + now, shared=optimizer + then, unit=whole)
-    # two gathered layers, a buffer of the reduce-scatter and a layer's gradients, which are divided
-    # in every micro-batch; embedding, final norm and head are gathered as one
-    yield (
-        "zero3",
-        KindBytes(
-            whole=0.0,
-            shared=weight + optimizer + gradient,
-            unit=2.0 * weight + 2.0 * gradient,
-            ahead=weight,
-            loss=weight,
-        ),
-    )
+    # Megatron-LM's distributed optimizer keeps gradients whole to the end; where they are reduced
+    # at once ZeRO-2 is Megatron-FSDP's `optim_grads`
+    is_megatron = engine == "megatron"
+    stages: dict[Kind, int] = {
+        "ddp": 0,
+        "zero2": 1 if is_megatron and not at_once else 2,
+        "zero3": 3,
+    }
+    for kind, stage in stages.items():
+        found = recipe_of(
+            engine,
+            stage,
+            options.mixed_precision,
+            fp32_gradients=options.fp32_gradients,
+            each_micro_batch=at_once,
+        )
+        listed = _of_engine(found)
+        if is_megatron and kind == "zero3":
+            # Megatron-FSDP gathers embedding, final norm and head as one
+            listed = replace(listed, loss=4.0 if options.mixed_precision == "fp32" else 2.0)
+        yield kind, listed
 
 
 def _of_engine(recipe: StateRecipe) -> KindBytes:
@@ -155,8 +138,8 @@ def _of_engine(recipe: StateRecipe) -> KindBytes:
         if entry.of == "unit":
             unit += entry.each_bytes * entry.number
             constant += entry.each_bytes * entry.beside
-            # the forward of another layer, and the loss, have the weights of a unit beside them
-            ahead += _ahead(entry)
+            # the forward of another layer, and the loss, have the gathered units beside them
+            ahead += entry.each_bytes * entry.number if "forward" in entry.during else 0.0
         elif entry.of == "bucket":
             constant += entry.num_bytes(stage=0.0, unit=0.0, replicas=1)
         elif entry.of == "stage" and entry.elements is None:
@@ -165,8 +148,3 @@ def _of_engine(recipe: StateRecipe) -> KindBytes:
             # as many as there are, up to a number
             constant += entry.each_bytes * (entry.elements or 0)
     return KindBytes(whole=whole, shared=shared, unit=unit, ahead=ahead, constant_bytes=constant)
-
-
-def _ahead(entry: Passing) -> float:
-    """Return the bytes of a unit that are there in forwards too."""
-    return entry.each_bytes if "forward" in entry.during else 0.0

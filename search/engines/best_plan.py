@@ -1,4 +1,4 @@
-"""`autopar-search --engine NAME`: a fast plan that an engine runs as it is.
+"""`autopar-search --engine NAME`: a fast plan that an engine runs as it is, or that of any engine.
 
 An engine with one degree for the whole model, embedding and head included, runs few of all plans.
 Its space is the union of smaller ones, one for each degree and kind of data parallelism, each
@@ -234,7 +234,7 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
         often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))
         shown = "; ".join(f"{why} ({count} of {len(tried)})" for why, count in often)
         raise InfeasibleError(
-            f"{engine}{_NOTHING}{shown}; search without --engine and "
+            f"{engine}{_NOTHING}{shown}; search with --engine none and "
             "let autopar-export --allow-approx take the nearest plan"
         )
     return best, len(tried)
