@@ -16,9 +16,10 @@ from typing import Any
 
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch
-from autopar.records import dataclass
 from search.check.changes import Changes, Move
 from search.check.deepspeed import (
+    STACK,
+    ScriptedFile,
     broken_of_deepspeed,
     idle_of_deepspeed,
     launched_world,
@@ -32,7 +33,6 @@ from search.launches.keys import flattened, words_of_values
 
 __all__ = ["ACCELERATE"]
 
-_STACK = "torchtitan-eager"
 _MOVES: frozenset[Move] = frozenset({"recompute"})
 _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
           "fsdp_sharding_strategy", "fsdp_use_orig_params", "fsdp_sync_module_states")  # fmt: skip
@@ -105,29 +105,6 @@ def _idle(values: Mapping[str, Any]) -> Iterator[str]:
                 yield f"deepspeed_config.{name}, since there is a deepspeed_config_file"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Given:
-    """A configuration and its script, and where they run."""
-
-    document: Mapping[str, Any]
-    flags: Mapping[str, tuple[str, ...]]
-    world: int
-    asked: Asked
-    path: Path
-
-    def launch(self) -> Any:
-        return read_accelerate(
-            self.document,
-            self.flags,
-            world_size=self.world,
-            gpu=self.asked.gpu,
-            model=self.asked.model,
-            seq=self.asked.seq_length,
-            beside=self.path.parent,
-            source=str(self.path),
-        )
-
-
 def _read(source: Configuration, asked: Asked) -> CheckedFile:
     flags, named = script_flags(source), _file_flag(source)
     document: Mapping[str, Any] = source.document
@@ -138,7 +115,14 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     if own is None and isinstance(number, int):
         own = number
     world = world_size_of(source.path, own, asked)
-    given = _Given(document=document, flags=flags, world=world, asked=asked, path=source.path)
+    given = ScriptedFile(
+        document=document,
+        flags=flags,
+        world_size=world,
+        asked=asked,
+        path=source.path,
+        reader=read_accelerate,
+    )
     values = dict(flattened(document))
     found = attempt(given.launch)
     said: list[Finding] = []
@@ -171,7 +155,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     return CheckedFile(
         path=str(source.path),
         trainer="accelerate",
-        stack=_STACK,
+        stack=STACK,
         world_size=world,
         launch=found.launch,
         findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
@@ -183,7 +167,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     )
 
 
-def _written(given: _Given, before: Launch | None, after: Launch) -> Changes | None:
+def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Changes | None:
     """Return what changes: `fsdp_activation_checkpointing`, or the script's own argument."""
     assert before is not None, "only a launch that was read has others next to it"
     one, other = before.trainer, after.trainer

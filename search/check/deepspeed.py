@@ -8,7 +8,7 @@ where it hands its arguments on.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,12 @@ from search.configuration import Configuration
 from search.launches.arguments import Ignored
 from search.launches.deepspeed import HARMLESS_OF_HF, read_deepspeed
 from search.launches.keys import flattened, words_of_values
+from search.launches.megatron import ReadLaunch
 
 __all__ = [
     "DEEPSPEED",
     "STACK",
+    "ScriptedFile",
     "broken_of_deepspeed",
     "idle_of_deepspeed",
     "launched_world",
@@ -201,22 +203,24 @@ def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
-    """A configuration and its script, and where they run."""
+class ScriptedFile:
+    """A configuration and the arguments of its script, and where they run."""
 
     document: Mapping[str, Any]
     flags: Mapping[str, tuple[str, ...]]
-    world: int
-    gpu: str
+    world_size: int
     asked: Asked
     path: Path
+    reader: Callable[..., ReadLaunch]
+    """`read_deepspeed`, or that of another trainer with such scripts."""
 
-    def launch(self) -> Any:
-        return read_deepspeed(
+    def launch(self) -> ReadLaunch:
+        """Return the launch; errors as those of `reader`."""
+        return self.reader(
             self.document,
             self.flags,
-            world_size=self.world,
-            gpu=self.gpu,
+            world_size=self.world_size,
+            gpu=self.asked.gpu,
             model=self.asked.model,
             seq=self.asked.seq_length,
             beside=self.path.parent,
@@ -231,8 +235,13 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     if named is not None:
         document = load_object(source.path.parent / named).data
     world = world_size_of(source.path, launched_world(source), asked)
-    given = _Given(
-        document=document, flags=flags, world=world, gpu=asked.gpu, asked=asked, path=source.path
+    given = ScriptedFile(
+        document=document,
+        flags=flags,
+        world_size=world,
+        asked=asked,
+        path=source.path,
+        reader=read_deepspeed,
     )
     values = dict(flattened(document))
     found = attempt(given.launch)
@@ -284,7 +293,7 @@ def _harmless_flags(flags: Mapping[str, tuple[str, ...]]) -> tuple[Ignored, ...]
     )
 
 
-def _written(given: _Given, before: Launch | None, after: Launch) -> Changes | None:
+def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Changes | None:
     """Return what changes in configuration and script; read anew they have to be that launch."""
     assert before is not None, "only a launch that was read has others next to it"
     values = dict(flattened(given.document))

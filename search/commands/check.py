@@ -115,6 +115,8 @@ def _execute(raw: dict[str, Any]) -> int:
     given = _place(asked)
     if asked.stack is not None:
         given.target(asked.stack)  # a wrong option is said before any file is read
+    if asked.model is not None:
+        _require_model(asked.model)
     own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
     refuse_clashes({"--json": asked.json}, files_read([*asked.files, *own]))
     console = make_console(sys.stdout)
@@ -156,6 +158,18 @@ def _execute(raw: dict[str, Any]) -> int:
     if unread:
         return _UNREAD
     return _FINDINGS if asked.strict and says else 0
+
+
+def _require_model(name: str) -> None:
+    """Raise OptionError where a model that somebody typed is not known."""
+    from autopar.errors import OptionError
+    from search.launches.models import model_named
+
+    if model_named(name) is None:
+        raise OptionError(
+            f"--model: {name!r:.60} is not known; give a shipped name (`autopar models`), that of "
+            "a repository such as llama-3-8b, or a folder with its config.json"
+        )
 
 
 def _priced(

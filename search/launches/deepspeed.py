@@ -129,7 +129,8 @@ def script_of(
     name = model or "".join(flags.get("model-name-or-path", flags.get("model-name", ()))[:1])
     if not name:
         raise keys.unpriced("model", "is not said by the file", "give --model, such as llama-3-8b")
-    found = model_named(name, beside)
+    # a script names a folder beside itself, a user one in the working folder
+    found = model_named(name, None if model else beside)
     if found is None:
         raise keys.unpriced(
             "model",

@@ -503,3 +503,28 @@ def test_shipped_names_are_models_of_scripts() -> None:
     # encoders, and names of nobody
     assert model_named("t5-3b") is None
     assert model_named("llama9-1t") is None
+
+
+def test_a_typed_model_is_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that a user names is not looked for beside the file; an unknown name is refused."""
+    sizes = {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "vocab_size": 32000,
+    }
+    (tmp_path / "sizes").mkdir()
+    (tmp_path / "sizes" / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "ds.json").write_text(json.dumps(ZERO2), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = ["jobs/ds.json", "--hardware", "h100:1x8", "--seq-length", "2048", "--no-neighbours"]
+
+    assert check.run([*words, "--model", "sizes"]) == 0
+    assert "4 layers of 1024" in capsys.readouterr().out
+    assert check.run([*words, "--model", "nope"]) == 2
+    assert capsys.readouterr().err.startswith("autopar-check: --model: 'nope' is not known; give ")
