@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from autopar.pipeline.schedules import SCHEDULES, Schedule, check_schedule, default_group
+from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 
 __all__ = ["Action", "Kind", "actions", "live_peak", "part_of", "rank_of", "warmup_chunks"]
 
@@ -76,10 +76,11 @@ def actions(
     group: int = 0,
     ahead: int = 0,
 ) -> list[Action]:
-    """Return the work of a rank in a step, in its order; raises InputError.
+    """Return the work of a rank in a step, in its order.
 
     group : micro-batches that pass a chunk in a row, 0 for the default. A pipeline of one stage
-    and one chunk runs one micro-batch after the other under any name.
+    and one chunk runs one micro-batch after the other under any name. Whether ranks wait for each
+    other for ever is not seen here: `autopar.pipeline.schedules.schedule_problem` says it.
     """
     if stages == chunks == 1:
         return [
@@ -87,7 +88,6 @@ def actions(
             for at in range(micro_batches)
             for kind in (("F", "I", "W") if SCHEDULES[schedule].splits else ("F", "B"))
         ]
-    check_schedule(schedule, stages=stages, chunks=chunks, micro_batches=micro_batches, group=group)
     if schedule == "zero_bubble_v":
         return [
             action for action in _zero_bubble_v(rank, stages, micro_batches)

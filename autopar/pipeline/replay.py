@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import Action, actions, live_peak, part_of, rank_of
-from autopar.pipeline.schedules import Schedule
+from autopar.pipeline.schedules import Schedule, check_schedule
 from autopar.records import dataclass
 
 __all__ = ["Replay", "Timed", "by_chunk", "replay"]
@@ -85,6 +85,10 @@ def replay(
     )  # fmt: skip
     if not stages == len(inputs) == len(weights):
         raise InputError("forward_s, input_s and weight_s are of different numbers of stages")
+    if stages * chunks > 1:
+        check_schedule(
+            schedule, stages=stages, chunks=chunks, micro_batches=micro_batches, group=group
+        )
     work = [
         actions(
             schedule,
