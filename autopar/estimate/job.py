@@ -13,7 +13,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
-from autopar.plans import LayerStrategy, Plan, violations
+from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 
 __all__ = [
@@ -500,6 +500,9 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
     problems = violations(plan, spec, sequence_parallel=sequence_parallel)
     if problems:
         raise InputError(f"the plan is illegal: {problems[0]}")
+    unknown = refinements(plan)
+    if unknown:
+        raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
     split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]
     if any(strategy.ulysses for strategy in split):
         raise InputError("only the planner prices Ulysses sequence parallelism, not bottom-up")
