@@ -19,7 +19,6 @@ from autopar.memory.launch import (
     Latent,
     Launch,
     Model,
-    Module,
     Optimizer,
     Precision,
     Recompute,
@@ -27,6 +26,7 @@ from autopar.memory.launch import (
     chunks_of_sizes,
     even_chunks,
 )
+from autopar.plans import Module
 from autopar.records import dataclass
 from search.configuration import Configuration, arguments_in
 from search.engines.megatron_arguments import LayoutError, parse_layout
