@@ -15,6 +15,8 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, violations
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters
+from autopar.training.offload import Offload
 
 __all__ = [
     "Attention",
@@ -149,6 +151,7 @@ class Block:
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
+    precision: Precision | None = None
     zero: int | None = None
     tp: int | None = None
     cp: int | None = None
@@ -207,7 +210,13 @@ class Job:
     """CUDA graphs: of parts of layers, or of the whole iteration."""
     fused_experts: bool = False
     """An expert's MLP is one kernel."""
-    dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
+    dispatcher: Literal["all_to_all", "allgather", "fused"] = "all_to_all"
+    router_fp32: bool = False
+    """Probabilities are fp32; with `allgather` so is what comes back."""
+    capacity: float | None = None
+    """Tokens that an expert takes over the mean of all; None: no token is dropped."""
+    padded_capacity: bool = False
+    """Experts compute as many tokens as they could take."""
     overlap_experts: bool = False
     """Dispatch and combine of one micro-batch run under another's compute."""
     overlap_tensor: bool = True
@@ -227,7 +236,19 @@ class Job:
     """Of low precision: only the experts' products."""
     frozen: bool = False
     """The base weights are not trained (LoRA): no weight gradients, no optimizer of them."""
+    adapters: Adapters | None = None
+    """What is trained beside the base, which is frozen where there are any."""
     optimizer: bool = True
+    state_bytes: float = 12.0
+    """Of a parameter's moments and fp32 weight, each of which an update reads and writes."""
+    optimizer_offload: float = 0.0
+    """Share of the states that the host keeps and updates."""
+    overlap_offload: bool = False
+    """The host's copies of one part run beside its update of another."""
+    offloaded_weights: bool = False
+    """Weights lie on the host, and are copied for each forward and backward."""
+    offload: Offload = Offload()
+    """Activations that wait on the host."""
     mtp: int = 0
     """Layers that predict further tokens, each with a head of its own."""
     skew: float = 1.0
