@@ -16,9 +16,9 @@ from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, violations
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters
-from autopar.training.offload import Offload
 
 __all__ = [
+    "FP32_STATES",
     "Attention",
     "Block",
     "Experts",
@@ -52,6 +52,8 @@ Module = Literal[
 ]
 """What recomputation can be of, in Megatron-Core's words; `per_op` is torchtitan's: everything but
 attention and every other product."""
+FP32_STATES = 12.0
+"""Bytes of a parameter's two moments and weight in fp32, as `Job.state_bytes` counts them."""
 Recomputation = frozenset[Module] | Literal["full"]
 
 
@@ -152,6 +154,8 @@ class Block:
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
     precision: Precision | None = None
+    offloaded_bytes: float = 0.0
+    """Activations of a layer and micro-batch that wait on the host, in bytes of a rank."""
     zero: int | None = None
     tp: int | None = None
     cp: int | None = None
@@ -239,16 +243,16 @@ class Job:
     adapters: Adapters | None = None
     """What is trained beside the base, which is frozen where there are any."""
     optimizer: bool = True
-    state_bytes: float = 12.0
+    state_bytes: float = FP32_STATES
     """Of a parameter's moments and fp32 weight, each of which an update reads and writes."""
     optimizer_offload: float = 0.0
     """Share of the states that the host keeps and updates."""
+    offloaded_master: bool = False
+    """fp32 weights of that share lie on the host, too, and 16-bit ones come back."""
     overlap_offload: bool = False
     """The host's copies of one part run beside its update of another."""
     offloaded_weights: bool = False
     """Weights lie on the host, and are copied for each forward and backward."""
-    offload: Offload = Offload()
-    """Activations that wait on the host."""
     mtp: int = 0
     """Layers that predict further tokens, each with a head of its own."""
     skew: float = 1.0

@@ -377,6 +377,9 @@ class Optimizer:
     offload: float = 0.0
     """Share of the states that lie, and are updated, on the host (`--optimizer-offload-fraction`;
     DeepSpeed's `offload_optimizer`)."""
+    offload_master: bool = False
+    """fp32 weights go with the moments, as Megatron-Core has it beside
+    `--use-precision-aware-optimizer` alone, and DeepSpeed always."""
     offload_weights: bool = False
     """The weights lie on the host, too (DeepSpeed's `offload_param`, FSDP's CPUOffloadPolicy)."""
     overlap_offload: bool = False
@@ -571,8 +574,27 @@ class Launch:
                 )
         if self.offload.any and self.trainer is not None:
             raise InputError("only Megatron-Core offloads activations by module or layer")
+        self._check_optimizer()
         if self.adapters is not None and self.optimizer.kind == "muon":
             raise InputError("adapters are trained with Adam; Muon is for whole matrices")
+
+    def _check_optimizer(self) -> None:
+        """Refuse states that the trainer cannot keep so."""
+        optimizer, trainer = self.optimizer, self.trainer
+        if trainer is None:
+            if optimizer.kind == "adam8bit":
+                raise InputError(
+                    "Megatron-Core has no Adam with scales of blocks; take moments of 16 bits"
+                )
+            if optimizer.offload and optimizer.sharding == "none":
+                # optimizer/__init__.py of Megatron-Core
+                raise InputError("states are offloaded with the distributed optimizer alone")
+            if optimizer.offload_weights:
+                raise InputError("Megatron-Core keeps weights on the device")
+        elif optimizer.offload and trainer.keeper != "deepspeed" and not optimizer.offload_weights:
+            raise InputError(f"{trainer.keeper} offloads states with the weights, or not at all")
+        elif optimizer.offload and not trainer.zero:
+            raise InputError(f"{trainer.keeper} offloads what is sharded; zero is 0")
 
     @property
     def micro_batches(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.memory import torch_layers
@@ -47,6 +48,8 @@ class Unit:
     """Elements of both that this rank keeps, rows rounded up as its first rank has them."""
     experts: bool = False
     """A layer with a mixture."""
+    looked_up: int = 0
+    """Of `own`, what is of tables of which rows are looked up."""
 
     @property
     def elements(self) -> int:
@@ -85,9 +88,12 @@ def _shards(launch: Launch, *, expert: bool = False) -> int:
 
 
 def recipe_of_launch(launch: Launch) -> StateRecipe:
-    """Return the bytes of a parameter of a launch that has a trainer of its own."""
+    """Return the bytes of a parameter of a launch that has a trainer of its own.
+
+    What its optimizer keeps otherwise, or on the host, is taken into account.
+    """
     trainer = _trainer(launch)
-    return recipe_of(
+    recipe = recipe_of(
         trainer.keeper,
         trainer.zero,
         launch.precision.kind,
@@ -95,26 +101,67 @@ def recipe_of_launch(launch: Launch) -> StateRecipe:
         each_micro_batch=trainer.each_micro_batch,
         buckets=trainer.buckets,
     )
+    return _with_optimizer(recipe, launch)
+
+
+def _with_optimizer(recipe: StateRecipe, launch: Launch) -> StateRecipe:
+    """Return a recipe with the states that an optimizer has, on the device that it has them on."""
+    optimizer, precision = launch.optimizer, launch.precision
+    moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
+    weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
+    if optimizer.master_bytes == 0 and precision.element_bytes == 2:
+        # weights that are trained as they are, and whose gradients are like them
+        element = float(precision.element_bytes)
+        weights = replace(weights, each_bytes=element)
+        gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
+        master = replace(master, each_bytes=0.0)
+    left = 1.0 - optimizer.offload
+    if left < 1.0:
+        moments, master, gradients = (
+            # gradients go where they are used: DeepSpeed copies them behind their reduction
+            replace(kept, each_bytes=kept.each_bytes * left)
+            for kept in (moments, master, gradients)
+        )
+    if optimizer.offload_weights:
+        weights = replace(weights, each_bytes=0.0)
+    # copies that the step alone makes are made where it runs
+    passing = tuple(
+        replace(entry, each_bytes=entry.each_bytes * left)
+        if entry.during == frozenset({"step"})
+        else entry
+        for entry in recipe.passing
+    )
+    return replace(
+        recipe,
+        weights=weights,
+        gradients=gradients,
+        master=master,
+        moments=moments,
+        passing=passing,
+    )
 
 
 def _unit(name: str, launch: Launch, weights: Sequence[Weight], *, experts: bool = False) -> Unit:
-    trainer = _trainer(launch)
-    own = 0
-    for weight in weights:
-        ranks = _shards(launch, expert=weight.expert)
-        if trainer.keeper == "deepspeed" or weight.expert:
-            # flat parts, or experts of which there are more than rows to round
-            own += math.ceil(weight.elements / ranks)
-        else:
-            rows, rest = weight.shape[0], weight.size // weight.shape[0]
-            own += weight.number * -(-rows // ranks) * rest
     return Unit(
         name=name,
         dense=sum(weight.elements for weight in weights if not weight.expert),
         expert=sum(weight.elements for weight in weights if weight.expert),
-        own=own,
+        own=sum(_own(launch, weight) for weight in weights),
         experts=experts,
+        looked_up=sum(
+            _own(launch, weight) for weight in weights if weight.name in ("embedding", "positions")
+        ),
     )
+
+
+def _own(launch: Launch, weight: Weight) -> int:
+    """Return the elements of a weight that a rank keeps where weights are divided."""
+    ranks = _shards(launch, expert=weight.expert)
+    if _trainer(launch).keeper == "deepspeed" or weight.expert:
+        # flat parts, or experts of which there are more than rows to round
+        return math.ceil(weight.elements / ranks)
+    rows, rest = weight.shape[0], weight.size // weight.shape[0]
+    return weight.number * -(-rows // ranks) * rest
 
 
 def _is_joined(launch: Launch) -> bool:
@@ -174,8 +221,21 @@ def _kept(
         if name == "gradients" and not (kept.always or gradients):
             continue
         size = own if kept.sharded or (step and kept.stepped_sharded) else whole
-        yield Part(name, math.ceil(kept.each_bytes * size), switch)
+        num_bytes = kept.each_bytes * size
+        if name == "Adam moments" and launch.optimizer.kind == "adam8bit":
+            num_bytes += _wide_moments(launch, units)
+        yield Part(name, math.ceil(num_bytes), switch)
     yield Part("cuBLAS workspaces", _THREADS * _cublas(launch), "CUBLAS_WORKSPACE_CONFIG, GPU")
+
+
+def _wide_moments(launch: Launch, units: Sequence[Unit]) -> float:
+    """Return what moments of tables have more than 8 bits: trainers keep those in fp32.
+
+    transformers 5 trainer_optimizer.py overrides `nn.Embedding` (bitsandbytes' advice for tables).
+    """
+    optimizer = launch.optimizer
+    more = optimizer.moments_bytes - optimizer.adam_bytes
+    return (1.0 - optimizer.offload) * more * sum(unit.looked_up for unit in units)
 
 
 def _cublas(launch: Launch) -> int:

@@ -211,6 +211,11 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         gradients += summed * gradient
         master += own * launch.optimizer.master_bytes if element == 2 else 0
         moments += own * launch.optimizer.moments_bytes
+        if launch.optimizer.offload:
+            gone = math.floor(own * launch.optimizer.offload)
+            moments -= gone * launch.optimizer.moments_bytes
+            if launch.optimizer.offload_master and element == 2:
+                master -= gone * launch.optimizer.master_bytes
         if launch.optimizer.kind == "muon":
             # matrices have a momentum alone
             moments -= buffer.matrices // buffer.replicas * (launch.optimizer.moments_bytes // 2)
@@ -221,10 +226,12 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         made = [w.size * element for w in tensors for _ in range(w.number)] + made
     # dense ones before experts, whose optimizer is another
     spans = [n for buffer in sorted(buffers, key=lambda b: b.expert) for n in buffer.spans]
+    left = _on_device(spans, launch.optimizer.offload)
     if element == 2:
-        made += [n * launch.optimizer.master_bytes for n in spans]
+        masters = left if launch.optimizer.offload_master else spans
+        made += [n * launch.optimizer.master_bytes for n in masters]
     # the first update makes both moments of a weight together
-    made += [n * launch.optimizer.moments_bytes // 2 for n in spans for _ in range(2)]
+    made += [n * launch.optimizer.moments_bytes // 2 for n in left for _ in range(2)]
     if precision.unscaled_bytes:
         made += [n * precision.unscaled_bytes for n in spans]
     return States(
@@ -238,6 +245,19 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     )
 
 
+def _on_device(spans: list[int], offload: float) -> list[int]:
+    """Return the spans of which the device keeps the states: the first ones are offloaded.
+
+    Whole weights go until a share of the elements has (HybridDeviceOptimizer of Megatron-Core).
+    """
+    wanted, gone = sum(spans) * offload, 0
+    for at, span in enumerate(spans):
+        if gone >= wanted:
+            return spans[at:]
+        gone += span
+    return []
+
+
 def _needs_no_transpose(launch: Launch) -> bool:
     """Return whether products take 8-bit weights in either order: Blackwell, a scale a tensor."""
     blackwell = launch.software.gpu.upper().startswith(("B200", "B300", "GB200", "GB300"))
@@ -247,6 +267,12 @@ def _needs_no_transpose(launch: Launch) -> bool:
 def _has_one_moment(weight: Weight) -> bool:
     """Return whether Muon updates a weight: matrices that are neither embedding nor head."""
     return len(weight.shape) == 2 and weight.name not in ("embedding", "positions", "head")
+
+
+def _kept_share(launch: Launch, *, master: bool = False) -> float:
+    """Return the share of moments, or of fp32 weights, that the device keeps."""
+    optimizer = launch.optimizer
+    return 1.0 if master and not optimizer.offload_master else 1.0 - optimizer.offload
 
 
 def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
@@ -263,8 +289,11 @@ def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States
         weights_bytes=own * element,
         # gradients are fp32 beside fp32 masters, whatever the weights are
         gradients_bytes=own * precision.gradient_bytes,
-        master_bytes=own * launch.optimizer.master_bytes if element == 2 else 0,
-        moments_bytes=own * launch.optimizer.moments_bytes,
+        master_bytes=math.ceil(own * _kept_share(launch, master=True))
+        * launch.optimizer.master_bytes
+        if element == 2
+        else 0,
+        moments_bytes=math.ceil(own * _kept_share(launch)) * launch.optimizer.moments_bytes,
         copies_bytes=0,
         unscaled_bytes=0,
         allocations=(),

@@ -86,9 +86,9 @@ def job_of_launch(launch: Launch) -> Job:
         state_bytes=optimizer.adam_bytes
         + (optimizer.master_bytes if precision.element_bytes == 2 else 4),
         optimizer_offload=optimizer.offload,
+        offloaded_master=optimizer.offload_master,
         overlap_offload=optimizer.overlap_offload,
         offloaded_weights=optimizer.offload_weights,
-        offload=launch.offload,
     )
 
 
