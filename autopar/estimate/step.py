@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from autopar.errors import InputError
@@ -30,7 +31,7 @@ from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.records import dataclass
 
-__all__ = ["TERMS", "StepTime", "step_time"]
+__all__ = ["TERMS", "KnownLayers", "StepTime", "ends_seconds", "layer_seconds", "step_time"]
 
 TERMS = (
     "gemm",
@@ -87,14 +88,87 @@ class _Stage(NamedTuple):
     """Parameters of a rank."""
 
 
-def step_time(machine: Machine, job: Job) -> StepTime:
+_STEP_ONLY = frozenset(
+    (
+        *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
+        *("vocab_tp", "vocab_zero", "zero", "reshard", "recompute", "graphs", "overlap_experts"),
+        *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
+        *("optimizer", "mtp", "notes", "schedule"),
+    )
+)
+"""Fields of a job that times of a layer do not depend on, what is made of them does."""
+
+
+class KnownLayers:
+    """Times of layers, embedding and head on one machine, each computed once for all jobs."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        names = [row.name for row in fields(Job) if row.name not in _STEP_ONLY]
+        self._sizes = attrgetter(*names)
+        self._layers: dict[object, LayerTimes] = {}
+        self._embeddings: dict[object, tuple[Part, ...]] = {}
+        self._heads: dict[object, tuple[tuple[Part, ...], float]] = {}
+
+    def times(self, job: Job, block: Block) -> LayerTimes:
+        """Return the times of one layer of a block, which has the job's own degrees."""
+        # how many layers there are, and what is done about their memory, is no part of it
+        alike = replace(block, number=1, recompute=None, zero=None, tp=None, cp=None)
+        key = (self._sizes(job), alike)
+        found = self._layers.get(key)
+        if found is None:
+            found = self._layers[key] = layer_times(self._machine, job, block)
+        return found
+
+    def embedding(self, job: Job) -> tuple[Part, ...]:
+        """Return the parts of an embedding; `job` as embedding and head have it."""
+        key = (self._sizes(job), job.blocks[0].hidden)
+        found = self._embeddings.get(key)
+        if found is None:
+            found = self._embeddings[key] = embedding_times(self._machine, job)
+        return found
+
+    def head(self, job: Job) -> tuple[tuple[Part, ...], float]:
+        """Return the parts of head and loss, and the seconds of their collectives."""
+        key = (self._sizes(job), job.blocks[-1].hidden)
+        found = self._heads.get(key)
+        if found is None:
+            found = head_times(self._machine, job), head_sends_s(self._machine, job)
+            self._heads[key] = found
+        return found
+
+
+def layer_seconds(
+    machine: Machine, job: Job, block: Block, known: KnownLayers
+) -> tuple[float, float]:
+    """Return what one layer's micro-batch takes of the device, and of the host, without ZeRO-3."""
+    own = _own(job, block)
+    found, host = _layer(machine, own, known.times(own, block))
+    return sum(found.values()), host
+
+
+def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
+    """Return the device's seconds of a micro-batch's embedding, and of its head and loss."""
+    ends = _ends(job)
+    parts, sends = known.head(ends)
+    embedding, head = (
+        sum(float(part.forward_s + part.input_s + part.weight_s) for part in found)
+        for found in (known.embedding(ends), parts)
+    )
+    return embedding, (1 + job.mtp) * (head + sends)
+
+
+def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:
     """Return the time of a training step of a job on a machine; raises InputError.
 
     1F1B: the sum of the stages and M - 1 times the longest; v chunks: M times the longest and
     1 / v of the others. T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer.
+
+    known : times of layers that other jobs on this machine asked for.
     """
     _check(job)
-    known: dict[Block, LayerTimes] = {}
+    if known is None:
+        known = KnownLayers(machine)
     stages = [
         _stage(machine, job, blocks, index, known) for index, blocks in enumerate(stage_blocks(job))
     ]
@@ -124,7 +198,10 @@ def step_time(machine: Machine, job: Job) -> StepTime:
         size = rows * job.blocks[0].hidden * _gradient_bytes(machine, job)
         visible += transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
     terms["gradients"] = visible
-    once = sum(block.number * known[block].weight_cast_s for block in _longest(job, longest))
+    once = sum(
+        block.number * known.times(_own(job, block), block).weight_cast_s
+        for block in _longest(job, longest)
+    )
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
     terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
@@ -192,7 +269,7 @@ def _stage(
     job: Job,
     blocks: tuple[Block, ...],
     index: int,
-    known: dict[Block, LayerTimes],
+    known: KnownLayers,
 ) -> _Stage:
     """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
     terms = dict.fromkeys(TERMS, 0.0)
@@ -200,11 +277,7 @@ def _stage(
     host = 0.0
     for block in blocks:
         own = _own(job, block)
-        # of one block the number of layers differs by stage, their times do not
-        times = known.get(block)
-        if times is None:
-            times = known[block] = layer_times(machine, own, block)
-        found, waited = _layer(machine, own, times)
+        found, waited = _layer(machine, own, known.times(own, block))
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
@@ -216,10 +289,10 @@ def _stage(
     ends = _ends(job)
     table = ends.vocab * ends.blocks[0].hidden / ends.tp
     if index == 0:
-        _add(terms, ends, embedding_times(machine, ends))
+        _add(terms, ends, known.embedding(ends))
         _hold(weights, _dense_group(ends), table)
     if index == job.pp - 1:
-        parts, sends = head_times(machine, ends), head_sends_s(machine, ends)
+        parts, sends = known.head(ends)
         for _ in range(1 + job.mtp):
             _add(terms, ends, parts)
             terms["tensor"] += sends
