@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from autopar.memory import torch_layers
 from autopar.memory.launch import Chunk, Launch, TorchTrainer
-from autopar.memory.parameters import Weight, chunk_weights, layer_weights
+from autopar.memory.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
 from autopar.memory.schedule import moments
 from autopar.records import dataclass
@@ -50,10 +50,13 @@ class Unit:
     """A layer with a mixture."""
     looked_up: int = 0
     """Of `own`, what is of tables of which rows are looked up."""
+    frozen_bytes: int = 0
+    """Of whole weights that are not trained, which the counts above leave out."""
+    own_frozen_bytes: int = 0
 
     @property
     def elements(self) -> int:
-        """Of all of its weights."""
+        """Of all of its trained weights."""
         return self.dense + self.expert
 
 
@@ -141,12 +144,16 @@ def _with_optimizer(recipe: StateRecipe, launch: Launch) -> StateRecipe:
     )
 
 
-def _unit(name: str, launch: Launch, weights: Sequence[Weight], *, experts: bool = False) -> Unit:
+def _unit(name: str, launch: Launch, every: Sequence[Weight], *, experts: bool = False) -> Unit:
+    weights = [weight for weight in every if weight.trained]
+    frozen = [(frozen_bytes(launch, one), one) for one in every if not one.trained]
     return Unit(
         name=name,
         dense=sum(weight.elements for weight in weights if not weight.expert),
         expert=sum(weight.elements for weight in weights if weight.expert),
         own=sum(_own(launch, weight) for weight in weights),
+        frozen_bytes=sum(math.ceil(each * one.elements) for each, one in frozen),
+        own_frozen_bytes=sum(math.ceil(each * _own(launch, one)) for each, one in frozen),
         experts=experts,
         looked_up=sum(
             _own(launch, weight) for weight in weights if weight.name in ("embedding", "positions")
@@ -222,6 +229,10 @@ def _kept(
             continue
         size = own if kept.sharded or (step and kept.stepped_sharded) else whole
         num_bytes = kept.each_bytes * size
+        if name == "weights" and not launch.optimizer.offload_weights:
+            num_bytes += sum(
+                unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
+            )
         if name == "Adam moments" and launch.optimizer.kind == "adam8bit":
             num_bytes += _wide_moments(launch, units)
         yield Part(name, math.ceil(num_bytes), switch)
@@ -274,7 +285,12 @@ def _waiting(launch: Launch) -> float:
 
 
 def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
-    return sum(unit.elements * _gathered_element(launch, unit) for unit in units)
+    """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
+    frozen = recipe_of_launch(launch).weights.sharded
+    return sum(
+        unit.elements * _gathered_element(launch, unit) + (unit.frozen_bytes if frozen else 0)
+        for unit in units
+    )
 
 
 def _casts(launch: Launch) -> bool:
@@ -290,13 +306,15 @@ def _is_fsdp2(launch: Launch) -> bool:
 def _table_passing(launch: Launch, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
     """Yield what other trainers hold, as their recipe has it."""
     switch = _switches(launch)["states"]
-    stage = sum(unit.elements for unit in units)
-    largest = max(unit.elements for unit in units)
     alone = launch.degrees.dp * launch.degrees.cp == 1
     for entry in recipe_of_launch(launch).passing:
+        sizes = [unit.elements for unit in units]
+        if entry.what in ("gathered weights", "output of the gather"):
+            # frozen weights are gathered, too, in fewer bytes where they are quantised
+            sizes = [math.ceil(_gathered(launch, [unit]) / entry.each_bytes) for unit in units]
         # one rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
-            size = entry.num_bytes(stage=stage, unit=largest, replicas=_shards(launch))
+            size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(launch))
             yield Part(entry.what, math.ceil(size), switch)
 
 
@@ -311,10 +329,11 @@ def _other_streams(launch: Launch, units: Sequence[Unit], there: Sequence[Part])
     if not trainer.zero:
         return 0
     names = {part.name: part.num_bytes for part in there}
-    sizes = [unit.elements * _gathered_element(launch, unit) for unit in units]
+    sizes = [_gathered(launch, [unit]) for unit in units]
     pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
     gathers = max(pairs) - names.get("weights fetched ahead", 0)
-    gradients = 4.0 * sum(unit.own for unit in units) - names.get("gradients", 0)
+    each = recipe_of_launch(launch).gradients.each_bytes
+    gradients = each * sum(unit.own for unit in units) - names.get("gradients", 0)
     return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))
 
 
@@ -402,7 +421,7 @@ def _in_forward(
         normed = launch.tokens * launch.model.hidden * launch.precision.element_bytes
         ahead = Part("saved activations", -normed if chunk[3] else 0, names["activations"])
         # the output of the exchange is kept until that of the next unit is copied
-        output = layers[-1].elements * _gathered_element(launch, layers[-1])
+        output = _gathered(launch, layers[-1:])
         before = [unit for unit in units if unit.name != "head"] if _holds(launch) else layers[-1:]
         yield Instant(
             name="forward of a layer",
@@ -466,6 +485,7 @@ def _in_backward(
                     *states,
                     Part("saved activations", kept, words),
                     Part("layer computed again", again, words),
+                    Part("a matrix in 16 bits", _dequantized_bytes(launch, unit), words),
                     Part("gradients inside of a layer", inside, words),
                     *_beside(launch, own, at, units, reducing=False),
                 ),
@@ -483,6 +503,18 @@ def _in_backward(
         if launch.degrees.pp > 1 and unit.name == "layer":
             # the others are as full, or less
             return
+
+
+def _dequantized_bytes(launch: Launch, unit: Unit) -> int:
+    """Return the largest matrix of a layer as products take it, where it is kept in fewer bits.
+
+    bitsandbytes makes it whole in front of each product.
+    """
+    if launch.adapters is None or launch.adapters.base == "16 bits":
+        return 0
+    weights = layer_weights(launch, experts=unit.experts)
+    largest = max(weight.size for weight in weights if weight.quantized)
+    return largest * launch.precision.element_bytes
 
 
 def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:

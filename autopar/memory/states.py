@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from autopar.memory.launch import Launch, Precision
-from autopar.memory.parameters import Weight
+from autopar.memory.parameters import Weight, frozen_bytes
 from autopar.records import dataclass
 
 __all__ = [
@@ -191,6 +191,8 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         return _fully_sharded(launch, chunks)
     precision, sharded = launch.precision, launch.optimizer.sharding != "none"
     element, gradient = precision.element_bytes, precision.gradient_bytes
+    frozen = [weight for chunk in chunks for weight in chunk if not weight.trained]
+    chunks = [[weight for weight in chunk if weight.trained] for chunk in chunks]
     buffers = [buffer for chunk in chunks for buffer in buffers_of(launch, chunk)]
     weights = gradients = master = moments = copies = unscaled = 0
     made: list[int] = []
@@ -221,6 +223,10 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
             moments -= buffer.matrices // buffer.replicas * (launch.optimizer.moments_bytes // 2)
         unscaled += own * precision.unscaled_bytes
         made += [stored] * sharded + [summed * gradient]
+    # frozen weights are tensors of their own, and nothing more
+    own_bytes = [math.ceil(one.size * frozen_bytes(launch, one)) for one in frozen]
+    weights += sum(n * one.number for n, one in zip(own_bytes, frozen, strict=True))
+    made += [n for n, one in zip(own_bytes, frozen, strict=True) for _ in range(one.number)]
     if not sharded:
         tensors = (weight for chunk in chunks for weight in chunk)
         made = [w.size * element for w in tensors for _ in range(w.number)] + made
@@ -278,15 +284,18 @@ def _kept_share(launch: Launch, *, master: bool = False) -> float:
 def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     """Return the states of Megatron-FSDP: weights, gradients and states all over the replicas."""
     degrees, precision = launch.degrees, launch.precision
-    shares = 0.0
+    shares = frozen = 0.0
     for chunk in chunks:
         for weight in chunk:
             ranks = degrees.expert_dp if weight.expert else degrees.dp * degrees.cp
-            shares += weight.elements / ranks
+            if weight.trained:
+                shares += weight.elements / ranks
+            else:
+                frozen += weight.elements / ranks * frozen_bytes(launch, weight)
     own = math.ceil(shares)
     element = precision.element_bytes
     return States(
-        weights_bytes=own * element,
+        weights_bytes=own * element + math.ceil(frozen),
         # gradients are fp32 beside fp32 masters, whatever the weights are
         gradients_bytes=own * precision.gradient_bytes,
         master_bytes=math.ceil(own * _kept_share(launch, master=True))

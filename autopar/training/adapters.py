@@ -7,19 +7,21 @@ records and the counts that memory and time share; bytes of activations and seco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from autopar.errors import InputError
 from autopar.records import dataclass
 
 __all__ = [
-    "ADAPTER_BYTES",
     "TARGETS",
     "Adapters",
     "BaseKind",
     "Target",
+    "adapted_widths",
     "adapter_elements",
     "base_bytes",
+    "needs_input",
 ]
 
 Target = Literal["query", "key", "value", "projection", "fc1", "fc2", "expert_fc1", "expert_fc2"]
@@ -36,9 +38,6 @@ _BASE_BYTES: dict[BaseKind, float] = {
     # arXiv 2305.14314, section 3: 4 bits, and 0.127 of scales that are quantised themselves
     "nf4": (4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0,
 }
-ADAPTER_BYTES = 16.0
-"""Of a trained parameter with Adam: weight, gradient and two moments in fp32, in which PEFT keeps
-adapters (`autocast_adapter_dtype`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +80,33 @@ def base_bytes(adapters: Adapters) -> float:
     return _BASE_BYTES[adapters.base]
 
 
-def adapter_elements(rank: int, outputs: float, inputs: float) -> float:
-    """Return the elements of A (rank x inputs) and B (outputs x rank) of one matrix."""
-    return rank * (outputs + inputs)
+def adapted_widths(
+    adapters: Adapters | None, widths: Sequence[tuple[Target, float]]
+) -> tuple[float, ...]:
+    """Return the outputs of each adapter beside a matrix whose parts have so many outputs.
+
+    Parts with one input, such as queries, keys and values, share an adapter where the trainer has
+    one matrix of them. Empty: the matrix has none.
+    """
+    if adapters is None:
+        return ()
+    chosen = tuple(width for target, width in widths if target in adapters.targets and width)
+    return (sum(chosen),) if adapters.fused and chosen else chosen
+
+
+def needs_input(adapters: Adapters | None, *targets: Target) -> bool:
+    """Return whether a matrix's input is saved for a weight's gradient: its own, or an adapter's.
+
+    With dropout adapters save a copy of their own, and the input is none of theirs.
+    """
+    if adapters is None:
+        return True
+    return not adapters.dropout and not adapters.targets.isdisjoint(targets)
+
+
+def adapter_elements(rank: int, widths: Sequence[float], inputs: float) -> float:
+    """Return the elements of all A (rank x inputs) and B (outputs x rank) beside one matrix.
+
+    widths : outputs of each adapter, as `adapted_widths` has them.
+    """
+    return sum(rank * (width + inputs) for width in widths)
