@@ -15,7 +15,7 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, violations
 from autopar.records import dataclass
-from autopar.training.adapters import Adapters
+from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
 
 __all__ = [
     "FP32_STATES",
@@ -29,12 +29,14 @@ __all__ = [
     "Module",
     "Precision",
     "Recomputation",
+    "adapter_parameters",
     "attention_matrices",
     "blocks_of",
     "job_of_plan",
     "mamba_inputs",
     "model_flop",
     "parameters",
+    "projection_targets",
     "stage_blocks",
 ]
 
@@ -339,6 +341,56 @@ def parameters(block: Block) -> tuple[float, float]:
         dense += h * mlp.number + matrices * h * mlp.shared_width
         if mlp.latent:
             dense += 2 * h * mlp.latent
+    return experts, dense
+
+
+def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float], ...], ...]:
+    """Return what adapters can stand beside of `attention_matrices`, with outputs, in their order.
+
+    Latents of keys and values are one matrix, which adapters of either stand beside.
+    """
+    latent = attention.latent
+    if latent is None:
+        key = attention.kv_heads * attention.width
+        value = attention.key_value - key
+        return ((("query", attention.query), ("key", key), ("value", value)),)
+    narrow = latent.key_value_rank + latent.rotary_width
+    values = attention.value_width or attention.width
+    keys = attention.heads * (attention.width - latent.rotary_width + values)
+    first: tuple[tuple[Target, float], ...] = (("key", narrow),)
+    if latent.query_rank is not None:
+        first = (("query", latent.query_rank), *first)
+    return (first, (("query", attention.query),), (("key", keys),))
+
+
+def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
+    """Return the weights of the adapters of one layer: of its experts, and of everything else."""
+    adapters, h = job.adapters, block.hidden
+    if adapters is None:
+        return 0.0, 0.0
+
+    def number(inputs: float, *widths: tuple[Target, float]) -> float:
+        return adapter_elements(adapters.rank, adapted_widths(adapters, widths), inputs)
+
+    dense = experts = 0.0
+    attention = block.attention
+    if attention is not None:
+        matrices = attention_matrices(h, attention)
+        for targets, (_, inputs) in zip(projection_targets(attention), matrices, strict=True):
+            dense += number(inputs, *targets)
+        dense += number(attention.value, ("projection", h))
+    if block.mlp is not None:
+        mlp = block.mlp
+        gates = 2 if mlp.gated else 1
+        width = mlp.width if isinstance(mlp, Mlp) else mlp.shared_width
+        if width:
+            up: list[tuple[Target, float]] = [("fc1", width)] * gates
+            dense += number(h, *up) + number(width, ("fc2", h))
+        if isinstance(mlp, Experts):
+            inner = mlp.latent or h
+            first: list[tuple[Target, float]] = [("expert_fc1", mlp.width)] * gates
+            each = number(inner, *first) + number(mlp.width, ("expert_fc2", inner))
+            experts = each * (job.ep if adapters.shared_by_experts else mlp.number)
     return experts, dense
 
 

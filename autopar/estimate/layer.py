@@ -30,6 +30,7 @@ from autopar.estimate.job import (
     attention_matrices,
     mamba_inputs,
     parameters,
+    projection_targets,
 )
 from autopar.estimate.kernel_constants import ELEMENT_BYTES
 from autopar.estimate.kernels import (
@@ -40,6 +41,7 @@ from autopar.estimate.kernels import (
 )
 from autopar.estimate.memory_bound import cast_s, cross_entropy_s, elements_s, embedding_s
 from autopar.estimate.parts.experts import expert_parts, expert_sends
+from autopar.estimate.parts.linear import Beside, linear_parts, mlp_parts
 from autopar.estimate.parts.operations import (
     Kind,
     Machine,
@@ -50,9 +52,7 @@ from autopar.estimate.parts.operations import (
     accumulation_bytes,
     element_part,
     group,
-    linear_parts,
     machine_of,
-    mlp_parts,
     split_of,
     transfer_s,
 )
@@ -175,6 +175,7 @@ def _attention_parts(
     latent = attention.latent
     # at least one key-value head on every rank
     key_value = attention.key_value * np.maximum(attention.kv_heads, t) / attention.kv_heads
+    targets = projection_targets(attention)
     for index, (outputs, inputs) in enumerate(attention_matrices(hidden, attention)):
         # latents are the same on all tensor ranks, the heads behind them are split
         whole = latent is not None and index == 0
@@ -182,8 +183,11 @@ def _attention_parts(
         share = 1 if whole else t
         more = key_value - attention.key_value if latent is None else 0.0
         width = (outputs + more) / share
-        yield from linear_parts(machine, job, f"qkv {index}", module, n, width, inputs)
-    yield from linear_parts(machine, job, "projection", "attention", n, hidden, attention.value / t)
+        beside = [(target, size / share) for target, size in targets[index]]
+        yield from linear_parts(machine, job, f"qkv {index}", module, n, width, inputs, beside)
+    values = attention.value / t
+    last: Beside = [("projection", hidden)]
+    yield from linear_parts(machine, job, "projection", "attention", n, hidden, values, last)
     if latent is not None:
         widths = (latent.query_rank or 0) + latent.key_value_rank
         yield element_part(machine, job, "latent norms", "attention", "norm", n * widths)

@@ -251,8 +251,10 @@ def adapter_saved_bytes(launch: Launch, *, experts: bool) -> int:
         *mlp_weights(launch, experts=experts),
     )
     for weight in weights:
-        tokens = routed_tokens(launch) if weight.expert else launch.tokens
         number = len(adapter_widths(launch, weight))
+        if not number:
+            continue
+        tokens = routed_tokens(launch) if weight.expert else launch.tokens
         each = adapters.rank * element
         if adapters.dropout:
             each += weight.shape[1] * (element + 1)

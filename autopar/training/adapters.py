@@ -8,8 +8,9 @@ records and the counts that memory and time share; bytes of activations and seco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
+from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.records import dataclass
 
@@ -80,9 +81,12 @@ def base_bytes(adapters: Adapters) -> float:
     return _BASE_BYTES[adapters.base]
 
 
+_Width = TypeVar("_Width", float, "float | F64")
+
+
 def adapted_widths(
-    adapters: Adapters | None, widths: Sequence[tuple[Target, float]]
-) -> tuple[float, ...]:
+    adapters: Adapters | None, widths: Sequence[tuple[Target, _Width]]
+) -> tuple[_Width, ...]:
     """Return the outputs of each adapter beside a matrix whose parts have so many outputs.
 
     Parts with one input, such as queries, keys and values, share an adapter where the trainer has
@@ -90,8 +94,10 @@ def adapted_widths(
     """
     if adapters is None:
         return ()
-    chosen = tuple(width for target, width in widths if target in adapters.targets and width)
-    return (sum(chosen),) if adapters.fused and chosen else chosen
+    chosen = [width for target, width in widths if target in adapters.targets]
+    if adapters.fused and chosen:
+        return (sum(chosen[1:], start=chosen[0]),)
+    return tuple(chosen)
 
 
 def needs_input(adapters: Adapters | None, *targets: Target) -> bool:

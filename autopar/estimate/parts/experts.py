@@ -13,6 +13,13 @@ from autopar.estimate.job import Experts, Job
 from autopar.estimate.kernel_constants import ELEMENT_BYTES
 from autopar.estimate.kernels import grouped_linear_s
 from autopar.estimate.memory_bound import elements_s, permute_s
+from autopar.estimate.parts.linear import (
+    Beside,
+    adapter_parts,
+    dequantised_parts,
+    linear_parts,
+    mlp_parts,
+)
 from autopar.estimate.parts.operations import (
     Machine,
     Part,
@@ -21,8 +28,6 @@ from autopar.estimate.parts.operations import (
     cast_parts,
     element_part,
     group,
-    linear_parts,
-    mlp_parts,
     product_part,
     split_of,
     transfer_s,
@@ -50,7 +55,9 @@ def expert_parts(
     first = (2 if mlp.gated else 1) * width
     # 128: blocks of scales; 16-bit kernels take any number of rows
     pad = 128 if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"] else 1
-    for name, outputs, inputs in (("up", first, inner), ("down", inner, width)):
+    up: Beside = [("expert_fc1", width)] * (2 if mlp.gated else 1)
+    down: Beside = [("expert_fc2", inner)]
+    for name, outputs, inputs, beside in (("up", first, inner, up), ("down", inner, width, down)):
         times = grouped_linear_s(
             machine.kernels,
             rows,
@@ -68,6 +75,18 @@ def expert_parts(
         yield product_part(machine, job, f"experts {name}", "moe", times, weights, job.precision)
         yield from cast_parts(
             machine, job, f"experts {name}", "moe", job.precision, copies * inputs, copies * outputs
+        )
+        yield from dequantised_parts(machine, job, f"experts {name}", "moe", weights)
+        shared = job.adapters is not None and job.adapters.shared_by_experts
+        yield from adapter_parts(
+            machine,
+            job,
+            f"experts {name}",
+            "moe",
+            copies if shared else rows,
+            inputs,
+            beside,
+            groups=None if shared else held,
         )
     yield element_part(
         machine,

@@ -17,7 +17,7 @@ from autopar.estimate.card import Card
 from autopar.estimate.collectives import GroupShape, SiteFactors, collective_time_s
 from autopar.estimate.job import Job
 from autopar.estimate.kernel_constants import ELEMENT_BYTES, Kernels, kernels_of
-from autopar.estimate.kernels import LinearTimes, linear_s
+from autopar.estimate.kernels import LinearTimes
 from autopar.estimate.memory_bound import cast_s, elements_s
 from autopar.estimate.site import Site
 from autopar.estimate.stack import Stack
@@ -34,9 +34,7 @@ __all__ = [
     "cast_parts",
     "element_part",
     "group",
-    "linear_parts",
     "machine_of",
-    "mlp_parts",
     "product_part",
     "split_of",
     "transfer_s",
@@ -180,26 +178,6 @@ def element_part(
     )
 
 
-def linear_parts(
-    machine: Machine, job: Job, name: str, module: str, tokens: Real, outputs: Real, inputs: Real
-) -> Iterator[Part]:
-    """Yield a linear layer's products, its gradient's accumulation and its casts."""
-    dtype = "bf16" if job.experts_only and job.precision not in ("fp16", "fp32") else job.precision
-    clock = machine.kernels.product_clock(dtype, machine.clock)
-    times = linear_s(
-        machine.kernels,
-        tokens,
-        outputs,
-        inputs,
-        dtype=dtype,
-        clock=clock,
-        sustained=True,
-        cast=False,
-    )
-    yield product_part(machine, job, name, module, times, outputs * inputs, dtype)
-    yield from cast_parts(machine, job, name, module, dtype, tokens * inputs, tokens * outputs)
-
-
 def product_part(
     machine: Machine,
     job: Job,
@@ -238,22 +216,6 @@ def cast_parts(
         for elements in (inputs, outputs)
     )
     yield Part(f"{name} cast", module, "cast", forward, backward)
-
-
-def mlp_parts(
-    machine: Machine,
-    job: Job,
-    hidden: int,
-    width: int,
-    gated: bool,
-    module: str,
-    split: Split,
-) -> Iterator[Part]:
-    n, first = split.tokens, (2 if gated else 1) * width / split.tensor
-    yield from linear_parts(machine, job, f"{module} up", module, n, first, hidden)
-    yield from linear_parts(machine, job, f"{module} down", module, n, hidden, width / split.tensor)
-    name = f"{module} activation"
-    yield element_part(machine, job, name, module, "activation", n * first, gated=gated)
 
 
 def transfer_s(
