@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import assume, strategies as st
 
@@ -20,11 +20,14 @@ from autopar.memory.launch import (
     Precision,
     Recompute,
     Software,
+    TorchTrainer,
     chunks_of_sizes,
     even_chunks,
 )
+from autopar.memory.recipes import BUCKETS, Buckets
+from search.launches.models import FLAVOURS, flavour
 
-__all__ = ["megatron_launches"]
+__all__ = ["megatron_launches", "titan_launches", "torch_launches"]
 
 _MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
@@ -244,3 +247,157 @@ def _chunks(d: _Draw, layers: int, pp: int, vpp: int, mtp: int) -> tuple[tuple[C
     for _ in range(layers):
         sizes[d.draw(st.integers(0, pp * vpp - 1))] += 1
     return chunks_of_sizes(sizes, pp, mtp=mtp)
+
+
+@st.composite
+def titan_launches(draw: st.DrawFn) -> Launch:
+    """Return a launch that torchtitan 0.2 takes: one of its flavours, split and trained."""
+    d = _Draw(draw)
+    one, yes = d.one, d.yes
+    name = one(*FLAVOURS)
+    model = flavour(name, one(*FLAVOURS[name]))
+    assert model is not None
+    groups = model.attention.groups if model.attention.latent is None else 128
+    tp = one(*(n for n in (1, 2, 4) if groups % n == 0 and model.attention.heads % n == 0))
+    cp = one(1, 1, 2)
+    pp = one(1, 1, 2, 4) if not model.tied and model.num_layers >= 8 else 1
+    vpp = one(1, 2) if pp > 1 else 1
+    replicas, shard = one(1, 2), one(1, 2, 4)
+    if shard * cp == 1 and tp * pp > 1:
+        replicas = 1
+    sharded = shard * cp > 1
+    dp = replicas * shard
+    mixed = any(model.expert_layers)
+    ep, etp = 1, tp if mixed else 1
+    if mixed and yes():
+        etp = one(1, tp)
+        own = cp if etp == tp else cp * tp
+        ep = own * one(*(n for n in (1, 2, 4) if shard % n == 0))
+        etp = etp if ep > 1 else tp
+    micro, number = one(1, 2), pp * one(1, 2)
+    zero = (3 if pp == 1 or yes() else 2) if sharded else 0
+    if sharded and pp == 1 and yes():
+        zero = 2
+    wide = not sharded and tp * pp > 1
+    fp8 = one(None, None, "tensorwise", "mxfp8")
+    compiled = yes()
+    checkpoint = one("none", "op", "layers", "full")
+    experts = model.experts
+    if ep > 1 and experts is not None:
+        model = replace(model, experts=replace(experts, dispatcher=one("alltoall", "flex")))
+    try:
+        return Launch(
+            model=model,
+            degrees=Degrees(
+                world=dp * tp * cp * pp,
+                tp=tp,
+                cp=cp,
+                pp=pp,
+                ep=ep,
+                etp=etp,
+                sequence_parallel=tp > 1,
+                chunks=_chunks(d, model.num_layers, pp, vpp, 0),
+            ),
+            seq=one(1024, 4096),
+            micro_batch=micro,
+            global_batch=micro * number * dp,
+            steps=one(None, 1000),
+            precision=Precision(
+                kind="fp32" if wide else one("bf16", "fp32"),
+                fp8=fp8 is not None,
+                fp8_recipe=fp8 or "tensorwise",
+            ),
+            tensor_overlap=tp > 1 and compiled and yes(),
+            software=Software(gpu="B200"),
+            trainer=TorchTrainer(
+                keeper="torchtitan" if zero else "ddp",
+                zero=zero,  # type: ignore[arg-type]
+                replicas=replicas if zero else 1,
+                each_micro_batch=pp == 1,
+                gathered_fp8=fp8 == "tensorwise" and sharded and yes(),
+                compiled=compiled,
+                checkpoint=checkpoint,
+                every=one(1, 2, 3) if checkpoint == "layers" else 1,
+                repeated_heads=True,
+                loss=one("whole", "compiled"),
+                loss_parallel=tp == 1 or yes(),
+            ),
+        )
+    except InputError:
+        # experts that do not divide
+        assume(False)
+        raise
+
+
+@st.composite
+def torch_launches(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"]) -> Launch:
+    """Return a launch of a script of Hugging Face's, sharded by DeepSpeed or by accelerate."""
+    d = _Draw(draw)
+    one, yes = d.one, d.yes
+    tp = one(1, 1, 2)
+    cp = one(1, 1, 2) if keeper == "accelerate" else 1
+    zero = one(0, 1, 2, 3) if keeper == "deepspeed" else one(0, 2, 3) if cp == 1 else one(2, 3)
+    replicas = one(1, 2) if keeper == "accelerate" and zero and tp == 1 else 1
+    # copies of tensor groups are of parts alone
+    shard = one(1, 2, 4) if zero or tp == 1 else 1
+    dp = replicas * shard
+    layers, heads = one(2, 5), one(8, 16)
+    qkv_biases = yes()
+    kind, number, micro = one("bf16", "fp16", "fp32"), one(1, 3), one(1, 4)
+    checkpoint = one("none", "full")
+    contiguous = yes()
+    buckets = Buckets(
+        reduce=one(500_000_000, 1 << 20),
+        allgather=one(500_000_000, 1 << 20),
+        # of buckets that are no copies there is no second one
+        overlap=one(None, *((True,) if contiguous else ())),
+        sub_group=one(10**9, 10**8),
+        contiguous=contiguous,
+        prefetch=one(50_000_000, 12_345),
+    )
+    return Launch(
+        model=Model(
+            hidden=one(256, 520),
+            ffn=1024,
+            attention=Attention(
+                heads=heads,
+                groups=one(4, heads),
+                width=64,
+                head_norms=not qkv_biases and yes(),
+                dropout=0.0,
+            ),
+            vocab=one(1000, 32000),
+            vocab_divisor=1,
+            expert_layers=(False,) * layers,
+            gated=True,
+            biases=False,
+            qkv_biases=qkv_biases,
+            tied=yes(),
+            norm="rms",
+            positions="rotary",
+            hidden_dropout=0.0,
+        ),
+        degrees=Degrees(
+            world=dp * tp * cp, tp=tp, cp=cp, chunks=even_chunks(layers, 1), ep=1, etp=1
+        ),
+        seq=one(1024, 4096),
+        micro_batch=micro,
+        global_batch=micro * number * dp,
+        steps=one(None, 100),
+        precision=Precision(kind=kind),
+        trainer=TorchTrainer(
+            keeper=keeper,
+            zero=zero,
+            replicas=replicas,
+            wide_gradients=one(None, True, *(() if kind == "fp32" else (False,)))
+            if keeper == "deepspeed"
+            else None,
+            each_micro_batch=number == 1 or (keeper == "deepspeed" and zero >= 2),
+            buckets=buckets if keeper == "deepspeed" else BUCKETS,
+            layers="transformers",
+            compiled=yes(),
+            checkpoint=checkpoint,
+            repeated_heads=yes(),
+            loss_parallel=False,
+        ),
+    )

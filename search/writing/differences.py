@@ -10,8 +10,9 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from autopar.memory.launch import Launch, Optimizer, Recompute, Software
+from autopar.memory.recipes import BUCKETS, Buckets, Zero
 
-__all__ = ["losses_of", "without_effect"]
+__all__ = ["buckets_at", "losses_of", "without_effect"]
 
 _RELEASE = (
     "gpu",
@@ -133,8 +134,12 @@ def without_effect(launch: Launch) -> Launch:
     if trainer is not None:
         # states, what is computed again and kernels are the trainer's, which these repeat
         recompute, software, optimizer = Recompute(), Software(), Optimizer()
-        every = trainer.every if trainer.checkpoint == "layers" else 1
-        trainer = replace(trainer, every=every)
+        trainer = replace(
+            trainer,
+            every=trainer.every if trainer.checkpoint == "layers" else 1,
+            gathered_fp8=trainer.gathered_fp8 and trainer.zero > 0 and precision.fp8,
+            buckets=buckets_at(trainer.buckets, trainer.zero),
+        )
     return replace(
         launch,
         name="",
@@ -147,3 +152,18 @@ def without_effect(launch: Launch) -> Launch:
         tensor_overlap=launch.tensor_overlap and launch.degrees.tp > 1,
         trainer=trainer,
     )
+
+
+_OF_STAGE_3 = ("prefetch", "live", "reuse", "sub_group")
+
+
+def buckets_at(buckets: Buckets, zero: Zero) -> Buckets:
+    """Return DeepSpeed's buckets with those at their defaults that a stage does not have.
+
+    `deepspeed/runtime/zero/config.py`: stage 3 fetches weights ahead, stages 1 and 2 gather them
+    behind the step; without ZeRO there are none.
+    """
+    if zero == 0:
+        return BUCKETS
+    idle = ("allgather",) if zero == 3 else _OF_STAGE_3
+    return replace(buckets, **{name: getattr(BUCKETS, name) for name in idle})

@@ -48,6 +48,8 @@ class Draft:
     files: Mapping[str, str]
     launch: str
     notes: tuple[str, ...]
+    entry: str | None = None
+    """The file that says all of the launch; None: the command does, with what it names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,8 @@ class WrittenLaunch:
     losses: tuple[str, ...]
     """What the trainer cannot say of the launch, one sentence each; empty where it does just that.
     """
+    entry: str | None
+    """The file that `autopar check` takes; None: `launch.sh`, which holds the command."""
     runs: Launch
     """What the files say, read back: the launch itself where nothing is lost."""
 

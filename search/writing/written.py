@@ -16,11 +16,11 @@ from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.check.read import read_checked
 from search.check.trainer import CheckedFile
-from search.writing import megatron
+from search.writing import accelerate, deepspeed, megatron, torchtitan
 from search.writing.differences import losses_of
 from search.writing.place import Draft, Engine, Place, WrittenLaunch
 
-__all__ = ["ENGINES", "LAUNCH", "check_draft", "written"]
+__all__ = ["ENGINES", "LAUNCH", "checked", "written"]
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 LAUNCH = "launch.sh"
@@ -38,6 +38,9 @@ class _Writer:
 
 _WRITERS: Mapping[Engine, _Writer] = {
     "megatron": _Writer(title="Megatron-LM", write=megatron.write),
+    "torchtitan": _Writer(title=f"torchtitan {torchtitan.VERSION}", write=torchtitan.write),
+    "deepspeed": _Writer(title="DeepSpeed", write=deepspeed.write),
+    "accelerate": _Writer(title="accelerate", write=accelerate.write),
 }
 
 
@@ -62,13 +65,14 @@ def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
         launch=draft.launch,
         notes=draft.notes,
         losses=losses_of(launch, runs, writer.title),
+        entry=draft.entry,
         runs=runs,
     )
 
 
 def _read_back(draft: Draft, launch: Launch, title: str) -> Launch:
     """Return the launch that files say; raises InputError for what the trainer ends with."""
-    found = check_draft(draft, launch)
+    found = checked(draft, launch)
     illegal = [one.text for one in found.findings if one.kind == "illegal"]
     if illegal:
         more = f", and {len(illegal) - 1} more" if len(illegal) > 1 else ""
@@ -79,13 +83,15 @@ def _read_back(draft: Draft, launch: Launch, title: str) -> Launch:
     return found.launch
 
 
-def check_draft(draft: Draft, launch: Launch) -> CheckedFile:
-    """Return what `autopar check` says of files, where they lie as a user has them."""
+def checked(draft: Draft | WrittenLaunch, launch: Launch) -> CheckedFile:
+    """Return what `autopar check` says of files, which lie as a user has them."""
     with TemporaryDirectory(prefix="autopar-") as folder:
         for name, text in {**draft.files, LAUNCH: draft.launch}.items():
             path = Path(folder) / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         return read_checked(
-            str(Path(folder) / LAUNCH), world_size=launch.degrees.world, gpu=launch.software.gpu
+            str(Path(folder) / (draft.entry or LAUNCH)),
+            world_size=launch.degrees.world,
+            gpu=launch.software.gpu,
         )
