@@ -15,8 +15,10 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
 
 __all__ = [
+    "FP32_STATES",
     "Attention",
     "Block",
     "Experts",
@@ -27,6 +29,7 @@ __all__ = [
     "Module",
     "Precision",
     "Recomputation",
+    "adapter_parameters",
     "attention_matrices",
     "blocks_of",
     "job_of_plan",
@@ -34,6 +37,7 @@ __all__ = [
     "mamba_inputs",
     "model_flop",
     "parameters",
+    "projection_targets",
     "stage_blocks",
 ]
 
@@ -51,6 +55,8 @@ Module = Literal[
 ]
 """What recomputation can be of, in Megatron-Core's words; `per_op` is torchtitan's: everything but
 attention and every other product."""
+FP32_STATES = 12.0
+"""Bytes of a parameter's two moments and weight in fp32, as `Job.state_bytes` counts them."""
 Recomputation = frozenset[Module] | Literal["full"]
 
 
@@ -150,6 +156,9 @@ class Block:
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
+    precision: Precision | None = None
+    offloaded_bytes: float = 0.0
+    """Activations of a layer and micro-batch that wait on the host, in bytes of a rank."""
     zero: int | None = None
     tp: int | None = None
     cp: int | None = None
@@ -208,7 +217,13 @@ class Job:
     """CUDA graphs: of parts of layers, or of the whole iteration."""
     fused_experts: bool = False
     """An expert's MLP is one kernel."""
-    dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
+    dispatcher: Literal["all_to_all", "allgather", "fused"] = "all_to_all"
+    router_fp32: bool = False
+    """Probabilities are fp32; with `allgather` so is what comes back."""
+    capacity: float | None = None
+    """Tokens that an expert takes over the mean of all; None: no token is dropped."""
+    padded_capacity: bool = False
+    """Experts compute as many tokens as they could take."""
     overlap_experts: bool = False
     """Dispatch and combine of one micro-batch run under another's compute."""
     overlap_tensor: bool = True
@@ -228,7 +243,19 @@ class Job:
     """Of low precision: only the experts' products."""
     frozen: bool = False
     """The base weights are not trained (LoRA): no weight gradients, no optimizer of them."""
+    adapters: Adapters | None = None
+    """What is trained beside the base, which is frozen where there are any."""
     optimizer: bool = True
+    state_bytes: float = FP32_STATES
+    """Of a parameter's moments and fp32 weight, each of which an update reads and writes."""
+    optimizer_offload: float = 0.0
+    """Share of the states that the host keeps and updates."""
+    offloaded_master: bool = False
+    """fp32 weights of that share lie on the host, too, and 16-bit ones come back."""
+    overlap_offload: bool = False
+    """The host's copies of one part run beside its update of another."""
+    offloaded_weights: bool = False
+    """Weights lie on the host, and are copied for each forward and backward."""
     mtp: int = 0
     """Layers that predict further tokens, each with a head of its own."""
     skew: float = 1.0
@@ -353,6 +380,56 @@ def parameters(block: Block) -> tuple[float, float]:
         dense += h * mlp.number + matrices * h * mlp.shared_width
         if mlp.latent:
             dense += 2 * h * mlp.latent
+    return experts, dense
+
+
+def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float], ...], ...]:
+    """Return what adapters can stand beside of `attention_matrices`, with outputs, in their order.
+
+    Latents of keys and values are one matrix, which adapters of either stand beside.
+    """
+    latent = attention.latent
+    if latent is None:
+        key = attention.kv_heads * attention.width
+        value = attention.key_value - key
+        return ((("query", attention.query), ("key", key), ("value", value)),)
+    narrow = latent.key_value_rank + latent.rotary_width
+    values = attention.value_width or attention.width
+    keys = attention.heads * (attention.width - latent.rotary_width + values)
+    first: tuple[tuple[Target, float], ...] = (("key", narrow),)
+    if latent.query_rank is not None:
+        first = (("query", latent.query_rank), *first)
+    return (first, (("query", attention.query),), (("key", keys),))
+
+
+def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
+    """Return the weights of the adapters of one layer: of its experts, and of everything else."""
+    adapters, h = job.adapters, block.hidden
+    if adapters is None:
+        return 0.0, 0.0
+
+    def number(inputs: float, *widths: tuple[Target, float]) -> float:
+        return adapter_elements(adapters.rank, adapted_widths(adapters, widths), inputs)
+
+    dense = experts = 0.0
+    attention = block.attention
+    if attention is not None:
+        matrices = attention_matrices(h, attention)
+        for targets, (_, inputs) in zip(projection_targets(attention), matrices, strict=True):
+            dense += number(inputs, *targets)
+        dense += number(attention.value, ("projection", h))
+    if block.mlp is not None:
+        mlp = block.mlp
+        gates = 2 if mlp.gated else 1
+        width = mlp.width if isinstance(mlp, Mlp) else mlp.shared_width
+        if width:
+            up: list[tuple[Target, float]] = [("fc1", width)] * gates
+            dense += number(h, *up) + number(width, ("fc2", h))
+        if isinstance(mlp, Experts):
+            inner = mlp.latent or h
+            first: list[tuple[Target, float]] = [("expert_fc1", mlp.width)] * gates
+            each = number(inner, *first) + number(mlp.width, ("expert_fc2", inner))
+            experts = each * (job.ep if adapters.shared_by_experts else mlp.number)
     return experts, dense
 
 

@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.estimate.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
-from autopar.estimate.job import Block, Experts, Job, Mlp, parameters, stage_blocks
+from autopar.estimate.job import (
+    Block,
+    Experts,
+    Job,
+    Mlp,
+    adapter_parameters,
+    parameters,
+    stage_blocks,
+)
 from autopar.estimate.layer import (
     LayerTimes,
     Machine,
@@ -31,6 +39,7 @@ from autopar.estimate.layer import (
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.records import dataclass
+from autopar.training.adapters import base_bytes
 
 __all__ = [
     "TERMS",
@@ -344,7 +353,10 @@ def _stage(
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
-        of_experts, others = parameters(block)
+        # what is held has gradients and states: of frozen weights what stands beside them
+        of_experts, others = (
+            parameters(block) if job.adapters is None else adapter_parameters(own, block)
+        )
         _hold(weights, _dense_group(own), block.number * others / own.tp)
         _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
         if own.zero == 3:
@@ -353,18 +365,20 @@ def _stage(
     table = ends.vocab * ends.blocks[0].hidden / ends.tp
     if index == 0:
         _add(terms, ends, known.embedding(ends))
-        _hold(weights, _dense_group(ends), table)
+        _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
     if index == job.pp - 1:
         parts, sends = known.head(ends)
         for _ in range(1 + job.mtp):
             _add(terms, ends, parts)
             terms["tensor"] += sends
         if not (job.tied and job.pp == 1):
-            _hold(weights, _dense_group(ends), table)
+            _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (index in (0, job.pp - 1)):
         # embedding and head are one more unit, gathered once a micro-batch
         tables = (1 if job.tied or job.pp > 1 else 2) * table
-        moved = _gather_s(machine, ends, tables) + _scatter_s(machine, ends, tables)
+        moved = _gather_s(machine, ends, tables, ends.element_bytes) + _scatter_s(
+            machine, ends, tables
+        )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
     device = sum(terms.values())
     total = float(together_s(device, host))
@@ -493,9 +507,21 @@ def _expert_ranks(job: Job) -> int:
     return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
 
 
-def _gather_s(machine: Machine, job: Job, weights: float) -> float:
-    size = weights * job.element_bytes
+def _trains_nothing(job: Job) -> bool:
+    """Return whether there are no gradients of weights that a step counts."""
+    return job.frozen and job.adapters is None
+
+
+def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
+    size = weights * each_bytes
     return transfer_s(machine, "allgather", size, _data_ranks(job), job.tp) / _network(machine)
+
+
+def _frozen_bytes(job: Job) -> float:
+    """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
+    if job.adapters is None:
+        return job.element_bytes
+    return min(job.element_bytes, base_bytes(job.adapters))
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
@@ -518,14 +544,18 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     experts, dense = parameters(block)
     gathers = 2 if job.reshard else 1
     weights = dense / job.tp
-    traffic = gathers * _gather_s(machine, job, weights) + _scatter_s(machine, job, weights)
+    once = _gather_s(machine, job, weights, _frozen_bytes(job))
+    traffic = gathers * once + _scatter_s(machine, job, weights)
     if experts:
         ranks, stride = _expert_ranks(job), job.ep * job.etp
-        size = experts / stride * job.element_bytes
+        size = experts / stride * _frozen_bytes(job)
         routed = gathers * transfer_s(machine, "allgather", size, ranks, stride)
         if not job.frozen:
             routed += transfer_s(machine, "reducescatter", size, ranks, stride)
         traffic += routed / _network(machine)
+    if job.adapters is not None:
+        own = sum(adapter_parameters(job, block)) / job.tp * _gradient_bytes(machine, job)
+        traffic += transfer_s(machine, "reducescatter", own, _data_ranks(job), job.tp)
     device = sum(terms.values())
     visible = machine.stack.figures.overlap["fully_sharded"]
     return max(device, traffic) + visible * min(device, traffic) - device
@@ -536,7 +566,7 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
     grads = _gradient_bytes(machine, job)
     summed = gathered = 0.0
     for (_, ranks, stride, zero), weights in stage.weights.items():
-        if zero == 3 or job.frozen:
+        if zero == 3 or _trains_nothing(job):
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
@@ -547,7 +577,7 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
 
 
 def _optimizer_s(machine: Machine, job: Job, stage: _Stage) -> float:
-    if job.frozen or not job.optimizer:
+    if _trains_nothing(job) or not job.optimizer:
         return 0.0
     own = resident = 0.0
     for group, weights in stage.weights.items():

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeVar, cast
 
-from autopar.memory.launch import Chunk, Degrees, Module as RecomputeModule, Recompute
+from autopar.memory.launch import Chunk, Degrees, Recompute
+from autopar.plans import Module
 from autopar.records import dataclass
 
 __all__ = [
@@ -130,7 +131,7 @@ def recompute_of(words: str) -> Recompute:
         return Recompute(layers="uniform", number=1)
     if words.startswith("block "):
         return Recompute(layers="block", number=int(words.removeprefix("block ")))
-    return Recompute(modules=frozenset(cast(list[RecomputeModule], words.split("+"))))
+    return Recompute(modules=frozenset(cast(list[Module], words.split("+"))))
 
 
 def recompute_words(recompute: Recompute) -> str:
