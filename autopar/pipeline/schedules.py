@@ -20,6 +20,7 @@ __all__ = [
     "check_schedule",
     "default_group",
     "schedule_named",
+    "schedule_of_chunks",
     "schedule_problem",
 ]
 
@@ -144,6 +145,11 @@ _BY_SPELLING: dict[str, Schedule] = {
 def schedule_named(text: str) -> Schedule | None:
     """Return the schedule that torch, torchtitan or these pages call so; None: none of them."""
     return _BY_SPELLING.get(text.lower())
+
+
+def schedule_of_chunks(chunks: int) -> Schedule:
+    """Return the schedule that a pipeline of so many chunks a stage has where nobody names one."""
+    return "interleaved" if chunks > 1 else "1f1b"
 
 
 def default_group(stages: int, micro_batches: int) -> int:
