@@ -81,7 +81,7 @@ def _launches(request: Request) -> int:
         target = Path(request.output.config_path)
         if target.suffix != ".json" or target.is_dir():
             target = target / file_name(found)
-        files[target] = document_text(launch_document(found, request.given))
+        files[target] = document_text(launch_document(found, request.given).model_dump())
         outputs = {"--json": request.output.json_path, "--output-config-path": target}
         refuse_clashes(outputs, files_read([request.inputs.model]))
     if request.output.json_path == "-":
