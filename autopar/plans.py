@@ -19,6 +19,7 @@ __all__ = [
     "PUBLISHED_RUNS",
     "LayerRun",
     "LayerStrategy",
+    "Module",
     "PipelineType",
     "Plan",
     "Prediction",
@@ -26,9 +27,12 @@ __all__ = [
     "VocabStrategy",
     "WidestCell",
     "ZeroDefault",
+    "chunk_problems",
     "data_degree",
+    "expert_problems",
     "fewest_microbatches",
     "layer_problems",
+    "refinements",
     "tensor_degrees",
     "violations",
     "vocab_problems",
@@ -36,15 +40,27 @@ __all__ = [
 ]
 
 
-PipelineType = Literal["1f1b", "gpipe"]
+PipelineType = Literal[
+    "1f1b",
+    "gpipe",
+    "interleaved",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zero_bubble_v",
+    "dual_pipe_v",
+]
+"""The schedule of micro-batches; those after `gpipe` are of stages that hold several chunks."""
 ZeroDefault = Literal["ddp", "zero2"]
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+"""What selective recomputation can be of, in Megatron-Core's words."""
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerStrategy:
     """How one layer is parallelised; the data degree follows from world, stages, tp and cp.
 
-    The field order is the canonical order that breaks ties between equally fast plans.
+    Strategies are ordered by their fields in turn, the canonical order that breaks ties between
+    equally fast plans.
     """
 
     tp: int = 1
@@ -56,6 +72,32 @@ class LayerStrategy:
     checkpoint: bool = False
     strided: bool = False
     """True when the tensor group is ranks i, i+stride, ... instead of neighbours."""
+    ep: int = 1
+    """Expert degree: the experts of the layer are divided over so many ranks of the stage, which
+    may be of other tensor, context and data groups: the grid of experts (`expert_tp` * ep * edp)
+    shares nothing with that of the other weights (tp * cp * dp) but the stage."""
+    etp: int | None = None
+    """Expert tensor degree; None: `tp` without expert parallelism, and 1 with it."""
+    recompute: tuple[Module, ...] = ()
+    """Modules that the backward computes again, sorted; empty beside `checkpoint`, which means the
+    whole layer. A module that the layer has not means nothing."""
+
+    def __lt__(self, other: LayerStrategy) -> bool:
+        """Return whether this strategy comes first; a degree that is not given is before all."""
+        return self._place < other._place
+
+    @property
+    def _place(self) -> tuple[object, ...]:
+        given = (self.tp, self.ulysses, self.cp, self.zero3, self.checkpoint, self.strided)
+        return (*given, self.ep, self.etp or 0, self.recompute)
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks among which every expert is divided."""
+        if self.etp is not None:
+            return self.etp
+        # Ulysses divides no weights
+        return self.tp if self.ep == 1 and not self.ulysses else 1
 
     def label(self, data_degree: int, default_dp: ZeroDefault) -> str:
         """Return a short name such as `tp4-dp2-zero3-ckpt` or `ulysses8`."""
@@ -65,6 +107,10 @@ class LayerStrategy:
             parts.append(f"{kind}{self.tp}" + ("-strided" if self.strided else ""))
         if self.cp > 1:
             parts.append(f"cp{self.cp}")
+        if self.ep > 1:
+            parts.append(f"ep{self.ep}")
+        if self.etp is not None:
+            parts.append(f"etp{self.etp}")
         if data_degree > 1 or not parts:
             parts.append(f"dp{data_degree}")
         if self.zero3:
@@ -74,6 +120,8 @@ class LayerStrategy:
             parts.append("zero2")
         if self.checkpoint:
             parts.append("ckpt")
+        if self.recompute:
+            parts.append("+".join(self.recompute))
         return "-".join(parts)
 
 
@@ -84,10 +132,12 @@ class VocabStrategy:
     tp: int = 1
     ulysses: bool = False
     zero3: bool = False
+    cp: int = 1
+    """Context degree: embedding, head and loss have the tokens of the rank's two pieces."""
 
     def as_layer(self) -> LayerStrategy:
         """Return the strategy of a layer that is split as embedding and head are."""
-        return LayerStrategy(tp=self.tp, ulysses=self.ulysses, zero3=self.zero3)
+        return LayerStrategy(tp=self.tp, ulysses=self.ulysses, cp=self.cp, zero3=self.zero3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +155,28 @@ class Plan:
     pipeline_type: PipelineType = "1f1b"
     default_dp_type: ZeroDefault = "ddp"
     """What a layer without ZeRO-3 does with its data group."""
+    num_chunks: int = 1
+    """Chunks of consecutive layers that every stage holds: virtual pipeline stages of each."""
+    chunk_sizes: tuple[int, ...] = ()
+    """Layers of all chunks in the order in which they run; empty: those of a stage are divided
+    evenly."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Layers of all chunks in the order in which they run; of one chunk a stage, its layers."""
+        if self.chunk_sizes:
+            return self.chunk_sizes
+        return tuple(
+            self.stage_sizes[stage] // self.num_chunks
+            for stage in map(self.stage_of_chunk, range(self.num_stages * self.num_chunks))
+        )
+
+    def stage_of_chunk(self, chunk: int) -> int:
+        """Return the stage that holds a chunk: from first to last and again, or there and back."""
+        turn, place = divmod(chunk, self.num_stages)
+        # in a V the last stage hands its first chunk's output to its own second one
+        is_back = self.pipeline_type in ("zero_bubble_v", "dual_pipe_v") and turn % 2 == 1
+        return self.num_stages - 1 - place if is_back else place
 
     def data_degree(self, layer: int) -> int:
         """Return the data degree of a layer (0 when tp*cp does not divide the stage's ranks)."""
@@ -113,7 +185,10 @@ class Plan:
 
     def stage_of_layer(self) -> tuple[int, ...]:
         """Return the stage index of every layer."""
-        return tuple(j for j, n in enumerate(self.stage_sizes) for _ in range(n))
+        if self.num_chunks == 1:
+            return tuple(j for j, n in enumerate(self.stage_sizes) for _ in range(n))
+        chunks = enumerate(self.chunks)
+        return tuple(self.stage_of_chunk(k) for k, n in chunks for _ in range(n))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +288,14 @@ def data_degree(world_size: int, num_stages: int, group: int) -> int:
 
 def fewest_microbatches(pipeline_type: PipelineType, num_stages: int) -> int:
     """Return how many micro-batches a schedule needs."""
+    # all forwards come before all backwards, however few they are
+    if pipeline_type in ("gpipe", "looped_bfs"):
+        return 1
+    # it fills a pipeline of 2p chunks from its one end (torch's ScheduleDualPipeV)
+    if pipeline_type == "dual_pipe_v":
+        return 2 * num_stages
     # the first stage of 1F1B holds p micro-batches before the first backward arrives
-    return num_stages if pipeline_type == "1f1b" else 1
+    return num_stages
 
 
 def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
@@ -223,8 +304,13 @@ def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
     return tuple(t for t in degrees if not any(width_problems(layer, t)))
 
 
-def width_problems(layer: LayerSpec, degree: int, *, ulysses: bool = False) -> Iterator[str]:
-    """Yield why heads and MLP do not split over so many tensor ranks; unknown sizes always do."""
+def width_problems(
+    layer: LayerSpec, degree: int, *, ulysses: bool = False, heads_only: bool = False
+) -> Iterator[str]:
+    """Yield why heads and MLP do not split over so many tensor ranks; unknown sizes always do.
+
+    heads_only : where the MLP is experts, whose degree is another one.
+    """
     name = "ulysses" if ulysses else "tp"
     heads, kv_heads, ffn = layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size
     # every rank has whole heads
@@ -238,7 +324,7 @@ def width_problems(layer: LayerSpec, degree: int, *, ulysses: bool = False) -> I
             "where one must be 0"
         )
     # Ulysses splits tokens and heads, never the width of the MLP
-    if not ulysses and ffn is not None and ffn % degree:
+    if not (ulysses or heads_only) and ffn is not None and ffn % degree:
         yield f"ffn_hidden_size({ffn}) % tp({degree}) = {ffn % degree} != 0"
 
 
@@ -247,7 +333,14 @@ def layer_problems(
 ) -> Iterator[str]:
     """Yield why a layer of this shape cannot have a strategy."""
     t, c, s = strategy.tp, strategy.cp, layer.seq_length
-    yield from width_problems(layer, t, ulysses=strategy.ulysses)
+    own_grid = layer.num_experts is not None and (strategy.ep > 1 or strategy.etp is not None)
+    yield from width_problems(layer, t, ulysses=strategy.ulysses, heads_only=own_grid)
+    yield from expert_problems(layer, strategy)
+    if strategy.checkpoint and strategy.recompute:
+        yield (
+            f"the whole layer is recomputed, and {'+'.join(strategy.recompute)} of it once more; "
+            "choose one"
+        )
     name = "ulysses" if strategy.ulysses else "tp"
     # only these two split the sequence over the tensor group
     shards = t if strategy.ulysses or sequence_parallel else 1
@@ -262,6 +355,24 @@ def layer_problems(
         yield f"seq_length({s}) % {name}({t}) = {s % shards} != 0"
 
 
+def expert_problems(layer: LayerSpec, strategy: LayerStrategy) -> Iterator[str]:
+    """Yield why the experts of a layer do not split so; unknown sizes always do."""
+    e, t = strategy.ep, strategy.expert_tp
+    if layer.num_experts is None:
+        if e > 1:
+            yield f"ep({e}) is for layers with experts, and this layer has none"
+        # without experts an expert tensor degree of 1 divides nothing, any other one is a mistake
+        if strategy.etp is not None and t > 1:
+            yield f"etp({t}) is for layers with experts, and this layer has none"
+        return
+    # every rank of an expert group has as many whole experts
+    if layer.num_experts % e:
+        yield f"experts({layer.num_experts}) % ep({e}) = {layer.num_experts % e} != 0"
+    ffn = layer.ffn_hidden_size
+    if strategy.etp is not None and ffn is not None and ffn % t:
+        yield f"ffn_hidden_size({ffn}) % etp({t}) = {ffn % t} != 0"
+
+
 def vocab_problems(
     spec: ModelSpec, vocab: VocabStrategy, *, sequence_parallel: bool
 ) -> Iterator[str]:
@@ -269,11 +380,17 @@ def vocab_problems(
 
     The vocabulary itself is padded to a multiple of the degree, so it never restricts it.
     """
-    if vocab.ulysses or sequence_parallel:
-        for s in sorted({layer.seq_length for layer in spec.layers}):
-            if s % vocab.tp:
-                name = "vsp" if vocab.ulysses else "vtp"
-                yield f"seq_length({s}) % {name}({vocab.tp}) = {s % vocab.tp} != 0"
+    splits = vocab.ulysses or sequence_parallel
+    name, t, c = "vsp" if vocab.ulysses else "vtp", vocab.tp, vocab.cp
+    for s in sorted({layer.seq_length for layer in spec.layers}):
+        if c > 1:
+            # the two pieces of a rank's tokens are those of the layers' rings
+            pieces = 2 * c * (t if splits else 1)
+            factor = f" * {name}({t})" if splits and t > 1 else ""
+            if s % pieces:
+                yield f"seq_length({s}) % (2 * vcp({c}){factor}) = {s % pieces} != 0"
+        elif splits and s % t:
+            yield f"seq_length({s}) % {name}({t}) = {s % t} != 0"
 
 
 def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple[str, ...]:
@@ -290,7 +407,7 @@ def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple
     where: dict[str, list[tuple[int, int]]] = {}
     for first, last, kind, strategy in _runs(plan, spec):
         t, c = strategy.tp, strategy.cp
-        texts = list(_ranks(plan, f"tp({t}) * cp({c})", t * c))
+        texts = [*_ranks(plan, f"tp({t}) * cp({c})", t * c), *_expert_ranks(plan, strategy)]
         # with another number of layers no strategy can be told its layer type
         if shape_known:
             layer = spec.layers[kind]
@@ -303,9 +420,9 @@ def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple
             else:
                 ranges.append((first, last))
     problems += (f"{_layers(ranges)}: {text}" for text, ranges in where.items())
-    t = plan.vocab.tp
+    t, c = plan.vocab.tp, plan.vocab.cp
     ends = [
-        *_ranks(plan, f"vtp({t})", t),
+        *_ranks(plan, f"vtp({t})" + (f" * vcp({c})" if c > 1 else ""), t * c),
         *vocab_problems(spec, plan.vocab, sequence_parallel=sequence_parallel),
     ]
     problems += (f"embedding and head: {text}" for text in ends)
@@ -337,12 +454,72 @@ def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:
         yield f"pp({p}) > layers({num_layers})"
     if plan.world_size % p:
         yield f"world_size({plan.world_size}) % pp({p}) = {plan.world_size % p} != 0"
-    if m < fewest_microbatches(plan.pipeline_type, p):
-        yield f"1F1B needs micro-batches({m}) >= pp({p})"
+    fewest = fewest_microbatches(plan.pipeline_type, p)
+    if m < fewest:
+        factor = f"{fewest // p} * " if fewest > p else ""
+        name = "1F1B" if plan.pipeline_type == "1f1b" else plan.pipeline_type
+        yield f"{name} needs micro-batches({m}) >= {factor}pp({p})"
+    yield from chunk_problems(plan)
     if plan.global_batch % m:
         yield (
             f"global_batch({plan.global_batch}) % micro-batches({m}) = {plan.global_batch % m} != 0"
         )
+
+
+def chunk_problems(plan: Plan) -> Iterator[str]:
+    """Yield why stages cannot hold their layers in these chunks, or the schedule not run them."""
+    p, v, m, kind = plan.num_stages, plan.num_chunks, plan.num_microbatches, plan.pipeline_type
+    if kind in ("1f1b", "gpipe"):
+        if v != 1:
+            yield f"{kind} has 1 chunk a stage, and the plan has num_chunks({v})"
+    elif kind in ("zero_bubble_v", "dual_pipe_v"):
+        if v != 2:
+            yield f"{kind} has 2 chunks a stage, and the plan has num_chunks({v})"
+    elif v < 2:
+        yield f"{kind} needs num_chunks({v}) >= 2"
+    if kind not in ("1f1b", "gpipe") and p == 1:
+        yield f"{kind} needs stages, and pp is 1"
+    # micro-batches go through the chunks in rounds of one for every stage
+    if kind in ("interleaved", "interleaved_zero_bubble") and m >= p and m % p:
+        yield f"{kind} needs micro-batches({m}) % pp({p}) = {m % p} to be 0"
+    if v < 1 or len(plan.stage_sizes) != p:
+        return
+    if not plan.chunk_sizes:
+        for stage, size in enumerate(plan.stage_sizes):
+            if size % v:
+                yield f"layers of stage {stage}({size}) % num_chunks({v}) = {size % v} != 0"
+        return
+    if len(plan.chunk_sizes) != p * v:
+        yield f"entries of chunk_sizes({len(plan.chunk_sizes)}) != pp({p}) * num_chunks({v})"
+        return
+    for chunk, size in enumerate(plan.chunk_sizes):
+        if size < 0:
+            yield f"chunk {chunk} has {size} layers where at least 0 are needed"
+    held = [0] * p
+    for chunk, size in enumerate(plan.chunk_sizes):
+        held[plan.stage_of_chunk(chunk)] += size
+    for stage, (found, size) in enumerate(zip(held, plan.stage_sizes, strict=True)):
+        if found != size:
+            yield f"chunks of stage {stage} have {found} layers and the stage has {size}"
+
+
+def refinements(plan: Plan) -> tuple[str, ...]:
+    """Return in words what a plan says beside degrees, ZeRO, whole checkpoints, 1F1B and GPipe.
+
+    For whoever prices or writes plans without it, to be refused in a sentence.
+    """
+    layers = plan.layers
+    found = [f"expert degree {e}" for e in sorted({s.ep for s in layers} - {1})]
+    given = {s.etp for s in layers if s.etp is not None}
+    found += [f"expert tensor degree {t}" for t in sorted(given)]
+    modules = sorted({module for s in layers for module in s.recompute})
+    found += [f"recomputation of {', '.join(modules)}"] if modules else []
+    found += [f"context degree {plan.vocab.cp} of embedding and head"] if plan.vocab.cp > 1 else []
+    # GPipe and 1F1B are the schedules of one chunk a stage
+    if plan.pipeline_type not in ("1f1b", "gpipe"):
+        found.append(f"schedule {plan.pipeline_type}")
+    found += [f"{plan.num_chunks} chunks a stage"] if plan.num_chunks > 1 else []
+    return tuple(found)
 
 
 def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStrategy]]:
@@ -356,6 +533,17 @@ def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStr
         count = len(list(group))
         yield first, first + count - 1, kind, strategy
         first += count
+
+
+def _expert_ranks(plan: Plan, strategy: LayerStrategy) -> Iterator[str]:
+    """Experts fill the stage by a grid of their own."""
+    if strategy.ep == 1 and strategy.etp is None:
+        return
+    p, e, t = plan.num_stages, strategy.ep, strategy.expert_tp
+    d = plan.world_size // (p * e * t)
+    if not data_degree(plan.world_size, p, e * t):
+        product = f"etp({t}) * ep({e}) * edp({d}) * pp({p}) = {t * e * d * p}"
+        yield f"{product} != world_size({plan.world_size})"
 
 
 def _ranks(plan: Plan, degrees: str, group: int) -> Iterator[str]:

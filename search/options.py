@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
-from autopar.plans import PipelineType
 from autopar.records import dataclass
 from autopar.units import GIB
 
@@ -154,7 +153,7 @@ class SearchOptions:
         True, help="a strategy per layer (1) or one for all (0)", panel=_SPACE, shown="1"
     )
     """False: one strategy for all layers."""
-    pipeline_type: PipelineType = option(
+    pipeline_type: Literal["1f1b", "gpipe"] = option(
         "1f1b",
         help="schedule",
         panel=_SPACE,

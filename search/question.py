@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Session",
+    "check_known",
     "evaluate_file",
     "open_session",
     "read_plan_for",
@@ -81,7 +82,22 @@ def read_plan_for(
             key="tp_sizes_enc",
             remedy="give the plan's --model or --num-layers",
         )
+    check_known(plan, where)
     return plan
+
+
+def check_known(plan: Plan, where: Path | str) -> None:
+    """Raise DocumentError where a plan says what the planner and its exports do not know."""
+    from autopar.plans import refinements  # of those who take a plan of a file
+
+    unknown = refinements(plan)
+    if unknown:
+        raise DocumentError(
+            where,
+            f"has {', '.join(unknown)}, which the planner neither prices nor exports",
+            key="plan",
+            remedy="give a plan without, or run this one with profiler.plan",
+        )
 
 
 def evaluate_file(

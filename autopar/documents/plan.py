@@ -27,7 +27,7 @@ from autopar.documents.checks import (
     validate_document,
 )
 from autopar.documents.json import load_object
-from autopar.documents.strategy import Strategy, parse_strategy, strategy_document
+from autopar.documents.strategy import Strategy, galvatron_document, parse_strategy
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel, ConfigDict, Field, model_serializer
 from autopar.output import write_text
@@ -675,8 +675,8 @@ def write_document(path: Path | str, document: Mapping[str, object]) -> None:
 
 
 def write_strategy(plan: Plan, path: Path | str) -> None:
-    """Write the strategy file of a plan, atomically."""
-    write_document(path, strategy_document(plan))
+    """Write the strategy file of a plan, atomically; InputError where it cannot say all of it."""
+    write_document(path, galvatron_document(plan))
 
 
 def read_strategy(

@@ -1,7 +1,8 @@
 """The documented strategy file (`galvatron_config_*.json`): all spellings are read, one is written.
 
-It is what launchers read, and what stands under `plan` in our own plan file. A spelling is a model
-of the file: its keys, what each may hold, and what has to agree.
+It is what launchers read, and what stands under `plan` in our own plan file, there with a few keys
+more for what no release of the strategy file says. A spelling is a model of the file: its keys,
+what each may hold, and what has to agree.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
 
 from autopar.documents.checks import Value, key_error, validate_document
 from autopar.documents.json import shorten
-from autopar.errors import DocumentError, nearest
+from autopar.errors import DocumentError, InputError, nearest
 from autopar.objects import (
     BaseModel,
     ConfigDict,
@@ -24,7 +26,15 @@ from autopar.objects import (
     field_validator,
     model_validator,
 )
-from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
+from autopar.plans import (
+    LayerStrategy,
+    Module,
+    PipelineType,
+    Plan,
+    VocabStrategy,
+    ZeroDefault,
+    refinements,
+)
 from autopar.units import format_count
 
 if TYPE_CHECKING:
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Strategy",
+    "galvatron_document",
     "paddle_document",
     "parse_strategy",
     "strategy_document",
@@ -75,6 +86,23 @@ def _integers(value: object, *, low: int, high: int, expected: str) -> tuple[int
     )
 
 
+def _modules(value: object) -> tuple[tuple[Module, ...], ...]:
+    """Return the modules of every layer from `core_attn+moe_act,none,...`."""
+    known: tuple[Module, ...] = get_args(Module)
+    parts = value.split(",") if isinstance(value, str) else [value]
+    found = []
+    for position, part in enumerate(parts):
+        names = part.strip().split("+") if isinstance(part, str) else [part]
+        chosen = tuple(sorted(name for name in known if name in names))
+        if names != ["none"] and len(chosen) != len(names):
+            raise key_error(
+                f"expected none or modules of {', '.join(known)} joined by + as entry {position} "
+                f"of a comma list, got {shorten(part)}"
+            )
+        found.append(chosen)
+    return tuple(found)
+
+
 def _choice(names: Mapping[str, _T]) -> Callable[[object], _T]:
     def read(value: object) -> _T:
         if not isinstance(value, str) or value not in names:
@@ -92,6 +120,7 @@ _PIPELINE_NAMES: dict[str, PipelineType] = {
     "1f1b": "1f1b",
     "gpipe": "gpipe",
 }
+_OWN_PIPELINES = {**_PIPELINE_NAMES, **{kind: kind for kind in get_args(PipelineType)}}
 _DP_NAMES: dict[str, ZeroDefault] = {"ddp": "ddp", "zero2": "zero2"}
 _LIST = WithJsonSchema({"type": ["string", "array", "integer"]})
 
@@ -112,6 +141,16 @@ _Pipeline = Annotated[
     PlainValidator(_choice(_PIPELINE_NAMES)),
     WithJsonSchema({"enum": list(_PIPELINE_NAMES)}),
 ]
+_OwnPipeline = Annotated[
+    PipelineType,
+    PlainValidator(_choice(_OWN_PIPELINES)),
+    WithJsonSchema({"enum": list(_OWN_PIPELINES)}),
+]
+_Chunks = Annotated[
+    tuple[int, ...],
+    PlainValidator(partial(_integers, low=0, high=_MAX_DEGREE, expected="a number of layers")),
+    _LIST,
+]
 _Default = Annotated[
     ZeroDefault, PlainValidator(_choice(_DP_NAMES)), WithJsonSchema({"enum": list(_DP_NAMES)})
 ]
@@ -120,8 +159,6 @@ _Default = Annotated[
 # --- spellings -------------------------------------------------------------------------------
 
 _EXPERTS = ("ep_sizes_enc", "tp_of_ep_sizes_enc")
-_ONLY_READ = {*_EXPERTS, "vcp"}
-"""What other releases of the strategy file can say, and a plan cannot."""
 
 
 class _File(BaseModel):
@@ -172,29 +209,31 @@ class _GalvatronFile(_File):
     chunks: _Count = 1
     pp_division: _Degrees = ()
     # what the runtimes assume of files that do not say it
-    pipeline_type: _Pipeline = "gpipe"
+    pipeline_type: _OwnPipeline = "gpipe"
     default_dp_type: _Default = "ddp"
     vtp: _Count = 1
     vsp: _Flag = False
     vcp: _Count = 1
+    """Context degree of embedding, head and loss."""
     embed_sdp: _Flag = False
     vocab_sdp: _Flag = False
     ep_sizes_enc: _Degrees = ()
+    """Expert degrees; not given: 1."""
     tp_of_ep_sizes_enc: _Degrees = ()
+    """Expert tensor degrees; not given: those of `tp_sizes_enc` where the expert degree is 1, else
+    1."""
+    recompute_modules: Annotated[
+        tuple[tuple[Module, ...], ...], PlainValidator(_modules), WithJsonSchema({"type": "string"})
+    ] = ()
+    """Modules of every layer that the backward computes again, joined by +, or none."""
+    vpp_deg: _Count = 1
+    """Chunks of layers that every stage holds."""
+    vpp_division: _Chunks = ()
+    """Layers of all chunks in the order in which they run; not given: evenly."""
 
     def check(self, data: Mapping[str, Any]) -> None:
         lists = ("dp_types_enc", "tp_consecutive_flags", "use_sp", "cp_sizes_enc", "checkpoint")
-        self.check_lengths(len(self.tp_sizes_enc), *_EXPERTS, *lists)
-        for key in _EXPERTS:
-            if any(degree != 1 for degree in getattr(self, key)):
-                problem = f"holds {shorten(data[key])}; only expert degree 1 is supported"
-                raise key_error(problem, key)
-        if self.vcp != 1:
-            raise key_error(
-                f"expected 1, got {shorten(data['vcp'])}; a context degree of the vocabulary "
-                "layers is not supported",
-                "vcp",
-            )
+        self.check_lengths(len(self.tp_sizes_enc), *_EXPERTS, *lists, "recompute_modules")
         if {"embed_sdp", "vocab_sdp"} <= self.model_fields_set and self.embed_sdp != self.vocab_sdp:
             raise key_error(
                 f"is {int(self.vocab_sdp)} while 'embed_sdp' is {int(self.embed_sdp)}; they name "
@@ -241,12 +280,20 @@ class _GalvatronFile(_File):
             zero3=self.dp_types_enc,
             checkpoint=self.checkpoint,
             vocab=VocabStrategy(
-                tp=self.vtp, ulysses=self.vsp, zero3=self.embed_sdp or self.vocab_sdp
+                tp=self.vtp,
+                ulysses=self.vsp,
+                zero3=self.embed_sdp or self.vocab_sdp,
+                cp=self.vcp,
             ),
             global_batch=self.global_bsz,
             num_microbatches=self.chunks,
             pipeline_type=self.pipeline_type,
             default_dp_type=self.default_dp_type,
+            ep=self.ep_sizes_enc,
+            etp=self.tp_of_ep_sizes_enc,
+            recompute=self.recompute_modules,
+            num_chunks=self.vpp_deg,
+            chunk_sizes=self.vpp_division,
         )
 
 
@@ -423,11 +470,17 @@ def _plan(
     num_microbatches: int,
     pipeline_type: PipelineType,
     default_dp_type: ZeroDefault,
+    ep: Sequence[int] = (),
+    etp: Sequence[int] = (),
+    recompute: Sequence[tuple[Module, ...]] = (),
+    num_chunks: int = 1,
+    chunk_sizes: tuple[int, ...] = (),
 ) -> Plan:
     """Build the plan with one spelling of what has no meaning; lists may be empty.
 
-    A group of one rank is neither Ulysses nor strided, and a group of all ranks of a stage is
-    consecutive whatever the flag says.
+    A group of one rank is neither Ulysses nor strided, a group of all ranks of a stage is
+    consecutive whatever the flag says, and an expert tensor degree that follows from the other
+    degrees is not given.
     """
     ones, zeros = (1,) * len(tp), (0,) * len(tp)
     ranks = world_size // len(stage_sizes)
@@ -439,14 +492,20 @@ def _plan(
             zero3=bool(z),
             checkpoint=bool(k),
             strided=not consec and 1 < t < ranks,
+            ep=e,
+            etp=None if expert_tp == (t if e == 1 and not u else 1) else expert_tp,
+            recompute=modules,
         )
-        for t, c, consec, u, z, k in zip(
+        for t, c, consec, u, z, k, e, expert_tp, modules in zip(
             tp,
             cp or ones,
             consecutive or ones,
             ulysses or zeros,
             zero3 or zeros,
             checkpoint or zeros,
+            ep or ones,
+            etp or (None,) * len(tp),
+            recompute or ((),) * len(tp),
             strict=True,
         )
     )
@@ -455,11 +514,13 @@ def _plan(
         num_stages=len(stage_sizes),
         stage_sizes=stage_sizes,
         layers=layers,
-        vocab=VocabStrategy(tp=vocab.tp, ulysses=vocab.ulysses and vocab.tp > 1, zero3=vocab.zero3),
+        vocab=replace(vocab, ulysses=vocab.ulysses and vocab.tp > 1),
         global_batch=global_batch,
         num_microbatches=num_microbatches,
         pipeline_type=pipeline_type,
         default_dp_type=default_dp_type,
+        num_chunks=num_chunks,
+        chunk_sizes=chunk_sizes,
     )
 
 
@@ -472,13 +533,12 @@ def _schema() -> dict[str, Any]:
     layers = {"description": "Layers of every stage."}
     return {
         "type": "object",
-        "description": "The strategy file of a plan: comma lists have an entry per layer. These "
-        "keys are written; those of other releases are read as well.",
+        "description": "The strategy file of a plan: comma lists have an entry per layer. Keys "
+        "that say nothing beside the others are left out.",
         "properties": {
             key: {k: v for k, v in known[key].items() if k not in ("title", "default")}
             | (layers if key == "pp_division" else {})
             for key in known
-            if key not in _ONLY_READ
         },
     }
 
@@ -528,6 +588,7 @@ def paddle_document(plan: Plan) -> dict[str, object]:
 
     layers = plan.layers
     assert not any(s.strided or s.cp > 1 for s in layers)
+    _check_said(plan, refinements(plan), "PaddleNLP's strategy file")
     other = 2 if plan.default_dp_type == "zero2" else 0
     sharding = [3 if s.zero3 else other for s in layers]
     document: dict[str, object] = {
@@ -551,11 +612,39 @@ def paddle_document(plan: Plan) -> dict[str, object]:
     return document
 
 
-def strategy_document(plan: Plan) -> dict[str, object]:
-    """Return the strategy file of a plan: the documented keys in the documented order.
+def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
+    """Raise InputError where a file cannot say all of a plan."""
+    if lost:
+        raise InputError(
+            f"{file} cannot say {', '.join(lost)} of this plan; our own plan file (autopar_plan_*)"
+            " says everything"
+        )
 
-    `cp_sizes_enc` is present only when some layer has a context degree above 1; the ZeRO-3
-    decision of the embedding is written under both names that readers look for.
+
+def galvatron_document(plan: Plan) -> dict[str, object]:
+    """Return the strategy file of a plan as Galvatron reads it.
+
+    Raises
+    ------
+    InputError
+        With what the plan says and no release of the file does.
+    """
+    # the newest release has keys for degrees of experts and for the vocabulary's context degree
+    said = replace(
+        plan,
+        layers=tuple(replace(s, ep=1, etp=None) for s in plan.layers),
+        vocab=replace(plan.vocab, cp=1),
+    )
+    _check_said(plan, refinements(said), "Galvatron's strategy file")
+    return strategy_document(plan)
+
+
+def strategy_document(plan: Plan) -> dict[str, object]:
+    """Return a plan as our own file has it: the strategy file's keys in their documented order.
+
+    `cp_sizes_enc` is present only when some layer has a context degree above 1, and so are the
+    degrees of experts and what our own file alone says; the ZeRO-3 decision of the embedding is
+    written under both names that readers look for.
     """
 
     def joined(values: Iterable[int]) -> str:
@@ -577,13 +666,24 @@ def strategy_document(plan: Plan) -> dict[str, object]:
         "global_bsz": plan.global_batch,
         "chunks": plan.num_microbatches,
         "pp_division": joined(plan.stage_sizes),
-        "pipeline_type": "gpipe" if plan.pipeline_type == "gpipe" else "pipedream_flush",
+        "pipeline_type": "pipedream_flush" if plan.pipeline_type == "1f1b" else plan.pipeline_type,
         "default_dp_type": plan.default_dp_type,
         "vtp": plan.vocab.tp,
         "vsp": int(plan.vocab.ulysses),
         "embed_sdp": int(plan.vocab.zero3),
         "vocab_sdp": int(plan.vocab.zero3),
     }
+    if plan.vocab.cp > 1:
+        document["vcp"] = plan.vocab.cp
+    if any(s.ep > 1 or s.etp is not None for s in layers):
+        document["ep_sizes_enc"] = joined(s.ep for s in layers)
+        document["tp_of_ep_sizes_enc"] = joined(s.expert_tp for s in layers)
+    if any(s.recompute for s in layers):
+        document["recompute_modules"] = ",".join("+".join(s.recompute) or "none" for s in layers)
+    if plan.num_chunks > 1:
+        document["vpp_deg"] = plan.num_chunks
+    if plan.chunk_sizes:
+        document["vpp_division"] = joined(plan.chunk_sizes)
     return document
 
 

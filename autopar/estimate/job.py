@@ -13,7 +13,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
-from autopar.plans import LayerStrategy, Plan, violations
+from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
 
@@ -33,6 +33,7 @@ __all__ = [
     "attention_matrices",
     "blocks_of",
     "job_of_plan",
+    "layer_blocks",
     "mamba_inputs",
     "model_flop",
     "parameters",
@@ -278,13 +279,40 @@ class Job:
 
 
 def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
-    """Return the blocks of a model spec; raises InputError for what they cannot say."""
-    blocks = []
-    for index, layer in enumerate(spec.layers):
-        # cross-attention reads what the layer type in front of it, the encoder, puts out
-        other = spec.layers[index - 1].seq_length if index else layer.seq_length
-        blocks.append(_block(layer, other if layer.cross_attention else None))
-    return tuple(blocks)
+    """Return runs of equal layers of a model spec, in execution order.
+
+    One for each layer type where all its layers see as many tokens and types do not take turns.
+    Raises InputError for what blocks cannot say.
+    """
+    alike = zip(spec.layer_types, layer_blocks(spec), strict=True)
+    runs = ((block, len(list(run))) for (_, block), run in groupby(alike))
+    return tuple(replace(block, number=number) for block, number in runs)
+
+
+def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
+    """Return a block of one layer for each layer of a model, in execution order; errors as above.
+
+    Of layers with a window every so-manieth of their type may have none.
+    """
+    kinds = [_kind_blocks(spec, index) for index in range(len(spec.layers))]
+    seen = [0] * len(kinds)
+    found = []
+    for kind in spec.layer_types:
+        narrow, whole = kinds[kind]
+        seen[kind] += 1
+        every = spec.layers[kind].whole_every
+        found.append(whole if every and seen[kind] % every == 0 else narrow)
+    return tuple(found)
+
+
+def _kind_blocks(spec: ModelSpec, index: int) -> tuple[Block, Block]:
+    """Return one layer of a type, with its window and without."""
+    layer = spec.layers[index]
+    # cross-attention reads what the layer type in front of it, the encoder, puts out
+    other = spec.layers[index - 1].seq_length if index else layer.seq_length
+    cross_tokens = other if layer.cross_attention else None
+    narrow = _block(layer, cross_tokens)
+    return narrow, _block(replace(layer, window=None, whole_every=0), cross_tokens)
 
 
 def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
@@ -297,17 +325,28 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
             per_token=layer.experts_per_token or layer.num_experts,
             width=layer.ffn_hidden_size,
             gated=layer.gated_mlp,
+            shared_width=layer.shared_expert_width,
         )
+    latent = layer.latent
     return Block(
-        number=layer.num_layers,
+        number=1,
         hidden=layer.hidden_size,
         attention=Attention(
             heads=layer.num_heads,
             kv_heads=layer.num_kv_heads or layer.num_heads,
             width=head_dim(layer),
+            value_width=None if latent is None else latent.value_width,
+            window=layer.window,
             causal=layer.causal,
             rotary=layer.gated_mlp,
             head_norms=layer.qk_norms,
+            latent=None
+            if latent is None
+            else LatentAttention(
+                query_rank=latent.query_rank,
+                key_value_rank=latent.key_value_rank,
+                rotary_width=latent.rotary_width,
+            ),
         ),
         mlp=mlp,
         cross_tokens=cross_tokens,
@@ -538,6 +577,9 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
     problems = violations(plan, spec, sequence_parallel=sequence_parallel)
     if problems:
         raise InputError(f"the plan is illegal: {problems[0]}")
+    unknown = refinements(plan)
+    if unknown:
+        raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
     split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]
     if any(strategy.ulysses for strategy in split):
         raise InputError("only the planner prices Ulysses sequence parallelism, not bottom-up")
@@ -555,11 +597,10 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
 
 def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
     """Return runs of layers that are alike in type and strategy."""
-    types = blocks_of(spec)
-    alike = zip(spec.layer_types, plan.layers, strict=True)
+    alike = zip(spec.layer_types, layer_blocks(spec), plan.layers, strict=True)
     return tuple(
-        _planned(types[kind], len(list(run)), strategy, default)
-        for (kind, strategy), run in groupby(alike)
+        _planned(block, len(list(run)), strategy, default)
+        for (_, block, strategy), run in groupby(alike)
     )
 
 

@@ -15,11 +15,20 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.estimate.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
-from autopar.estimate.job import Block, Experts, Job, adapter_parameters, parameters, stage_blocks
+from autopar.estimate.job import (
+    Block,
+    Experts,
+    Job,
+    Mlp,
+    adapter_parameters,
+    parameters,
+    stage_blocks,
+)
 from autopar.estimate.layer import (
     LayerTimes,
     Machine,
     Part,
+    Sends,
     embedding_times,
     head_sends_s,
     head_times,
@@ -34,7 +43,15 @@ from autopar.records import dataclass
 from autopar.training.adapters import base_bytes
 from autopar.training.offload import copy_s, exposed_s
 
-__all__ = ["TERMS", "KnownLayers", "StepTime", "ends_seconds", "layer_seconds", "step_time"]
+__all__ = [
+    "TERMS",
+    "KnownLayers",
+    "StepTime",
+    "ends_seconds",
+    "layer_seconds",
+    "stage_transfer_s",
+    "step_time",
+]
 
 TERMS = (
     "gemm",
@@ -124,6 +141,37 @@ class KnownLayers:
         key = (self._sizes(job), alike)
         found = self._layers.get(key)
         if found is None:
+            found = self._layers[key] = self._both_halves(job, alike)
+        return found
+
+    def _both_halves(self, job: Job, block: Block) -> LayerTimes:
+        """Return the times of a layer from those of its attention and of its MLP, kept apart.
+
+        Attention knows nothing of the degrees of experts. Experts see the tokens that a rank
+        routes, whichever degrees left it so many.
+        """
+        if block.attention is None or block.mlp is None or block.cross_tokens is not None:
+            return layer_times(self._machine, job, block)
+        plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
+        first = self._half(plain, replace(block, mlp=None))
+        other = replace(block, attention=None, mamba=None)
+        if isinstance(block.mlp, Mlp):
+            second = self._half(plain, other)
+        else:
+            second = self._half(_routed_alone(job, block.mlp), other)
+        return LayerTimes(
+            parts=(*first.parts, *second.parts),
+            tensor=_together(first.tensor, second.tensor),
+            context=first.context,
+            experts=second.experts,
+            weight_cast_s=first.weight_cast_s + second.weight_cast_s,
+            mixture=second.mixture,
+        )
+
+    def _half(self, job: Job, block: Block) -> LayerTimes:
+        key = (self._sizes(job), block)
+        found = self._layers.get(key)
+        if found is None:
             found = self._layers[key] = layer_times(self._machine, job, block)
         return found
 
@@ -145,6 +193,24 @@ class KnownLayers:
         return found
 
 
+def _routed_alone(job: Job, experts: Experts) -> Job:
+    """Return a job on one tensor and context rank that routes as many tokens, where it can be said.
+
+    Tokens that all ranks see, as those of shared experts, are others.
+    """
+    routed, rest = divmod(job.micro_batch * job.seq, job.cp * job.tp)
+    scattered = job.sequence_parallel or job.tp == 1
+    # weights of 8 bits are cast, and those of the router are split over tensor ranks
+    narrow = job.precision not in ("bf16", "fp16", "fp32")
+    if experts.shared_width or experts.latent or rest or narrow or not scattered:
+        return job
+    return replace(job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False)
+
+
+def _together(one: Sends, other: Sends) -> Sends:
+    return Sends(*map(sum, zip(one, other, strict=True)))
+
+
 def layer_seconds(
     machine: Machine, job: Job, block: Block, known: KnownLayers
 ) -> tuple[float, float]:
@@ -163,6 +229,11 @@ def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
         for found in (known.embedding(ends), parts)
     )
     return embedding, (1 + job.mtp) * (head + sends)
+
+
+def stage_transfer_s(machine: Machine, job: Job) -> float:
+    """Return what sends between stages add to a micro-batch of a stage."""
+    return _transfer_s(machine, job)
 
 
 def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.memory.recipes import BUCKETS, Buckets, Keeper, Zero
+from autopar.plans import Module
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
@@ -28,7 +29,6 @@ __all__ = [
     "Latent",
     "Launch",
     "Model",
-    "Module",
     "Optimizer",
     "Precision",
     "Recompute",
@@ -41,8 +41,6 @@ __all__ = [
 
 AttentionKernel = Literal["fused", "flash", "unfused", "local"]
 """cuDNN's, FlashAttention, products with a softmax of their own, and those of Megatron itself."""
-Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
-"""What selective recomputation can be of."""
 
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")

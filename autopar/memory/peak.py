@@ -21,9 +21,10 @@ from autopar.memory.activations import (
     scores,
 )
 from autopar.memory.allocator import recycled_bytes
-from autopar.memory.launch import Chunk, Launch, Module
+from autopar.memory.launch import Chunk, Launch
 from autopar.memory.parameters import chunk_weights, layer_weights
 from autopar.memory.schedule import Moment, moments
+from autopar.plans import Module
 from autopar.records import dataclass
 from autopar.training.offload import Offload
 

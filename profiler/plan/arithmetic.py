@@ -13,7 +13,7 @@ import numpy as np
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
-from autopar.plans import LayerStrategy, Plan, violations
+from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 from profiler.plan.job import PlanJob
 
@@ -359,6 +359,9 @@ def check_job(job: PlanJob) -> Cube:
                 f"layer {layer} has context degree {strategy.cp}, and plans with ring attention "
                 "are not run here; give a plan with context degree 1"
             )
+    unknown = refinements(plan)
+    if unknown:
+        raise InputError(f"the plan has {', '.join(unknown)}, and plans with it are not run here")
     _check_streams(job)
     return cube_of(plan)
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from autopar.documents.checks import Value, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.documents.plan import read_strategy
-from autopar.documents.strategy import strategy_document
+from autopar.documents.strategy import galvatron_document
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec, head_dim
 from autopar.objects import BaseModel, model_validator
@@ -345,7 +345,7 @@ def lower(job: Job) -> Lowered:
 
 def strategy_text(plan: Plan) -> str:
     """Return the bytes of the documented strategy file of a plan."""
-    return json.dumps(strategy_document(plan), indent=2) + "\n"
+    return json.dumps(galvatron_document(plan), indent=2) + "\n"
 
 
 def is_complete(document: Mapping[str, object]) -> bool:

@@ -16,7 +16,7 @@ from search.engines.best_plan import as_engine
 from search.engines.job import Engine, Job, space_of
 from search.engines.reprice import Price
 from search.options import SearchOptions
-from search.question import Session, open_session, read_plan_for
+from search.question import Session, check_known, open_session, read_plan_for
 from search.request import Request, model_spec
 
 __all__ = ["job_of", "num_layers_of", "pricer_of", "world_size_of"]
@@ -96,6 +96,7 @@ def _without_hardware(
             key="tp_sizes_enc",
             remedy="give the plan's --model or --num-layers",
         )
+    check_known(plan, path)
     if gpus is None:
         # 8 GPUs a node, the common size, where that comes out even
         gpus = world // nodes if nodes else 8 if world % 8 == 0 else world

@@ -26,6 +26,7 @@ from autopar.plans import (
     Prediction,
     StagePrediction,
     WidestCell,
+    refinements,
     violations,
 )
 from autopar.records import dataclass
@@ -445,6 +446,10 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     if p < 1 or plan.world_size % p or len(plan.stage_sizes) != p or min(plan.stage_sizes) < 1:
         return None
     if sum(plan.stage_sizes) != len(plan.layers):
+        return None
+    unknown = refinements(plan)
+    if unknown:
+        problems.append(f"the planner has no price for {', '.join(unknown)}")
         return None
     # where m does not divide the batch, its largest micro-batch is priced
     samples = -(-plan.global_batch // m)

@@ -30,7 +30,11 @@ from autopar.documents.plan import (
     plain,
     spread_of,
 )
-from autopar.documents.strategy import strategy_document, strategy_file_name
+from autopar.documents.strategy import (
+    galvatron_document,
+    strategy_document,
+    strategy_file_name,
+)
 from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
@@ -227,7 +231,7 @@ def output_texts(
     # the planner returns legal plans only
     assert not problems, problems
     return {
-        paths[0]: document_text(strategy_document(result.plan)),
+        paths[0]: document_text(galvatron_document(result.plan)),
         paths[1]: document_text(plan_document(result, request=request, engine=engine).content()),
     }
 

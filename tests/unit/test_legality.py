@@ -13,6 +13,7 @@ from autopar.plans import (
     VocabStrategy,
     fewest_microbatches,
     layer_problems,
+    refinements,
     tensor_degrees,
     violations,
 )
@@ -95,6 +96,141 @@ def test_violation_shows_the_arithmetic(plan: Plan, expected: str) -> None:
     found = violations(plan, SPEC, sequence_parallel=True)
 
     assert any(expected in text for text in found), found
+
+
+EXPERTS = dataclasses.replace(
+    SPEC, layers=(dataclasses.replace(SPEC.layers[0], num_experts=6, experts_per_token=2),)
+)
+INTERLEAVED: dict[str, Any] = {"pipeline_type": "interleaved", "num_chunks": 2}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (LayerStrategy(ep=4), "experts(6) % ep(4) = 2 != 0"),
+        (LayerStrategy(ep=5), "etp(1) * ep(5) * edp(4) * pp(1) = 20 != world_size(24)"),
+        (LayerStrategy(ep=3, etp=5), "ffn_hidden_size(4096) % etp(5) = 1 != 0"),
+        (LayerStrategy(ep=3, etp=16), "etp(16) * ep(3) * edp(0) * pp(1) = 0 != world_size(24)"),
+        (
+            LayerStrategy(ep=2, checkpoint=True, recompute=("moe",)),
+            "the whole layer is recomputed, and moe of it once more; choose one",
+        ),
+    ],
+)
+def test_experts_have_a_grid_of_their_own(strategy: LayerStrategy, expected: str) -> None:
+    """Expert degrees divide the ranks of a stage, the experts and their width, and nothing else."""
+    found = violations(with_layers(strategy, world_size=24), EXPERTS, sequence_parallel=True)
+
+    assert any(expected in text for text in found), found
+
+
+def test_the_two_grids_of_a_stage_share_its_ranks_alone() -> None:
+    """Expert groups lie across tensor, context and data groups (Megatron-Core's folding)."""
+    folded = LayerStrategy(tp=4, cp=2, ep=6)
+
+    assert not violations(with_layers(folded, world_size=24), EXPERTS, sequence_parallel=True)
+    dense = violations(with_layers(folded, world_size=24), SPEC, sequence_parallel=True)
+    assert dense == ("layers 0-3: ep(6) is for layers with experts, and this layer has none",)
+
+
+def test_experts_may_be_of_a_width_that_the_tensor_degree_does_not_divide() -> None:
+    """Whole experts are not divided by the tensor group; without a degree of their own they are."""
+    layer = dataclasses.replace(EXPERTS.layers[0], ffn_hidden_size=4095)
+    spec = dataclasses.replace(EXPERTS, layers=(layer,))
+
+    def of(strategy: LayerStrategy) -> tuple[str, ...]:
+        return violations(with_layers(strategy, world_size=24), spec, sequence_parallel=True)
+
+    assert of(LayerStrategy(tp=8, ep=2)) == of(LayerStrategy(tp=8, etp=1)) == ()
+    assert of(LayerStrategy(tp=8)) == ("layers 0-3: ffn_hidden_size(4095) % tp(8) = 7 != 0",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_chunks": 2}, "1f1b has 1 chunk a stage, and the plan has num_chunks(2)"),
+        ({"pipeline_type": "looped_bfs"}, "looped_bfs needs num_chunks(1) >= 2"),
+        ({"pipeline_type": "dual_pipe_v"}, "dual_pipe_v has 2 chunks a stage"),
+        (
+            {**INTERLEAVED, "pipeline_type": "dual_pipe_v", "num_microbatches": 2},
+            "dual_pipe_v needs micro-batches(2) >= 2 * pp(2)",
+        ),
+        ({**INTERLEAVED, "num_microbatches": 1}, "interleaved needs micro-batches(1) >= pp(2)"),
+        (
+            {**INTERLEAVED, "global_batch": 24, "num_microbatches": 3},
+            "interleaved needs micro-batches(3) % pp(2) = 1 to be 0",
+        ),
+        ({**INTERLEAVED, "stage_sizes": (1, 3)}, "layers of stage 0(1) % num_chunks(2) = 1 != 0"),
+        (
+            {**INTERLEAVED, "chunk_sizes": (1, 2, 1)},
+            "entries of chunk_sizes(3) != pp(2) * num_chunks(2)",
+        ),
+        (
+            {**INTERLEAVED, "chunk_sizes": (1, 2, 0, 1)},
+            "chunks of stage 0 have 1 layers and the stage has 2",
+        ),
+        ({**INTERLEAVED, "chunk_sizes": (3, 1, -1, 1)}, "chunk 2 has -1 layers"),
+    ],
+)
+def test_chunks_fill_the_stages(changes: dict[str, Any], expected: str) -> None:
+    """A schedule runs so many chunks, and they have the layers of their stages."""
+    found = violations(changed(**changes), SPEC, sequence_parallel=True)
+
+    assert any(expected in text for text in found), found
+
+
+def test_layers_of_chunks_go_round_the_stages_or_there_and_back() -> None:
+    """Of four chunks on two stages the third is on the first stage, in a V on the second."""
+    loop = changed(**INTERLEAVED, chunk_sizes=(0, 1, 2, 1))
+    v_shape = changed(pipeline_type="zero_bubble_v", num_chunks=2)
+
+    assert violations(loop, SPEC, sequence_parallel=True) == ()
+    assert violations(v_shape, SPEC, sequence_parallel=True) == ()
+    assert loop.stage_of_layer() == (1, 0, 0, 1)
+    assert v_shape.stage_of_layer() == (0, 1, 1, 0)
+    assert v_shape.chunks == (1, 1, 1, 1)
+
+
+def test_vocabulary_may_be_split_by_context_too() -> None:
+    """Its tokens are the two pieces that a rank of a ring has."""
+    plan = with_layers(LayerStrategy(cp=3), world_size=24, vocab=VocabStrategy(tp=2, cp=3))
+    found = violations(plan, SPEC, sequence_parallel=True)
+
+    assert "embedding and head: seq_length(2048) % (2 * vcp(3) * vtp(2)) = 8 != 0" in found
+
+
+def test_strategies_have_an_order() -> None:
+    """That of their fields; a degree that is not given comes first."""
+    ordered = [
+        LayerStrategy(),
+        LayerStrategy(recompute=("mlp",)),
+        LayerStrategy(etp=1),
+        LayerStrategy(ep=2),
+        LayerStrategy(checkpoint=True),
+        LayerStrategy(tp=2),
+    ]
+
+    mixed = ordered[3:] + ordered[:3]
+    assert sorted(mixed) == ordered
+
+
+def test_a_plan_says_in_words_what_few_programs_know() -> None:
+    """Nothing of a plan of degrees, ZeRO and checkpoints; everything else in turn."""
+    assert refinements(PLAN) == ()
+    strategy = LayerStrategy(tp=2, ep=4, etp=2, recompute=("core_attn", "moe"))
+    plan = changed(
+        layers=(strategy,) * 4, vocab=VocabStrategy(cp=2), pipeline_type="looped_bfs", num_chunks=2
+    )
+
+    assert refinements(plan) == (
+        "expert degree 4",
+        "expert tensor degree 2",
+        "recomputation of core_attn, moe",
+        "context degree 2 of embedding and head",
+        "schedule looped_bfs",
+        "2 chunks a stage",
+    )
+    assert strategy.label(2, "ddp") == "tp2-ep4-etp2-dp2-core_attn+moe"
 
 
 def test_sequence_parallelism_restricts_only_where_it_is_used() -> None:

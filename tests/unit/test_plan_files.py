@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, strategies as st
 
 from autopar.documents.plan import read_strategy, write_strategy
-from autopar.documents.strategy import strategy_document, strategy_file_name
-from autopar.errors import DocumentError
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.documents.strategy import (
+    galvatron_document,
+    paddle_document,
+    strategy_document,
+    strategy_file_name,
+)
+from autopar.errors import DocumentError, InputError
+from autopar.plans import LayerStrategy, Module, PipelineType, Plan, VocabStrategy
 from tests.data.read import galvatron_answers
 from tests.often import often
 from tests.unit.cli_results import PLAN
@@ -72,6 +78,50 @@ def test_context_degrees_are_written_only_where_there_are_some() -> None:
     assert "cp_sizes_enc" not in strategy_document(PLAN)
 
 
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"recompute": ("core_attn", "mlp")}, "recomputation of core_attn, mlp"),
+        ({"pipeline_type": "interleaved", "num_chunks": 2}, "interleaved, 2 chunks a stage"),
+    ],
+)
+def test_what_the_strategy_file_cannot_say_is_named(changes: dict[str, Any], lost: str) -> None:
+    """Our own file says it; nothing is left out of a launcher's file without a word."""
+    plan = changed(**changes)
+
+    assert read_strategy(strategy_document(plan)) == plan
+    with pytest.raises(InputError, match=f"Galvatron's strategy file cannot say .*{lost}"):
+        galvatron_document(plan)
+
+
+def test_degrees_of_experts_are_in_the_newest_strategy_file() -> None:
+    """Galvatron has keys for them, and for the vocabulary's context degree; PaddleNLP has none."""
+    plan = dataclasses.replace(changed(ep=4), vocab=VocabStrategy(cp=2))
+
+    document = galvatron_document(plan)
+    assert document["ep_sizes_enc"] == "4,4,4,4"
+    assert document["tp_of_ep_sizes_enc"] == "1,1,1,1"
+    assert document["vcp"] == 2
+    assert read_strategy(document) == plan
+    with pytest.raises(InputError, match="expert degree 4, context degree 2 of embedding"):
+        paddle_document(plan)
+
+
+def test_expert_degrees_that_follow_from_others_are_not_given() -> None:
+    """Experts of a tensor group are divided as its other weights where nothing else is said."""
+    document = strategy_document(PLAN) | {"ep_sizes_enc": "1,1,1,1"}
+
+    assert read_strategy(document | {"tp_of_ep_sizes_enc": "2,2,2,2"}) == PLAN
+    assert read_strategy(document | {"tp_of_ep_sizes_enc": "1,1,1,1"}) == changed(etp=1)
+
+
+def changed(**fields: Any) -> Plan:
+    """Return the plan with some fields of it, or of all its layers, changed."""
+    ours = {key: fields.pop(key) for key in ("pipeline_type", "num_chunks") if key in fields}
+    layers = tuple(dataclasses.replace(layer, **fields) for layer in PLAN.layers)
+    return dataclasses.replace(PLAN, layers=layers, **ours)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Draw plans, legal or not, in their canonical spelling."""
@@ -91,19 +141,33 @@ def plans(draw: st.DrawFn) -> Plan:
                 strided=1 < tp < ranks and draw(st.booleans()),
             )
         )
+        if draw(st.booleans()):
+            modules = draw(st.sets(st.sampled_from(get_args(Module))))
+            ep, etp = draw(st.integers(1, 4)), draw(st.none() | st.integers(1, 2))
+            refined = dataclasses.replace(layers[-1], ep=ep, recompute=tuple(sorted(modules)))
+            # a degree that follows from the others is not given
+            given = None if etp == refined.expert_tp else etp
+            layers[-1] = dataclasses.replace(refined, etp=given)
     vtp = draw(st.integers(1, 8))
+    v = draw(st.integers(1, 2))
+    chunks = draw(st.lists(st.integers(0, 4), min_size=p * v, max_size=p * v) | st.just([]))
     return Plan(
         world_size=ranks * p,
         num_stages=p,
         stage_sizes=sizes,
         layers=tuple(layers),
         vocab=VocabStrategy(
-            tp=vtp, ulysses=vtp > 1 and draw(st.booleans()), zero3=draw(st.booleans())
+            tp=vtp,
+            ulysses=vtp > 1 and draw(st.booleans()),
+            zero3=draw(st.booleans()),
+            cp=draw(st.integers(1, 2)),
         ),
         global_batch=draw(st.integers(1, 512)),
         num_microbatches=draw(st.integers(1, 64)),
-        pipeline_type=draw(st.sampled_from(["1f1b", "gpipe"])),
+        pipeline_type=draw(st.sampled_from(get_args(PipelineType))),
         default_dp_type=draw(st.sampled_from(["ddp", "zero2"])),
+        num_chunks=v,
+        chunk_sizes=tuple(chunks),
     )
 
 
@@ -217,8 +281,15 @@ def test_bad_paddle_file(changes: dict[str, object], message: str) -> None:
         ("default_dp_type", 1, "'ddp' or 'zero2', got 1"),
         ("vsp", 2, "'vsp'.*0 or 1, got 2"),
         ("vocab_sdp", 0, "'vocab_sdp'.*is 0 while 'embed_sdp' is 1"),
-        ("vcp", 2, "'vcp'.*expected 1, got 2"),
-        ("ep_sizes_enc", "1,1,2,1", "only expert degree 1"),
+        ("vcp", 0, "'vcp'.*positive integer, got 0"),
+        ("ep_sizes_enc", "1,1,2", "3 entries where 4 layers"),
+        (
+            "recompute_modules",
+            "none,none,mlp,attn",
+            "none or modules of core_attn.*entry 3.*'attn'",
+        ),
+        ("recompute_modules", "mlp", "1 entry where 4 layers"),
+        ("vpp_division", "1,-1", "'vpp_division'.*a number of layers as entry 1"),
         ("checkpont", "1,0,0,0", "unknown key.*did you mean 'checkpoint'"),
         ("global_bsz", 10**40, "'global_bsz'"),
     ],
