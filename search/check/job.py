@@ -139,6 +139,7 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 attention=_attention(launch, windowed=windowed),
                 mlp=_mixture(launch) if is_mixture else Mlp(width=model.ffn, gated=model.gated),
                 recompute=recompute,
+                num_norms=None if model.norms == 2 else model.norms,
             )
 
 
