@@ -154,6 +154,8 @@ class Block:
     mlp: Mlp | Experts | None = None
     cross_tokens: int | None = None
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
+    num_norms: int | None = None
+    """Where they are not one before each part: one for all, or one behind each as well."""
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
     precision: Precision | None = None
@@ -166,10 +168,15 @@ class Block:
     other blocks takes is no part of a step."""
 
     @property
-    def norms(self) -> int:
-        """Norms, and residual sums: one before and after each part."""
+    def sums(self) -> int:
+        """Residual sums: one behind each part."""
         parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
         return sum(part is not None for part in parts)
+
+    @property
+    def norms(self) -> int:
+        """Norms of the hidden size."""
+        return self.sums if self.num_norms is None else self.num_norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,6 +357,7 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
         ),
         mlp=mlp,
         cross_tokens=cross_tokens,
+        num_norms=layer.num_norms,
     )
 
 

@@ -160,6 +160,9 @@ class Model:
     """Of the projection to queries, keys and values."""
     tied: bool = True
     norm: Literal["layer", "rms"] = "layer"
+    norms: int = 2
+    """Of the hidden size in a layer: 4 where attention and MLP have one behind them as well, 1
+    where they stand side by side (activations are then those of layers that do not)."""
     positions: Literal["learned", "rotary", "none"] = "learned"
     max_positions: int = 0
     """Rows of learned positions."""

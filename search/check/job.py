@@ -150,6 +150,7 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 )
                 if offloaded
                 else 0.0,
+                num_norms=None if model.norms == 2 else model.norms,
             )
 
 
