@@ -65,6 +65,7 @@ def job_of_launch(launch: Launch) -> Job:
         ep=degrees.ep,
         etp=degrees.etp if any(model.expert_layers) else 1,
         vpp=degrees.vpp,
+        schedule=degrees.schedule,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
         **_sharding(launch),
