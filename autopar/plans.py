@@ -164,8 +164,8 @@ class Plan:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Layers of all chunks in the order in which they run; of one chunk a stage, its layers."""
-        if self.chunk_sizes:
-            return self.chunk_sizes
+        if self.chunk_sizes or self.num_chunks == 1:
+            return self.chunk_sizes or self.stage_sizes
         return tuple(
             self.stage_sizes[stage] // self.num_chunks
             for stage in map(self.stage_of_chunk, range(self.num_stages * self.num_chunks))
