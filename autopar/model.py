@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
+from itertools import chain
 
 from autopar.errors import InputError
 from autopar.records import dataclass
 from autopar.sources import Source
 
 __all__ = [
+    "LatentSpec",
     "LayerMemory",
     "LayerProfile",
     "LayerSpec",
@@ -26,10 +28,32 @@ __all__ = [
     "ShardedTime",
     "TimePoint",
     "embedding_parameter_counts",
+    "final_norm_parameters",
     "head_dim",
+    "layer_norms",
+    "model_parameter_count",
+    "mtp_parameter_count",
     "padded_vocab_size",
     "parameter_count",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """Widths of multi-head latent attention: queries and keys pass through narrow projections.
+
+    The words of DeepSeek-V2 (arXiv 2405.04434, section 2.1); `num_heads` heads, each with keys and
+    values of its own.
+    """
+
+    query_rank: int | None = None
+    """Of the narrow queries; None where they are projected at once."""
+    key_value_rank: int
+    key_width: int
+    """Of a query and a key of one head, the part without positions."""
+    rotary_width: int
+    """The part with positions; of keys it is one for all heads."""
+    value_width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +84,26 @@ class LayerSpec:
     """MLPs of a mixture-of-experts layer, each of width `ffn_hidden_size`; None for one MLP."""
     experts_per_token: int | None = None
     """Experts that each token visits."""
+    shared_expert_width: int = 0
+    """Width of the MLP that every token visits beside its experts; 0 for none."""
+    shared_expert_gate: bool = False
+    """True where what the shared MLP puts out is weighted, by a vector of the hidden size."""
+    router_biases: bool = False
+    """True where the router adds a trained number per expert."""
+    latent: LatentSpec | None = None
+    """Multi-head latent attention; None: heads of `head_dim`. With it `qk_norms` are those of the
+    narrow queries and of the narrow keys and values."""
+    window: int | None = None
+    """Tokens that a query sees at most, its own among them; None: all before it."""
+    whole_every: int = 0
+    """With a window, of the layers of this type every so-manieth has none; 0: all have it."""
+    attention_sinks: bool = False
+    """True where the softmax of every head has one more, trained, score."""
+    wide_qk_norms: bool = False
+    """True where `qk_norms` weigh all heads of queries and of keys, not one width for all heads."""
+    num_norms: int | None = None
+    """Norms of a layer, where they are not one before each of its parts (two, with cross-attention
+    three)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +127,10 @@ class ModelSpec:
     """Parameters in front of the first layer besides the tables (token types, position biases)."""
     extra_head_parameters: int = 0
     """Parameters behind the last layer besides final norm and output matrix (MLM transform)."""
+    mtp_layers: int = 0
+    """Modules behind the last layer that predict further tokens, each with a layer like it."""
+    interleaved: bool = False
+    """True where layers of the types take turns, one of each; all types have as many."""
 
     @property
     def num_layers(self) -> int:
@@ -92,7 +140,10 @@ class ModelSpec:
     @property
     def layer_types(self) -> tuple[int, ...]:
         """The type index of every layer, in execution order."""
-        return tuple(k for k, layer in enumerate(self.layers) for _ in range(layer.num_layers))
+        runs = ([k] * layer.num_layers for k, layer in enumerate(self.layers))
+        if self.interleaved:
+            return tuple(chain.from_iterable(zip(*runs, strict=True)))
+        return tuple(chain.from_iterable(runs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,10 +271,22 @@ class ModelProfile:
 
 
 def head_dim(layer: LayerSpec) -> int:
-    """Return the width of one attention head; raises InputError when the heads are unknown."""
+    """Return the width of a query of one head; raises InputError when the heads are unknown."""
     if layer.num_heads is None:
         raise InputError("the number of attention heads is unknown; give a model spec (--model)")
+    if layer.latent is not None:
+        return layer.latent.key_width + layer.latent.rotary_width
     return layer.head_dim or layer.hidden_size // layer.num_heads
+
+
+def layer_norms(layer: LayerSpec) -> int:
+    """Return how many norms of the hidden size a layer has."""
+    return layer.num_norms or (3 if layer.cross_attention else 2)
+
+
+def final_norm_parameters(layer: LayerSpec) -> int:
+    """Return the parameters of the norm behind a stack of such layers: those of one of theirs."""
+    return layer.norm_parameters_per_hidden // layer_norms(layer) * layer.hidden_size
 
 
 def parameter_count(layer: LayerSpec) -> int:
@@ -231,28 +294,60 @@ def parameter_count(layer: LayerSpec) -> int:
 
     h(a + 2k)d + adh for attention (twice with cross-attention), 2hf or 3hf for the MLP, biases
     and norms, 2d for those of queries and keys; a heads and k key-value heads of width d. With E
-    experts, E MLPs and a router of hE without biases. Raises InputError when a, f are unknown.
+    experts, E MLPs, a router of hE (and E biases) and the MLP that all tokens visit. With latent
+    attention as `_latent_parameters`. Raises InputError when a, f are unknown.
     """
-    width = head_dim(layer)
-    heads = layer.num_heads or 0
-    kv_heads = layer.num_kv_heads or heads
+    attention = _attention_parameters(layer)
     if layer.ffn_hidden_size is None:
         raise InputError("the width of the MLP is unknown; give a model spec (--model)")
-    h, ffn = layer.hidden_size, layer.ffn_hidden_size
-    qkv = (heads + 2 * kv_heads) * width
-    attention = h * qkv + heads * width * h
-    if layer.biases or layer.qkv_biases:
-        attention += qkv
-    if layer.biases:
-        attention += h
-    if layer.qk_norms:
-        attention += 2 * width
-    up = 2 if layer.gated_mlp else 1
-    mlp = (up + 1) * h * ffn + ((up * ffn + h) if layer.biases else 0)
+    h = layer.hidden_size
+    mlp = _mlp_parameters(layer, layer.ffn_hidden_size)
     if layer.num_experts is not None:
-        mlp = layer.num_experts * (mlp + h)
+        mlp = layer.num_experts * (mlp + h + layer.router_biases)
+        if layer.shared_expert_width:
+            mlp += _mlp_parameters(layer, layer.shared_expert_width) + h * layer.shared_expert_gate
     blocks = 2 if layer.cross_attention else 1
     return blocks * attention + mlp + layer.norm_parameters_per_hidden * h
+
+
+def _mlp_parameters(layer: LayerSpec, width: int) -> int:
+    up = 2 if layer.gated_mlp else 1
+    h = layer.hidden_size
+    return (up + 1) * h * width + ((up * width + h) if layer.biases else 0)
+
+
+def _attention_parameters(layer: LayerSpec) -> int:
+    width, h = head_dim(layer), layer.hidden_size
+    heads = layer.num_heads or 0
+    sinks = heads if layer.attention_sinks else 0
+    if layer.latent is not None:
+        return _latent_parameters(layer, layer.latent, heads, width) + sinks
+    kv_heads = layer.num_kv_heads or heads
+    qkv = (heads + 2 * kv_heads) * width
+    count = h * qkv + heads * width * h + sinks
+    if layer.biases or layer.qkv_biases:
+        count += qkv
+    if layer.biases:
+        count += h
+    if layer.qk_norms:
+        count += (heads + kv_heads if layer.wide_qk_norms else 2) * width
+    return count
+
+
+def _latent_parameters(layer: LayerSpec, latent: LatentSpec, heads: int, width: int) -> int:
+    """Return the parameters of latent attention of n heads, with query width d = d_n + d_r.
+
+    q(h + nd), or hnd at once; r(h + n(d_n + d_v)) + h*d_r for keys and values; n*d_v*h behind; q +
+    r of the norms. arXiv 2405.04434, section 2.1 and appendix B.
+    """
+    h, rank = layer.hidden_size, latent.key_value_rank
+    query = heads * width
+    count = h * query if latent.query_rank is None else latent.query_rank * (h + query)
+    count += rank * (h + heads * (latent.key_width + latent.value_width))
+    count += h * latent.rotary_width + heads * latent.value_width * h
+    if layer.qk_norms:
+        count += (latent.query_rank or 0) + rank
+    return count
 
 
 def padded_vocab_size(spec: ModelSpec, vocab_degree: int = 1) -> int:
@@ -276,8 +371,29 @@ def embedding_parameter_counts(spec: ModelSpec, vocab: int) -> tuple[int, int]:
     head = 0 if spec.tied_embeddings else vocab * last.hidden_size
     stacks = {layer.cross_attention: layer for layer in spec.layers}
     # one final norm per stack; encoder and decoder differ in cross-attention
-    for layer in stacks.values():
-        norms = 3 if layer.cross_attention else 2
-        # those of one norm: of a layer over the norms that it has
-        head += layer.norm_parameters_per_hidden // norms * layer.hidden_size
+    head += sum(map(final_norm_parameters, stacks.values()))
     return embedding + spec.extra_embedding_parameters, head + spec.extra_head_parameters
+
+
+def mtp_parameter_count(spec: ModelSpec) -> int:
+    """Return the parameters of all modules that predict further tokens; tables are the model's.
+
+    Of each 2*h*h, three norms and a layer like the last one (arXiv 2412.19437, section 2.2).
+    """
+    last = spec.layers[-1]
+    projection = 2 * last.hidden_size**2 + 3 * final_norm_parameters(last)
+    return spec.mtp_layers * (projection + parameter_count(last)) if spec.mtp_layers else 0
+
+
+def model_parameter_count(spec: ModelSpec, *, mtp: bool = True) -> int:
+    """Return the parameters of a whole model, its vocabulary without padding.
+
+    mtp : with the modules that predict further tokens. Raises InputError where sizes are unknown.
+    """
+    if spec.vocab_size is None:
+        raise InputError(
+            f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size in model.json"
+        )
+    layers = sum(layer.num_layers * parameter_count(layer) for layer in spec.layers)
+    ends = sum(embedding_parameter_counts(spec, spec.vocab_size))
+    return layers + ends + (mtp_parameter_count(spec) if mtp else 0)

@@ -7,6 +7,7 @@ append-only: writing a document again keeps the runs that were measured before.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -27,7 +28,7 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
-from autopar.model import ModelSpec
+from autopar.model import LayerSpec, ModelSpec
 from autopar.objects import BaseModel, Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
@@ -511,19 +512,32 @@ REPLACES = "replaces"
 """Key of a run's metadata: true where its cells of a model stand in the place of all earlier."""
 
 
+_LATER = (
+    *("qk_norms", "shared_expert_width", "shared_expert_gate", "router_biases", "latent", "window"),
+    *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
+)
+_LATER_OF_LAYERS = tuple(f for f in dataclasses.fields(LayerSpec) if f.name in _LATER)
+"""Of a layer, what is in a digest only where it is not as it was before there was such a field."""
+
+
 def describe_model(spec: ModelSpec) -> str:
     """Return the name of an architecture and a digest of it, whatever its depth and lengths."""
     fields = asdict(spec)
     # neither a name nor a base of rotary positions changes what is measured
     for key in ("name", "rotary_base", "rotary_scaling_factor"):
         fields.pop(key)
+    for key in ("mtp_layers", "interleaved"):
+        # files of before these fields say nothing of them
+        if not fields[key]:
+            fields.pop(key)
     for layer in fields["layers"]:
         layer.pop("num_layers")
         # cells have lengths of their own, and depth changes no layer
         layer.pop("seq_length")
-        # files of before the field say nothing of it
-        if not layer["qk_norms"]:
-            layer.pop("qk_norms")
+        # files of before these fields say nothing of them
+        for field in _LATER_OF_LAYERS:
+            if layer[field.name] == field.default:
+                layer.pop(field.name)
     text = json.dumps(fields, sort_keys=True)
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 

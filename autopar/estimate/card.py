@@ -433,6 +433,9 @@ class _Host(_Part):
 
     memory_bytes: Annotated[float, _MEMORY]
     bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    """Of the link to it."""
+    memory_bytes_per_s: Annotated[float | None, _rate(1e8, 1e13)] = None
+    """Of the memory itself, on which its processors work."""
     efficiency: Annotated[float, _EFFICIENCY]
 
 
@@ -461,7 +464,7 @@ class CardDocument(_Part):
     intra_node: _IntraNode
     inter_node: _InterNode
     host: _Host | None = None
-    """Only the closed forms offload to it."""
+    """What is offloaded lies there."""
     kernels: KernelsSection | None = None
     collectives: _Collectives | None = None
     """Without it, the efficiencies of the links and the latencies of NCCL's own tables."""

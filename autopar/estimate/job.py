@@ -15,8 +15,10 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
 
 __all__ = [
+    "FP32_STATES",
     "Attention",
     "Block",
     "Experts",
@@ -27,12 +29,15 @@ __all__ = [
     "Module",
     "Precision",
     "Recomputation",
+    "adapter_parameters",
     "attention_matrices",
     "blocks_of",
     "job_of_plan",
+    "layer_blocks",
     "mamba_inputs",
     "model_flop",
     "parameters",
+    "projection_targets",
     "stage_blocks",
 ]
 
@@ -50,6 +55,8 @@ Module = Literal[
 ]
 """What recomputation can be of, in Megatron-Core's words; `per_op` is torchtitan's: everything but
 attention and every other product."""
+FP32_STATES = 12.0
+"""Bytes of a parameter's two moments and weight in fp32, as `Job.state_bytes` counts them."""
 Recomputation = frozenset[Module] | Literal["full"]
 
 
@@ -149,6 +156,9 @@ class Block:
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
+    precision: Precision | None = None
+    offloaded_bytes: float = 0.0
+    """Activations of a layer and micro-batch that wait on the host, in bytes of a rank."""
     zero: int | None = None
     tp: int | None = None
     cp: int | None = None
@@ -207,7 +217,13 @@ class Job:
     """CUDA graphs: of parts of layers, or of the whole iteration."""
     fused_experts: bool = False
     """An expert's MLP is one kernel."""
-    dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
+    dispatcher: Literal["all_to_all", "allgather", "fused"] = "all_to_all"
+    router_fp32: bool = False
+    """Probabilities are fp32; with `allgather` so is what comes back."""
+    capacity: float | None = None
+    """Tokens that an expert takes over the mean of all; None: no token is dropped."""
+    padded_capacity: bool = False
+    """Experts compute as many tokens as they could take."""
     overlap_experts: bool = False
     """Dispatch and combine of one micro-batch run under another's compute."""
     overlap_tensor: bool = True
@@ -227,7 +243,19 @@ class Job:
     """Of low precision: only the experts' products."""
     frozen: bool = False
     """The base weights are not trained (LoRA): no weight gradients, no optimizer of them."""
+    adapters: Adapters | None = None
+    """What is trained beside the base, which is frozen where there are any."""
     optimizer: bool = True
+    state_bytes: float = FP32_STATES
+    """Of a parameter's moments and fp32 weight, each of which an update reads and writes."""
+    optimizer_offload: float = 0.0
+    """Share of the states that the host keeps and updates."""
+    offloaded_master: bool = False
+    """fp32 weights of that share lie on the host, too, and 16-bit ones come back."""
+    overlap_offload: bool = False
+    """The host's copies of one part run beside its update of another."""
+    offloaded_weights: bool = False
+    """Weights lie on the host, and are copied for each forward and backward."""
     mtp: int = 0
     """Layers that predict further tokens, each with a head of its own."""
     skew: float = 1.0
@@ -251,13 +279,40 @@ class Job:
 
 
 def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
-    """Return the blocks of a model spec; raises InputError for what they cannot say."""
-    blocks = []
-    for index, layer in enumerate(spec.layers):
-        # cross-attention reads what the layer type in front of it, the encoder, puts out
-        other = spec.layers[index - 1].seq_length if index else layer.seq_length
-        blocks.append(_block(layer, other if layer.cross_attention else None))
-    return tuple(blocks)
+    """Return runs of equal layers of a model spec, in execution order.
+
+    One for each layer type where all its layers see as many tokens and types do not take turns.
+    Raises InputError for what blocks cannot say.
+    """
+    alike = zip(spec.layer_types, layer_blocks(spec), strict=True)
+    runs = ((block, len(list(run))) for (_, block), run in groupby(alike))
+    return tuple(replace(block, number=number) for block, number in runs)
+
+
+def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
+    """Return a block of one layer for each layer of a model, in execution order; errors as above.
+
+    Of layers with a window every so-manieth of their type may have none.
+    """
+    kinds = [_kind_blocks(spec, index) for index in range(len(spec.layers))]
+    seen = [0] * len(kinds)
+    found = []
+    for kind in spec.layer_types:
+        narrow, whole = kinds[kind]
+        seen[kind] += 1
+        every = spec.layers[kind].whole_every
+        found.append(whole if every and seen[kind] % every == 0 else narrow)
+    return tuple(found)
+
+
+def _kind_blocks(spec: ModelSpec, index: int) -> tuple[Block, Block]:
+    """Return one layer of a type, with its window and without."""
+    layer = spec.layers[index]
+    # cross-attention reads what the layer type in front of it, the encoder, puts out
+    other = spec.layers[index - 1].seq_length if index else layer.seq_length
+    cross_tokens = other if layer.cross_attention else None
+    narrow = _block(layer, cross_tokens)
+    return narrow, _block(replace(layer, window=None, whole_every=0), cross_tokens)
 
 
 def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
@@ -270,17 +325,28 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
             per_token=layer.experts_per_token or layer.num_experts,
             width=layer.ffn_hidden_size,
             gated=layer.gated_mlp,
+            shared_width=layer.shared_expert_width,
         )
+    latent = layer.latent
     return Block(
-        number=layer.num_layers,
+        number=1,
         hidden=layer.hidden_size,
         attention=Attention(
             heads=layer.num_heads,
             kv_heads=layer.num_kv_heads or layer.num_heads,
             width=head_dim(layer),
+            value_width=None if latent is None else latent.value_width,
+            window=layer.window,
             causal=layer.causal,
             rotary=layer.gated_mlp,
             head_norms=layer.qk_norms,
+            latent=None
+            if latent is None
+            else LatentAttention(
+                query_rank=latent.query_rank,
+                key_value_rank=latent.key_value_rank,
+                rotary_width=latent.rotary_width,
+            ),
         ),
         mlp=mlp,
         cross_tokens=cross_tokens,
@@ -314,6 +380,56 @@ def parameters(block: Block) -> tuple[float, float]:
         dense += h * mlp.number + matrices * h * mlp.shared_width
         if mlp.latent:
             dense += 2 * h * mlp.latent
+    return experts, dense
+
+
+def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float], ...], ...]:
+    """Return what adapters can stand beside of `attention_matrices`, with outputs, in their order.
+
+    Latents of keys and values are one matrix, which adapters of either stand beside.
+    """
+    latent = attention.latent
+    if latent is None:
+        key = attention.kv_heads * attention.width
+        value = attention.key_value - key
+        return ((("query", attention.query), ("key", key), ("value", value)),)
+    narrow = latent.key_value_rank + latent.rotary_width
+    values = attention.value_width or attention.width
+    keys = attention.heads * (attention.width - latent.rotary_width + values)
+    first: tuple[tuple[Target, float], ...] = (("key", narrow),)
+    if latent.query_rank is not None:
+        first = (("query", latent.query_rank), *first)
+    return (first, (("query", attention.query),), (("key", keys),))
+
+
+def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
+    """Return the weights of the adapters of one layer: of its experts, and of everything else."""
+    adapters, h = job.adapters, block.hidden
+    if adapters is None:
+        return 0.0, 0.0
+
+    def number(inputs: float, *widths: tuple[Target, float]) -> float:
+        return adapter_elements(adapters.rank, adapted_widths(adapters, widths), inputs)
+
+    dense = experts = 0.0
+    attention = block.attention
+    if attention is not None:
+        matrices = attention_matrices(h, attention)
+        for targets, (_, inputs) in zip(projection_targets(attention), matrices, strict=True):
+            dense += number(inputs, *targets)
+        dense += number(attention.value, ("projection", h))
+    if block.mlp is not None:
+        mlp = block.mlp
+        gates = 2 if mlp.gated else 1
+        width = mlp.width if isinstance(mlp, Mlp) else mlp.shared_width
+        if width:
+            up: list[tuple[Target, float]] = [("fc1", width)] * gates
+            dense += number(h, *up) + number(width, ("fc2", h))
+        if isinstance(mlp, Experts):
+            inner = mlp.latent or h
+            first: list[tuple[Target, float]] = [("expert_fc1", mlp.width)] * gates
+            each = number(inner, *first) + number(mlp.width, ("expert_fc2", inner))
+            experts = each * (job.ep if adapters.shared_by_experts else mlp.number)
     return experts, dense
 
 
@@ -481,11 +597,10 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
 
 def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
     """Return runs of layers that are alike in type and strategy."""
-    types = blocks_of(spec)
-    alike = zip(spec.layer_types, plan.layers, strict=True)
+    alike = zip(spec.layer_types, layer_blocks(spec), plan.layers, strict=True)
     return tuple(
-        _planned(types[kind], len(list(run)), strategy, default)
-        for (kind, strategy), run in groupby(alike)
+        _planned(block, len(list(run)), strategy, default)
+        for (_, block, strategy), run in groupby(alike)
     )
 
 

@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.estimate.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
-from autopar.estimate.job import Block, Experts, Job, parameters, stage_blocks
+from autopar.estimate.job import (
+    Block,
+    Experts,
+    Job,
+    Mlp,
+    adapter_parameters,
+    parameters,
+    stage_blocks,
+)
 from autopar.estimate.layer import (
     LayerTimes,
     Machine,
     Part,
+    Sends,
     embedding_times,
     head_sends_s,
     head_times,
+    host_of,
     layer_times,
     optimizer_time_s,
     transfer_s,
@@ -29,8 +40,18 @@ from autopar.estimate.layer import (
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.records import dataclass
+from autopar.training.adapters import base_bytes
+from autopar.training.offload import copy_s, exposed_s
 
-__all__ = ["TERMS", "StepTime", "step_time"]
+__all__ = [
+    "TERMS",
+    "KnownLayers",
+    "StepTime",
+    "ends_seconds",
+    "layer_seconds",
+    "stage_transfer_s",
+    "step_time",
+]
 
 TERMS = (
     "gemm",
@@ -43,6 +64,7 @@ TERMS = (
     "experts",
     "transfer",
     "host",
+    "offload",
     "sharding",
     "bubble",
     "gradients",
@@ -87,14 +109,144 @@ class _Stage(NamedTuple):
     """Parameters of a rank."""
 
 
-def step_time(machine: Machine, job: Job) -> StepTime:
+_STEP_ONLY = frozenset(
+    (
+        *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
+        *("vocab_tp", "vocab_zero", "zero", "reshard", "recompute", "graphs", "overlap_experts"),
+        *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
+        *("optimizer", "mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
+        *("offloaded_master", "overlap_offload", "offloaded_weights"),
+    )
+)
+"""Fields of a job that times of a layer do not depend on, what is made of them does."""
+
+
+class KnownLayers:
+    """Times of layers, embedding and head on one machine, each computed once for all jobs."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        names = [row.name for row in fields(Job) if row.name not in _STEP_ONLY]
+        self._sizes = attrgetter(*names)
+        self._layers: dict[object, LayerTimes] = {}
+        self._embeddings: dict[object, tuple[Part, ...]] = {}
+        self._heads: dict[object, tuple[tuple[Part, ...], float]] = {}
+
+    def times(self, job: Job, block: Block) -> LayerTimes:
+        """Return the times of one layer of a block, which has the job's own degrees."""
+        # how many layers there are, and what is done about their memory, is no part of it
+        alike = replace(
+            block, number=1, recompute=None, zero=None, tp=None, cp=None, offloaded_bytes=0.0
+        )
+        key = (self._sizes(job), alike)
+        found = self._layers.get(key)
+        if found is None:
+            found = self._layers[key] = self._both_halves(job, alike)
+        return found
+
+    def _both_halves(self, job: Job, block: Block) -> LayerTimes:
+        """Return the times of a layer from those of its attention and of its MLP, kept apart.
+
+        Attention knows nothing of the degrees of experts. Experts see the tokens that a rank
+        routes, whichever degrees left it so many.
+        """
+        if block.attention is None or block.mlp is None or block.cross_tokens is not None:
+            return layer_times(self._machine, job, block)
+        plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
+        first = self._half(plain, replace(block, mlp=None))
+        other = replace(block, attention=None, mamba=None)
+        if isinstance(block.mlp, Mlp):
+            second = self._half(plain, other)
+        else:
+            second = self._half(_routed_alone(job, block.mlp), other)
+        return LayerTimes(
+            parts=(*first.parts, *second.parts),
+            tensor=_together(first.tensor, second.tensor),
+            context=first.context,
+            experts=second.experts,
+            weight_cast_s=first.weight_cast_s + second.weight_cast_s,
+            mixture=second.mixture,
+        )
+
+    def _half(self, job: Job, block: Block) -> LayerTimes:
+        key = (self._sizes(job), block)
+        found = self._layers.get(key)
+        if found is None:
+            found = self._layers[key] = layer_times(self._machine, job, block)
+        return found
+
+    def embedding(self, job: Job) -> tuple[Part, ...]:
+        """Return the parts of an embedding; `job` as embedding and head have it."""
+        key = (self._sizes(job), job.blocks[0].hidden)
+        found = self._embeddings.get(key)
+        if found is None:
+            found = self._embeddings[key] = embedding_times(self._machine, job)
+        return found
+
+    def head(self, job: Job) -> tuple[tuple[Part, ...], float]:
+        """Return the parts of head and loss, and the seconds of their collectives."""
+        key = (self._sizes(job), job.blocks[-1].hidden)
+        found = self._heads.get(key)
+        if found is None:
+            found = head_times(self._machine, job), head_sends_s(self._machine, job)
+            self._heads[key] = found
+        return found
+
+
+def _routed_alone(job: Job, experts: Experts) -> Job:
+    """Return a job on one tensor and context rank that routes as many tokens, where it can be said.
+
+    Tokens that all ranks see, as those of shared experts, are others.
+    """
+    routed, rest = divmod(job.micro_batch * job.seq, job.cp * job.tp)
+    scattered = job.sequence_parallel or job.tp == 1
+    # weights of 8 bits are cast, and those of the router are split over tensor ranks
+    narrow = job.precision not in ("bf16", "fp16", "fp32")
+    if experts.shared_width or experts.latent or rest or narrow or not scattered:
+        return job
+    return replace(job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False)
+
+
+def _together(one: Sends, other: Sends) -> Sends:
+    return Sends(*map(sum, zip(one, other, strict=True)))
+
+
+def layer_seconds(
+    machine: Machine, job: Job, block: Block, known: KnownLayers
+) -> tuple[float, float]:
+    """Return what one layer's micro-batch takes of the device, and of the host, without ZeRO-3."""
+    own = _own(job, block)
+    found, host = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
+    return sum(found.values()), host
+
+
+def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
+    """Return the device's seconds of a micro-batch's embedding, and of its head and loss."""
+    ends = _ends(job)
+    parts, sends = known.head(ends)
+    embedding, head = (
+        sum(float(part.forward_s + part.input_s + part.weight_s) for part in found)
+        for found in (known.embedding(ends), parts)
+    )
+    return embedding, (1 + job.mtp) * (head + sends)
+
+
+def stage_transfer_s(machine: Machine, job: Job) -> float:
+    """Return what sends between stages add to a micro-batch of a stage."""
+    return _transfer_s(machine, job)
+
+
+def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:
     """Return the time of a training step of a job on a machine; raises InputError.
 
     1F1B: the sum of the stages and M - 1 times the longest; v chunks: M times the longest and
     1 / v of the others. T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer.
+
+    known : times of layers that other jobs on this machine asked for.
     """
     _check(job)
-    known: dict[Block, LayerTimes] = {}
+    if known is None:
+        known = KnownLayers(machine)
     stages = [
         _stage(machine, job, blocks, index, known) for index, blocks in enumerate(stage_blocks(job))
     ]
@@ -124,7 +276,10 @@ def step_time(machine: Machine, job: Job) -> StepTime:
         size = rows * job.blocks[0].hidden * _gradient_bytes(machine, job)
         visible += transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
     terms["gradients"] = visible
-    once = sum(block.number * known[block].weight_cast_s for block in _longest(job, longest))
+    once = sum(
+        block.number * known.times(_own(job, block), block).weight_cast_s
+        for block in _longest(job, longest)
+    )
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
     terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
@@ -192,44 +347,51 @@ def _stage(
     job: Job,
     blocks: tuple[Block, ...],
     index: int,
-    known: dict[Block, LayerTimes],
+    known: KnownLayers,
 ) -> _Stage:
     """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[_Group, float] = {}
-    host = 0.0
+    host = loaded = 0.0
     for block in blocks:
         own = _own(job, block)
-        # of one block the number of layers differs by stage, their times do not
-        times = known.get(block)
-        if times is None:
-            times = known[block] = layer_times(machine, own, block)
-        found, waited = _layer(machine, own, times)
+        found, waited = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
-        of_experts, others = parameters(block)
+        # what is held has gradients and states: of frozen weights what stands beside them
+        of_experts, others = (
+            parameters(block) if job.adapters is None else adapter_parameters(own, block)
+        )
         _hold(weights, _dense_group(own), block.number * others / own.tp)
         _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
+        if own.offloaded_weights:
+            base_experts, base = parameters(block)
+            base_experts /= own.ep * own.etp * _expert_ranks(own)
+            share = base / (own.tp * _data_ranks(own)) + base_experts
+            loaded += block.number * share * _frozen_bytes(own)
         if own.zero == 3:
             terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
     ends = _ends(job)
     table = ends.vocab * ends.blocks[0].hidden / ends.tp
     if index == 0:
-        _add(terms, ends, embedding_times(machine, ends))
-        _hold(weights, _dense_group(ends), table)
+        _add(terms, ends, known.embedding(ends))
+        _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
     if index == job.pp - 1:
-        parts, sends = head_times(machine, ends), head_sends_s(machine, ends)
+        parts, sends = known.head(ends)
         for _ in range(1 + job.mtp):
             _add(terms, ends, parts)
             terms["tensor"] += sends
         if not (job.tied and job.pp == 1):
-            _hold(weights, _dense_group(ends), table)
+            _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (index in (0, job.pp - 1)):
         # embedding and head are one more unit, gathered once a micro-batch
         tables = (1 if job.tied or job.pp > 1 else 2) * table
-        moved = _gather_s(machine, ends, tables) + _scatter_s(machine, ends, tables)
+        moved = _gather_s(machine, ends, tables, ends.element_bytes) + _scatter_s(
+            machine, ends, tables
+        )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
+    terms["offload"] += _loaded_s(machine, job, loaded, sum(terms.values()))
     device = sum(terms.values())
     total = float(together_s(device, host))
     terms["host"] = total - device
@@ -287,7 +449,9 @@ def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
         terms[part.kind] += float(part.forward_s + part.input_s + part.weight_s)
 
 
-def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, float], float]:
+def _layer(
+    machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float
+) -> tuple[dict[str, float], float]:
     """Return the seconds of a layer's micro-batch by term, and those of its host code."""
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
@@ -308,7 +472,31 @@ def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, flo
     terms["tensor"] = tensor
     terms["context"] = times.context.forward_s + times.context.backward_s
     terms["experts"] = experts
+    if offloaded_bytes:
+        terms["offload"] = _offload_s(machine, times, offloaded_bytes, sum(terms.values()))
     return terms, _host_s(machine, job, times)
+
+
+def _offload_s(
+    machine: Machine, times: LayerTimes, offloaded_bytes: float, device_s: float
+) -> float:
+    """Return what copies of a layer's activations to the host and back add to its time.
+
+    Down while the forward computes the layer, up while the backward does, each on a stream of its
+    own: seen is what takes longer than that.
+    """
+    copied = copy_s(host_of(machine), offloaded_bytes)
+    forward = sum(float(part.forward_s) for part in times.parts)
+    forward += times.tensor.forward_s + times.context.forward_s + times.experts.forward_s
+    forward = min(forward, device_s)
+    return exposed_s(copied, forward) + exposed_s(copied, device_s - forward)
+
+
+def _loaded_s(machine: Machine, job: Job, loaded_bytes: float, device_s: float) -> float:
+    """Return what loading weights from the host adds, in front of each forward and backward."""
+    if not loaded_bytes:
+        return 0.0
+    return exposed_s(2 * copy_s(host_of(machine), loaded_bytes), device_s)
 
 
 def _recomputed(job: Job, times: LayerTimes) -> float:
@@ -357,9 +545,21 @@ def _expert_ranks(job: Job) -> int:
     return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
 
 
-def _gather_s(machine: Machine, job: Job, weights: float) -> float:
-    size = weights * job.element_bytes
+def _trains_nothing(job: Job) -> bool:
+    """Return whether there are no gradients of weights that a step counts."""
+    return job.frozen and job.adapters is None
+
+
+def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
+    size = weights * each_bytes
     return transfer_s(machine, "allgather", size, _data_ranks(job), job.tp) / _network(machine)
+
+
+def _frozen_bytes(job: Job) -> float:
+    """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
+    if job.adapters is None:
+        return job.element_bytes
+    return min(job.element_bytes, base_bytes(job.adapters))
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
@@ -382,14 +582,18 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     experts, dense = parameters(block)
     gathers = 2 if job.reshard else 1
     weights = dense / job.tp
-    traffic = gathers * _gather_s(machine, job, weights) + _scatter_s(machine, job, weights)
+    once = _gather_s(machine, job, weights, _frozen_bytes(job))
+    traffic = gathers * once + _scatter_s(machine, job, weights)
     if experts:
         ranks, stride = _expert_ranks(job), job.ep * job.etp
-        size = experts / stride * job.element_bytes
+        size = experts / stride * _frozen_bytes(job)
         routed = gathers * transfer_s(machine, "allgather", size, ranks, stride)
         if not job.frozen:
             routed += transfer_s(machine, "reducescatter", size, ranks, stride)
         traffic += routed / _network(machine)
+    if job.adapters is not None:
+        own = sum(adapter_parameters(job, block)) / job.tp * _gradient_bytes(machine, job)
+        traffic += transfer_s(machine, "reducescatter", own, _data_ranks(job), job.tp)
     device = sum(terms.values())
     visible = machine.stack.figures.overlap["fully_sharded"]
     return max(device, traffic) + visible * min(device, traffic) - device
@@ -400,7 +604,7 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
     grads = _gradient_bytes(machine, job)
     summed = gathered = 0.0
     for (_, ranks, stride, zero), weights in stage.weights.items():
-        if zero == 3 or job.frozen:
+        if zero == 3 or _trains_nothing(job):
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
@@ -411,7 +615,7 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
 
 
 def _optimizer_s(machine: Machine, job: Job, stage: _Stage) -> float:
-    if job.frozen or not job.optimizer:
+    if _trains_nothing(job) or not job.optimizer:
         return 0.0
     own = resident = 0.0
     for group, weights in stage.weights.items():

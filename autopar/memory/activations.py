@@ -11,13 +11,18 @@ import math
 from collections.abc import Iterator
 
 from autopar.memory.launch import Chunk, Launch
+from autopar.memory.parameters import Weight, adapter_widths, attention_weights, mlp_weights
+from autopar.training.adapters import needs_input
+from autopar.training.offload import OffloadModule
 
 __all__ = [
+    "adapter_saved_bytes",
     "chunk_parts",
     "chunk_saved_bytes",
     "copied_qkv_bytes",
     "input_bytes",
     "layer_saved_bytes",
+    "offloaded_bytes",
     "routed_tokens",
     "routing_skew",
     "saved_parts",
@@ -44,20 +49,93 @@ def input_bytes(launch: Launch) -> int:
 
 
 def saved_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) of everything that a layer saves which recomputes no whole layers."""
-    recomputed = launch.recompute.modules
+    """Yield (part, bytes) of everything that a layer keeps on the device, not recomputed whole."""
+    gone = dict(_offloaded_parts(launch, experts=experts))
+    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
+        left = size - gone.get(index, 0)
+        if left:
+            yield name, left
+
+
+_OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {
+    # what autograd saves inside a module, its input among it
+    "attn_norm": ("norm input",),
+    "qkv_linear": ("norm output", "query latent", "key-value latent", "latent norms"),
+    "core_attn": (
+        "query",
+        "key",
+        "value",
+        "qkv",
+        "softmax statistics",
+        "scores",
+        "scores after dropout",
+        "scores' mask",
+    ),
+    # what attention made is the next product's input, so it goes with both alone
+    "attn_proj": ("attention output", "attention output's copy"),
+    "mlp_norm": ("norm input",),
+    "expert_fc1": ("expert input",),
+    "moe_act": ("expert fc1 output",),
+}
+
+
+def _offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, int]]:
+    """Yield (place among a layer's parts, bytes) of what waits on the host.
+
+    Norms that are one kernel with the product behind them are no modules of their own: in front of
+    a dense MLP, and of attention without latents (Megatron-Core's layer specs of Transformer
+    Engine).
+    """
+    offload, model = launch.offload, launch.model
+    if not offload.modules:
+        return
+    chosen = set(offload.modules)
+    if model.attention.latent is None and not launch.software.local_layers:
+        chosen.discard("attn_norm")
+    if not experts and not launch.software.local_layers:
+        chosen.discard("mlp_norm")
+    least = offload.least_elements * launch.precision.element_bytes
+    halves = 0
+    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
+        halves += name == "norm input"
+        module = next(
+            (
+                module
+                for module in sorted(chosen)
+                if name in _OFFLOADED_PARTS[module]
+                and not (module in ("attn_norm", "qkv_linear") and halves > 1)
+                and not (module == "mlp_norm" and halves < 2)
+            ),
+            None,
+        )
+        if module is not None and size >= least:
+            yield index, math.floor(size * offload.fraction)
+
+
+def offloaded_bytes(launch: Launch, *, experts: bool, layer: int = 0) -> int:
+    """Return what of a layer and micro-batch waits on the host, in bytes of a rank."""
+    if layer < launch.offload.layers:
+        return sum(size for _, size in _layer_parts(launch, experts=experts))
+    return sum(size for _, size in _offloaded_parts(launch, experts=experts))
+
+
+def _layer_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
+    """Yield (part, bytes) of everything that a layer saves, wherever it waits."""
+    recomputed, adapters = launch.recompute.modules, launch.adapters
     whole = input_bytes(launch)
     yield "norm input", whole
-    if "layernorm" not in recomputed:
+    if "layernorm" not in recomputed and needs_input(adapters, "query", "key", "value"):
         yield "norm output", _linear_input(launch, whole)
     yield from _attention_parts(launch)
     if launch.model.hidden_dropout > 0:
         # a byte for each element; one mask behind attention, one behind the MLP
         yield "dropout mask", launch.scattered_tokens * launch.model.hidden
     yield "norm input", whole
-    if "layernorm" not in recomputed:
+    if "layernorm" not in recomputed and needs_input(adapters, "fc1", "expert_fc1"):
         # a router, which is not of 8 bits, needs it as it is
         yield "norm output", whole if experts else _linear_input(launch, whole)
+    if adapters is not None:
+        yield "adapters", adapter_saved_bytes(launch, experts=experts)
     if experts:
         yield from _expert_parts(launch)
     elif "mlp" not in recomputed:
@@ -143,7 +221,8 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     yield "attention output", output
     # the kernel keeps its own output, and the product behind it the copy that it takes; where heads
     # are exchanged, that is what comes back from the other ranks
-    if kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged:
+    copied = kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged
+    if copied and needs_input(launch.adapters, "projection"):
         yield "attention output's copy", _linear_input(launch, output)
     # the logarithm of each row's sum, in fp32
     yield "softmax statistics", tokens * (heads // tp) * 4
@@ -195,7 +274,8 @@ def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[st
     model, element = launch.model, launch.precision.element_bytes
     elements = launch.tokens * (ffn // launch.degrees.tp)
     yield f"{name} fc1 output", model.gates * elements * element
-    yield f"{name} activation", _linear_input(launch, elements * element)
+    if needs_input(launch.adapters, "fc2"):
+        yield f"{name} activation", _linear_input(launch, elements * element)
     if model.gated and not model.fused_gate:
         # silu of the gate is a tensor of its own
         yield f"{name} gate", elements * element
@@ -211,12 +291,14 @@ def _expert_parts(launch: Launch) -> Iterator[tuple[str, int]]:
         return
     routed = routed_tokens(launch)
     inner = routed * (experts.ffn // degrees.etp) * element
-    yield "expert input", _expert_input(launch, routed * hidden * element)
+    if needs_input(launch.adapters, "expert_fc1"):
+        yield "expert input", _expert_input(launch, routed * hidden * element)
     if experts.dispatcher == "allgather" and degrees.etp > 1 and software.regathered_experts:
         yield "expert input, gathered", routed * hidden * element
     yield "expert fc1 output", model.gates * inner
     if "moe_act" not in recomputed:
-        yield "expert activation", _expert_input(launch, inner)
+        if needs_input(launch.adapters, "expert_fc2"):
+            yield "expert activation", _expert_input(launch, inner)
         one_kernel = experts.fused_weighting or (experts.grouped and software.compiled_experts)
         if experts.grouped and software.saved_expert_output:
             # the output is weighted where it is put back, which needs it again
@@ -226,6 +308,31 @@ def _expert_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     yield "router", launch.scattered_tokens * experts.number * 9
     if experts.shared_ffn and "shared_experts" not in recomputed:
         yield from _mlp_parts(launch, experts.shared_ffn, "shared expert")
+
+
+def adapter_saved_bytes(launch: Launch, *, experts: bool) -> int:
+    """Return what a layer's adapters save: A's output for B, and with dropout their own inputs.
+
+    A copy and a byte of mask an element each, since every adapter drops others.
+    """
+    adapters = launch.adapters
+    if adapters is None:
+        return 0
+    element, total = launch.precision.element_bytes, 0
+    weights: tuple[Weight, ...] = (
+        *attention_weights(launch),
+        *mlp_weights(launch, experts=experts),
+    )
+    for weight in weights:
+        number = len(adapter_widths(launch, weight))
+        if not number:
+            continue
+        tokens = routed_tokens(launch) if weight.expert else launch.tokens
+        each = adapters.rank * element
+        if adapters.dropout:
+            each += weight.shape[1] * (element + 1)
+        total += number * tokens * each
+    return total
 
 
 def layer_saved_bytes(launch: Launch, *, experts: bool) -> int:
@@ -247,6 +354,8 @@ def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, int]]:
     parts = {kind: tuple(saved_parts(launch, experts=kind)) for kind in set(kinds)}
     for place, experts in enumerate(kinds):
         again = place < len(layers) and _is_recomputed(launch, place)
+        if place < len(layers) and layers[place] < launch.offload.layers:
+            continue
         if not again:
             yield from parts[experts]
         elif recompute.layers == "block" or place % recompute.number == 0:
@@ -254,7 +363,9 @@ def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, int]]:
             yield "layer input", whole
     if has_head:
         yield "norm input", whole
-        yield "norm output", whole
+        if launch.adapters is None:
+            # the head's input, for the gradient of its weight
+            yield "norm output", whole
 
 
 def chunk_saved_bytes(launch: Launch, chunk: Chunk) -> int:

@@ -150,7 +150,9 @@ def accumulation_bytes(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> in
     software = launch.software
     if not (software.fused_accumulation and software.kept_dummies):
         return 0
-    shapes = {weight.shape for chunk in chunks for weight in chunk if weight.linear}
+    shapes = {
+        weight.shape for chunk in chunks for weight in chunk if weight.linear and weight.trained
+    }
     return sum(rows * columns for rows, columns in shapes) * _element(launch)
 
 

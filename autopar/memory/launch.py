@@ -12,8 +12,12 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.memory.recipes import BUCKETS, Buckets, Keeper, Zero
+from autopar.pipeline.orders import rank_of
+from autopar.pipeline.schedules import Schedule, schedule_of_chunks
 from autopar.plans import Module
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters
+from autopar.training.offload import Offload
 
 __all__ = [
     "BLACKWELL",
@@ -116,6 +120,13 @@ class Experts:
     shared_ffn: int = 0
     """Width of what every token visits; 0 for none."""
     dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
+    capacity: float | None = None
+    """Tokens that an expert takes of a batch, over the mean of all experts; more are dropped
+    (`--moe-expert-capacity-factor`). None: none are."""
+    padded_capacity: bool = False
+    """Experts compute as many tokens as they could take (`--moe-pad-expert-input-to-capacity`)."""
+    router_fp32: bool = False
+    """Probabilities are fp32 (`--moe-router-dtype`), and with `allgather` what comes back is."""
     grouped: bool = False
     """The experts of a rank are multiplied by one kernel."""
     fused_permutation: bool = False
@@ -215,9 +226,12 @@ def even_chunks(
 
 
 def chunks_of_sizes(
-    sizes: list[int], stages: int, *, mtp: int = 0
+    sizes: list[int], stages: int, *, mtp: int = 0, schedule: Schedule | None = None
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every stage from the layers of all parts in execution order."""
+    """Return the chunks of every stage from the layers of all parts in execution order.
+
+    schedule : places the parts on the stages; None: one after the other, and again from the first.
+    """
     parts = len(sizes)
     found: list[list[Chunk]] = [[] for _ in range(stages)]
     first = 0
@@ -225,7 +239,8 @@ def chunks_of_sizes(
         layers = tuple(range(first, first + size))
         first += size
         last = part == parts - 1
-        found[part % stages].append((part == 0, layers, mtp if last else 0, last))
+        stage = part % stages if schedule is None else rank_of(schedule, part, stages)
+        found[stage].append((part == 0, layers, mtp if last else 0, last))
     return tuple(map(tuple, found))
 
 
@@ -249,6 +264,8 @@ class Degrees:
     """Context ranks exchange heads for tokens around attention (`--cp-comm-type a2a`), no ring."""
     overlap_experts: bool = False
     """Exchanges of a micro-batch run beside another: one chunk more is warmed up."""
+    schedule: Schedule | None = None
+    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
 
     def __post_init__(self) -> None:
         """Refuse degrees that do not divide."""
@@ -290,6 +307,11 @@ class Degrees:
         """Chunks of a stage."""
         return len(self.chunks[0])
 
+    @property
+    def pipeline(self) -> Schedule:
+        """The schedule by name, whether it was told or not."""
+        return self.schedule or schedule_of_chunks(self.vpp)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
@@ -305,6 +327,29 @@ class Precision:
     """Asked for (`--accumulate-allreduce-grads-in-fp32`), which fp16 does not do by itself."""
     fp8_attention: bool = False
     """Scores are products of 8 bits, too, which changes time alone."""
+    fp4: bool = False
+    """Products of layers are NVFP4: 4 bits, a scale for each 16 and one of the tensor."""
+    fp4_weights: bool = False
+    """Weights themselves are 4 bits (`--fp4-param-gather`), not a copy of them."""
+    wide_ends: tuple[int, int] = (0, 0)
+    """The first and the last so many layers are computed in 16 bits (`--first-last-layers-bf16`,
+    `--num-layers-at-start-in-bf16`, `--num-layers-at-end-in-bf16`)."""
+
+    def __post_init__(self) -> None:
+        """Refuse two low precisions at once, and low precision beside another kind."""
+        if self.fp8 and self.fp4:
+            raise InputError("products are of 8 bits or of 4, not both")
+        if self.fp4 and self.kind != "bf16":
+            raise InputError(f"NVFP4 needs bf16 beside it, not {self.kind}")
+        if self.fp4_weights and not self.fp4:
+            raise InputError("weights of 4 bits need products of 4 bits")
+        if min(self.wide_ends) < 0:
+            raise InputError("numbers of layers in 16 bits are 0 or more")
+
+    @property
+    def low(self) -> bool:
+        """Whether products are of fewer than 16 bits."""
+        return self.fp8 or self.fp4
 
     @property
     def element_bytes(self) -> int:
@@ -329,15 +374,27 @@ class Precision:
 class Optimizer:
     """Who keeps which state."""
 
-    kind: Literal["adam", "muon"] = "adam"
-    """Muon keeps a momentum of matrices, and of other weights what Adam keeps."""
+    kind: Literal["adam", "adam8bit", "muon"] = "adam"
+    """Muon keeps a momentum of matrices, and of other weights what Adam keeps; adam8bit two moments
+    of 8 bits, and a scale of each 256 (Dettmers et al., arXiv 2110.02861)."""
     sharding: Literal["none", "distributed", "zero2", "fsdp"] = "none"
     """The optimizer's states over data-parallel ranks (Megatron's distributed optimizer, ZeRO-1),
     gradients as well, or weights as well (Megatron-FSDP; ZeRO-3 and FSDP2 keep the same)."""
     moments_bytes: int = 8
     """Of a parameter's two moments: 4 each in fp32, 2 in 16 bits."""
     master_bytes: int = 4
-    """Of a parameter's fp32 weight: 2 where what a bf16 weight has of it is not kept twice."""
+    """Of a parameter's fp32 weight: 2 where what a bf16 weight has of it is not kept twice, 0 where
+    16-bit weights are trained as they are."""
+    offload: float = 0.0
+    """Share of the states that lie, and are updated, on the host (`--optimizer-offload-fraction`;
+    DeepSpeed's `offload_optimizer`)."""
+    offload_master: bool = False
+    """fp32 weights go with the moments, as Megatron-Core has it beside
+    `--use-precision-aware-optimizer` alone, and DeepSpeed always."""
+    offload_weights: bool = False
+    """The weights lie on the host, too (DeepSpeed's `offload_param`, FSDP's CPUOffloadPolicy)."""
+    overlap_offload: bool = False
+    """Copies of one part run beside the update of another (`--overlap-cpu-optimizer-d2h-h2d`)."""
     instances: int = 1
     """Of the distributed optimizer: each shards its states over its own part of the ranks."""
     overlap_gradients: bool = False
@@ -345,6 +402,23 @@ class Optimizer:
     """Parameters of a bucket, where it is given."""
     padded_buckets: bool = False
     """Buckets end on multiples of 65,536 elements."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        if not 0 <= self.offload <= 1:
+            raise InputError(f"the share of offloaded states is {self.offload}, expected 0 to 1")
+        if self.offload_weights and self.offload < 1:
+            raise InputError("weights go to the host with all states; set offload to 1")
+        if self.kind == "muon" and self.offload:
+            raise InputError("the host updates with Adam alone, not Muon")
+
+    @property
+    def adam_bytes(self) -> float:
+        """Of a parameter's two moments, as its kind keeps them."""
+        if self.kind == "adam8bit":
+            # a byte each, and an fp32 scale of 256
+            return 2.0 * (1.0 + 4.0 / 256.0)
+        return float(self.moments_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,6 +538,10 @@ class Launch:
     """Micro-batches whose head gradients wait (`--defer-embedding-wgrad-compute`); None: none."""
     trainer: TorchTrainer | None = None
     """None: Megatron-LM."""
+    adapters: Adapters | None = None
+    """What is trained beside frozen weights; None: all weights are trained."""
+    offload: Offload = Offload()
+    """Activations that wait on the host."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -488,6 +566,46 @@ class Launch:
             raise InputError("layers are a mixture whose experts are not given")
         if experts is not None and experts.number % degrees.ep:
             raise InputError(f"experts({experts.number}) % ep({degrees.ep}) != 0")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """Refuse options that exclude each other."""
+        if self.offload.layers:
+            # transformer_config.py of Megatron-Core
+            if self.degrees.pp > 1:
+                raise InputError(
+                    f"layers are offloaded without a pipeline; pp is {self.degrees.pp}"
+                )
+            if self.recompute != Recompute():
+                raise InputError("layers are offloaded without recomputation; take one of them out")
+            if self.offload.layers >= self.model.num_layers:
+                raise InputError(
+                    f"{self.offload.layers} layers are offloaded of {self.model.num_layers}: one "
+                    "at least stays"
+                )
+        if self.offload.any and self.trainer is not None:
+            raise InputError("only Megatron-Core offloads activations by module or layer")
+        self._check_optimizer()
+        if self.adapters is not None and self.optimizer.kind == "muon":
+            raise InputError("adapters are trained with Adam; Muon is for whole matrices")
+
+    def _check_optimizer(self) -> None:
+        """Refuse states that the trainer cannot keep so."""
+        optimizer, trainer = self.optimizer, self.trainer
+        if trainer is None:
+            if optimizer.kind == "adam8bit":
+                raise InputError(
+                    "Megatron-Core has no Adam with scales of blocks; take moments of 16 bits"
+                )
+            if optimizer.offload and optimizer.sharding == "none":
+                # optimizer/__init__.py of Megatron-Core
+                raise InputError("states are offloaded with the distributed optimizer alone")
+            if optimizer.offload_weights:
+                raise InputError("Megatron-Core keeps weights on the device")
+        elif optimizer.offload and trainer.keeper != "deepspeed" and not optimizer.offload_weights:
+            raise InputError(f"{trainer.keeper} offloads states with the weights, or not at all")
+        elif optimizer.offload and not trainer.zero:
+            raise InputError(f"{trainer.keeper} offloads what is sharded; zero is 0")
 
     @property
     def micro_batches(self) -> int:

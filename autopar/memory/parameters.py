@@ -7,15 +7,19 @@ in the order in which modules register it, from which the order in gradient buck
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from autopar.memory.launch import Chunk, Launch
 from autopar.records import dataclass
+from autopar.training.adapters import Target, adapted_widths, base_bytes
 
 __all__ = [
     "Weight",
+    "adapter_widths",
     "attention_weights",
     "chunk_weights",
+    "frozen_bytes",
     "head_weight",
     "layer_weights",
     "mlp_weights",
@@ -40,6 +44,8 @@ class Weight:
     """Has 8-bit copies where products are of 8 bits."""
     shared: bool = False
     """One of the two copies of tied embeddings, in a bucket of its own."""
+    trained: bool = True
+    """Has a gradient and states; frozen weights have neither."""
 
     @property
     def size(self) -> int:
@@ -143,7 +149,89 @@ def _mlp(name: str, launch: Launch, ffn: int) -> Iterator[Weight]:
 
 def layer_weights(launch: Launch, *, experts: bool) -> tuple[Weight, ...]:
     """Return the weights of one layer on a rank, whose MLP is the mixture or dense."""
-    return (*attention_weights(launch), *mlp_weights(launch, experts=experts))
+    base = (*attention_weights(launch), *mlp_weights(launch, experts=experts))
+    if launch.adapters is None:
+        return base
+    beside = (one for weight in base for one in _adapters_of(launch, weight))
+    return (*_frozen(base), *beside)
+
+
+def _frozen(weights: Iterable[Weight]) -> Iterator[Weight]:
+    return (replace(weight, trained=False) for weight in weights)
+
+
+def frozen_bytes(launch: Launch, weight: Weight) -> float:
+    """Return the bytes of an element that is not trained: quantised in matrices of layers alone."""
+    element = float(launch.precision.element_bytes)
+    if launch.adapters is None or not weight.quantized:
+        return element
+    return min(element, base_bytes(launch.adapters))
+
+
+def adapter_widths(launch: Launch, weight: Weight) -> tuple[float, ...]:
+    """Return the outputs, on this rank, of each adapter beside a weight; empty: it has none."""
+    model, rows = launch.model, weight.shape[0]
+    attention = model.attention
+    parts: tuple[tuple[Target, float], ...] = ()
+    if weight.name == "qkv":
+        whole = attention.heads + 2 * attention.groups
+        kept = rows * attention.groups / whole
+        parts = (("query", rows * attention.heads / whole), ("key", kept), ("value", kept))
+    elif weight.name in _NAMED:
+        parts = ((_NAMED[weight.name], rows),)
+        if weight.name.endswith("fc1"):
+            # gate and what it gates
+            parts = ((_NAMED[weight.name], rows / model.gates),) * model.gates
+    elif weight.name in ("kv down", "kv up"):
+        # keys and values have these together
+        target = _first(launch, "key", "value")
+        parts = ((target, rows),)
+    return adapted_widths(launch.adapters, parts)
+
+
+_NAMED: dict[str, Target] = {
+    "proj": "projection",
+    "q": "query",
+    "q down": "query",
+    "q up": "query",
+    "mlp fc1": "fc1",
+    "mlp fc2": "fc2",
+    "shared expert fc1": "fc1",
+    "shared expert fc2": "fc2",
+    "expert fc1": "expert_fc1",
+    "expert fc2": "expert_fc2",
+}
+
+
+def _first(launch: Launch, *targets: Target) -> Target:
+    """Return the first of some targets that adapters stand beside, else the first one."""
+    chosen = launch.adapters.targets if launch.adapters is not None else frozenset()
+    return next((target for target in targets if target in chosen), targets[0])
+
+
+def _adapters_of(launch: Launch, weight: Weight) -> Iterator[Weight]:
+    """Yield A and B of each adapter beside a weight, as tensor ranks share them.
+
+    Of a matrix whose outputs are split they divide the rank of A, of one whose inputs are split the
+    outputs of B (Megatron-Bridge peft/utils.py, ParallelLinearAdapter).
+    """
+    adapters, degrees = launch.adapters, launch.degrees
+    if adapters is None:
+        return
+    ranks = degrees.etp if weight.expert else degrees.tp
+    by_inputs = weight.name == "proj" or weight.name.endswith("fc2")
+    whole = weight.name.endswith("down")
+    number = 1 if weight.expert and adapters.shared_by_experts else weight.number
+    for width in adapter_widths(launch, weight):
+        rows = math.ceil(width / (ranks if by_inputs else 1))
+        rank = math.ceil(adapters.rank / (1 if by_inputs or whole else ranks))
+        for name, shape in (("A", (rank, weight.shape[1])), ("B", (rows, adapters.rank))):
+            yield Weight(
+                name=f"{weight.name} adapter {name}",
+                shape=shape,
+                number=number,
+                expert=weight.expert,
+            )
 
 
 def head_weight(launch: Launch, *, name: str = "head", shared: bool = False) -> Weight:
@@ -176,6 +264,9 @@ def chunk_weights(launch: Launch, chunk: Chunk) -> tuple[Weight, ...]:
         found.append(head_weight(launch, shared=tied))
     elif has_head:
         found = [_as_head(weight) if weight.name == "embedding" else weight for weight in found]
+    if launch.adapters is not None:
+        # embedding, head and norms are trained with nothing beside them, so not at all
+        found = [one if " adapter " in one.name else replace(one, trained=False) for one in found]
     return tuple(found)
 
 

@@ -24,6 +24,7 @@ from autopar.memory.launch import (
     Attention,
     Degrees,
     Experts,
+    Latent,
     Launch,
     Model,
     Precision,
@@ -40,21 +41,84 @@ from autopar.model import (
     ModelSpec,
     OtherMemory,
     head_dim,
+    layer_norms,
 )
 from autopar.plans import tensor_degrees
 from autopar.sources import Source
 
-__all__ = ["megatron_launch", "megatron_model", "with_megatron_memory", "with_memory_of"]
+__all__ = [
+    "launch_model",
+    "megatron_launch",
+    "megatron_model",
+    "with_megatron_memory",
+    "with_memory_of",
+]
 
 _TOKEN_BYTES = 12
 """Of a token of a micro-batch: its number and the next one's, its place, its weight in the loss."""
 
 
+def launch_model(spec: ModelSpec) -> Model:
+    """Return the sizes of a whole model as trainers build it, without dropout.
+
+    Layers may be of two kinds, dense ones and mixtures, in any order, and some may have a window;
+    everything else is one for all. Experts are grouped and send tokens to each other. What has no
+    size worth counting is left out: sinks of attention, biases of routers. Raises InputError with
+    the reason where Megatron-LM and trainers with layers of torch cannot say a model.
+    """
+    kinds = [_known(spec, layer) for layer in spec.layers]
+    first = kinds[0]
+    for other in kinds[1:]:
+        for what, (one, two) in {
+            "widths": (first.hidden_size, other.hidden_size),
+            "sequence lengths": (first.seq_length, other.seq_length),
+            "heads": (_heads(first), _heads(other)),
+            "norms": (_norms(first), _norms(other)),
+            "biases": (_biases(first), _biases(other)),
+        }.items():
+            if one != two:
+                raise InputError(
+                    f"model {spec.name!r}: its layers have two kinds of {what}, which one launch "
+                    "cannot say"
+                )
+    mixtures = [layer for layer in kinds if layer.num_experts is not None]
+    dense = [layer for layer in kinds if layer.num_experts is None]
+    for what, sizes in (
+        ("experts", {_mixture(layer) for layer in mixtures}),
+        ("dense MLPs", {layer.ffn_hidden_size for layer in dense}),
+    ):
+        if len(sizes) > 1:
+            raise InputError(
+                f"model {spec.name!r}: its layers have {what} of two kinds, which one launch "
+                "cannot say"
+            )
+    window, whole_every = _windows(spec)
+    model = _model(spec, first, (dense or kinds)[0], mixtures[0] if mixtures else None)
+    return replace(
+        model,
+        attention=replace(model.attention, window=window, whole_every=whole_every),
+        expert_layers=tuple(kinds[kind].num_experts is not None for kind in spec.layer_types),
+        mtp=spec.mtp_layers,
+    )
+
+
 def megatron_model(spec: ModelSpec, layer: LayerSpec) -> Model:
-    """Return the sizes of a model of such layers as Megatron-LM builds it, without dropout.
+    """Return the sizes of a model of one such layer as Megatron-LM builds it, without dropout.
 
     Raises InputError where it has no such layers, or sizes are unknown.
     """
+    known = _known(spec, layer)
+    mixture = known if known.num_experts is not None else None
+    model = _model(spec, known, known, mixture)
+    if model.experts is None:
+        return model
+    # as the planner splits them: every rank has a share of all experts, and all tokens
+    experts = replace(model.experts, dispatcher="allgather", grouped=False)
+    return replace(model, experts=experts)
+
+
+def _known(spec: ModelSpec, layer: LayerSpec) -> LayerSpec:
+    """Return a layer that is a decoder's and has all its sizes; raises InputError for others."""
     if layer.cross_attention or not layer.causal:
         raise InputError(
             f"model {spec.name!r}: Megatron-LM's memory is counted of decoder-only models; "
@@ -65,35 +129,109 @@ def megatron_model(spec: ModelSpec, layer: LayerSpec) -> Model:
             f"model {spec.name!r}: heads, MLP width or vocabulary are unknown; "
             "give a model spec (--model)"
         )
-    experts = None
-    if layer.num_experts is not None:
-        experts = Experts(
-            number=layer.num_experts,
-            per_token=layer.experts_per_token or layer.num_experts,
-            ffn=layer.ffn_hidden_size,
+    if layer.norm_parameters_per_hidden not in (layer_norms(layer), 2 * layer_norms(layer)):
+        raise InputError(
+            f"model {spec.name!r}: norms with {layer.norm_parameters_per_hidden} parameters per "
+            f"hidden size in {layer_norms(layer)} norms are neither RMSNorms nor LayerNorms"
         )
+    return layer
+
+
+def _heads(layer: LayerSpec) -> tuple[object, ...]:
+    """Return what makes the attention of a layer."""
+    groups = layer.num_kv_heads or layer.num_heads
+    return (layer.num_heads, groups, head_dim(layer), layer.latent, layer.qk_norms)
+
+
+def _norms(layer: LayerSpec) -> tuple[object, ...]:
+    return (layer_norms(layer), layer.norm_parameters_per_hidden)
+
+
+def _biases(layer: LayerSpec) -> tuple[object, ...]:
+    return (layer.biases, layer.biases or layer.qkv_biases, layer.gated_mlp)
+
+
+def _mixture(layer: LayerSpec) -> tuple[object, ...]:
+    visited = layer.experts_per_token or layer.num_experts
+    return (layer.num_experts, visited, layer.ffn_hidden_size, layer.shared_expert_width)
+
+
+def _windows(spec: ModelSpec) -> tuple[int | None, int]:
+    """Return the window of a model, and every which layer has none; 0: none of them.
+
+    Raises InputError where layers without a window do not come in turn.
+    """
+    sizes = {layer.window for layer in spec.layers} - {None}
+    if not sizes:
+        return None, 0
+    seen = [0] * len(spec.layers)
+    whole = []
+    for place, kind in enumerate(spec.layer_types, 1):
+        layer = spec.layers[kind]
+        seen[kind] += 1
+        every = layer.whole_every
+        if layer.window is None or (every and seen[kind] % every == 0):
+            whole.append(place)
+    every = whole[0] if whole else 0
+    in_turn = not every or whole == [*range(every, spec.num_layers + 1, every)]
+    if len(sizes) > 1 or not in_turn:
+        raise InputError(
+            f"model {spec.name!r}: windows of its layers do not come in turn, which one launch "
+            "cannot say"
+        )
+    return sizes.pop(), every
+
+
+def _model(spec: ModelSpec, layer: LayerSpec, dense: LayerSpec, mixture: LayerSpec | None) -> Model:
+    """Return a model of one layer: heads and norms of `layer`, MLPs of the others."""
+    assert layer.num_heads is not None, "a known layer has heads"
+    assert dense.ffn_hidden_size is not None, "and every one an MLP"
+    assert spec.vocab_size is not None, "and its model a vocabulary"
+    latent = layer.latent
     return Model(
         hidden=layer.hidden_size,
-        ffn=layer.ffn_hidden_size,
+        ffn=dense.ffn_hidden_size,
         attention=Attention(
             heads=layer.num_heads,
             groups=layer.num_kv_heads or layer.num_heads,
             width=head_dim(layer),
             head_norms=layer.qk_norms,
             dropout=0.0,
+            latent=None
+            if latent is None
+            else Latent(
+                query_rank=latent.query_rank,
+                key_value_rank=latent.key_value_rank,
+                key_width=latent.key_width,
+                rotary_width=latent.rotary_width,
+                value_width=latent.value_width,
+            ),
         ),
         vocab=spec.vocab_size,
         vocab_divisor=spec.make_vocab_size_divisible_by,
-        expert_layers=(experts is not None,),
-        experts=experts,
+        expert_layers=(mixture is not None,),
+        experts=None if mixture is None else _experts(mixture),
         gated=layer.gated_mlp,
         biases=layer.biases,
         qkv_biases=layer.biases or layer.qkv_biases,
         tied=spec.tied_embeddings,
-        norm="rms" if layer.norm_parameters_per_hidden == 2 else "layer",
+        norm="rms" if layer.norm_parameters_per_hidden == layer_norms(layer) else "layer",
         positions="learned" if spec.learned_positions else "rotary",
         max_positions=spec.learned_positions,
         hidden_dropout=0.0,
+    )
+
+
+def _experts(layer: LayerSpec) -> Experts:
+    assert layer.num_experts is not None, "a mixture has experts"
+    assert layer.ffn_hidden_size is not None, "and a known layer widths"
+    return Experts(
+        number=layer.num_experts,
+        per_token=layer.experts_per_token or layer.num_experts,
+        ffn=layer.ffn_hidden_size,
+        shared_ffn=layer.shared_expert_width,
+        dispatcher="alltoall",
+        grouped=True,
     )
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.memory import torch_layers
 from autopar.memory.launch import Chunk, Launch, TorchTrainer
-from autopar.memory.parameters import Weight, chunk_weights, layer_weights
+from autopar.memory.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
 from autopar.memory.schedule import moments
 from autopar.records import dataclass
@@ -47,10 +48,15 @@ class Unit:
     """Elements of both that this rank keeps, rows rounded up as its first rank has them."""
     experts: bool = False
     """A layer with a mixture."""
+    looked_up: int = 0
+    """Of `own`, what is of tables of which rows are looked up."""
+    frozen_bytes: int = 0
+    """Of whole weights that are not trained, which the counts above leave out."""
+    own_frozen_bytes: int = 0
 
     @property
     def elements(self) -> int:
-        """Of all of its weights."""
+        """Of all of its trained weights."""
         return self.dense + self.expert
 
 
@@ -85,9 +91,12 @@ def _shards(launch: Launch, *, expert: bool = False) -> int:
 
 
 def recipe_of_launch(launch: Launch) -> StateRecipe:
-    """Return the bytes of a parameter of a launch that has a trainer of its own."""
+    """Return the bytes of a parameter of a launch that has a trainer of its own.
+
+    What its optimizer keeps otherwise, or on the host, is taken into account.
+    """
     trainer = _trainer(launch)
-    return recipe_of(
+    recipe = recipe_of(
         trainer.keeper,
         trainer.zero,
         launch.precision.kind,
@@ -95,26 +104,71 @@ def recipe_of_launch(launch: Launch) -> StateRecipe:
         each_micro_batch=trainer.each_micro_batch,
         buckets=trainer.buckets,
     )
+    return _with_optimizer(recipe, launch)
 
 
-def _unit(name: str, launch: Launch, weights: Sequence[Weight], *, experts: bool = False) -> Unit:
-    trainer = _trainer(launch)
-    own = 0
-    for weight in weights:
-        ranks = _shards(launch, expert=weight.expert)
-        if trainer.keeper == "deepspeed" or weight.expert:
-            # flat parts, or experts of which there are more than rows to round
-            own += math.ceil(weight.elements / ranks)
-        else:
-            rows, rest = weight.shape[0], weight.size // weight.shape[0]
-            own += weight.number * -(-rows // ranks) * rest
+def _with_optimizer(recipe: StateRecipe, launch: Launch) -> StateRecipe:
+    """Return a recipe with the states that an optimizer has, on the device that it has them on."""
+    optimizer, precision = launch.optimizer, launch.precision
+    moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
+    weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
+    if optimizer.master_bytes == 0 and precision.element_bytes == 2:
+        # weights that are trained as they are, and whose gradients are like them
+        element = float(precision.element_bytes)
+        weights = replace(weights, each_bytes=element)
+        gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
+        master = replace(master, each_bytes=0.0)
+    left = 1.0 - optimizer.offload
+    if left < 1.0:
+        moments, master, gradients = (
+            # gradients go where they are used: DeepSpeed copies them behind their reduction
+            replace(kept, each_bytes=kept.each_bytes * left)
+            for kept in (moments, master, gradients)
+        )
+    if optimizer.offload_weights:
+        weights = replace(weights, each_bytes=0.0)
+    # copies that the step alone makes are made where it runs
+    passing = tuple(
+        replace(entry, each_bytes=entry.each_bytes * left)
+        if entry.during == frozenset({"step"})
+        else entry
+        for entry in recipe.passing
+    )
+    return replace(
+        recipe,
+        weights=weights,
+        gradients=gradients,
+        master=master,
+        moments=moments,
+        passing=passing,
+    )
+
+
+def _unit(name: str, launch: Launch, every: Sequence[Weight], *, experts: bool = False) -> Unit:
+    weights = [weight for weight in every if weight.trained]
+    frozen = [(frozen_bytes(launch, one), one) for one in every if not one.trained]
     return Unit(
         name=name,
         dense=sum(weight.elements for weight in weights if not weight.expert),
         expert=sum(weight.elements for weight in weights if weight.expert),
-        own=own,
+        own=sum(_own(launch, weight) for weight in weights),
+        frozen_bytes=sum(math.ceil(each * one.elements) for each, one in frozen),
+        own_frozen_bytes=sum(math.ceil(each * _own(launch, one)) for each, one in frozen),
         experts=experts,
+        looked_up=sum(
+            _own(launch, weight) for weight in weights if weight.name in ("embedding", "positions")
+        ),
     )
+
+
+def _own(launch: Launch, weight: Weight) -> int:
+    """Return the elements of a weight that a rank keeps where weights are divided."""
+    ranks = _shards(launch, expert=weight.expert)
+    if _trainer(launch).keeper == "deepspeed" or weight.expert:
+        # flat parts, or experts of which there are more than rows to round
+        return math.ceil(weight.elements / ranks)
+    rows, rest = weight.shape[0], weight.size // weight.shape[0]
+    return weight.number * -(-rows // ranks) * rest
 
 
 def _is_joined(launch: Launch) -> bool:
@@ -174,8 +228,25 @@ def _kept(
         if name == "gradients" and not (kept.always or gradients):
             continue
         size = own if kept.sharded or (step and kept.stepped_sharded) else whole
-        yield Part(name, math.ceil(kept.each_bytes * size), switch)
+        num_bytes = kept.each_bytes * size
+        if name == "weights" and not launch.optimizer.offload_weights:
+            num_bytes += sum(
+                unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
+            )
+        if name == "Adam moments" and launch.optimizer.kind == "adam8bit":
+            num_bytes += _wide_moments(launch, units)
+        yield Part(name, math.ceil(num_bytes), switch)
     yield Part("cuBLAS workspaces", _THREADS * _cublas(launch), "CUBLAS_WORKSPACE_CONFIG, GPU")
+
+
+def _wide_moments(launch: Launch, units: Sequence[Unit]) -> float:
+    """Return what moments of tables have more than 8 bits: trainers keep those in fp32.
+
+    transformers 5 trainer_optimizer.py overrides `nn.Embedding` (bitsandbytes' advice for tables).
+    """
+    optimizer = launch.optimizer
+    more = optimizer.moments_bytes - optimizer.adam_bytes
+    return (1.0 - optimizer.offload) * more * sum(unit.looked_up for unit in units)
 
 
 def _cublas(launch: Launch) -> int:
@@ -214,7 +285,12 @@ def _waiting(launch: Launch) -> float:
 
 
 def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
-    return sum(unit.elements * _gathered_element(launch, unit) for unit in units)
+    """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
+    frozen = recipe_of_launch(launch).weights.sharded
+    return sum(
+        unit.elements * _gathered_element(launch, unit) + (unit.frozen_bytes if frozen else 0)
+        for unit in units
+    )
 
 
 def _casts(launch: Launch) -> bool:
@@ -230,13 +306,15 @@ def _is_fsdp2(launch: Launch) -> bool:
 def _table_passing(launch: Launch, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
     """Yield what other trainers hold, as their recipe has it."""
     switch = _switches(launch)["states"]
-    stage = sum(unit.elements for unit in units)
-    largest = max(unit.elements for unit in units)
     alone = launch.degrees.dp * launch.degrees.cp == 1
     for entry in recipe_of_launch(launch).passing:
+        sizes = [unit.elements for unit in units]
+        if entry.what in ("gathered weights", "output of the gather"):
+            # frozen weights are gathered, too, in fewer bytes where they are quantised
+            sizes = [math.ceil(_gathered(launch, [unit]) / entry.each_bytes) for unit in units]
         # one rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
-            size = entry.num_bytes(stage=stage, unit=largest, replicas=_shards(launch))
+            size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(launch))
             yield Part(entry.what, math.ceil(size), switch)
 
 
@@ -251,10 +329,11 @@ def _other_streams(launch: Launch, units: Sequence[Unit], there: Sequence[Part])
     if not trainer.zero:
         return 0
     names = {part.name: part.num_bytes for part in there}
-    sizes = [unit.elements * _gathered_element(launch, unit) for unit in units]
+    sizes = [_gathered(launch, [unit]) for unit in units]
     pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
     gathers = max(pairs) - names.get("weights fetched ahead", 0)
-    gradients = 4.0 * sum(unit.own for unit in units) - names.get("gradients", 0)
+    each = recipe_of_launch(launch).gradients.each_bytes
+    gradients = each * sum(unit.own for unit in units) - names.get("gradients", 0)
     return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))
 
 
@@ -304,6 +383,9 @@ def instants(launch: Launch, stage: int) -> Iterator[Instant]:
     seen = set[tuple[str, int, tuple[int, ...]]]()
     for moment in moments(launch, stage):
         event = moment.event
+        if event.kind == "weights":
+            # as much is live as at the gradients of inputs before, or less
+            continue
         if (key := (event.kind, event.chunk, moment.live)) in seen:
             continue
         seen.add(key)
@@ -342,7 +424,7 @@ def _in_forward(
         normed = launch.tokens * launch.model.hidden * launch.precision.element_bytes
         ahead = Part("saved activations", -normed if chunk[3] else 0, names["activations"])
         # the output of the exchange is kept until that of the next unit is copied
-        output = layers[-1].elements * _gathered_element(launch, layers[-1])
+        output = _gathered(launch, layers[-1:])
         before = [unit for unit in units if unit.name != "head"] if _holds(launch) else layers[-1:]
         yield Instant(
             name="forward of a layer",
@@ -406,6 +488,7 @@ def _in_backward(
                     *states,
                     Part("saved activations", kept, words),
                     Part("layer computed again", again, words),
+                    Part("a matrix in 16 bits", _dequantized_bytes(launch, unit), words),
                     Part("gradients inside of a layer", inside, words),
                     *_beside(launch, own, at, units, reducing=False),
                 ),
@@ -423,6 +506,18 @@ def _in_backward(
         if launch.degrees.pp > 1 and unit.name == "layer":
             # the others are as full, or less
             return
+
+
+def _dequantized_bytes(launch: Launch, unit: Unit) -> int:
+    """Return the largest matrix of a layer as products take it, where it is kept in fewer bits.
+
+    bitsandbytes makes it whole in front of each product.
+    """
+    if launch.adapters is None or launch.adapters.base == "16 bits":
+        return 0
+    weights = layer_weights(launch, experts=unit.experts)
+    largest = max(weight.size for weight in weights if weight.quantized)
+    return largest * launch.precision.element_bytes
 
 
 def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from autopar.memory.launch import Launch, Precision
-from autopar.memory.parameters import Weight
+from autopar.memory.parameters import Weight, frozen_bytes
 from autopar.records import dataclass
 
 __all__ = [
@@ -191,6 +191,8 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         return _fully_sharded(launch, chunks)
     precision, sharded = launch.precision, launch.optimizer.sharding != "none"
     element, gradient = precision.element_bytes, precision.gradient_bytes
+    frozen = [weight for chunk in chunks for weight in chunk if not weight.trained]
+    chunks = [[weight for weight in chunk if weight.trained] for chunk in chunks]
     buffers = [buffer for chunk in chunks for buffer in buffers_of(launch, chunk)]
     weights = gradients = master = moments = copies = unscaled = 0
     made: list[int] = []
@@ -211,20 +213,31 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         gradients += summed * gradient
         master += own * launch.optimizer.master_bytes if element == 2 else 0
         moments += own * launch.optimizer.moments_bytes
+        if launch.optimizer.offload:
+            gone = math.floor(own * launch.optimizer.offload)
+            moments -= gone * launch.optimizer.moments_bytes
+            if launch.optimizer.offload_master and element == 2:
+                master -= gone * launch.optimizer.master_bytes
         if launch.optimizer.kind == "muon":
             # matrices have a momentum alone
             moments -= buffer.matrices // buffer.replicas * (launch.optimizer.moments_bytes // 2)
         unscaled += own * precision.unscaled_bytes
         made += [stored] * sharded + [summed * gradient]
+    # frozen weights are tensors of their own, and nothing more
+    own_bytes = [math.ceil(one.size * frozen_bytes(launch, one)) for one in frozen]
+    weights += sum(n * one.number for n, one in zip(own_bytes, frozen, strict=True))
+    made += [n for n, one in zip(own_bytes, frozen, strict=True) for _ in range(one.number)]
     if not sharded:
         tensors = (weight for chunk in chunks for weight in chunk)
         made = [w.size * element for w in tensors for _ in range(w.number)] + made
     # dense ones before experts, whose optimizer is another
     spans = [n for buffer in sorted(buffers, key=lambda b: b.expert) for n in buffer.spans]
+    left = _on_device(spans, launch.optimizer.offload)
     if element == 2:
-        made += [n * launch.optimizer.master_bytes for n in spans]
+        masters = left if launch.optimizer.offload_master else spans
+        made += [n * launch.optimizer.master_bytes for n in masters]
     # the first update makes both moments of a weight together
-    made += [n * launch.optimizer.moments_bytes // 2 for n in spans for _ in range(2)]
+    made += [n * launch.optimizer.moments_bytes // 2 for n in left for _ in range(2)]
     if precision.unscaled_bytes:
         made += [n * precision.unscaled_bytes for n in spans]
     return States(
@@ -238,6 +251,19 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     )
 
 
+def _on_device(spans: list[int], offload: float) -> list[int]:
+    """Return the spans of which the device keeps the states: the first ones are offloaded.
+
+    Whole weights go until a share of the elements has (HybridDeviceOptimizer of Megatron-Core).
+    """
+    wanted, gone = sum(spans) * offload, 0
+    for at, span in enumerate(spans):
+        if gone >= wanted:
+            return spans[at:]
+        gone += span
+    return []
+
+
 def _needs_no_transpose(launch: Launch) -> bool:
     """Return whether products take 8-bit weights in either order: Blackwell, a scale a tensor."""
     blackwell = launch.software.gpu.upper().startswith(("B200", "B300", "GB200", "GB300"))
@@ -249,22 +275,34 @@ def _has_one_moment(weight: Weight) -> bool:
     return len(weight.shape) == 2 and weight.name not in ("embedding", "positions", "head")
 
 
+def _kept_share(launch: Launch, *, master: bool = False) -> float:
+    """Return the share of moments, or of fp32 weights, that the device keeps."""
+    optimizer = launch.optimizer
+    return 1.0 if master and not optimizer.offload_master else 1.0 - optimizer.offload
+
+
 def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     """Return the states of Megatron-FSDP: weights, gradients and states all over the replicas."""
     degrees, precision = launch.degrees, launch.precision
-    shares = 0.0
+    shares = frozen = 0.0
     for chunk in chunks:
         for weight in chunk:
             ranks = degrees.expert_dp if weight.expert else degrees.dp * degrees.cp
-            shares += weight.elements / ranks
+            if weight.trained:
+                shares += weight.elements / ranks
+            else:
+                frozen += weight.elements / ranks * frozen_bytes(launch, weight)
     own = math.ceil(shares)
     element = precision.element_bytes
     return States(
-        weights_bytes=own * element,
+        weights_bytes=own * element + math.ceil(frozen),
         # gradients are fp32 beside fp32 masters, whatever the weights are
         gradients_bytes=own * precision.gradient_bytes,
-        master_bytes=own * launch.optimizer.master_bytes if element == 2 else 0,
-        moments_bytes=own * launch.optimizer.moments_bytes,
+        master_bytes=math.ceil(own * _kept_share(launch, master=True))
+        * launch.optimizer.master_bytes
+        if element == 2
+        else 0,
+        moments_bytes=math.ceil(own * _kept_share(launch)) * launch.optimizer.moments_bytes,
         copies_bytes=0,
         unscaled_bytes=0,
         allocations=(),

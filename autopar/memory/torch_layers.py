@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from autopar.memory.activations import routing_skew
+from autopar.memory.activations import adapter_saved_bytes, routing_skew
 from autopar.memory.launch import Chunk, Launch, TorchTrainer
+from autopar.training.adapters import needs_input
 
 __all__ = [
     "again_bytes",
@@ -66,12 +67,17 @@ def whole_parts(launch: Launch, *, experts: bool) -> Parts:
     """Yield (part, bytes) of everything that a layer saves that computes nothing again."""
     element = _element(launch)
     width = launch.tokens * launch.model.hidden * element
+    adapters = launch.adapters
     yield "attention norm", _norm(launch, launch.scattered_tokens, launch.model.hidden)
-    # what products take is gathered on every tensor rank
-    yield "norm output", width
+    # what products take is gathered on every tensor rank, and kept for the weights' gradients
+    if needs_input(adapters, "query", "key", "value"):
+        yield "norm output", width
     yield from _attention(launch)
     yield "mlp norm", _norm(launch, launch.scattered_tokens, launch.model.hidden)
-    yield "norm output", width
+    if needs_input(adapters, "fc1", "expert_fc1"):
+        yield "norm output", width
+    if adapters is not None:
+        yield "adapters", adapter_saved_bytes(launch, experts=experts)
     if experts:
         yield from _mixture(launch)
     else:
@@ -115,6 +121,8 @@ def _mlp(name: str, launch: Launch, tokens: int, width: int) -> Parts:
     """
     gates = launch.model.gates
     number = 2 * gates - (1 if _trainer(launch).compiled and gates == 2 else 0)
+    # the last of them is there for the gradient of the last matrix
+    number -= 0 if needs_input(launch.adapters, "expert_fc2" if name == "expert" else "fc2") else 1
     yield name, number * tokens * width * _element(launch)
 
 
@@ -133,7 +141,8 @@ def _mixture(launch: Launch) -> Parts:
     # scores in fp32, and their softmax or sigmoid
     yield "router", 8 * launch.tokens * experts.number
     # in the order of experts, and behind the exchange
-    yield "expert input", 2 * routed * launch.model.hidden * element
+    copies = 2 if needs_input(launch.adapters, "expert_fc1") else 1
+    yield "expert input", copies * routed * launch.model.hidden * element
     yield from _mlp("expert", launch, routed, experts.ffn // launch.degrees.etp)
     yield "expert output", routed * launch.model.hidden * element
     if experts.shared_ffn:
@@ -243,6 +252,8 @@ def backward_gradients_bytes(launch: Launch, *, experts: bool) -> int:
         inner = max(routed, launch.tokens * mixture.shared_ffn // degrees.tp)
         matrix = mixture.number // degrees.ep * mixture.ffn // degrees.etp
     residual = 1 if _trainer(launch).checkpoint == "none" else 2
+    if launch.adapters is not None:
+        matrix = 0  # frozen: it has no gradient
     # of three of them, or two without a gate, one stands where the saved product was
     activations = model.gates * inner + residual * launch.tokens * model.hidden
     return (activations + matrix * model.hidden) * element
@@ -251,6 +262,8 @@ def backward_gradients_bytes(launch: Launch, *, experts: bool) -> int:
 def final_bytes(launch: Launch) -> int:
     """Return what the norm behind the last layer saves, its output gathered for the head."""
     norm = _norm(launch, launch.scattered_tokens, launch.model.hidden)
+    if launch.adapters is not None:
+        return norm
     return norm + launch.tokens * launch.model.hidden * _element(launch)
 
 

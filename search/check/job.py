@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from autopar.errors import InputError
 from autopar.estimate.job import (
@@ -21,6 +21,7 @@ from autopar.estimate.job import (
     Precision,
     Recomputation,
 )
+from autopar.memory.activations import offloaded_bytes
 from autopar.memory.launch import Launch
 from autopar.memory.sharded import recipe_of_launch
 
@@ -32,13 +33,19 @@ _FP8: dict[str, Precision] = {
     "blockwise": "fp8_block",
     "mxfp8": "mxfp8",
 }
+_DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
+    "alltoall": "all_to_all",
+    "allgather": "all_to_all",
+    "flex": "fused",
+}
 _ZERO = {"none": 0, "distributed": 1, "fsdp": 3}
 
 
 def job_of_launch(launch: Launch) -> Job:
     """Return what a launch trains and how; raises InputError for what has no time."""
     model, degrees, precision = launch.model, launch.degrees, launch.precision
-    if launch.optimizer.kind != "adam":
+    optimizer = launch.optimizer
+    if optimizer.kind == "muon":
         raise InputError(f"the optimizer {launch.optimizer.kind} has no measured time; adam has")
     stages = tuple(sum(len(chunk[1]) for chunk in chunks) for chunks in degrees.chunks)
     experts = model.experts
@@ -63,9 +70,10 @@ def job_of_launch(launch: Launch) -> Job:
         **_sharding(launch),
         precision=_FP8[precision.fp8_recipe] if precision.fp8 else precision.kind,
         attention_kernel=_kernel(launch),
-        dispatcher="fused"
-        if experts is not None and experts.dispatcher == "flex"
-        else "all_to_all",
+        dispatcher=_DISPATCHERS["alltoall" if experts is None else experts.dispatcher],
+        router_fp32=experts is not None and experts.router_fp32,
+        capacity=None if experts is None else experts.capacity,
+        padded_capacity=experts is not None and experts.padded_capacity,
         overlap_experts=degrees.overlap_experts,
         overlap_tensor=launch.tensor_overlap,
         overlap_gradients=launch.optimizer.overlap_gradients,
@@ -74,6 +82,14 @@ def job_of_launch(launch: Launch) -> Job:
         low_precision_attention=precision.fp8_attention,
         fused_experts=experts is not None and experts.fused_mlp,
         skew=1.0 if experts is None or experts.skew is None else experts.skew,
+        adapters=launch.adapters,
+        frozen=launch.adapters is not None,
+        state_bytes=optimizer.adam_bytes
+        + (optimizer.master_bytes if precision.element_bytes == 2 else 4),
+        optimizer_offload=optimizer.offload,
+        offloaded_master=optimizer.offload_master,
+        overlap_offload=optimizer.overlap_offload,
+        offloaded_weights=optimizer.offload_weights,
     )
 
 
@@ -113,17 +129,27 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 model.expert_layers[layer],
                 _recomputed(launch, place, len(chunk[1])),
                 model.attention.has_window(layer),
+                layer < launch.offload.layers,
             )
             for chunk in chunks
             for place, layer in enumerate(chunk[1])
         ]
-        for (is_mixture, recompute, windowed), run in groupby(layers):
+        for (is_mixture, recompute, windowed, whole), run in groupby(layers):
+            # of layers that are computed again nothing but the input is there to offload
+            offloaded = recompute != "full" and launch.offload.any
             yield Block(
                 number=len(list(run)),
                 hidden=model.hidden,
                 attention=_attention(launch, windowed=windowed),
                 mlp=_mixture(launch) if is_mixture else Mlp(width=model.ffn, gated=model.gated),
                 recompute=recompute,
+                offloaded_bytes=float(
+                    offloaded_bytes(
+                        launch, experts=is_mixture, layer=0 if whole else launch.offload.layers
+                    )
+                )
+                if offloaded
+                else 0.0,
             )
 
 

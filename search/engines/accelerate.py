@@ -7,6 +7,8 @@ plan (transformers), Ulysses by DeepSpeed. There is no pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan
 from search.configuration import dump_yaml
@@ -25,6 +27,7 @@ from search.engines.job import (
     ZERO3,
     Job,
     Lowered,
+    Nodes,
     Space,
     different,
     samples_of_a_rank,
@@ -42,11 +45,22 @@ from search.engines.nearest import (
     whole_sequences,
 )
 
-__all__ = ["SPACE", "VERSION", "lower"]
+__all__ = [
+    "FILE",
+    "HEAD",
+    "RING_KEYS",
+    "SPACE",
+    "VERSION",
+    "common_keys",
+    "fsdp_keys",
+    "launch_lines",
+    "lower",
+    "parallelism_keys",
+]
 
 VERSION = "1.15.0"
-_FILE = "autopar_accelerate.yaml"
-_HEAD = f"# For accelerate {VERSION}, written by autopar-export.\n"
+FILE = "autopar_accelerate.yaml"
+HEAD = f"# For accelerate {VERSION}, written by autopar-export.\n"
 _TITLE = "accelerate"
 _Section = dict[str, object]
 
@@ -104,7 +118,7 @@ def lower(job: Job) -> Lowered:
         engine="accelerate",
         engine_version=VERSION,
         plan=plan,
-        files={_FILE: _HEAD + dump_yaml(_document(job, plan), quoted=True)},
+        files={FILE: HEAD + dump_yaml(_document(job, plan), quoted=True)},
         losses=(*losses, *whole_sequences(job, plan, _TITLE)),
         launch=_launch(job, plan),
         notes=(*_notes(job, plan), *summed),
@@ -131,30 +145,9 @@ def _runs(job: Job, plan: Plan) -> dict[str, bool]:
 def _document(job: Job, plan: Plan) -> _Section:
     layer = plan.layers[0]
     kind = _kind(plan)
-    document: _Section = {
-        "compute_environment": "LOCAL_MACHINE",
-        "debug": False,
-        "distributed_type": kind,
-        "num_machines": job.num_nodes,
-        "num_processes": plan.world_size,
-        # the launch overrides it on several nodes
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "mixed_precision": "no" if job.precision == "fp32" else job.precision,
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": False,
-    }
+    document = common_keys(job, kind, job.precision)
     if kind == "FSDP":
-        document["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_reshard_after_forward": layer.zero3,
-            "fsdp_activation_checkpointing": layer.checkpoint,
-            "fsdp_cpu_ram_efficient_loading": True,
-            "fsdp_offload_params": False,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
+        document["fsdp_config"] = fsdp_keys(reshard=layer.zero3, checkpoint=layer.checkpoint)
     if kind == "DEEPSPEED":
         document["deepspeed_config"] = {
             "deepspeed_multinode_launcher": "standard",
@@ -167,10 +160,76 @@ def _document(job: Job, plan: Plan) -> _Section:
         }
     parallelism = _parallelism(job, plan)
     if parallelism:
-        document["parallelism_config"] = {
-            f"parallelism_config_{key}": value for key, value in parallelism.items()
-        }
+        document["parallelism_config"] = parallelism_keys(parallelism)
     return document
+
+
+# What configurations of plans and of launches (`search.writing.accelerate`) have in common.
+
+
+def common_keys(nodes: Nodes, kind: str, precision: str) -> _Section:
+    """Return the keys of every configuration.
+
+    kind : of `distributed_type`. precision : such as bf16; fp32 is none that is mixed.
+    """
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": kind,
+        "num_machines": nodes.num_nodes,
+        "num_processes": nodes.num_nodes * nodes.gpus_per_node,
+        # the launch overrides it on several nodes
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": "no" if precision == "fp32" else precision,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+
+
+def fsdp_keys(*, reshard: bool, checkpoint: bool, offload: bool = False) -> _Section:
+    """Return the section of FSDP2.
+
+    reshard : weights are given back behind the forward. checkpoint : layers are computed again.
+    offload : weights and states lie on the host.
+    """
+    return {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": reshard,
+        "fsdp_activation_checkpointing": checkpoint,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": offload,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def parallelism_keys(sizes: Mapping[str, object]) -> _Section:
+    """Return the section of degrees, by their names such as `tp_size`."""
+    return {f"parallelism_config_{key}": value for key, value in sizes.items()}
+
+
+RING_KEYS: Mapping[str, object] = {"cp_backend": "torch", "cp_comm_strategy": "alltoall"}
+"""Of context ranks: all-to-all is how torch passes keys and values around the ring."""
+
+
+def launch_lines(nodes: Nodes, accumulation: int) -> list[str]:
+    """Return the command up to the script, by lines.
+
+    accumulation : micro-batches of a step.
+    """
+    parts = [
+        f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={accumulation}",
+        f"accelerate launch --config_file {FILE}",
+    ]
+    if nodes.num_nodes > 1:
+        parts += [
+            f"--machine_rank {NODE_RANK}",
+            '--main_process_ip "${MASTER_ADDR:?set it to the first node}"',
+            '--main_process_port "${MASTER_PORT:-29500}"',
+        ]
+    return parts
 
 
 def _kind(plan: Plan) -> str:
@@ -196,8 +255,7 @@ def _parallelism(job: Job, plan: Plan) -> _Section:
         "cp_size": layer.cp,
     }
     if layer.cp > 1:
-        # all-to-all is how torch passes keys and values around the ring.
-        values |= {"cp_backend": "torch", "cp_comm_strategy": "alltoall"}
+        values |= RING_KEYS
     if kind == "DEEPSPEED":
         values |= {
             "sp_size": layer.tp,
@@ -209,17 +267,7 @@ def _parallelism(job: Job, plan: Plan) -> _Section:
 
 
 def _launch(job: Job, plan: Plan) -> str:
-    parts = [
-        f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={plan.num_microbatches}",
-        f"accelerate launch --config_file {_FILE}",
-    ]
-    if job.num_nodes > 1:
-        parts += [
-            f"--machine_rank {NODE_RANK}",
-            '--main_process_ip "${MASTER_ADDR:?set it to the first node}"',
-            '--main_process_port "${MASTER_PORT:-29500}"',
-        ]
-    return shell_lines([*parts, f"train.py {SCRIPT_WEIGHTS}"])
+    return shell_lines([*launch_lines(job, plan.num_microbatches), f"train.py {SCRIPT_WEIGHTS}"])
 
 
 def _notes(job: Job, plan: Plan) -> list[str]:

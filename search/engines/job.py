@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args
 
 from autopar.command.fields import rows_of, words_of, written
 from autopar.model import ModelSpec
@@ -39,6 +39,7 @@ __all__ = [
     "Loss",
     "Lower",
     "Lowered",
+    "Nodes",
     "Part",
     "SearchFields",
     "Space",
@@ -282,7 +283,19 @@ def per_value(values: Sequence[_H], text: Callable[[_H], str] = str) -> str:
     )
 
 
-def torchrun(job: Job, script: Sequence[str] | str) -> str:
+class Nodes(Protocol):
+    """The machines of a launch: a job has them, and so has a place."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each."""
+
+
+def torchrun(job: Nodes, script: Sequence[str] | str) -> str:
     """Return the command of one node: torchrun over all nodes, then `script`.
 
     Words are quoted, a text is taken as it is. On several nodes MASTER_ADDR, MASTER_PORT and

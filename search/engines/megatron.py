@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.errors import InputError, UnsupportedError
@@ -18,7 +17,6 @@ from autopar.plans import (
     violations,
 )
 from autopar.records import dataclass
-from search.configuration import dump_yaml
 from search.engines.job import (
     EVERY_MICROBATCH,
     ONE_DEGREE,
@@ -36,11 +34,9 @@ from search.engines.job import (
     different,
     has_one_kind,
     layer_ranges,
-    one_line,
     per_value,
     required,
     search_fields,
-    torchrun,
 )
 from search.engines.megatron_arguments import (
     Argument,
@@ -52,9 +48,22 @@ from search.engines.megatron_arguments import (
     layout_string,
     violated_rules,
 )
+from search.engines.megatron_files import (
+    DATA,
+    ENGINE_VERSION,
+    FILL_IN,
+    NO_MASKS,
+    OPTIMIZER,
+    SCRIPT,
+    YAML,
+    command,
+    connections,
+    script_text,
+    yaml_text,
+)
 from search.space import divisors
 
-__all__ = ["ENGINE_VERSION", "SPACE", "checkpoints_first", "lower", "model_arguments"]
+__all__ = ["SPACE", "checkpoints_first", "lower", "model_arguments"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -426,13 +435,7 @@ def _vocab(vocab: VocabStrategy) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Export: arguments in a script and in YAML.
-
-
-ENGINE_VERSION = "main of September 2026"
-_SCRIPT = "megatron_args.sh"
-_YAML = "megatron_args.yaml"
-_Sections = Mapping[str, Sequence[Argument]]
+# Export: the arguments; as files they are `search.engines.megatron_files`'s.
 
 
 SPACE = Space(
@@ -478,7 +481,7 @@ def lower(job: Job) -> Lowered:
         "BATCH": _batch(near),
         "PRECISION": _precision(job),
         "TRAINING": _TRAINING,
-        "DATA": _DATA,
+        "DATA": DATA,
     }
     arguments = {flag: words for part in sections.values() for flag, words in part}
     # refused on the cluster otherwise; the nearest plan keeps to all rules, so this is our mistake
@@ -489,44 +492,21 @@ def lower(job: Job) -> Lowered:
         engine_version=ENGINE_VERSION,
         plan=near.plan,
         files={
-            _SCRIPT: _script(job, sections, environment),
-            _YAML: _yaml(sections, environment),
+            SCRIPT: script_text(job.spec.name, job, sections, environment),
+            YAML: yaml_text(sections, environment),
         },
         losses=near.losses,
-        launch=_launch(job),
-        notes=(*notes, *near.notes, *more, *_FILL_IN),
+        launch=command(job),
+        notes=(*notes, *near.notes, *more, *FILL_IN),
         as_run=different(priced, near.plan, runs),
         search=search_fields(near.plan, runs, space),
     )
 
 
-_FILL_IN = (
-    "set MEGATRON_PATH, DATA_PATH (prefix written by tools/preprocess_data.py) and TOKENIZER_MODEL",
-    "learning rate, its schedule and the number of steps in TRAINING_ARGS are placeholders",
-    "SAVE is where checkpoints go, LOAD one of Megatron-LM; Megatron-Bridge takes Hugging Face's",
-)
 _TRAINING: Sequence[Argument] = (
     ("train-iters", ("${TRAIN_ITERS:-500}",)),
-    ("lr", ("3.0e-4",)),
-    ("min-lr", ("3.0e-5",)),
-    ("lr-decay-style", ("cosine",)),
-    ("weight-decay", ("0.1",)),
-    ("adam-beta1", ("0.9",)),
-    ("adam-beta2", ("0.95",)),
-    ("clip-grad", ("1.0",)),
-    ("log-interval", ("1",)),
-    ("log-throughput", ()),
-    # causal kernels need no mask, which otherwise every batch brings: s^2 bytes of a sample
-    ("no-create-attention-mask-in-dataloader", ()),
-)
-_DATA: Sequence[Argument] = (
-    ("data-path", (required("DATA_PATH", "set DATA_PATH to the prefix of the preprocessed data"),)),
-    ("split", ("949,50,1",)),
-    ("tokenizer-type", ("HuggingFaceTokenizer",)),
-    (
-        "tokenizer-model",
-        (required("TOKENIZER_MODEL", "set TOKENIZER_MODEL to a name or folder of Hugging Face"),),
-    ),
+    *OPTIMIZER,
+    NO_MASKS,
 )
 
 
@@ -561,10 +541,8 @@ def _parallel(job: Job, near: _Nearest) -> tuple[list[Argument], dict[str, str |
             (Flag.RECOMPUTED, (str(near.recomputed),)),
         ]
     data, fully_sharded, notes = _data_parallel(job, near)
-    # tensor and context parallelism need kernels of one queue in their order of launch, and
-    # Megatron-FSDP must not have that, so that it is unset there
-    connections = None if fully_sharded else "1" if degrees.tensor * degrees.context > 1 else ""
-    environment = {} if connections == "" else {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
+    split = degrees.tensor * degrees.context > 1
+    environment = connections(split=split, fully_sharded=fully_sharded)
     return arguments + data, environment, notes
 
 
@@ -628,82 +606,3 @@ def _precision(job: Job) -> list[Argument]:
     if job.precision == "fp16" and job.fp32_gradients:
         arguments.append(("accumulate-allreduce-grads-in-fp32", ()))
     return arguments
-
-
-# Where they are wanted; words inside `:+` stay one word each.
-_CHECKPOINTS = """\
-# SAVE: where checkpoints go; LOAD: Megatron-LM's own, to begin with. Hugging Face's weights are
-# Megatron-Bridge's matter (checkpoint.pretrained_checkpoint=, checkpoint.save= of its recipes).
-CHECKPOINT_ARGS=(
-    ${SAVE:+--save "$SAVE" --save-interval "${SAVE_INTERVAL:-500}"}
-    ${LOAD:+--load "$LOAD"}
-)
-"""
-
-
-def _script(job: Job, sections: _Sections, environment: Mapping[str, str | None]) -> str:
-    where = f"{job.num_nodes} x {job.gpus_per_node} GPUs"
-    lines = [
-        f"# Arguments of Megatron-LM's pretrain_gpt.py ({ENGINE_VERSION})",
-        f"# for {one_line(job.spec.name)} on {where}; to be sourced by bash.",
-        *_exports(environment),
-        "",
-    ]
-    for name, arguments in sections.items():
-        lines.append(f"{name}_ARGS=(")
-        lines += ["    " + " ".join([f"--{flag}", *map(_quoted, w)]) for flag, w in arguments]
-        lines += [")", ""]
-    lines += [_CHECKPOINTS, "MEGATRON_ARGS=("]
-    lines += [f'    "${{{name}_ARGS[@]}}"' for name in (*sections, "CHECKPOINT")]
-    lines.append(")")
-    return "\n".join(lines) + "\n"
-
-
-def _exports(environment: Mapping[str, str | None]) -> list[str]:
-    return [
-        f"unset {name}" if value is None else f"export {name}={value}"
-        for name, value in environment.items()
-    ]
-
-
-def _quoted(word: str) -> str:
-    """Return a word for bash; variables stay variables."""
-    return word if re.fullmatch(r"[A-Za-z0-9_.,:/+-]+", word) else f'"{word}"'
-
-
-def _yaml(sections: _Sections, environment: Mapping[str, str | None]) -> str:
-    """Return the arguments as Megatron-LM's functional tests spell them (model_config.yaml)."""
-    document: dict[str, object] = {}
-    # YAML can set a variable, not unset it
-    kept = {name: value for name, value in environment.items() if value is not None}
-    if kept:
-        document["ENV_VARS"] = {name: int(value) for name, value in kept.items()}
-    document["MODEL_ARGS"] = {
-        f"--{flag}": _yaml_value(words) for part in sections.values() for flag, words in part
-    }
-    head = (
-        f"# Megatron-LM, {ENGINE_VERSION}\n# to save and load add --save, --save-interval, --load\n"
-    )
-    return head + dump_yaml(document)
-
-
-def _yaml_value(words: tuple[str, ...]) -> object:
-    if not words:
-        return True
-    if len(words) > 1:
-        return list(words)
-    word = re.sub(r":\?[^}]*\}", "}", words[0])  # whoever reads YAML puts variables in alone
-    # Python reads digits of every script
-    if not word.isascii():
-        return word
-    try:
-        return int(word) if word.isdigit() else float(word)
-    except ValueError:
-        return word
-
-
-def _launch(job: Job) -> str:
-    """Return the command; the script that it reads sets the environment."""
-    path = required("MEGATRON_PATH", "set MEGATRON_PATH to a checkout of Megatron-LM")
-    program = f'"{path}/pretrain_gpt.py" "${{MEGATRON_ARGS[@]}}"'
-    return f"source {_SCRIPT}\n" + torchrun(job, program)

@@ -147,6 +147,7 @@ def read_accelerate(
             checkpointing=checkpointing,
             compiled=script.compiled,
             repeated_heads=script.repeated_heads,
+            steps=script.steps,
         ),
         trainer=TorchTrainer(
             keeper="accelerate",

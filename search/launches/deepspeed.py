@@ -99,6 +99,8 @@ class TrainerScript:
     compiled: bool
     repeated_heads: bool
     """The kernel of attention has no groups of its own."""
+    steps: int | None = None
+    """Of the run; None: not said."""
 
 
 def _number(flags: Mapping[str, tuple[str, ...]], *names: str) -> int | None:
@@ -160,6 +162,7 @@ def script_of(
         checkpointing=_yes(flags, "gradient-checkpointing"),
         compiled=_yes(flags, "torch-compile"),
         repeated_heads=not attention.startswith("flash"),
+        steps=_number(flags, "max-steps"),
     )
 
 
@@ -195,6 +198,7 @@ def torch_launch(
         seq=script.seq,
         micro_batch=micro_batch,
         global_batch=micro_batch * accumulation * dp,
+        steps=script.steps,
         precision=Precision(kind=kind),
         optimizer=Optimizer(
             sharding=("none", "distributed", "zero2", "fsdp")[zero], overlap_gradients=True

@@ -8,9 +8,11 @@ the same arguments is read by `search.engines.megatron_arguments`.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
+from autopar.documents.json import shorten
 from autopar.memory.launch import (
     Attention,
     Chunk,
@@ -28,9 +30,10 @@ from autopar.memory.launch import (
 )
 from autopar.plans import Module
 from autopar.records import dataclass
+from autopar.training.offload import OFFLOADED, Offload, OffloadModule
 from search.configuration import Configuration, arguments_in
 from search.engines.megatron_arguments import LayoutError, parse_layout
-from search.launches.arguments import Ignored, LaunchArguments, words_of
+from search.launches.arguments import Ignored, LaunchArguments, is_open, words_of
 from search.launches.megatron_names import concern_of, harmless
 from search.launches.release import Release, software_of
 
@@ -83,10 +86,8 @@ _UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("yaml-cfg",), "the arguments are in another file"),
     (("use-mp-args-from-checkpoint-args",), "degrees are those of a checkpoint"),
     (("hybrid-context-parallel",), "context degrees change with the sequences"),
-    (
-        ("fine-grained-activation-offloading", "cpu-offloading", "cpu-offloading-num-layers"),
-        "activations are offloaded",
-    ),
+    (("delta-offload-bytes-across-pp-ranks",), "stages offload different bytes"),
+    (("cpu-offloading-weights",), "weights of layers are offloaded"),
     (("fp32-residual-connection",), "residual streams are of 4 bytes"),
     (("distribute-saved-activations",), "saved inputs are scattered over tensor ranks"),
     (
@@ -193,6 +194,7 @@ def read_launch(
         precision=_precision(words),
         optimizer=_optimizer(words, degrees),
         recompute=_recompute(words),
+        offload=_offload(words),
         software=_software(words, model, environment or {}, gpu, release or Release()),
         loss_fusion=_loss_fusion(words),
         attention_masks=not words.has("no-create-attention-mask-in-dataloader"),
@@ -281,9 +283,16 @@ def launch_of_configuration(
 
 
 def _steps(words: LaunchArguments, batch: int) -> int | None:
-    """Return how many steps a run takes until it ends or exits; None where nothing says it."""
-    given = [words.number(flag) for flag in ("train-iters", "exit-interval") if words.has(flag)]
-    if words.has("train-samples"):
+    """Return how many steps a run takes until it ends or exits; None where nothing says it.
+
+    What only the environment says, such as `$TRAIN_ITERS`, is not said.
+    """
+    given = [
+        words.number(flag)
+        for flag in ("train-iters", "exit-interval")
+        if words.has(flag) and not is_open(words.text(flag))
+    ]
+    if words.has("train-samples") and not is_open(words.text("train-samples")):
         # trillions of tokens are billions of samples
         given.append(max(words.number("train-samples", digits=15) // batch, 1))
     return min(given, default=None)
@@ -379,7 +388,30 @@ def _attention(words: LaunchArguments, hidden: int) -> Attention:
         head_norms=words.has("qk-layernorm"),
         dropout=words.real("attention-dropout", 0.1),
         latent=latent,
+        **_window(words),
     )
+
+
+def _window(words: LaunchArguments) -> dict[str, int]:
+    """Return the window of attention and how often a layer has none; nothing where all have none.
+
+    `--window-size` holds the tokens before a query and behind it; -1 stands for all.
+    """
+    sizes = words.list("window-size")
+    every = words.text("window-attn-skip-freq", "0")
+    if not sizes or sizes[0] == "-1":
+        return {}
+    if any(map(is_open, sizes)):
+        raise words.unpriced("window-size", f"is {shorten(' '.join(sizes))}", "write the numbers")
+    if len(sizes) > 2 or not all(re.fullmatch("-1|[0-9]{1,9}", size) for size in sizes):
+        shown = shorten(" ".join(sizes))
+        raise words.fail("window-size", f"expected two sizes such as 127,0, got {shown}")
+    if not re.fullmatch("[0-9]{1,9}", every):
+        raise words.unpriced(
+            "window-attn-skip-freq", "is a pattern of its own", "every so-manieth layer is priced"
+        )
+    # a query sees itself as well
+    return {"window": int(sizes[0]) + 1, "whole_every": int(every)}
 
 
 def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None:
@@ -398,6 +430,7 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         dispatcher=cast(Any, dispatcher.removesuffix("_seq")),
         grouped=words.has("moe-grouped-gemm"),
         fused_permutation=words.has("moe-permute-fusion"),
+        fused_mlp=words.has("use-transformer-engine-op-fuser"),
         # kernels that weight inside are those of gated and of squared activations
         fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
         or (squared and words.has("use-fused-weighted-squared-relu")),
@@ -680,6 +713,27 @@ def _recompute(words: LaunchArguments) -> Recompute:
     if words.has("moe-layer-recompute"):
         chosen |= {"moe"}
     return Recompute(modules=cast("frozenset[Module]", chosen))
+
+
+def _offload(words: LaunchArguments) -> Offload:
+    """Return the activations that wait on the host, by module or by layer."""
+    fine, layers = words.has("fine-grained-activation-offloading"), 0
+    modules = words.list("offload-modules") if fine else ()
+    unknown = set(modules) - set(OFFLOADED)
+    if unknown:
+        raise words.fail(
+            "offload-modules", f"expected {', '.join(OFFLOADED)}, got {sorted(unknown)[0][:40]}"
+        )
+    if fine and not modules:
+        raise words.fail("offload-modules", "is missing", f"add some of {', '.join(OFFLOADED)}")
+    if words.has("cpu-offloading-num-layers") or words.has("cpu-offloading"):
+        layers = words.number("cpu-offloading-num-layers", 0)
+    return Offload(
+        modules=cast("frozenset[OffloadModule]", frozenset(modules)),
+        fraction=words.real("activation-offload-fraction", 1.0),
+        layers=layers,
+        least_elements=words.number("min-offloaded-tensor-size", 1 << 20),
+    )
 
 
 def _loss_fusion(words: LaunchArguments) -> Any:

@@ -256,6 +256,7 @@ _EFFECTIVE: dict[str, str] = {
     "kernels": """
         attention-backend use-flash-attn deterministic-mode batch-invariant-mode
         no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion use-te-activation-func
+        use-transformer-engine-op-fuser
         use-fused-weighted-squared-relu cross-entropy-loss-fusion cross-entropy-fusion-impl
         no-gradient-accumulation-fusion disable-jit-fuser rope-type
         apply-residual-connection-post-layernorm delay-wgrad-compute

@@ -43,7 +43,7 @@ _HARMLESS = frozenset(
         "memory_estimation", "metrics", "profiling", "validation", "training.dataset",
         "training.dataset_path", "training.dataloader", "training.deterministic",
         "training.gc_debug", "training.gc_freq", "training.max_norm", "training.seed",
-        "training.steps", "training.warmup_steps", "model.tokenizer_path",
+        "training.warmup_steps", "model.tokenizer_path",
         "model.hf_assets_path", "model.print_after_conversion", "optimizer.beta1",
         "optimizer.beta2", "optimizer.eps", "optimizer.lr", "optimizer.weight_decay",
         "optimizer.implementation", "optimizer.fused", "activation_checkpoint.debug",
@@ -190,6 +190,8 @@ def read_titan(
     degrees = degrees_of(keys, world_size)
     if not any(model.expert_layers):
         degrees = _without_experts(degrees)
+    elif degrees.ep > 1:
+        model = _dispatched(keys, model)
     precision, gathered = _precision(keys)
     if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
         # autocast is for data ranks alone, and FSDP2's precision for those that shard
@@ -222,6 +224,7 @@ def read_titan(
         seq=keys.number("training.seq_len", 2048),
         micro_batch=micro,
         global_batch=batch,
+        steps=keys.number("training.steps") if keys.has("training.steps") else None,
         precision=precision,
         optimizer=Optimizer(
             sharding="none" if zero == 0 else "fsdp" if zero == 3 else "zero2",
@@ -262,6 +265,16 @@ def _model(keys: Keys) -> Model:
             f"known are {names}",
         )
     return found
+
+
+def _dispatched(keys: Keys, model: Model) -> Model:
+    """Return a model whose tokens are exchanged as the job says: by torch, or by DeepEP."""
+    key = "parallelism.expert_parallel_comm_backend"
+    fused = keys.choice(key, ("standard", "deepep"), "standard") == "deepep"
+    experts = model.experts
+    if experts is None or not fused:
+        return model
+    return replace(model, experts=replace(experts, dispatcher="flex"))
 
 
 def _refuse(keys: Keys) -> None:

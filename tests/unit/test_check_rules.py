@@ -301,10 +301,10 @@ def found_of(file: CheckedFile, kind: str) -> list[str]:
 
 def test_what_arguments_are_about(tmp_path: Path) -> None:
     """Known ones that no price depends on are said with a word, those of nobody as such."""
-    changes = {"window_size": "128,0", "log_energy": True, "some_new_switch": 7}
+    changes = {"softmax_type": "learnable", "log_energy": True, "some_new_switch": 7}
     file = checked(tmp_path, DENSE, **changes)
     assert found_of(file, "not priced") == [
-        "--window-size 128,0 (attention) may change time or memory; the rest is"
+        "--softmax-type learnable (attention) may change time or memory; the rest is"
     ]
     assert found_of(file, "not understood") == ["--some-new-switch 7 may change time or memory"]
     assert "log-energy" in {entry.flag for entry in file.harmless}

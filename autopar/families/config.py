@@ -1,0 +1,130 @@
+"""Reads the `config.json` of Hugging Face models, without importing any of their code.
+
+Every family that is known is one row of the tables that are put together here. Of a file with
+several parts, such as a model that sees pictures, the part that reads text is read. A family that
+is not known is refused with what is missing, and with the smallest file of ours that would do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autopar.documents.checks import validate_document
+from autopar.documents.json import shorten
+from autopar.errors import DocumentError, nearest
+from autopar.families.base import Config
+from autopar.families.consistency import MOST_LAYERS, MOST_SIZE
+from autopar.families.decoders import DECODERS
+from autopar.families.mixtures import MIXTURES
+from autopar.families.others import OTHERS
+from autopar.model import ModelSpec
+
+__all__ = ["parse_hugging_face"]
+
+_FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""What files call the number of experts."""
+_NO_ATTENTION = "layers that mix tokens by a recurrence instead of attention"
+_UNSAID = {
+    **dict.fromkeys(
+        ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
+         "mamba", "mamba2", "minimax", "nemotron_h", "qwen3_5", "qwen3_next", "recurrent_gemma",
+         "rwkv", "zamba", "zamba2"),
+        _NO_ATTENTION,
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"), "attention to a choice of tokens that an indexer makes"
+    ),
+    **dict.fromkeys(
+        ("clip", "dinov2", "resnet", "siglip", "swin", "vit", "wav2vec2", "whisper"),
+        "an input of no words",
+    ),
+}  # fmt: skip
+"""Families that no `model.json` can say, and what they have."""
+_SMALLEST: tuple[tuple[str, tuple[str, ...], int], ...] = (
+    ("num_layers", ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), MOST_LAYERS),
+    # a length of training is said by no config.json
+    ("seq_length", (), 0),
+    ("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"), MOST_SIZE),
+    ("num_heads", ("num_attention_heads", "n_head", "num_heads", "n_heads"), MOST_SIZE),
+    ("num_kv_heads", ("num_key_value_heads", "num_kv_heads", "n_kv_heads"), MOST_SIZE),
+    ("ffn_hidden_size", ("intermediate_size", "ffn_dim", "d_ff", "n_inner"), MOST_SIZE),
+)
+"""Keys of a layer type of ours, what files call them, and the largest that is plausible."""
+_OPTIONAL = "num_kv_heads"
+_OPEN = "..."
+
+
+def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec of a Hugging Face `config.json`; raises DocumentError naming the key.
+
+    Of a model with parts for pictures or sound the name ends with `-text`: they are left out.
+    """
+    family, text, part = data.get("model_type"), data, ""
+    inner = data.get("text_config")
+    # an unhashable value is no family
+    known = isinstance(family, str) and family in _FAMILIES
+    if not known and isinstance(inner, dict):
+        family, text, part = inner.get("model_type"), inner, "-text"
+    kind = _FAMILIES.get(family) if isinstance(family, str) else None
+    if kind is None:
+        raise _unknown(path, data)
+    for key in _EXPERTS:
+        if not kind.mixture and key in text and text[key] not in (None, 0, 1):
+            raise DocumentError(
+                path,
+                f"the value is {shorten(text[key])}, but {family} is read with one MLP per layer",
+                key=key,
+                remedy="use model_type mixtral, or describe the model in a model.json",
+            )
+    given = str(data.get("_name_or_path") or "").rstrip("/").split("/")[-1]
+    # files without a name lie in a folder that has it; others that lie there have names
+    own = path.resolve().parent.name if path.name == "config.json" else path.stem
+    name = own if given in ("", ".", "..") else given
+    if part and "tie_word_embeddings" in data:
+        text = {"tie_word_embeddings": data["tie_word_embeddings"], **text}
+    return validate_document(kind, path, text).spec(path, name + part)
+
+
+def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
+    """Return what is said of a family that is not known."""
+    family = data.get("model_type")
+    if isinstance(family, str) and family in _UNSAID:
+        return DocumentError(
+            path,
+            f"the value is {shorten(family)}, which has {_UNSAID[family]}; neither this family nor "
+            "a model.json can say that",
+            key="model_type",
+            remedy="give a model whose layers are attention and MLP",
+        )
+    found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
+    near = nearest(str(family)[:50], _FAMILIES, 0.6)
+    return DocumentError(
+        path,
+        f"{found}, expected one of {', '.join(_FAMILIES)}"
+        + (f" (the nearest is {near})" if near else ""),
+        key="model_type",
+        remedy=f"or describe the model in a model.json: {_smallest(data)} with what stands for "
+        f"{_OPEN} (docs/estimates.md)",
+    )
+
+
+def _smallest(data: Mapping[str, Any]) -> str:
+    """Return the smallest `model.json` of such a model, with what its file says already."""
+
+    def said(names: tuple[str, ...], most: int) -> Any:
+        values = [data[name] for name in names if name in data]
+        good = [value for value in values if type(value) is int and 0 < value <= most]
+        return good[0] if good else _OPEN
+
+    layer = {key: said(names, most) for key, names, most in _SMALLEST}
+    if layer[_OPTIONAL] == _OPEN:
+        del layer[_OPTIONAL]
+    document = {
+        "layers": [layer],
+        "vocab_size": said(("vocab_size",), MOST_SIZE),
+    }
+    return json.dumps(document).replace(f'"{_OPEN}"', _OPEN)

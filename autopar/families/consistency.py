@@ -1,0 +1,118 @@
+"""Whether what a file says of a layer fits together, whichever file it is.
+
+Types and ranges of single values are checked where files are read; widths that divide a layer among
+ranks are `autopar.plans`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from autopar.documents.checks import Value
+from autopar.errors import DocumentError
+from autopar.model import LayerSpec
+
+__all__ = ["MOST_LAYERS", "MOST_SIZE", "RATIO", "checked_layer", "is_ratio"]
+
+MOST_LAYERS = 10**4
+MOST_SIZE = 10**9
+"""Largest plausible number of layers, and of any other whole number."""
+
+
+def is_ratio(value: object) -> bool:
+    """Return whether a value of a document is a base or a factor: a number from 1 to 1e12."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 1 <= value <= 1e12  # infinite numbers and NaN are not
+
+
+RATIO = Value(
+    "a number from 1 to 1e12", is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12}
+)
+_NEEDS = {
+    "shared_expert_width": "num_experts",
+    "shared_expert_gate": "shared_expert_width",
+    "router_biases": "num_experts",
+    "whole_every": "window",
+    "wide_qk_norms": "qk_norms",
+}
+"""What says nothing without another field."""
+
+
+def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:
+    """Return the layer after checking that heads, widths and experts agree with one another.
+
+    keys : what the file calls `num_heads`, `num_kv_heads`, `num_experts`, `experts_per_token`.
+    """
+    heads, kv_heads = layer.num_heads, layer.num_kv_heads
+    # heads of a width of their own need not divide the hidden size
+    follows = layer.head_dim is None and layer.latent is None
+    if heads is not None and follows and layer.hidden_size % heads:
+        raise DocumentError(
+            path,
+            f"the value is {heads}, which does not divide hidden_size {layer.hidden_size}",
+            key=keys["num_heads"],
+            remedy="change one of them or give head_dim as well",
+        )
+    if heads is not None and kv_heads is not None and heads % kv_heads:
+        raise DocumentError(
+            path,
+            f"the value is {kv_heads}, which does not divide the {heads} attention heads",
+            key=keys["num_kv_heads"],
+            remedy="give a divisor",
+        )
+    experts, visited = layer.num_experts, layer.experts_per_token
+    if (experts is None) != (visited is None):
+        have, missing = ("num_experts", "experts_per_token")[:: 1 if visited is None else -1]
+        raise DocumentError(
+            path,
+            f"this key is missing and {keys[have]} is given",
+            key=keys[missing],
+            remedy="give both or neither",
+        )
+    if experts is not None and visited is not None and visited > experts:
+        raise DocumentError(
+            path,
+            f"the value is {visited}, more than the {experts} experts of {keys['num_experts']}",
+            key=keys["experts_per_token"],
+            remedy="give at most as many",
+        )
+    for name, needed in _NEEDS.items():
+        if getattr(layer, name) and not getattr(layer, needed):
+            raise DocumentError(
+                path,
+                f"is given and {keys.get(needed, needed)} is not",
+                key=keys.get(name, name),
+                remedy="give both or neither",
+            )
+    if layer.latent is not None:
+        _check_latent(path, layer, keys)
+    return layer
+
+
+def _check_latent(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> None:
+    """Raise DocumentError where latent attention stands beside what it has not."""
+    for name, given in (
+        ("head_dim", layer.head_dim),
+        ("biases", layer.biases),
+        ("qkv_biases", layer.qkv_biases),
+        ("cross_attention", layer.cross_attention),
+        ("wide_qk_norms", layer.wide_qk_norms),
+    ):
+        if given:
+            raise DocumentError(
+                path,
+                "is given beside latent, which has widths of its own, no biases and no cross-"
+                "attention",
+                key=keys.get(name, name),
+                remedy="give one of them",
+            )
+    if layer.num_kv_heads not in (None, layer.num_heads):
+        raise DocumentError(
+            path,
+            f"the value is {layer.num_kv_heads}, but latent attention has keys and values for each "
+            f"of its {layer.num_heads} heads",
+            key=keys.get("num_kv_heads", "num_kv_heads"),
+            remedy="leave it out",
+        )

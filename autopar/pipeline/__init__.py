@@ -1,0 +1,41 @@
+"""Schedules of a pipeline: their orders, what a replay of them takes, and formulas for both."""
+
+from __future__ import annotations
+
+from autopar.pipeline.formulas import bubble_s, in_flight, step_s
+from autopar.pipeline.orders import Action, actions, part_of, rank_of
+from autopar.pipeline.replay import Replay, replay
+from autopar.pipeline.schedules import (
+    SCHEDULES,
+    TORCH_NAMES,
+    Engine,
+    Facts,
+    Schedule,
+    check_schedule,
+    default_group,
+    schedule_named,
+    schedule_of_chunks,
+    schedule_problem,
+)
+
+__all__ = [
+    "SCHEDULES",
+    "TORCH_NAMES",
+    "Action",
+    "Engine",
+    "Facts",
+    "Replay",
+    "Schedule",
+    "actions",
+    "bubble_s",
+    "check_schedule",
+    "default_group",
+    "in_flight",
+    "part_of",
+    "rank_of",
+    "replay",
+    "schedule_named",
+    "schedule_of_chunks",
+    "schedule_problem",
+    "step_s",
+]

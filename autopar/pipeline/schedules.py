@@ -1,0 +1,245 @@
+"""Schedules of a pipeline by name: what each asks of chunks and micro-batches, and who runs it.
+
+The order of a schedule's work is made by `autopar.pipeline.orders`, its time and memory are those
+of `autopar.pipeline.formulas`. Here are names, spellings and rules alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from autopar.errors import InputError
+from autopar.records import dataclass
+
+__all__ = [
+    "SCHEDULES",
+    "TORCH_NAMES",
+    "Engine",
+    "Facts",
+    "Schedule",
+    "check_schedule",
+    "default_group",
+    "schedule_named",
+    "schedule_of_chunks",
+    "schedule_problem",
+]
+
+Schedule = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zero_bubble_v",
+    "dual_pipe_v",
+]
+"""Of a pipeline's micro-batches; all end a step with one synchronisation."""
+Engine = Literal["megatron", "torchtitan", "deepspeed", "galvatron"]
+"""Trainers with pipelines of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a schedule is, apart from its order."""
+
+    title: str
+    """How pages and messages call it."""
+    least_chunks: int
+    """Chunks of layers that a rank holds, at least."""
+    most_chunks: int | None
+    """None: any number."""
+    splits: bool
+    """The gradients of weights are computed apart from those of inputs, later."""
+    v_shaped: bool
+    """Chunks go down the ranks and come back up, so that the first rank has the last one, too;
+    otherwise they begin at the first rank again."""
+    engines: tuple[Engine, ...]
+    source: str
+
+
+SCHEDULES: dict[Schedule, Facts] = {
+    "gpipe": Facts(
+        title="GPipe",
+        least_chunks=1,
+        most_chunks=1,
+        splits=False,
+        v_shaped=False,
+        engines=("torchtitan", "galvatron"),
+        source="arXiv 1811.06965",
+    ),
+    "1f1b": Facts(
+        title="1F1B",
+        least_chunks=1,
+        most_chunks=1,
+        splits=False,
+        v_shaped=False,
+        engines=("megatron", "torchtitan", "deepspeed", "galvatron"),
+        source="arXiv 1806.03377",
+    ),
+    "interleaved": Facts(
+        title="interleaved 1F1B",
+        least_chunks=2,
+        most_chunks=None,
+        splits=False,
+        v_shaped=False,
+        engines=("megatron", "torchtitan"),
+        source="arXiv 2104.04473, section 2.2",
+    ),
+    "looped_bfs": Facts(
+        title="looped breadth-first",
+        least_chunks=2,
+        most_chunks=None,
+        splits=False,
+        v_shaped=False,
+        engines=("torchtitan",),
+        source="arXiv 2211.05953",
+    ),
+    "interleaved_zero_bubble": Facts(
+        title="interleaved zero-bubble",
+        least_chunks=2,
+        most_chunks=None,
+        splits=True,
+        v_shaped=False,
+        engines=("torchtitan",),
+        source="arXiv 2401.10241, ZB1P, as torch 2.13 interleaves it",
+    ),
+    "zero_bubble_v": Facts(
+        title="ZBV",
+        least_chunks=2,
+        most_chunks=2,
+        splits=True,
+        v_shaped=True,
+        engines=("torchtitan",),
+        source="arXiv 2401.10241, section 6, as in torch 2.13",
+    ),
+    "dual_pipe_v": Facts(
+        title="DualPipeV",
+        least_chunks=2,
+        most_chunks=2,
+        splits=True,
+        v_shaped=True,
+        engines=("torchtitan",),
+        source="github.com/deepseek-ai/DualPipe, as in torch 2.13",
+    ),
+}
+assert tuple(SCHEDULES) == get_args(Schedule)
+
+TORCH_NAMES: dict[Schedule, str] = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved_zero_bubble": "InterleavedZeroBubble",
+    "zero_bubble_v": "ZBVZeroBubble",
+    "dual_pipe_v": "DualPipeV",
+}
+"""Of `torch.distributed.pipelining` and of torchtitan's `pipeline_parallel_schedule`."""
+# torch compares names without their case; torchtitan of 2024 had names of its own
+_BY_SPELLING: dict[str, Schedule] = {
+    **{torch.lower(): name for name, torch in TORCH_NAMES.items()},
+    **{name: name for name in SCHEDULES},
+    "interleaved_1f1b": "interleaved",
+}
+
+
+def schedule_named(text: str) -> Schedule | None:
+    """Return the schedule that torch, torchtitan or these pages call so; None: none of them."""
+    return _BY_SPELLING.get(text.lower())
+
+
+def schedule_of_chunks(chunks: int) -> Schedule:
+    """Return the schedule that a pipeline of so many chunks a stage has where nobody names one."""
+    return "interleaved" if chunks > 1 else "1f1b"
+
+
+def default_group(stages: int, micro_batches: int) -> int:
+    """Return the micro-batches that pass a chunk in a row where nobody says how many.
+
+    As many as there are stages where they divide the micro-batches. Otherwise torch's rule: as many
+    rounds as would be whole, and each of them longer (`microbatches_per_round`).
+    """
+    return micro_batches // max(1, micro_batches // stages)
+
+
+def schedule_problem(
+    schedule: Schedule,
+    *,
+    stages: int,
+    chunks: int,
+    micro_batches: int,
+    group: int = 0,
+    engine: Engine | None = None,
+) -> str | None:
+    """Return why a pipeline cannot run so, with its arithmetic; None where it can.
+
+    group : micro-batches that pass a chunk in a row, 0 for the default. engine : whose rules hold,
+    None for what every order needs.
+    """
+    facts = SCHEDULES[schedule]
+    if stages < 1 or micro_batches < 1 or chunks < 1:
+        return (
+            f"stages({stages}), chunks({chunks}) and micro-batches({micro_batches}) are not all 1 "
+            "or more"
+        )
+    if engine is not None and engine not in facts.engines:
+        return f"{engine} has no {facts.title} schedule"
+    most = facts.most_chunks
+    if chunks < facts.least_chunks or (most is not None and chunks > most):
+        wanted = f"{facts.least_chunks}" + ("" if most == facts.least_chunks else " or more")
+        return f"{facts.title} has {wanted} chunks a stage, not {chunks}"
+    if schedule in ("interleaved", "interleaved_zero_bubble"):
+        return _problem_of_groups(schedule, stages, micro_batches, group, engine)
+    if schedule == "dual_pipe_v" and micro_batches < 2 * stages:
+        return f"{facts.title}: micro-batches({micro_batches}) < 2 * stages({stages})"
+    if schedule == "1f1b" and engine == "torchtitan" and micro_batches < stages:
+        return f"{facts.title}: micro-batches({micro_batches}) < stages({stages})"
+    return None
+
+
+def _problem_of_groups(
+    schedule: Schedule, stages: int, micro_batches: int, group: int, engine: Engine | None
+) -> str | None:
+    title = SCHEDULES[schedule].title
+    if schedule == "interleaved_zero_bubble" and group:
+        # no trainer has an argument for them
+        whole = default_group(stages, micro_batches)
+        if group != whole:
+            return f"{title} has groups of {whole} micro-batches, not {group}"
+    if group and group != stages:
+        # a shorter group would wait for itself around the ranks
+        rest = micro_batches % group
+        if group < stages or 0 < rest < stages:
+            return (
+                f"{title}: groups of {group} micro-batches leave {rest} of {micro_batches}, and "
+                f"each has stages({stages}) or more"
+            )
+        return None
+    # Megatron-LM asks for whole rounds, torch makes longer ones
+    rounds = stages if engine == "megatron" or group else max(1, micro_batches // stages)
+    rest = micro_batches % rounds
+    if not rest:
+        return None
+    name = f"stages({rounds})" if rounds == stages else f"rounds of stages({rounds})"
+    return f"{title}: micro-batches({micro_batches}) % {name} = {rest} != 0"
+
+
+def check_schedule(
+    schedule: Schedule,
+    *,
+    stages: int,
+    chunks: int,
+    micro_batches: int,
+    group: int = 0,
+    engine: Engine | None = None,
+) -> None:
+    """Raise InputError with the reason where `schedule_problem` has one."""
+    problem = schedule_problem(
+        schedule,
+        stages=stages,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        group=group,
+        engine=engine,
+    )
+    if problem is not None:
+        raise InputError(problem)

@@ -1,0 +1,118 @@
+"""What a trainer keeps on the host: activations by module, optimizer states by fraction.
+
+What may be offloaded, which of it excludes what, and the seconds of copies and of updates on the
+host. What leaves a device is counted by `autopar.memory`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from autopar.errors import InputError
+from autopar.records import dataclass
+
+__all__ = [
+    "ADAM_BYTES",
+    "HOST_SHARE",
+    "OFFLOADED",
+    "Host",
+    "Offload",
+    "OffloadModule",
+    "copy_s",
+    "exposed_s",
+    "host_update_s",
+]
+
+OffloadModule = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
+]
+"""Of which what autograd saves goes to the host, in Megatron-Core's words
+(docs/user-guide/features/fine_grained_activation_offloading.md)."""
+OFFLOADED: tuple[OffloadModule, ...] = get_args(OffloadModule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """Activations that wait on the host for their backward."""
+
+    modules: frozenset[OffloadModule] = frozenset()
+    """Of every layer (`--offload-modules`)."""
+    fraction: float = 1.0
+    """Of what the modules save (`--activation-offload-fraction`)."""
+    layers: int = 0
+    """The first so many layers whole (`--cpu-offloading-num-layers`); 0: none."""
+    least_elements: int = 1 << 20
+    """Smaller tensors stay (`--min-offloaded-tensor-size`)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what Megatron-Core's configuration refuses."""
+        unknown = sorted(self.modules - set(OFFLOADED))
+        if unknown:
+            raise InputError(f"offloaded are {', '.join(OFFLOADED)}, got {unknown[0]}")
+        if not 0 <= self.fraction <= 1:
+            raise InputError(f"the offloaded fraction is {self.fraction}, expected 0 to 1")
+        if self.layers < 0 or self.least_elements < 0:
+            raise InputError("numbers of offloaded layers and elements are 0 or more")
+        if "attn_proj" in self.modules and "core_attn" not in self.modules:
+            # transformer_config.py: what attn_proj saves is core_attn's output
+            raise InputError("attn_proj is offloaded together with core_attn alone; add core_attn")
+        if self.modules and self.layers:
+            raise InputError("activations are offloaded by module or by layer, not both")
+
+    @property
+    def any(self) -> bool:
+        """Whether something goes to the host."""
+        return bool((self.modules and self.fraction > 0) or self.layers)
+
+
+# --------------------------------------------------------------------------------------------------
+# Seconds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A GPU's share of its host, in bytes/s."""
+
+    link_bytes_per_s: float
+    """Of the link to it, each direction, as copies reach it."""
+    memory_bytes_per_s: float
+    """Of its memory, by the datasheet."""
+
+
+ADAM_BYTES = 28.0
+"""Of a parameter: fp32 weight, gradient and two moments read, all but the gradient written."""
+HOST_SHARE = 0.25
+"""Of the memory's rate that Adam on the host reaches.
+
+Fitted to Megatron-Bridge's Qwen3-30B-A3B on 16 H100 (TP2 PP2 EP4, 1.91e9 parameters updated by a
+rank; skills/nemo-mbridge-perf-cpu-offloading/card.yaml): steps of 0.996 s without offload, and
+1.871, 2.484, 3.187 and 4.189 s with 25, 50, 75 and 100 % of the states on the host; within 6 %."""
+
+
+def copy_s(host: Host, num_bytes: float) -> float:
+    """Return the seconds of a copy to or from the host."""
+    return num_bytes / host.link_bytes_per_s
+
+
+def host_update_s(
+    host: Host,
+    parameters: float,
+    *,
+    gradient_bytes: float,
+    weight_bytes: float,
+    overlap: bool,
+) -> float:
+    """Return the seconds of an update of so many parameters by the host's processors.
+
+    Gradients come down, Adam runs, weights go up, one after the other; with `overlap` the copies of
+    a part, which run both ways at once, hide under the update of another, or it under them.
+    gradient_bytes, weight_bytes : of a parameter, as they are copied.
+    """
+    adam = parameters * ADAM_BYTES / (host.memory_bytes_per_s * HOST_SHARE)
+    down, up = (copy_s(host, parameters * each) for each in (gradient_bytes, weight_bytes))
+    return max(adam, down, up) if overlap else adam + down + up
+
+
+def exposed_s(copied_s: float, hidden_under_s: float) -> float:
+    """Return what of a copy is not hidden under the compute that runs beside it, in seconds."""
+    return max(0.0, copied_s - hidden_under_s)

@@ -1,0 +1,151 @@
+"""Choice: what a search decides about a launch; Fixed: what somebody has decided already.
+
+Words and values are those of trainers. What an engine can be told is `search.uniform.engines`'s;
+what a choice takes is `search.uniform.prices`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeVar, cast, get_args
+
+from autopar.memory.launch import Chunk, Degrees, Recompute
+from autopar.plans import Module
+from autopar.records import dataclass
+
+__all__ = [
+    "FULL",
+    "MODULES",
+    "NONE",
+    "PRECISIONS",
+    "Choice",
+    "Fixed",
+    "Precision",
+    "Schedule",
+    "recompute_of",
+    "recompute_words",
+]
+
+Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8"]
+"""Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements (Blackwell)."""
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8", "fp8-blockwise", "mxfp8")
+Schedule = Literal["1f1b", "interleaved"]
+Dispatcher = Literal["alltoall", "flex"]
+
+NONE, FULL = "none", "full"
+"""Recomputation of nothing, and of whole layers."""
+MODULES: tuple[str, ...] = get_args(Module)
+"""Parts of a layer that can be computed again apart."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Choice:
+    """Degrees, batch and switches of a launch; the data degree follows from the GPUs.
+
+    The order of the fields is the canonical one, in which equally fast launches are ranked.
+    """
+
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    vpp: int = 1
+    """Chunks of layers that a stage holds."""
+    micro_batch: int = 1
+    """Sequences of a micro-batch on one data rank."""
+    zero: int = 1
+    """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded over data ranks."""
+    recompute: str = NONE
+    """`none`, `full`, `op` (torchtitan's), `block N` or modules joined by `+`."""
+    precision: Precision = "bf16"
+    dispatcher: Dispatcher = "alltoall"
+    """How tokens come to experts of other ranks; `flex` is DeepEP's or HybridEP's kernels."""
+    overlap_experts: bool = False
+    """One micro-batch's exchanges run beside another's compute."""
+    global_batch: int = 1
+    chunks: tuple[tuple[Chunk, ...], ...] = ()
+    """Layers of every stage by chunk."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """Order of a pipeline's micro-batches."""
+        return "interleaved" if self.vpp > 1 else "1f1b"
+
+    def line(self, world: int, *, experts: bool) -> str:
+        """Return the degrees as one says them: `tp2 pp8 dp64, v4, ep64, ZeRO-1, micro-batch 1`."""
+        dp = world // (self.tp * self.cp * self.pp)
+        degrees = [f"tp{self.tp}"] if self.tp > 1 else []
+        degrees += [f"cp{self.cp}"] if self.cp > 1 else []
+        degrees += [f"pp{self.pp}"] if self.pp > 1 else []
+        degrees += [f"dp{dp}"]
+        if experts:
+            edp = world // (self.ep * self.etp * self.pp)
+            degrees += [f"ep{self.ep}"] + ([f"etp{self.etp}"] if self.etp > 1 else [])
+            degrees += [f"edp{edp}"]
+        parts = [" ".join(degrees)]
+        if self.vpp > 1:
+            parts.append(f"{self.vpp} chunks a stage")
+        parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}")
+        parts.append(f"micro-batch {self.micro_batch}")
+        if self.precision != "bf16":
+            parts.append(self.precision)
+        if experts and self.ep > 1 and self.dispatcher == "flex":
+            parts.append("flex dispatcher")
+        if self.overlap_experts:
+            parts.append("exchanges overlapped")
+        if self.recompute != NONE:
+            parts.append(f"recompute {self.recompute}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """Values that a search has to keep to, by field of `Choice`; None: any."""
+
+    tp: tuple[int, ...] | None = None
+    cp: tuple[int, ...] | None = None
+    ep: tuple[int, ...] | None = None
+    etp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    vpp: tuple[int, ...] | None = None
+    dp: tuple[int, ...] | None = None
+    zero: tuple[int, ...] | None = None
+    micro_batch: tuple[int, ...] | None = None
+    recompute: tuple[str, ...] | None = None
+    precision: tuple[Precision, ...] = ("bf16",)
+    dispatcher: tuple[Dispatcher, ...] | None = None
+    overlap_experts: bool | None = None
+
+
+_Value = TypeVar("_Value")
+
+
+def kept(values: Iterable[_Value], fixed: tuple[_Value, ...] | None) -> tuple[_Value, ...]:
+    """Return the values that somebody has left, in their order."""
+    return tuple(value for value in values if fixed is None or value in fixed)
+
+
+def recompute_of(words: str) -> Recompute:
+    """Return what a choice's words make Megatron-Core recompute."""
+    if words == NONE:
+        return Recompute()
+    if words == FULL:
+        return Recompute(layers="uniform", number=1)
+    if words.startswith("block "):
+        return Recompute(layers="block", number=int(words.removeprefix("block ")))
+    return Recompute(modules=frozenset(cast(list[Module], words.split("+"))))
+
+
+def recompute_words(recompute: Recompute) -> str:
+    """Return the words of what Megatron-Core recomputes."""
+    if recompute.layers == "uniform":
+        return FULL
+    if recompute.layers == "block":
+        return f"block {recompute.number}"
+    return "+".join(sorted(recompute.modules)) or NONE
+
+
+def stage_sizes(degrees: Degrees) -> tuple[int, ...]:
+    """Return the layers of every stage."""
+    return tuple(sum(len(chunk[1]) for chunk in stage) for stage in degrees.chunks)

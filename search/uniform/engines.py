@@ -1,0 +1,424 @@
+"""What each trainer can be told, and the launch that a choice is in it.
+
+A trainer has one degree of each kind for a whole model. Its row says which values there are, and
+makes a launch of a choice; what it refuses is raised as an InputError with its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Literal, cast
+
+from autopar.errors import InputError
+from autopar.memory.launch import (
+    BLACKWELL,
+    HOPPER,
+    AttentionKernel,
+    Checkpointing,
+    Degrees,
+    Launch,
+    Model,
+    Optimizer,
+    Precision as LaunchPrecision,
+    Recompute,
+    Software,
+    TorchTrainer,
+    default_attention,
+)
+from autopar.memory.recipes import Keeper, Zero
+from autopar.records import dataclass
+from search.uniform.choice import FULL, NONE, Choice, Dispatcher, Precision, recompute_of
+
+__all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained where, whatever the plan."""
+
+    name: str
+    model: Model
+    seq: int
+    global_batches: tuple[int, ...]
+    world: int
+    gpu: str
+    """Kind of device, by its card's name."""
+    skew: float | None = None
+    """Tokens of the busiest expert rank over the mean, in the times of a step; None: even."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpace:
+    """A trainer, and the values of a choice that it knows."""
+
+    name: str
+    title: str
+    stack: str
+    """Whose kernels and host code it is timed with."""
+    pipelines: bool
+    """It has stages, and chunks of them."""
+    context: bool
+    experts: bool
+    """It spreads experts over ranks."""
+    expert_tensor: Callable[[int], tuple[int, ...]]
+    """Returns the expert tensor degrees beside a tensor degree."""
+    zero: tuple[int, ...]
+    zero_with_stages: tuple[int, ...]
+    recompute: Callable[[Model], tuple[str, ...]]
+    """Returns what it can compute again of a model's layers."""
+    blocks: bool
+    """It can recompute some layers of a chunk whole."""
+    precisions: Callable[[str], tuple[Precision, ...]]
+    """Returns those that it has on a device."""
+    dispatchers: tuple[Dispatcher, ...]
+    overlaps_experts: bool
+    any_layout: bool
+    """Layers can be placed on stages as one likes."""
+    launch: Callable[[Job, Choice], Launch]
+    refused: Callable[[Job, Choice], Iterator[str]]
+    """Yields what it refuses of a choice whose degrees divide."""
+
+
+def launch_of(engine: EngineSpace, job: Job, choice: Choice) -> Launch:
+    """Return the launch of a choice; raises InputError with what the trainer refuses."""
+    for problem in engine.refused(job, choice):
+        raise InputError(problem)
+    return engine.launch(job, choice)
+
+
+def _degrees(job: Job, choice: Choice) -> Degrees:
+    experts = job.model.experts is not None
+    return Degrees(
+        world=job.world,
+        tp=choice.tp,
+        cp=choice.cp,
+        pp=choice.pp,
+        ep=choice.ep,
+        etp=choice.etp if experts else 1,
+        sequence_parallel=choice.tp > 1,
+        chunks=choice.chunks,
+        overlap_experts=choice.overlap_experts,
+    )
+
+
+def _precision(choice: Choice) -> LaunchPrecision:
+    recipes: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
+        "fp8": "tensorwise",
+        "fp8-blockwise": "blockwise",
+        "mxfp8": "mxfp8",
+    }
+    if choice.precision == "bf16":
+        return LaunchPrecision()
+    return LaunchPrecision(fp8=True, fp8_recipe=recipes[choice.precision])
+
+
+def _precisions(gpu: str) -> tuple[Precision, ...]:
+    """Return the precisions of products that a device has."""
+    name = gpu.upper()
+    if name.startswith(BLACKWELL):
+        return ("bf16", "fp8", "mxfp8")
+    if name.startswith(HOPPER):
+        return ("bf16", "fp8", "fp8-blockwise")
+    return ("bf16",)
+
+
+# --------------------------------------------------------------------------------------------------
+# Megatron-LM
+
+
+def megatron_modules(model: Model) -> tuple[str, ...]:
+    """Return every selective recomputation that Megatron-Core has for a model, and the ends.
+
+    Sets of modules; of `moe` everything inside is a part.
+    """
+    modules = ["core_attn", "layernorm"]
+    if model.attention.latent is not None:
+        modules.append("mla_up_proj")
+    if not all(model.expert_layers):
+        modules.append("mlp")
+    inner = []
+    if model.experts is not None:
+        inner.append("moe_act")
+        if model.experts.shared_ffn:
+            inner.append("shared_experts")
+    sets = []
+    for some in _subsets(modules):
+        sets += [frozenset((*some, *more)) for more in _subsets(inner)]
+        if inner:
+            sets.append(frozenset((*some, "moe")))
+    words = ["+".join(sorted(found)) for found in sets if found]
+    return (NONE, *sorted(words, key=lambda text: (text.count("+"), text)), FULL)
+
+
+def _subsets(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for size in range(len(items) + 1):
+        yield from combinations(items, size)
+
+
+def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    model = job.model
+    groups = model.attention.groups
+    if model.attention.latent is None and groups % choice.tp and choice.tp % groups:
+        yield f"heads of keys and values({groups}) and tp({choice.tp}) do not divide each other"
+    if model.ffn % choice.tp:
+        yield f"MLP width({model.ffn}) % tp({choice.tp}) = {model.ffn % choice.tp} != 0"
+    pieces = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
+    if job.seq % pieces:
+        yield f"sequence({job.seq}) % (tp * 2 cp)({pieces}) = {job.seq % pieces} != 0"
+    if model.experts is not None:
+        if model.experts.ffn % choice.etp:
+            rest = model.experts.ffn % choice.etp
+            yield f"width of an expert({model.experts.ffn}) % etp({choice.etp}) = {rest} != 0"
+        if model.biases and choice.etp > 1:
+            yield "experts with biases are not split over tensor ranks"
+    if choice.zero == 3 and choice.pp > 1:
+        yield "Megatron-FSDP is not combined with pipeline stages"
+    words = choice.recompute.split("+")
+    if choice.overlap_experts:
+        if choice.pp > 1 and choice.vpp == 1:
+            yield "--overlap-moe-expert-parallel-comm needs chunks of stages"
+        if choice.recompute == FULL or choice.recompute.startswith("block") or "moe" in words:
+            yield "--overlap-moe-expert-parallel-comm excludes recomputed experts"
+        if model.mtp > 1:
+            yield "--overlap-moe-expert-parallel-comm needs one MTP layer at most"
+
+
+def _megatron(job: Job, choice: Choice) -> Launch:
+    model = job.model
+    if model.experts is not None:
+        experts = replace(
+            model.experts, dispatcher=choice.dispatcher, grouped=True, fused_permutation=True
+        )
+        model = replace(model, experts=experts)
+    sharding: Mapping[int, Literal["none", "distributed", "fsdp"]] = {
+        0: "none",
+        1: "distributed",
+        3: "fsdp",
+    }
+    return Launch(
+        name=job.name,
+        model=model,
+        degrees=_degrees(job, choice),
+        seq=job.seq,
+        micro_batch=choice.micro_batch,
+        global_batch=choice.global_batch,
+        precision=_precision(choice),
+        optimizer=Optimizer(sharding=sharding[choice.zero], overlap_gradients=True),
+        recompute=recompute_of(choice.recompute),
+        software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
+        attention_masks=False,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Trainers with layers of torch
+
+
+def _torch(
+    job: Job, choice: Choice, *, keeper: Keeper, zero: Zero, trainer: TorchTrainer
+) -> Launch:
+    kernel: AttentionKernel = "flash"
+    own = replace(
+        trainer,
+        keeper=keeper,
+        zero=zero,
+        checkpoint=cast(Checkpointing, choice.recompute),
+    )
+    sharding: tuple[Literal["none", "distributed", "zero2", "fsdp"], ...] = (
+        *("none", "distributed", "zero2", "fsdp"),
+    )
+    return Launch(
+        name=job.name,
+        model=job.model,
+        degrees=_degrees(job, choice),
+        seq=job.seq,
+        micro_batch=choice.micro_batch,
+        global_batch=choice.global_batch,
+        precision=_precision(choice),
+        optimizer=Optimizer(sharding=sharding[zero], overlap_gradients=True),
+        recompute=(
+            Recompute(layers="uniform", number=1) if choice.recompute == FULL else Recompute()
+        ),
+        software=Software(gpu=job.gpu, attention=kernel),
+        trainer=own,
+    )
+
+
+def _torchtitan(job: Job, choice: Choice) -> Launch:
+    staged = choice.pp > 1
+    return _torch(
+        job,
+        choice,
+        keeper="torchtitan" if choice.zero else "ddp",
+        zero=cast(Zero, choice.zero),
+        trainer=TorchTrainer(
+            keeper="torchtitan",
+            each_micro_batch=not staged,
+            repeated_heads=True,
+        ),
+    )
+
+
+def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    model = job.model
+    groups = model.attention.groups
+    if choice.tp > 1 and model.attention.latent is None and groups % choice.tp:
+        # it copies no heads of keys and values
+        yield f"heads of keys and values({groups}) % tp({choice.tp}) = {groups % choice.tp} != 0"
+    if model.ffn % choice.tp:
+        yield f"MLP width({model.ffn}) % tp({choice.tp}) = {model.ffn % choice.tp} != 0"
+    unit = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
+    if job.seq % unit:
+        yield f"seq_len({job.seq}) % (tp * 2 cp)({unit}) = {job.seq % unit} != 0"
+    if choice.pp > 1 and model.tied:
+        yield "tied embeddings have no pipeline"
+    shard = job.world // (choice.tp * choice.cp * choice.pp) * choice.cp
+    if choice.zero == 0 and (choice.tp * choice.pp > 1 or choice.cp > 1):
+        yield "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
+    if model.experts is not None and choice.ep > 1:
+        own, name = (choice.cp, "cp") if choice.etp == choice.tp > 1 else (
+            choice.cp * choice.tp, "cp * tp",
+        )  # fmt: skip
+        if choice.ep % own:
+            yield f"ep({choice.ep}) % ({name})({own}) = {choice.ep % own} != 0"
+        ranks = shard * (1 if choice.etp == choice.tp > 1 else choice.tp)
+        if ranks % choice.ep:
+            yield f"dp_shard * {name}({ranks}) % ep({choice.ep}) = {ranks % choice.ep} != 0"
+    elif model.experts is not None and choice.etp != choice.tp:
+        yield "without expert ranks tensor ranks split the experts"
+
+
+def _plain_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    if job.model.experts is not None and choice.etp != choice.tp:
+        yield "it has no degrees of experts of their own"
+    heads = job.model.attention.groups
+    if heads % choice.tp:
+        yield f"heads of keys and values({heads}) % tp({choice.tp}) = {heads % choice.tp} != 0"
+    if job.model.attention.latent is not None:
+        yield "layers of transformers with latent attention keep activations that nobody counts"
+
+
+_TRANSFORMERS = TorchTrainer(
+    keeper="deepspeed", layers="transformers", loss_parallel=False, fused_norms=False
+)
+"""Layers of transformers, under either library."""
+
+
+def _deepspeed(job: Job, choice: Choice) -> Launch:
+    launch = _torch(
+        job,
+        choice,
+        keeper="deepspeed",
+        zero=cast(Zero, choice.zero),
+        trainer=replace(_TRANSFORMERS, each_micro_batch=choice.zero >= 2),
+    )
+    return _whole_sequences(launch)
+
+
+def _accelerate(job: Job, choice: Choice) -> Launch:
+    single = choice.global_batch == choice.micro_batch * job.world // (choice.tp * choice.cp)
+    launch = _torch(
+        job,
+        choice,
+        keeper="accelerate" if choice.zero else "ddp",
+        zero=cast(Zero, choice.zero),
+        trainer=replace(_TRANSFORMERS, each_micro_batch=single),
+    )
+    return _whole_sequences(launch)
+
+
+def _whole_sequences(launch: Launch) -> Launch:
+    """Return a launch whose tensor ranks hold whole sequences between products."""
+    return replace(launch, degrees=replace(launch.degrees, sequence_parallel=False))
+
+
+def _torch_recompute(model: Model) -> tuple[str, ...]:
+    return (NONE, FULL)
+
+
+ENGINES: tuple[EngineSpace, ...] = (
+    EngineSpace(
+        name="megatron",
+        title="Megatron-LM",
+        stack="megatron-core",
+        pipelines=True,
+        context=True,
+        experts=True,
+        expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
+        zero=(0, 1, 3),
+        zero_with_stages=(0, 1),
+        recompute=megatron_modules,
+        blocks=True,
+        precisions=_precisions,
+        dispatchers=("alltoall", "flex"),
+        overlaps_experts=True,
+        any_layout=True,
+        launch=_megatron,
+        refused=_megatron_refuses,
+    ),
+    EngineSpace(
+        name="torchtitan",
+        title="torchtitan",
+        stack="torchtitan-eager",
+        pipelines=True,
+        context=True,
+        experts=True,
+        expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
+        zero=(0, 2, 3),
+        zero_with_stages=(2, 3),
+        recompute=lambda model: (NONE, "op", FULL),
+        blocks=False,
+        precisions=lambda gpu: tuple(p for p in _precisions(gpu) if p in ("bf16", "fp8", "mxfp8")),
+        dispatchers=("alltoall",),
+        overlaps_experts=False,
+        any_layout=True,
+        launch=_torchtitan,
+        refused=_torchtitan_refuses,
+    ),
+    EngineSpace(
+        name="deepspeed",
+        title="DeepSpeed",
+        stack="torchtitan-eager",
+        pipelines=False,
+        context=False,
+        experts=False,
+        expert_tensor=lambda tp: (tp,),
+        zero=(0, 1, 2, 3),
+        zero_with_stages=(),
+        recompute=_torch_recompute,
+        blocks=False,
+        precisions=lambda gpu: ("bf16",),
+        dispatchers=("alltoall",),
+        overlaps_experts=False,
+        any_layout=False,
+        launch=_deepspeed,
+        refused=_plain_refuses,
+    ),
+    EngineSpace(
+        name="accelerate",
+        title="accelerate",
+        stack="torchtitan-eager",
+        pipelines=False,
+        context=True,
+        experts=False,
+        expert_tensor=lambda tp: (tp,),
+        zero=(0, 2, 3),
+        zero_with_stages=(),
+        recompute=_torch_recompute,
+        blocks=False,
+        precisions=lambda gpu: ("bf16",),
+        dispatchers=("alltoall",),
+        overlaps_experts=False,
+        any_layout=False,
+        launch=_accelerate,
+        refused=_plain_refuses,
+    ),
+)
+"""Trainers with one set of degrees, in the order in which equally fast plans are ranked."""
+
+
+def engine_space(name: str) -> EngineSpace:
+    """Return the space of a trainer by the name of its engine."""
+    return next(engine for engine in ENGINES if engine.name == name)

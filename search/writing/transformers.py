@@ -1,0 +1,119 @@
+"""What a script of Hugging Face's Trainer is told of a launch: its model and its arguments.
+
+DeepSpeed and accelerate leave model, sequence and batch to the script, which is the user's. A model
+that the hub has goes by its name; another one by its sizes, as a `config.json` that
+`search.launches.models` reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autopar.errors import InputError, UnsupportedError
+from autopar.memory.launch import Launch, Model
+from autopar.records import dataclass
+from search.launches.models import model_named
+from search.writing.place import Place, spec_of
+
+__all__ = ["NamedModel", "model_for", "script_words"]
+
+_FOLDER = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """A model as `--model_name_or_path` takes it."""
+
+    name: str
+    files: Mapping[str, str]
+    """Its `config.json`, where no hub has it by that name."""
+
+
+def model_for(launch: Launch, place: Place, title: str) -> NamedModel:
+    """Return the model of a launch.
+
+    Raises InputError where the place names another model, UnsupportedError for sizes that no
+    `config.json` known here says.
+    """
+    name, model = place.model, launch.model
+    # names of the hub have an owner
+    if name is not None and "/" in name:
+        found = model_named(name)
+        if found is not None and _sizes(found) != _sizes(model):
+            raise InputError(f"{name} has other sizes than the model of the launch; name that one")
+        if found is not None:
+            return NamedModel(name=name, files={})
+    config = _config(launch, place, title)
+    text = json.dumps(config, indent=2) + "\n"
+    return NamedModel(name=_FOLDER, files={f"{_FOLDER}/config.json": text})
+
+
+def _sizes(model: Model) -> tuple[object, ...]:
+    attention = model.attention
+    return (model.hidden, model.num_layers, model.ffn, model.vocab, attention.heads,
+            attention.groups, model.experts and model.experts.number)  # fmt: skip
+
+
+def _config(launch: Launch, place: Place, title: str) -> dict[str, Any]:
+    """Return sizes as `LlamaConfig`, `Qwen2Config` and `Qwen3Config` of transformers name them."""
+    model, attention = launch.model, launch.model.attention
+    others = {
+        "experts": model.experts is not None,
+        "latent attention": attention.latent is not None,
+        "windows of attention": attention.window is not None,
+        "modules of further tokens": model.mtp > 0,
+        "an MLP without a gate": not model.gated,
+        "biases": model.biases,
+        "LayerNorm": model.norm != "rms",
+        f"{model.positions} positions": model.positions != "rotary",
+        "positions in a part of each head": model.rotary_share != 1.0,
+        "norms of heads beside biases": attention.head_norms and model.qkv_biases,
+    }
+    found = [what for what, there in others.items() if there]
+    if found:
+        raise UnsupportedError(
+            f"no config.json that is written here has {' and '.join(found)}, which {title} would "
+            "need for the launch",
+            remedy="name the model as Hugging Face does, with its owner",
+        )
+    kind = "qwen3" if attention.head_norms else "qwen2" if model.qkv_biases else "llama"
+    spec = spec_of(place, model)
+    base = None if spec is None else spec.rotary_base
+    return {
+        "model_type": kind,
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.groups,
+        "head_dim": attention.width,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": launch.seq,
+        "tie_word_embeddings": model.tied,
+        **({} if base is None else {"rope_theta": base}),
+    }
+
+
+def script_words(launch: Launch, model: NamedModel) -> Iterator[str]:
+    """Yield the arguments of the user's script, one to a line, as TrainingArguments names them."""
+    trainer = launch.trainer
+    assert trainer is not None, "scripts of Hugging Face run launches of torch"
+    # weights to begin with bring their own configuration
+    yield f'--model_name_or_path "${{LOAD:-{model.name}}}"'
+    yield f"--block_size {launch.seq}"
+    yield f"--per_device_train_batch_size {launch.micro_batch}"
+    yield f"--gradient_accumulation_steps {launch.micro_batches}"
+    kernel = "sdpa" if trainer.repeated_heads else "flash_attention_2"
+    yield f"--attn_implementation {kernel}"
+    if trainer.checkpoint != "none":
+        yield "--gradient_checkpointing True"
+    if trainer.compiled:
+        yield "--torch_compile True"
+    if launch.steps is None:
+        yield '${TRAIN_ITERS:+--max_steps "$TRAIN_ITERS"}'
+    else:
+        yield f"--max_steps {launch.steps}"
+    yield '${SAVE:+--output_dir "$SAVE"}'

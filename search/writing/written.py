@@ -1,0 +1,97 @@
+"""A launch written for a trainer: its files and its command, read back as `autopar check` reads.
+
+What one trainer's keys are stands in the module of its name. Whatever the files do not say of the
+launch is a sentence, and what the trainer would refuse is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+from autopar.errors import InputError
+from autopar.memory.launch import Launch
+from autopar.records import dataclass
+from search.check.read import read_checked
+from search.check.trainer import CheckedFile
+from search.writing import accelerate, deepspeed, megatron, torchtitan
+from search.writing.differences import losses_of
+from search.writing.place import Draft, Engine, Place, WrittenLaunch
+
+__all__ = ["ENGINES", "LAUNCH", "checked", "written"]
+
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+LAUNCH = "launch.sh"
+"""The file that the command stands in, beside the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writer:
+    """One trainer."""
+
+    title: str
+    write: Callable[[Launch, Place], Draft]
+    """Raises InputError where nothing of the trainer is near the launch."""
+
+
+_WRITERS: Mapping[Engine, _Writer] = {
+    "megatron": _Writer(title="Megatron-LM", write=megatron.write),
+    "torchtitan": _Writer(title=f"torchtitan {torchtitan.VERSION}", write=torchtitan.write),
+    "deepspeed": _Writer(title="DeepSpeed", write=deepspeed.write),
+    "accelerate": _Writer(title="accelerate", write=accelerate.write),
+}
+
+
+def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
+    """Return the files and the command that make a trainer run a launch.
+
+    Raises InputError, one sentence: the place has another number of GPUs, the trainer has no such
+    model or keeps states otherwise, or it would refuse the launch.
+    """
+    if place.num_gpus != launch.degrees.world:
+        raise InputError(
+            f"{place.num_nodes} x {place.gpus_per_node} GPUs are {place.num_gpus}, and the launch "
+            f"is for {launch.degrees.world}; give the cluster that it is for"
+        )
+    writer = _WRITERS[engine]
+    draft = writer.write(launch, place)
+    runs = _read_back(draft, launch, writer.title)
+    return WrittenLaunch(
+        engine=engine,
+        engine_version=draft.version,
+        files=draft.files,
+        launch=draft.launch,
+        notes=draft.notes,
+        losses=losses_of(launch, runs, writer.title),
+        entry=draft.entry,
+        runs=runs,
+    )
+
+
+def _read_back(draft: Draft, launch: Launch, title: str) -> Launch:
+    """Return the launch that files say; raises InputError for what the trainer ends with."""
+    found = checked(draft, launch)
+    illegal = [one.text for one in found.findings if one.kind == "illegal"]
+    if illegal:
+        more = f", and {len(illegal) - 1} more" if len(illegal) > 1 else ""
+        raise InputError(f"{title} refuses the launch: {illegal[0]}{more}")
+    if found.launch is None:
+        why = next((one.text for one in found.findings if one.kind == "not priced"), "")
+        raise InputError(f"{title} has what is written, and it has no price: {why}")
+    return found.launch
+
+
+def checked(draft: Draft | WrittenLaunch, launch: Launch) -> CheckedFile:
+    """Return what `autopar check` says of files, which lie as a user has them."""
+    with TemporaryDirectory(prefix="autopar-") as folder:
+        for name, text in {**draft.files, LAUNCH: draft.launch}.items():
+            path = Path(folder) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return read_checked(
+            str(Path(folder) / (draft.entry or LAUNCH)),
+            world_size=launch.degrees.world,
+            gpu=launch.software.gpu,
+        )
