@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.job import PlanJob
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LLAMA",
     "MOE",
     "MQA",
+    "SHARED",
     "STRATEGY",
     "T5",
     "TIED",
@@ -65,6 +66,17 @@ GPT = _model(
     extra_head_parameters=5,
 )
 MOE = _model("moe", num_experts=4, experts_per_token=2, ffn_hidden_size=24)
+
+SHARED = _model(
+    "shared",
+    num_experts=4,
+    experts_per_token=2,
+    ffn_hidden_size=24,
+    shared_expert_width=16,
+    shared_expert_gate=True,
+    router_biases=True,
+)
+"""A mixture beside an MLP that every token visits."""
 
 _ENCODER = LayerSpec(
     num_layers=2,
@@ -123,6 +135,15 @@ _ONE, _TP2, _TP4 = _L(), _L(tp=2), _L(tp=4)
 _ULYSSES = _L(tp=2, ulysses=True)
 
 
+_SCHEDULES: dict[tuple[bool, bool], PipelineType] = {
+    (False, False): "1f1b",
+    (False, True): "gpipe",
+    (True, False): "interleaved",
+    (True, True): "looped_bfs",
+}
+"""By whether stages have several chunks, and whether all forwards come first."""
+
+
 def make_job(
     world: int,
     *layers: LayerStrategy,
@@ -147,7 +168,7 @@ def make_job(
         vocab=vocab,
         global_batch=batch,
         num_microbatches=m,
-        pipeline_type="interleaved" if v > 1 else "gpipe" if gpipe else "1f1b",
+        pipeline_type=_SCHEDULES[v > 1, gpipe],
         default_dp_type="zero2" if zero2 else "ddp",
         num_chunks=v,
         chunk_sizes=tuple(chunks),
@@ -178,6 +199,11 @@ def folded_jobs(world: int) -> dict[str, PlanJob]:
             "ep2": make_job(2, _L(ep=2), **sent),
             "ep2-over-tp2": make_job(2, _L(tp=2, ep=2), _L(tp=2, etp=1), _TP2, _ONE, **sent),
             "ep2-evenly": make_job(2, _L(ep=2), _L(tp=2, ep=2), _L(cp=2, ep=2), _ONE, model=MOE),
+            "breadth-first": make_job(2, _L(zero3=True), gpipe=True, **twice),
+            "shared-experts": make_job(
+                2, _L(ep=2, recompute=("shared_experts",)), _L(tp=2, ep=2), _TP2, zero3,
+                model=SHARED, routing="top_k",
+            ),
             "interleaved": make_job(2, _L(recompute=("core_attn",)), model=TIED, **twice),
             "interleaved-uneven": make_job(2, _ONE, stages=(1, 3), v=2, m=2, chunks=(1, 2, 0, 1)),
             "recomputed": make_job(

@@ -13,6 +13,7 @@ import numpy as np
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
+from autopar.pipeline.formulas import in_flight
 from autopar.plans import LayerStrategy, PipelineType, Plan, violations
 from autopar.records import dataclass
 from profiler.plan.job import PlanJob
@@ -29,7 +30,6 @@ __all__ = [
     "Tensors",
     "Weights",
     "check_job",
-    "chunks_in_flight",
     "cube_of",
     "entry_layouts",
     "examine",
@@ -91,7 +91,10 @@ def layer_shapes(
         attention.append(Tensors(width, 1, 2))
     ffn, ups = layer.ffn_hidden_size // degree, 2 if layer.gated_mlp else 1
     if layer.num_experts is not None:  # experts are stacked and have no biases
-        mlp = [Tensors(layer.num_experts, h)]
+        mlp = [Tensors(layer.num_experts, h), Tensors(layer.num_experts, 1, layer.router_biases)]
+        shared = layer.shared_expert_width // degree
+        mlp += [Tensors(shared, h, ups), Tensors(h, shared)]
+        mlp.append(Tensors(h, 1, layer.shared_expert_gate))
         if not whole_experts:
             mlp += expert_shapes(layer, 1, width=ffn)
     else:
@@ -156,7 +159,7 @@ def _rows(spec: ModelSpec, degree: int) -> int:
 
 
 Axes = tuple[int, ...]
-SCHEDULES: tuple[PipelineType, ...] = ("1f1b", "gpipe", "interleaved")
+SCHEDULES: tuple[PipelineType, ...] = ("1f1b", "gpipe", "interleaved", "looped_bfs")
 """Those that are run here."""
 
 
@@ -651,23 +654,9 @@ def micro_batches_in_flight(plan: Plan, stage: int) -> int:
     A single stage runs forward and backward of one after the other under either name, as
     Megatron-LM and Galvatron do without a pipeline: gradients are accumulated, activations are not.
     """
-    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
-        return plan.num_microbatches
-    if plan.num_chunks > 1:
-        # of v chunks each holds 1/v of a micro-batch
-        return -(-chunks_in_flight(plan, stage) // plan.num_chunks)
-    # the first backward arrives after p - j forwards
-    return min(plan.num_microbatches, plan.num_stages - stage)
-
-
-def chunks_in_flight(plan: Plan, stage: int) -> int:
-    """Return how many chunks' activations a stage of interleaved 1F1B keeps at once.
-
-    Forwards before its first backward: those of all chunks but the last of p micro-batches, two for
-    every stage behind it, and the one whose backward follows (Megatron-Core's warm-up).
-    """
-    p, v = plan.num_stages, plan.num_chunks
-    return min(plan.num_microbatches * v, 2 * (p - 1 - stage) + (v - 1) * p + 1)
+    found = in_flight(plan.pipeline_type, plan.num_stages, plan.num_chunks, plan.num_microbatches)
+    # a chunk is a part of a micro-batch: rounded up to whole ones
+    return math.ceil(found[stage])
 
 
 def stage_weights(job: PlanJob, stage: int) -> tuple[Weights, ...]:

@@ -21,14 +21,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopar.errors import InputError
+from autopar.pipeline.orders import actions
 from profiler.measure import torch_dtype
 from profiler.model.counting import End, count_step, held_bytes, local_tensor
-from profiler.plan.arithmetic import (
-    check_job,
-    chunks_in_flight,
-    layouts,
-    micro_batches_in_flight,
-)
+from profiler.plan.arithmetic import check_job, layouts, micro_batches_in_flight
 from profiler.plan.exchange import Batch
 from profiler.plan.job import DryRunRank, PlanJob
 from profiler.plan.stage import Stage, build_stages, open_groups
@@ -179,15 +175,11 @@ def _order(job: PlanJob, stage: int) -> tuple[tuple[bool, int], ...]:
     plan = job.plan
     m, p, v = plan.num_microbatches, plan.num_stages, plan.num_chunks
     if v > 1:
-        # each chunk takes p micro-batches in turn, backwards from the last chunk on
-        m = min(m, 2 * p)
-        turns = [k // p % v for k in range(m * v)]
-        early = min(m * v, chunks_in_flight(plan, stage)) - 1
-        forwards = [(True, turn) for turn in turns]
-        backwards = [(False, v - 1 - turn) for turn in turns]
-        pairs = zip(forwards[early:], backwards, strict=False)
-        both = [action for pair in pairs for action in pair]
-        return (*forwards[:early], *both, *backwards[m * v - early :])
+        if plan.pipeline_type == "interleaved":
+            # a warm-up is shorter than 2 p micro-batches, and more of them change nothing
+            m = min(m, 2 * p)
+        work = actions(plan.pipeline_type, stage, stages=p, chunks=v, micro_batches=m)
+        return tuple((action.kind == "F", action.chunk) for action in work)
     in_flight = micro_batches_in_flight(plan, stage)
     steady = min(m - in_flight, 2)
     order = (True,) * in_flight + (False, True) * steady + (False,) * in_flight

@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
 )
 
 from autopar.command.run import say
@@ -253,6 +254,7 @@ _SCHEDULES: dict[str, Any] = {
     "1f1b": Schedule1F1B,
     "gpipe": ScheduleGPipe,
     "interleaved": ScheduleInterleaved1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
 }
 
 
@@ -265,7 +267,7 @@ def _schedule(trainer: Trainer) -> Any:
         # losses are divided by the number of micro-batches already
         options["scale_grads"] = False
     return kind(
-        stages if plan.pipeline_type == "interleaved" else stages[0],
+        stages if plan.num_chunks > 1 else stages[0],
         n_microbatches=plan.num_microbatches,
         loss_fn=lambda loss, _: loss.sum(),
         **options,

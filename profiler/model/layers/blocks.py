@@ -25,7 +25,7 @@ from torch.nn import functional
 from autopar.errors import InputError
 from autopar.model import LayerSpec, head_dim
 from profiler.model.layers.context import ContextGroup, context_attention
-from profiler.model.layers.experts import Experts
+from profiler.model.layers.experts import Experts, Mlp
 from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
 from profiler.model.layers.recompute import discarding, recomputed
 from profiler.model.layers.sharding import Sharding, held_tokens
@@ -615,21 +615,6 @@ class _Attention(nn.Module):
         return pieces.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
-class _Mlp(nn.Module):
-    def __init__(self, spec: LayerSpec, on: TensorGroup) -> None:
-        super().__init__()
-        ffn = (spec.ffn_hidden_size or 0) // on.weight_ranks
-        ups = [ffn] * (2 if spec.gated_mlp else 1)
-        self.up = ColumnParallel(spec.hidden_size, ups, bias=spec.biases, on=on)
-        self.down = RowParallel(ffn, spec.hidden_size, bias=spec.biases, on=on)
-
-    def forward(self, x: Any) -> Any:
-        first, *second = self.up(x)
-        if second:
-            return self.down(nn.functional.silu(first) * second[0])
-        return self.down(nn.functional.gelu(first))
-
-
 class _Layer(nn.Module):
     def __init__(
         self,
@@ -657,7 +642,7 @@ class _Layer(nn.Module):
         )
         self.mlp_norm = Norm(h, bias=bias)
         if spec.num_experts is None:
-            self.mlp: nn.Module = _Mlp(spec, on)
+            self.mlp: nn.Module = Mlp(spec, on, width=spec.ffn_hidden_size or 0)
         else:
             self.mlp = Experts(spec, on, sharding, expert_group=expert_group)
 

@@ -1,4 +1,4 @@
-"""A mixture of experts on one rank: router, dispatch, experts, and the way back.
+"""MLPs on one rank, and mixtures of them: router, dispatch, experts, and the way back.
 
 Experts are divided over a tensor group (a piece of each on every rank), over an expert group (whole
 ones on other ranks), or over both. No token is dropped.
@@ -16,14 +16,55 @@ from torch import nn
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec
-from profiler.model.layers.parallel import TensorGroup, all_gather
-from profiler.model.layers.recompute import discarding
+from profiler.model.layers.parallel import (
+    ColumnParallel,
+    RowParallel,
+    TensorGroup,
+    all_gather,
+)
+from profiler.model.layers.recompute import discarding, recomputed
 from profiler.model.layers.sharding import Sharding
 
-__all__ = ["EXPERT_WEIGHTS", "Experts"]
+__all__ = ["EXPERT_WEIGHTS", "Experts", "Mlp"]
 
 EXPERT_WEIGHTS = "experts"
 """What holds the weights of the experts in `Experts`, as names of parameters say it."""
+
+
+class Mlp(nn.Module):
+    """A gated (SwiGLU) or plain (GELU) MLP, divided over a tensor group."""
+
+    def __init__(self, spec: LayerSpec, on: TensorGroup, *, width: int) -> None:
+        """Make the MLP of one rank, of so many features on all of them."""
+        super().__init__()
+        ffn = width // on.weight_ranks
+        ups = [ffn] * (2 if spec.gated_mlp else 1)
+        self.up = ColumnParallel(spec.hidden_size, ups, bias=spec.biases, on=on)
+        self.down = RowParallel(ffn, spec.hidden_size, bias=spec.biases, on=on)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what it makes of every token."""
+        first, *second = self.up(x)
+        functions = nn.functional
+        out: torch.Tensor = self.down(
+            functions.silu(first) * second[0] if second else functions.gelu(first)
+        )
+        return out
+
+
+class _SharedExperts(nn.Module):
+    """The MLP that every token visits beside its experts, weighted where it has a gate."""
+
+    def __init__(self, spec: LayerSpec, on: TensorGroup) -> None:
+        super().__init__()
+        self.mlp = Mlp(spec, on, width=spec.shared_expert_width)
+        h = spec.hidden_size
+        gate = torch.empty(h).normal_(std=0.02) if spec.shared_expert_gate else None
+        self.gate = None if gate is None else nn.Parameter(gate)
+
+    def forward(self, x: Any) -> Any:
+        out = self.mlp(x)
+        return out if self.gate is None else out * torch.sigmoid(x @ self.gate)[..., None]
 
 
 class Experts(nn.Module):
@@ -61,6 +102,10 @@ class Experts(nn.Module):
         self.count, self.visited, self.routing = count, visited, sharding.routing
         h = spec.hidden_size
         self.router = nn.Parameter(torch.empty(count, h).normal_(std=0.02))
+        self.router_bias = nn.Parameter(torch.zeros(count)) if spec.router_biases else None
+        # divided over the tensor group, wherever the others are
+        self.shared = _SharedExperts(spec, on) if spec.shared_expert_width else None
+        self.recompute_shared = "shared_experts" in sharding.recompute
         ffn = (spec.ffn_hidden_size or 1) // self.on.weight_ranks
         self.experts = _ExpertWeights(
             count // degree,
@@ -72,8 +117,16 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the weighted outputs of the experts that each token visits."""
+        out = self._visited(x)
+        if self.shared is None:
+            return out
+        return out + (recomputed(self.shared, x) if self.recompute_shared else self.shared(x))
+
+    def _visited(self, x: torch.Tensor) -> Any:
         tokens = x.flatten(0, 1)
         scores = tokens @ self.router.t()
+        if self.router_bias is not None:
+            scores = scores + self.router_bias
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         scores, chosen = scores.topk(self.visited)
         weights = torch.softmax(scores, dim=-1).to(x.dtype)

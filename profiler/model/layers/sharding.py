@@ -68,6 +68,21 @@ class Sharding:
                 "experts with biases cannot be built, and would be counted without them; give a "
                 "model.json without `biases`, or a module of your own (--model py:...)"
             )
+        unknown = [
+            name
+            for name, is_there in (
+                ("latent attention", layer.latent is not None),
+                ("attention within a window", layer.window is not None),
+                ("attention sinks", layer.attention_sinks),
+                (f"{layer.num_norms} norms", layer.num_norms is not None),
+            )
+            if is_there
+        ]
+        if unknown:
+            raise InputError(
+                f"layers with {', '.join(unknown)} are not built here; give a module of your own "
+                "(--model py:package.module:factory)"
+            )
         if t < 1:
             raise InputError(f"a tensor degree of {t} does not exist; give at least 1")
         numbers: list[tuple[str, int | None]] = [("attention heads", layer.num_heads)]
