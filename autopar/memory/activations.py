@@ -151,16 +151,17 @@ def _linear_input(launch: Launch, size_bytes: int) -> int:
 
     Transformer Engine saves the copy that the weight's gradient takes, and lets the tensor go.
     """
-    if not launch.precision.fp8:
+    precision = launch.precision
+    if not precision.low:
         return size_bytes
-    return size_bytes // launch.precision.element_bytes
+    return math.ceil(size_bytes // precision.element_bytes * precision.low_bytes)
 
 
 def _expert_input(launch: Launch, size_bytes: int) -> int:
     """Return the same of products of experts: grouped ones keep a copy by rows and by columns."""
     experts = launch.model.experts
     grouped = experts is not None and experts.grouped
-    return _linear_input(launch, size_bytes) * (2 if launch.precision.fp8 and grouped else 1)
+    return _linear_input(launch, size_bytes) * (2 if launch.precision.low and grouped else 1)
 
 
 def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
@@ -221,7 +222,7 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     yield "attention output", output
     # the kernel keeps its own output, and the product behind it the copy that it takes; where heads
     # are exchanged, that is what comes back from the other ranks
-    copied = kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged
+    copied = kernel == "flash" or launch.precision.low or launch.degrees.heads_exchanged
     if copied and needs_input(launch.adapters, "projection"):
         yield "attention output's copy", _linear_input(launch, output)
     # the logarithm of each row's sum, in fp32
@@ -350,14 +351,16 @@ def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, int]]:
     whole = input_bytes(launch)
     if embeds and model.hidden_dropout > 0:
         yield "dropout mask", launch.scattered_tokens * model.hidden
-    kinds = [model.expert_layers[layer] for layer in layers] + [model.expert_layers[-1]] * mtp
-    parts = {kind: tuple(saved_parts(launch, experts=kind)) for kind in set(kinds)}
-    for place, experts in enumerate(kinds):
+    kinds = [(model.expert_layers[layer], launch.of_layer(layer)) for layer in layers]
+    # modules of further tokens are behind the last layer, whatever it is in
+    kinds += [(model.expert_layers[-1], launch)] * mtp
+    parts = {(kind, own.precision): tuple(saved_parts(own, experts=kind)) for kind, own in kinds}
+    for place, (experts, own) in enumerate(kinds):
         again = place < len(layers) and _is_recomputed(launch, place)
         if place < len(layers) and layers[place] < launch.offload.layers:
             continue
         if not again:
-            yield from parts[experts]
+            yield from parts[experts, own.precision]
         elif recompute.layers == "block" or place % recompute.number == 0:
             # of a unit of layers only the first one's input is kept
             yield "layer input", whole
