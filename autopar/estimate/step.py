@@ -403,12 +403,14 @@ def _stage(
 def _own(job: Job, block: Block) -> Job:
     """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
     recompute, zero = block.recompute, block.zero
-    if (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
+    same = block.precision in (None, job.precision)
+    if same and (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
         return _split(job, block.tp, block.cp)
     own = replace(
         job,
         recompute=job.recompute if recompute is None else recompute,
         zero=job.zero if zero is None else zero,
+        precision=job.precision if block.precision is None else block.precision,
     )
     return _split(own, block.tp, block.cp)
 
@@ -557,9 +559,9 @@ def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> 
 
 def _frozen_bytes(job: Job) -> float:
     """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
-    if job.adapters is None:
-        return job.element_bytes
-    return min(job.element_bytes, base_bytes(job.adapters))
+    if job.adapters is not None:
+        return min(job.element_bytes, base_bytes(job.adapters))
+    return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
@@ -608,7 +610,8 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            gathered += transfer_s(machine, "allgather", weights * job.element_bytes, ranks, stride)
+            each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
+            gathered += transfer_s(machine, "allgather", weights * each, ranks, stride)
         else:
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from autopar.memory.launch import Chunk, Launch
 from autopar.memory.parameters import Weight, adapter_widths, attention_weights, mlp_weights
 from autopar.training.adapters import needs_input
+from autopar.training.mixtures import taken_share
 from autopar.training.offload import OffloadModule
 
 __all__ = [
@@ -267,7 +268,10 @@ def routed_tokens(launch: Launch) -> int:
     experts = launch.model.experts
     assert experts is not None
     mean = launch.scattered_tokens * launch.degrees.etp * experts.per_token
-    return math.ceil(mean * routing_skew(launch))
+    share = taken_share(
+        routing_skew(launch), capacity=experts.capacity, padded=experts.padded_capacity
+    )
+    return math.ceil(mean * share)
 
 
 def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[str, int]]:
