@@ -32,16 +32,15 @@ from autopar.estimate.layer import (
     embedding_times,
     head_sends_s,
     head_times,
-    host_of,
     layer_times,
     optimizer_time_s,
     transfer_s,
 )
+from autopar.estimate.parts.updates import activation_copies_s, weight_copies_s
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.records import dataclass
 from autopar.training.adapters import base_bytes
-from autopar.training.offload import copy_s, exposed_s
 
 __all__ = [
     "TERMS",
@@ -391,7 +390,7 @@ def _stage(
             machine, ends, tables
         )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
-    terms["offload"] += _loaded_s(machine, job, loaded, sum(terms.values()))
+    terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
     device = sum(terms.values())
     total = float(together_s(device, host))
     terms["host"] = total - device
@@ -475,30 +474,15 @@ def _layer(
     terms["context"] = times.context.forward_s + times.context.backward_s
     terms["experts"] = experts
     if offloaded_bytes:
-        terms["offload"] = _offload_s(machine, times, offloaded_bytes, sum(terms.values()))
+        device = sum(terms.values())
+        terms["offload"] = activation_copies_s(machine, offloaded_bytes, _forward_s(times), device)
     return terms, _host_s(machine, job, times)
 
 
-def _offload_s(
-    machine: Machine, times: LayerTimes, offloaded_bytes: float, device_s: float
-) -> float:
-    """Return what copies of a layer's activations to the host and back add to its time.
-
-    Down while the forward computes the layer, up while the backward does, each on a stream of its
-    own: seen is what takes longer than that.
-    """
-    copied = copy_s(host_of(machine), offloaded_bytes)
-    forward = sum(float(part.forward_s) for part in times.parts)
-    forward += times.tensor.forward_s + times.context.forward_s + times.experts.forward_s
-    forward = min(forward, device_s)
-    return exposed_s(copied, forward) + exposed_s(copied, device_s - forward)
-
-
-def _loaded_s(machine: Machine, job: Job, loaded_bytes: float, device_s: float) -> float:
-    """Return what loading weights from the host adds, in front of each forward and backward."""
-    if not loaded_bytes:
-        return 0.0
-    return exposed_s(2 * copy_s(host_of(machine), loaded_bytes), device_s)
+def _forward_s(times: LayerTimes) -> float:
+    """Return the seconds of a layer's forward, its transfers included."""
+    sends = times.tensor.forward_s + times.context.forward_s + times.experts.forward_s
+    return sum(float(part.forward_s) for part in times.parts) + sends
 
 
 def _recomputed(job: Job, times: LayerTimes) -> float:

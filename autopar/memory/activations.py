@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from autopar.memory.launch import Chunk, Launch
 from autopar.memory.parameters import Weight, adapter_widths, attention_weights, mlp_weights
 from autopar.training.adapters import needs_input
-from autopar.training.mixtures import taken_share
+from autopar.training.mixtures import taken_share, worst_skew
 from autopar.training.offload import OffloadModule
 
 __all__ = [
@@ -29,12 +29,6 @@ __all__ = [
     "saved_parts",
     "scores",
 ]
-
-_ALONE = 1.10
-_SEVERAL = 1.025
-_LATER = 1.17
-"""Skew of routing, see `routing_skew`."""
-_MANY_STEPS = 1000
 
 
 def scores(launch: Launch) -> int:
@@ -249,18 +243,14 @@ def copied_qkv_bytes(launch: Launch) -> int:
 def routing_skew(launch: Launch) -> float:
     """Return the tokens of a rank's experts over the mean of all ranks, at the worst step.
 
-    Measured peaks of mixtures after 50 to 200 steps want 1.09 to 1.14 with one expert a rank, and
-    1.01 to 1.06 with two to eight, whose loads even out; after thousands of steps 1.15 to 1.24 with
-    one to eight. A rank that has all experts has all tokens.
+    A rank that has all experts has all tokens.
     """
     experts, degrees = launch.model.experts, launch.degrees
     if experts is None or degrees.ep == 1:
         return 1.0
     if experts.skew is not None:
         return experts.skew
-    if launch.steps is None or launch.steps >= _MANY_STEPS:
-        return _LATER
-    return _ALONE if experts.number == degrees.ep else _SEVERAL
+    return worst_skew(alone=experts.number == degrees.ep, steps=launch.steps)
 
 
 def routed_tokens(launch: Launch) -> int:

@@ -41,8 +41,12 @@ _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
 _ZERO = {"none": 0, "distributed": 1, "fsdp": 3}
 
 
-def job_of_launch(launch: Launch) -> Job:
-    """Return what a launch trains and how; raises InputError for what has no time."""
+def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
+    """Return what a launch trains and how; raises InputError for what has no time.
+
+    skew : tokens of the busiest rank of experts over the mean, where the launch does not fix it: 1
+    as published rates have it, or `autopar.training.mixtures.NATURAL_SKEW`.
+    """
     model, degrees, precision = launch.model, launch.degrees, launch.precision
     optimizer = launch.optimizer
     if optimizer.kind == "muon":
@@ -82,7 +86,7 @@ def job_of_launch(launch: Launch) -> Job:
         graphs=launch.graphs,
         low_precision_attention=precision.fp8_attention,
         fused_experts=experts is not None and experts.fused_mlp,
-        skew=1.0 if experts is None or experts.skew is None else experts.skew,
+        skew=skew if experts is None or experts.skew is None else experts.skew,
         adapters=launch.adapters,
         frozen=launch.adapters is not None,
         state_bytes=optimizer.adam_bytes
