@@ -241,6 +241,9 @@ class Job:
     overlap_gradients: bool = True
     reduce_every_micro_batch: bool = False
     """Gradients are summed over data-parallel ranks after each micro-batch, not once a step."""
+    gathered_bytes: float | None = None
+    """Of a layer's weight that data-parallel ranks gather; None: as it is computed with in 16 bits
+    or more."""
     gradient_bytes: float | None = None
     """Of an element when data-parallel ranks reduce; None: what the stack does."""
     accumulation_bytes: float | None = None
