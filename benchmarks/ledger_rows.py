@@ -20,6 +20,7 @@ from autopar.estimate.layer import Machine, machine_of
 from autopar.estimate.site import Site, load_site
 from autopar.estimate.stack import Stack, load_stack
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters
 from benchmarks.ledger_models import Architecture, known_architecture
 
 __all__ = ["Run", "UnusableError", "run_of"]
@@ -383,7 +384,7 @@ def _launch(
     if settings.get("fp8_dot_product_attention"):
         found["low_precision_attention"] = True
     if "LoRA" in cells["source"] or cells["notes"].startswith("LoRA"):
-        found["frozen"] = True
+        found |= {"frozen": True, "adapters": _adapters(cells["source"])}
     kernel = re.search(r"attention (CUDNN|FLASH)", cells["notes"])
     if kernel is not None:
         found["attention_kernel"] = {"CUDNN": "cudnn", "FLASH": "flash2"}[kernel[1]]
@@ -398,6 +399,17 @@ def _launch(
         found["overlap_tensor"] &= "vanilla" not in cells["notes"]
         found["ring_balanced"] = False
     return found
+
+
+def _adapters(source: str) -> Adapters:
+    """Return the adapters of a published run, as its recipe has them.
+
+    Of rank 16 both: beside all projections (Automodel examples/llm_benchmark, `*_proj`), or beside
+    queries, keys and values alone (Megatron-Bridge recipes/llama, `linear_qkv`).
+    """
+    if "AutoModel" in source:
+        return Adapters(rank=16)
+    return Adapters(rank=16, targets=frozenset({"query", "key", "value"}), fused=True)
 
 
 @cache

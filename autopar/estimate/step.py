@@ -32,6 +32,7 @@ from autopar.estimate.layer import (
     embedding_times,
     head_sends_s,
     head_times,
+    host_of,
     layer_times,
     optimizer_time_s,
     transfer_s,
@@ -40,6 +41,7 @@ from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.records import dataclass
 from autopar.training.adapters import base_bytes
+from autopar.training.offload import copy_s, exposed_s
 
 __all__ = [
     "TERMS",
@@ -62,6 +64,7 @@ TERMS = (
     "experts",
     "transfer",
     "host",
+    "offload",
     "sharding",
     "bubble",
     "gradients",
@@ -111,7 +114,8 @@ _STEP_ONLY = frozenset(
         *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
         *("vocab_tp", "vocab_zero", "zero", "reshard", "recompute", "graphs", "overlap_experts"),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
-        *("optimizer", "mtp", "notes", "schedule"),
+        *("optimizer", "mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
+        *("offloaded_master", "overlap_offload", "offloaded_weights"),
     )
 )
 """Fields of a job that times of a layer do not depend on, what is made of them does."""
@@ -131,7 +135,9 @@ class KnownLayers:
     def times(self, job: Job, block: Block) -> LayerTimes:
         """Return the times of one layer of a block, which has the job's own degrees."""
         # how many layers there are, and what is done about their memory, is no part of it
-        alike = replace(block, number=1, recompute=None, zero=None, tp=None, cp=None)
+        alike = replace(
+            block, number=1, recompute=None, zero=None, tp=None, cp=None, offloaded_bytes=0.0
+        )
         key = (self._sizes(job), alike)
         found = self._layers.get(key)
         if found is None:
@@ -210,7 +216,7 @@ def layer_seconds(
 ) -> tuple[float, float]:
     """Return what one layer's micro-batch takes of the device, and of the host, without ZeRO-3."""
     own = _own(job, block)
-    found, host = _layer(machine, own, known.times(own, block))
+    found, host = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
     return sum(found.values()), host
 
 
@@ -346,10 +352,10 @@ def _stage(
     """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[_Group, float] = {}
-    host = 0.0
+    host = loaded = 0.0
     for block in blocks:
         own = _own(job, block)
-        found, waited = _layer(machine, own, known.times(own, block))
+        found, waited = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
@@ -359,6 +365,11 @@ def _stage(
         )
         _hold(weights, _dense_group(own), block.number * others / own.tp)
         _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
+        if own.offloaded_weights:
+            base_experts, base = parameters(block)
+            base_experts /= own.ep * own.etp * _expert_ranks(own)
+            share = base / (own.tp * _data_ranks(own)) + base_experts
+            loaded += block.number * share * _frozen_bytes(own)
         if own.zero == 3:
             terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
     ends = _ends(job)
@@ -380,6 +391,7 @@ def _stage(
             machine, ends, tables
         )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
+    terms["offload"] += _loaded_s(machine, job, loaded, sum(terms.values()))
     device = sum(terms.values())
     total = float(together_s(device, host))
     terms["host"] = total - device
@@ -437,7 +449,9 @@ def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
         terms[part.kind] += float(part.forward_s + part.input_s + part.weight_s)
 
 
-def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, float], float]:
+def _layer(
+    machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float
+) -> tuple[dict[str, float], float]:
     """Return the seconds of a layer's micro-batch by term, and those of its host code."""
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
@@ -458,7 +472,31 @@ def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, flo
     terms["tensor"] = tensor
     terms["context"] = times.context.forward_s + times.context.backward_s
     terms["experts"] = experts
+    if offloaded_bytes:
+        terms["offload"] = _offload_s(machine, times, offloaded_bytes, sum(terms.values()))
     return terms, _host_s(machine, job, times)
+
+
+def _offload_s(
+    machine: Machine, times: LayerTimes, offloaded_bytes: float, device_s: float
+) -> float:
+    """Return what copies of a layer's activations to the host and back add to its time.
+
+    Down while the forward computes the layer, up while the backward does, each on a stream of its
+    own: seen is what takes longer than that.
+    """
+    copied = copy_s(host_of(machine), offloaded_bytes)
+    forward = sum(float(part.forward_s) for part in times.parts)
+    forward += times.tensor.forward_s + times.context.forward_s + times.experts.forward_s
+    forward = min(forward, device_s)
+    return exposed_s(copied, forward) + exposed_s(copied, device_s - forward)
+
+
+def _loaded_s(machine: Machine, job: Job, loaded_bytes: float, device_s: float) -> float:
+    """Return what loading weights from the host adds, in front of each forward and backward."""
+    if not loaded_bytes:
+        return 0.0
+    return exposed_s(2 * copy_s(host_of(machine), loaded_bytes), device_s)
 
 
 def _recomputed(job: Job, times: LayerTimes) -> float:

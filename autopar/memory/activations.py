@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from autopar.memory.launch import Chunk, Launch
 from autopar.memory.parameters import Weight, adapter_widths, attention_weights, mlp_weights
 from autopar.training.adapters import needs_input
+from autopar.training.offload import OffloadModule
 
 __all__ = [
     "adapter_saved_bytes",
@@ -21,6 +22,7 @@ __all__ = [
     "copied_qkv_bytes",
     "input_bytes",
     "layer_saved_bytes",
+    "offloaded_bytes",
     "routed_tokens",
     "routing_skew",
     "saved_parts",
@@ -47,7 +49,78 @@ def input_bytes(launch: Launch) -> int:
 
 
 def saved_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) of everything that a layer saves which recomputes no whole layers."""
+    """Yield (part, bytes) of everything that a layer keeps on the device, not recomputed whole."""
+    gone = dict(_offloaded_parts(launch, experts=experts))
+    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
+        left = size - gone.get(index, 0)
+        if left:
+            yield name, left
+
+
+_OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {
+    # what autograd saves inside a module, its input among it
+    "attn_norm": ("norm input",),
+    "qkv_linear": ("norm output", "query latent", "key-value latent", "latent norms"),
+    "core_attn": (
+        "query",
+        "key",
+        "value",
+        "qkv",
+        "softmax statistics",
+        "scores",
+        "scores after dropout",
+        "scores' mask",
+    ),
+    # what attention made is the next product's input, so it goes with both alone
+    "attn_proj": ("attention output", "attention output's copy"),
+    "mlp_norm": ("norm input",),
+    "expert_fc1": ("expert input",),
+    "moe_act": ("expert fc1 output",),
+}
+
+
+def _offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, int]]:
+    """Yield (place among a layer's parts, bytes) of what waits on the host.
+
+    Norms that are one kernel with the product behind them are no modules of their own: in front of
+    a dense MLP, and of attention without latents (Megatron-Core's layer specs of Transformer
+    Engine).
+    """
+    offload, model = launch.offload, launch.model
+    if not offload.modules:
+        return
+    chosen = set(offload.modules)
+    if model.attention.latent is None and not launch.software.local_layers:
+        chosen.discard("attn_norm")
+    if not experts and not launch.software.local_layers:
+        chosen.discard("mlp_norm")
+    least = offload.least_elements * launch.precision.element_bytes
+    halves = 0
+    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
+        halves += name == "norm input"
+        module = next(
+            (
+                module
+                for module in sorted(chosen)
+                if name in _OFFLOADED_PARTS[module]
+                and not (module in ("attn_norm", "qkv_linear") and halves > 1)
+                and not (module == "mlp_norm" and halves < 2)
+            ),
+            None,
+        )
+        if module is not None and size >= least:
+            yield index, math.floor(size * offload.fraction)
+
+
+def offloaded_bytes(launch: Launch, *, experts: bool, layer: int = 0) -> int:
+    """Return what of a layer and micro-batch waits on the host, in bytes of a rank."""
+    if layer < launch.offload.layers:
+        return sum(size for _, size in _layer_parts(launch, experts=experts))
+    return sum(size for _, size in _offloaded_parts(launch, experts=experts))
+
+
+def _layer_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
+    """Yield (part, bytes) of everything that a layer saves, wherever it waits."""
     recomputed, adapters = launch.recompute.modules, launch.adapters
     whole = input_bytes(launch)
     yield "norm input", whole
@@ -281,6 +354,8 @@ def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, int]]:
     parts = {kind: tuple(saved_parts(launch, experts=kind)) for kind in set(kinds)}
     for place, experts in enumerate(kinds):
         again = place < len(layers) and _is_recomputed(launch, place)
+        if place < len(layers) and layers[place] < launch.offload.layers:
+            continue
         if not again:
             yield from parts[experts]
         elif recompute.layers == "block" or place % recompute.number == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.pipeline.formulas import in_flight, step_s
+from autopar.pipeline.formulas import bubble_s, in_flight, step_s
 from autopar.pipeline.orders import Action, actions, part_of, rank_of
 from autopar.pipeline.replay import Replay, replay
 from autopar.pipeline.schedules import (
@@ -14,6 +14,7 @@ from autopar.pipeline.schedules import (
     check_schedule,
     default_group,
     schedule_named,
+    schedule_of_chunks,
     schedule_problem,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "Replay",
     "Schedule",
     "actions",
+    "bubble_s",
     "check_schedule",
     "default_group",
     "in_flight",
@@ -33,6 +35,7 @@ __all__ = [
     "rank_of",
     "replay",
     "schedule_named",
+    "schedule_of_chunks",
     "schedule_problem",
     "step_s",
 ]

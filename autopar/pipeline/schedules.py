@@ -20,6 +20,7 @@ __all__ = [
     "check_schedule",
     "default_group",
     "schedule_named",
+    "schedule_of_chunks",
     "schedule_problem",
 ]
 
@@ -146,6 +147,11 @@ def schedule_named(text: str) -> Schedule | None:
     return _BY_SPELLING.get(text.lower())
 
 
+def schedule_of_chunks(chunks: int) -> Schedule:
+    """Return the schedule that a pipeline of so many chunks a stage has where nobody names one."""
+    return "interleaved" if chunks > 1 else "1f1b"
+
+
 def default_group(stages: int, micro_batches: int) -> int:
     """Return the micro-batches that pass a chunk in a row where nobody says how many.
 
@@ -182,7 +188,7 @@ def schedule_problem(
         wanted = f"{facts.least_chunks}" + ("" if most == facts.least_chunks else " or more")
         return f"{facts.title} has {wanted} chunks a stage, not {chunks}"
     if schedule in ("interleaved", "interleaved_zero_bubble"):
-        return _problem_of_groups(facts.title, stages, micro_batches, group, engine)
+        return _problem_of_groups(schedule, stages, micro_batches, group, engine)
     if schedule == "dual_pipe_v" and micro_batches < 2 * stages:
         return f"{facts.title}: micro-batches({micro_batches}) < 2 * stages({stages})"
     if schedule == "1f1b" and engine == "torchtitan" and micro_batches < stages:
@@ -191,8 +197,14 @@ def schedule_problem(
 
 
 def _problem_of_groups(
-    title: str, stages: int, micro_batches: int, group: int, engine: Engine | None
+    schedule: Schedule, stages: int, micro_batches: int, group: int, engine: Engine | None
 ) -> str | None:
+    title = SCHEDULES[schedule].title
+    if schedule == "interleaved_zero_bubble" and group:
+        # no trainer has an argument for them
+        whole = default_group(stages, micro_batches)
+        if group != whole:
+            return f"{title} has groups of {whole} micro-batches, not {group}"
     if group and group != stages:
         # a shorter group would wait for itself around the ranks
         rest = micro_batches % group

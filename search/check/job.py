@@ -21,6 +21,7 @@ from autopar.estimate.job import (
     Precision,
     Recomputation,
 )
+from autopar.memory.activations import offloaded_bytes
 from autopar.memory.launch import Launch
 from autopar.memory.sharded import recipe_of_launch
 
@@ -128,17 +129,27 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 model.expert_layers[layer],
                 _recomputed(launch, place, len(chunk[1])),
                 model.attention.has_window(layer),
+                layer < launch.offload.layers,
             )
             for chunk in chunks
             for place, layer in enumerate(chunk[1])
         ]
-        for (is_mixture, recompute, windowed), run in groupby(layers):
+        for (is_mixture, recompute, windowed, whole), run in groupby(layers):
+            # of layers that are computed again nothing but the input is there to offload
+            offloaded = recompute != "full" and launch.offload.any
             yield Block(
                 number=len(list(run)),
                 hidden=model.hidden,
                 attention=_attention(launch, windowed=windowed),
                 mlp=_mixture(launch) if is_mixture else Mlp(width=model.ffn, gated=model.gated),
                 recompute=recompute,
+                offloaded_bytes=float(
+                    offloaded_bytes(
+                        launch, experts=is_mixture, layer=0 if whole else launch.offload.layers
+                    )
+                )
+                if offloaded
+                else 0.0,
             )
 
 

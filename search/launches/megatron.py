@@ -30,6 +30,7 @@ from autopar.memory.launch import (
 )
 from autopar.plans import Module
 from autopar.records import dataclass
+from autopar.training.offload import OFFLOADED, Offload, OffloadModule
 from search.configuration import Configuration, arguments_in
 from search.engines.megatron_arguments import LayoutError, parse_layout
 from search.launches.arguments import Ignored, LaunchArguments, is_open, words_of
@@ -85,10 +86,8 @@ _UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("yaml-cfg",), "the arguments are in another file"),
     (("use-mp-args-from-checkpoint-args",), "degrees are those of a checkpoint"),
     (("hybrid-context-parallel",), "context degrees change with the sequences"),
-    (
-        ("fine-grained-activation-offloading", "cpu-offloading", "cpu-offloading-num-layers"),
-        "activations are offloaded",
-    ),
+    (("delta-offload-bytes-across-pp-ranks",), "stages offload different bytes"),
+    (("cpu-offloading-weights",), "weights of layers are offloaded"),
     (("fp32-residual-connection",), "residual streams are of 4 bytes"),
     (("distribute-saved-activations",), "saved inputs are scattered over tensor ranks"),
     (
@@ -195,6 +194,7 @@ def read_launch(
         precision=_precision(words),
         optimizer=_optimizer(words, degrees),
         recompute=_recompute(words),
+        offload=_offload(words),
         software=_software(words, model, environment or {}, gpu, release or Release()),
         loss_fusion=_loss_fusion(words),
         attention_masks=not words.has("no-create-attention-mask-in-dataloader"),
@@ -713,6 +713,27 @@ def _recompute(words: LaunchArguments) -> Recompute:
     if words.has("moe-layer-recompute"):
         chosen |= {"moe"}
     return Recompute(modules=cast("frozenset[Module]", chosen))
+
+
+def _offload(words: LaunchArguments) -> Offload:
+    """Return the activations that wait on the host, by module or by layer."""
+    fine, layers = words.has("fine-grained-activation-offloading"), 0
+    modules = words.list("offload-modules") if fine else ()
+    unknown = set(modules) - set(OFFLOADED)
+    if unknown:
+        raise words.fail(
+            "offload-modules", f"expected {', '.join(OFFLOADED)}, got {sorted(unknown)[0][:40]}"
+        )
+    if fine and not modules:
+        raise words.fail("offload-modules", "is missing", f"add some of {', '.join(OFFLOADED)}")
+    if words.has("cpu-offloading-num-layers") or words.has("cpu-offloading"):
+        layers = words.number("cpu-offloading-num-layers", 0)
+    return Offload(
+        modules=cast("frozenset[OffloadModule]", frozenset(modules)),
+        fraction=words.real("activation-offload-fraction", 1.0),
+        layers=layers,
+        least_elements=words.number("min-offloaded-tensor-size", 1 << 20),
+    )
 
 
 def _loss_fusion(words: LaunchArguments) -> Any:
