@@ -133,7 +133,12 @@ def without_effect(launch: Launch) -> Launch:
     optimizer, trainer = launch.optimizer, launch.trainer
     if trainer is not None:
         # states, what is computed again and kernels are the trainer's, which these repeat
-        recompute, software, optimizer = Recompute(), Software(), Optimizer()
+        recompute, software = Recompute(), Software()
+        optimizer = replace(
+            optimizer,
+            sharding=Optimizer().sharding,
+            overlap_gradients=Optimizer().overlap_gradients,
+        )
         trainer = replace(
             trainer,
             every=trainer.every if trainer.checkpoint == "layers" else 1,

@@ -1,4 +1,4 @@
-"""Which layers stand on which stage, as Megatron-LM's arguments say it.
+"""Which layers stand on which stage and which have experts, as Megatron-LM's arguments say it.
 
 Even stages need a number of chunks at most; embedding and loss that count as a layer each have
 flags of their own, and every other order is a layout.
@@ -12,7 +12,7 @@ from autopar.errors import InputError
 from autopar.memory.launch import Chunk, Launch, even_chunks
 from search.engines.megatron_arguments import Argument, Flag
 
-__all__ = ["layout_of", "stage_arguments"]
+__all__ = ["even_ends", "layer_pattern", "layout_of", "stage_arguments"]
 
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
@@ -26,7 +26,7 @@ def stage_arguments(launch: Launch) -> Iterator[Argument]:
     at the last.
     """
     degrees = launch.degrees
-    ends = _even_ends(launch)
+    ends = even_ends(launch)
     if ends is None:
         yield (Flag.LAYOUT, (layout_of(launch),))
     else:
@@ -39,7 +39,7 @@ def stage_arguments(launch: Launch) -> Iterator[Argument]:
         yield (_GROUP, (str(degrees.group),))
 
 
-def _even_ends(launch: Launch) -> tuple[int, int] | None:
+def even_ends(launch: Launch) -> tuple[int, int] | None:
     """Return for how many layers embedding and loss count in even stages; None: they are uneven."""
     degrees, model = launch.degrees, launch.model
     # interleaved stages of one rank have no flag
@@ -81,3 +81,18 @@ def _part(chunk: Chunk) -> str:
 
 def _run(kind: str, number: int) -> str:
     return kind * number if number < 2 else f"{kind}*{number}"
+
+
+def layer_pattern(layers: tuple[bool, ...]) -> str:
+    """Return which layers have experts: every Nth of them, or a sum of lists without spaces."""
+    for every in range(1, len(layers) + 1):
+        if layers == tuple(layer % every == 0 for layer in range(len(layers))):
+            return str(every)
+    runs: list[tuple[bool, int]] = []
+    for is_mixture in layers:
+        if runs and runs[-1][0] == is_mixture:
+            runs[-1] = (is_mixture, runs[-1][1] + 1)
+        else:
+            runs.append((is_mixture, 1))
+    # `_eval_pattern` takes digits, brackets, commas, + and *
+    return "(" + "+".join(f"[{int(kind)}]*{number}" for kind, number in runs) + ")"
