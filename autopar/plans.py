@@ -164,8 +164,8 @@ class Plan:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Layers of all chunks in the order in which they run; of one chunk a stage, its layers."""
-        if self.chunk_sizes:
-            return self.chunk_sizes
+        if self.chunk_sizes or self.num_chunks == 1:
+            return self.chunk_sizes or self.stage_sizes
         return tuple(
             self.stage_sizes[stage] // self.num_chunks
             for stage in map(self.stage_of_chunk, range(self.num_stages * self.num_chunks))
@@ -326,6 +326,10 @@ def width_problems(
     # Ulysses splits tokens and heads, never the width of the MLP
     if not (ulysses or heads_only) and ffn is not None and ffn % degree:
         yield f"ffn_hidden_size({ffn}) % tp({degree}) = {ffn % degree} != 0"
+    # what all tokens visit is divided as a dense MLP, wherever the experts are
+    shared = layer.shared_expert_width
+    if not ulysses and shared % degree:
+        yield f"shared_expert_width({shared}) % tp({degree}) = {shared % degree} != 0"
 
 
 def layer_problems(

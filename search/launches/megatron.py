@@ -94,14 +94,11 @@ _UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
         ("te-precision-config-file", "kitchen-config-file", "kitchen-recipe-number"),
         "precisions of modules are in another file",
     ),
-    (("optimizer-cpu-offload",), "optimizer states are offloaded"),
-    (("use-precision-aware-optimizer",), "the optimizer's states are of other precisions"),
     (
         ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
         "CUDA graphs keep memory of their own",
     ),
     (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
-    (("fp4-format",), "products of 4 bits keep copies that are not known"),
     (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),
     (("moe-latent-size",), "experts of another width than the model are not known"),
     (
@@ -434,6 +431,11 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         # kernels that weight inside are those of gated and of squared activations
         fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
         or (squared and words.has("use-fused-weighted-squared-relu")),
+        capacity=words.real("moe-expert-capacity-factor", 1.0)
+        if words.has("moe-expert-capacity-factor")
+        else None,
+        padded_capacity=words.has("moe-pad-expert-input-to-capacity"),
+        router_fp32=words.text("moe-router-dtype") in ("fp32", "fp64"),
     )
 
 
@@ -441,9 +443,7 @@ def _skew(words: LaunchArguments) -> float | None:
     """Return the tokens of the busiest rank over the mean where arguments fix them."""
     if words.has("moe-router-force-load-balancing"):
         return 1.0
-    # experts take no more than their capacity, and as much where they are filled up
-    capacity = words.has("moe-pad-expert-input-to-capacity")
-    return words.real("moe-expert-capacity-factor", 1.0) if capacity else None
+    return None
 
 
 def _expert_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
@@ -641,9 +641,56 @@ def _precision(words: LaunchArguments) -> Precision:
         fp8=fp8,
         fp8_weights=words.has("fp8-param-gather"),
         fp8_recipe=cast(Any, recipe),
+        fp4=words.has("fp4-format"),
+        fp4_weights=words.has("fp4-param-gather") and words.has("fp4-format"),
+        wide_ends=_wide_ends(words),
         gradients_bf16=words.has("grad-reduce-in-bf16"),
         gradients_fp32=words.has("accumulate-allreduce-grads-in-fp32"),
     )
+
+
+def _wide_ends(words: LaunchArguments) -> tuple[int, int]:
+    """Return the layers at both ends that stay in 16 bits; validate_args has one at each."""
+    if not words.has("first-last-layers-bf16"):
+        return 0, 0
+    first, last = (words.text(f"num-layers-at-{end}-in-bf16", "1") for end in ("start", "end"))
+    # none at an end is a number, too
+    return tuple(  # type: ignore[return-value]
+        0 if text == "0" else words.number(f"num-layers-at-{end}-in-bf16", 1)
+        for end, text in (("start", first), ("end", last))
+    )
+
+
+_STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+def _states(words: LaunchArguments, sharding: str) -> dict[str, Any]:
+    """Return in how many bytes states are kept, and which of them on the host.
+
+    fp32 weights lose what their bf16 copies have of them, where the distributed optimizer keeps
+    both (`store_param_remainders`); the host's are whole.
+    """
+    aware = words.has("use-precision-aware-optimizer")
+    found: dict[str, Any] = {}
+    if aware:
+        names = ("exp-avg-dtype", "exp-avg-sq-dtype")
+        found["moments_bytes"] = sum(
+            _STATE_BYTES[words.choice(name, tuple(_STATE_BYTES), "fp32")] for name in names
+        )
+    if words.has("optimizer-cpu-offload"):
+        found |= {
+            "offload": words.real("optimizer-offload-fraction", 1.0),
+            "offload_master": aware,
+            "overlap_offload": words.has("overlap-cpu-optimizer-d2h-h2d"),
+        }
+    elif (
+        aware
+        and sharding == "distributed"
+        and words.has("bf16")
+        and not words.has("fp8-param-gather")
+    ):
+        found["master_bytes"] = 2
+    return found
 
 
 def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
@@ -684,6 +731,7 @@ def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
         overlap_gradients=words.has("overlap-grad-reduce"),
         bucket=words.number("ddp-bucket-size") if words.has("ddp-bucket-size") else None,
         padded_buckets=words.has("ddp-pad-buckets-for-high-nccl-busbw"),
+        **_states(words, sharding),
     )
 
 

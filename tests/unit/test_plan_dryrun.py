@@ -114,8 +114,8 @@ def _count_real(jobs: dict[str, PlanJob]) -> dict[str, tuple[int, dict[str, int]
     for name, job in jobs.items():
         groups = open_groups(job, check_job(job), rank=dist.get_rank(), device_type="cpu")
         stage = build_stage(job, groups, device=device)
-        optimizers = [part.unit.optimizer for part in stage.parts]
-        trainer = Trainer(stage, job, device)
+        optimizers = [unit.optimizer for unit in stage.units]
+        trainer = Trainer([stage], job, device)
         batch = local_batch(job, stage.vocab, groups.place, step=0, device=device)
         counts = []
         for _ in range(6):
