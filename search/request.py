@@ -645,7 +645,7 @@ def _several_batches(profile: ModelProfile) -> bool:
 # The options of a search as one typed request.
 
 
-_SPACE, _COST, _OUT = PANELS[3:]
+_SPACE, _COST, _OUT = PANELS[4:]
 
 
 @dataclass(frozen=True, kw_only=True)

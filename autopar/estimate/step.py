@@ -511,14 +511,9 @@ def _layer(
     terms["experts"] = experts
     if offloaded_bytes:
         device = sum(terms.values())
-        terms["offload"] = activation_copies_s(machine, offloaded_bytes, _forward_s(times), device)
+        forward = _forward_s(machine, job, times)
+        terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
     return terms, _host_s(machine, job, times)
-
-
-def _forward_s(times: LayerTimes) -> float:
-    """Return the seconds of a layer's forward, its transfers included."""
-    sends = times.tensor.forward_s + times.context.forward_s + times.experts.forward_s
-    return sum(float(part.forward_s) for part in times.parts) + sends
 
 
 def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
