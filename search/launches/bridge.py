@@ -577,12 +577,18 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     """Return a launch with what Megatron-LM's arguments are not read for."""
     get = settings.get
     moments, master = 8, 4
-    if get("optimizer.use_precision_aware_optimizer") is True:
+    aware = get("optimizer.use_precision_aware_optimizer") is True
+    offload = 0.0
+    if get("optimizer.optimizer_cpu_offload") is True:
+        # its default is none, and Megatron-LM's all (optimizer_config.py)
+        share = get("optimizer.optimizer_offload_fraction")
+        offload = float(share) if isinstance(share, int | float) else 0.0
+    if aware:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
         # of fp32 weights only what bf16 ones have not is kept: `store_param_remainders`
         whole = launch.precision.fp8_weights or launch.precision.kind != "bf16"
-        whole |= launch.optimizer.sharding != "distributed"
+        whole |= launch.optimizer.sharding != "distributed" or offload > 0
         if not whole and get("optimizer.store_param_remainders") is not False:
             master = 2
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
@@ -592,7 +598,13 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     some = impl not in (None, "none", False)
     return replace(
         launch,
-        optimizer=replace(launch.optimizer, moments_bytes=moments, master_bytes=master),
+        optimizer=replace(
+            launch.optimizer,
+            moments_bytes=moments,
+            master_bytes=master,
+            offload=offload,
+            offload_master=aware and offload > 0,
+        ),
         precision=replace(
             launch.precision,
             fp8_attention=get("mixed_precision.fp8_dot_product_attention") is True,

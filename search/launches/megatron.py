@@ -34,7 +34,7 @@ from autopar.training.offload import OFFLOADED, Offload, OffloadModule
 from search.configuration import Configuration, arguments_in
 from search.engines.megatron_arguments import LayoutError, parse_layout
 from search.launches.arguments import Ignored, LaunchArguments, is_open, words_of
-from search.launches.megatron_names import concern_of, harmless
+from search.launches.megatron_names import OTHER_MODELS, UNPRICED, concern_of, harmless
 from search.launches.release import Release, software_of
 
 __all__ = [
@@ -60,53 +60,6 @@ class ReadLaunch:
         return tuple(entry for entry in self.ignored if not entry.understood)
 
 
-_OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
-    (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
-    (("decoder-num-layers", "decoder-seq-length"), "a T5 model"),
-    (("binary-head", "bert-no-binary-head"), "a BERT model"),
-    (("retro-project-dir", "retro-add-retriever"), "a Retro model"),
-    (
-        ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type",
-         "vision-pretraining"),
-        "a multimodal model",
-    ),
-    (("flextron",), "an elastic model"),
-    (
-        ("experimental-attention-variant", "linear-attention-type", "attention-output-gate"),
-        "attention of another kind",
-    ),
-    (("quick-geglu",), "a gated activation that is not SwiGLU"),
-    (("use-legacy-models",), "the models before Megatron-Core"),
-)  # fmt: skip
-"""Flags by which other models are known, and what they are."""
-_UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
-    (("sft",), "sequences of several lengths share a micro-batch"),
-    (("yaml-cfg",), "the arguments are in another file"),
-    (("use-mp-args-from-checkpoint-args",), "degrees are those of a checkpoint"),
-    (("hybrid-context-parallel",), "context degrees change with the sequences"),
-    (("delta-offload-bytes-across-pp-ranks",), "stages offload different bytes"),
-    (("cpu-offloading-weights",), "weights of layers are offloaded"),
-    (("fp32-residual-connection",), "residual streams are of 4 bytes"),
-    (("distribute-saved-activations",), "saved inputs are scattered over tensor ranks"),
-    (
-        ("te-precision-config-file", "kitchen-config-file", "kitchen-recipe-number"),
-        "precisions of modules are in another file",
-    ),
-    (
-        ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
-        "CUDA graphs keep memory of their own",
-    ),
-    (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
-    (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),
-    (("moe-latent-size",), "experts of another width than the model are not known"),
-    (
-        ("heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json"),
-        "layers of several shapes are not known",
-    ),
-    (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
-)
 _OF_TIME = (
     "overlap-param-gather",
     "overlap-param-gather-with-optimizer-step",
@@ -296,7 +249,7 @@ def _steps(words: LaunchArguments, batch: int) -> int | None:
 
 
 def _refuse(words: LaunchArguments) -> None:
-    for flags, what in _OTHER_MODELS:
+    for flags, what in OTHER_MODELS:
         given = next((flag for flag in flags if flag in words.words), None)
         if given is not None:
             raise words.unpriced(
@@ -309,7 +262,7 @@ def _refuse(words: LaunchArguments) -> None:
     spec = " ".join(words.list("spec"))
     if spec not in ("", "local"):
         raise words.unpriced("spec", f"names layers that are not known: {spec[:60]}", "take it out")
-    for flags, why in _UNPRICED:
+    for flags, why in UNPRICED:
         given = next((flag for flag in flags if flag in words.words), None)
         # an implementation called none is none
         if given is not None and words.words[given] != ("none",):
