@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.errors import InputError
-from autopar.memory.launch import Chunk, Launch, even_chunks
+from autopar.memory.launch import Chunk, Degrees, Launch, even_chunks
+from autopar.pipeline.orders import rank_of
 from search.engines.megatron_arguments import Argument, Flag
 
-__all__ = ["even_ends", "layer_pattern", "layout_of", "stage_arguments"]
+__all__ = ["even_ends", "layer_pattern", "layout_of", "parts_in_order", "stage_arguments"]
 
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
@@ -60,8 +61,7 @@ def layout_of(launch: Launch) -> str:
 
     Raises InputError where the embedding is not at its beginning, or the head not at its end.
     """
-    stages = launch.degrees.chunks
-    parts = [stage[turn] for turn in range(launch.degrees.vpp) for stage in stages]
+    parts = parts_in_order(launch.degrees)
     first = 0
     for place, (embeds, layers, _, heads) in enumerate(parts):
         if embeds != (place == 0) or heads != (place == len(parts) - 1):
@@ -72,6 +72,13 @@ def layout_of(launch: Launch) -> str:
             raise InputError(f"layers of part {place} of the pipeline are not those that follow")
         first += len(layers)
     return "|".join(map(_part, parts))
+
+
+def parts_in_order(degrees: Degrees) -> list[Chunk]:
+    """Return the chunks of all stages in the order in which a micro-batch meets them."""
+    left = [list(stage) for stage in degrees.chunks]
+    parts = range(degrees.pp * degrees.vpp)
+    return [left[rank_of(degrees.pipeline, part, degrees.pp)].pop(0) for part in parts]
 
 
 def _part(chunk: Chunk) -> str:
