@@ -68,7 +68,7 @@ def even(layers: int, pp: int, vpp: int) -> Any:
 def published() -> Iterator[Published]:
     """Yield the fastest published launch of each model, machine, batch and precision."""
     best: dict[tuple[str, ...], Mapping[str, str]] = {}
-    for row in read_runs()[0].values():
+    for _, row in read_runs()[0]:
         if not row["source"].startswith("NVIDIA Megatron-Bridge") or not row["tokens_s_gpu"]:
             continue
         if row["model"] not in _MODELS or row["precision"] not in _PRECISIONS:
