@@ -54,7 +54,7 @@ LARGEST_BATCH = 1 << 24
 MOST_BATCHES = 10_000
 """Global batches of one search."""
 
-PANELS = (_IN, _MEM, _SPACE, _COST, _OUT)
+PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
 """Headings of the options of a search, in their order."""
 
 
