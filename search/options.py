@@ -166,7 +166,7 @@ class SearchOptions:
         panel=_SPACE,
         choices={"pipedream_flush": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe"},
     )
-    default_dp_type: Literal["ddp", "zero2", "any"] = option(
+    default_dp_type: Literal["ddp", "zero1", "zero2", "any"] = option(
         "ddp", help="what a layer without ZeRO-3 does", panel=_SPACE
     )
     pp_division: tuple[int, ...] | None = option(

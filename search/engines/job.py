@@ -146,7 +146,7 @@ class Part(TypedDict, total=False):
 
     max_pp_deg: int
     fine_grained_mode: bool
-    default_dp_type: Literal["ddp", "zero2", "any"]
+    default_dp_type: Literal["ddp", "zero1", "zero2", "any"]
     disable_sdp: bool
     disable_cp: bool
     disable_tp_consec: bool
@@ -407,6 +407,6 @@ def search_fields(
     else:
         # otherwise the search shards the parameters again
         fields.append(("disable_sdp", True))
-        if plan.default_dp_type == "zero2":
-            fields.append(("default_dp_type", "zero2"))
+        if plan.default_dp_type != "ddp":
+            fields.append(("default_dp_type", plan.default_dp_type))
     return (*fields, ("pin", (",".join(rules),)))
