@@ -90,7 +90,7 @@ def check_known(plan: Plan, where: Path | str) -> None:
     """Raise DocumentError where a plan says what the planner and its exports do not know."""
     from autopar.plans import refinements  # of those who take a plan of a file
 
-    unknown = refinements(plan)
+    unknown = refinements(dataclasses.replace(plan, vocab=dataclasses.replace(plan.vocab, cp=1)))
     if unknown:
         raise DocumentError(
             where,

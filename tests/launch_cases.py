@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from hypothesis import assume, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.memory.launch import (
@@ -27,9 +27,22 @@ from autopar.memory.launch import (
 from autopar.memory.recipes import BUCKETS, Buckets
 from search.launches.models import FLAVOURS, flavour
 
-__all__ = ["megatron_launches", "titan_launches", "torch_launches"]
+__all__ = ["megatron_launches", "some", "titan_launches", "torch_launches"]
 
 _MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+
+
+def some(launches: st.SearchStrategy[Launch], number: int) -> list[Launch]:
+    """Return so many launches, the same in every run."""
+    found: list[Launch] = []
+
+    @settings(max_examples=number, derandomize=True, database=None, deadline=None)
+    @given(launches)
+    def collect(launch: Launch) -> None:
+        found.append(launch)
+
+    collect()
+    return found
 
 
 class _Draw:
@@ -90,6 +103,7 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
         and "moe" not in modules
         and experts is not None
         and experts.dispatcher != "allgather"
+        and (fp8 is not None or dense_kind != "fp32")
         and yes()
     )
     scattered = tp > 1 and (mixed or yes())
@@ -254,7 +268,8 @@ def titan_launches(draw: st.DrawFn) -> Launch:
     """Return a launch that torchtitan 0.2 takes: one of its flavours, split and trained."""
     d = _Draw(draw)
     one, yes = d.one, d.yes
-    name = one(*FLAVOURS)
+    # 0.2 has no Llama 2
+    name = one(*(known for known in FLAVOURS if known != "llama2"))
     model = flavour(name, one(*FLAVOURS[name]))
     assert model is not None
     groups = model.attention.groups if model.attention.latent is None else 128
@@ -337,9 +352,10 @@ def torch_launches(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"
     tp = one(1, 1, 2)
     cp = one(1, 1, 2) if keeper == "accelerate" else 1
     zero = one(0, 1, 2, 3) if keeper == "deepspeed" else one(0, 2, 3) if cp == 1 else one(2, 3)
-    replicas = one(1, 2) if keeper == "accelerate" and zero and tp == 1 else 1
     # copies of tensor groups are of parts alone
     shard = one(1, 2, 4) if zero or tp == 1 else 1
+    split = shard > 1 or tp * cp == 1
+    replicas = one(1, 2) if keeper == "accelerate" and zero and split else 1
     dp = replicas * shard
     layers, heads = one(2, 5), one(8, 16)
     qkv_biases = yes()
@@ -357,7 +373,7 @@ def torch_launches(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"
     )
     return Launch(
         model=Model(
-            hidden=one(256, 520),
+            hidden=one(256, 512),
             ffn=1024,
             attention=Attention(
                 heads=heads,

@@ -13,6 +13,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
+from autopar.pipeline.schedules import Schedule
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
@@ -154,6 +155,8 @@ class Block:
     mlp: Mlp | Experts | None = None
     cross_tokens: int | None = None
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
+    num_norms: int | None = None
+    """Where they are not one before each part: one for all, or one behind each as well."""
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
     precision: Precision | None = None
@@ -166,10 +169,15 @@ class Block:
     other blocks takes is no part of a step."""
 
     @property
-    def norms(self) -> int:
-        """Norms, and residual sums: one before and after each part."""
+    def sums(self) -> int:
+        """Residual sums: one behind each part."""
         parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
         return sum(part is not None for part in parts)
+
+    @property
+    def norms(self) -> int:
+        """Norms of the hidden size."""
+        return self.sums if self.num_norms is None else self.num_norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +203,8 @@ class Job:
     """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
     vpp: int = 1
     """Chunks of layers that a pipeline stage holds."""
+    schedule: Schedule | None = None
+    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
     stage_layers: tuple[int, ...] = ()
     """Layers of every stage; empty: as even as `stage_blocks` makes them."""
     vocab_tp: int | None = None
@@ -353,6 +363,7 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
         ),
         mlp=mlp,
         cross_tokens=cross_tokens,
+        num_norms=layer.num_norms,
     )
 
 

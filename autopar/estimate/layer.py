@@ -151,10 +151,12 @@ def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Itera
         yield from mlp_parts(machine, job, block.hidden, mlp.width, mlp.gated, "mlp", split)
     elif block.mlp is not None:
         yield from expert_parts(machine, job, block.hidden, block.mlp, split)
-    for index in range(block.norms):
-        elements = split.outside * block.hidden
-        yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)
-        yield element_part(machine, job, f"residual {index}", "residual", "residual", elements)
+    elements = split.outside * block.hidden
+    for index in range(max(block.norms, block.sums)):
+        if index < block.norms:
+            yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)
+        if index < block.sums:
+            yield element_part(machine, job, f"residual {index}", "residual", "residual", elements)
 
 
 def _attention_parts(

@@ -137,8 +137,12 @@ def _layer_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
         yield from _mlp_parts(launch, launch.model.ffn)
     if launch.model.hidden_dropout > 0:
         yield "dropout mask", launch.scattered_tokens * launch.model.hidden
-    # mean and reciprocal deviation of two norms in fp32
-    yield "norm statistics", 16 * launch.tokens
+    behind = max(0, launch.model.norms - 2)
+    if behind:
+        # what attention and MLP put out; the sums that take their outputs keep nothing
+        yield "inputs of norms behind", behind * whole
+    # mean and reciprocal deviation of each norm in fp32
+    yield "norm statistics", 8 * (2 + behind) * launch.tokens
 
 
 def _linear_input(launch: Launch, size_bytes: int) -> int:

@@ -8,11 +8,14 @@ are elements of one replica, before any degree divides them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from autopar.errors import InputError
 from autopar.memory.recipes import BUCKETS, Buckets, Keeper, Zero
+from autopar.pipeline.orders import rank_of
+from autopar.pipeline.schedules import Schedule, schedule_of_chunks
 from autopar.plans import Module
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters
@@ -159,6 +162,9 @@ class Model:
     """Of the projection to queries, keys and values."""
     tied: bool = True
     norm: Literal["layer", "rms"] = "layer"
+    norms: int = 2
+    """Of the hidden size in a layer: 4 where attention and MLP have one behind them as well, 1
+    where they stand side by side (activations are then those of layers that do not)."""
     positions: Literal["learned", "rotary", "none"] = "learned"
     max_positions: int = 0
     """Rows of learned positions."""
@@ -225,9 +231,17 @@ def even_chunks(
 
 
 def chunks_of_sizes(
-    sizes: list[int], stages: int, *, mtp: int = 0
+    sizes: Sequence[int],
+    stages: int,
+    *,
+    mtp: int | Sequence[int] = 0,
+    schedule: Schedule | None = None,
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every stage from the layers of all parts in execution order."""
+    """Return the chunks of every stage from the layers of all parts in execution order.
+
+    mtp : modules of further tokens of the last part, or of each. schedule : places the parts on the
+    stages; None: one after the other, and again from the first.
+    """
     parts = len(sizes)
     found: list[list[Chunk]] = [[] for _ in range(stages)]
     first = 0
@@ -235,7 +249,9 @@ def chunks_of_sizes(
         layers = tuple(range(first, first + size))
         first += size
         last = part == parts - 1
-        found[part % stages].append((part == 0, layers, mtp if last else 0, last))
+        stage = part % stages if schedule is None else rank_of(schedule, part, stages)
+        further = (mtp if last else 0) if isinstance(mtp, int) else mtp[part]
+        found[stage].append((part == 0, layers, further, last))
     return tuple(map(tuple, found))
 
 
@@ -259,6 +275,8 @@ class Degrees:
     """Context ranks exchange heads for tokens around attention (`--cp-comm-type a2a`), no ring."""
     overlap_experts: bool = False
     """Exchanges of a micro-batch run beside another: one chunk more is warmed up."""
+    schedule: Schedule | None = None
+    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
 
     def __post_init__(self) -> None:
         """Refuse degrees that do not divide."""
@@ -299,6 +317,11 @@ class Degrees:
     def vpp(self) -> int:
         """Chunks of a stage."""
         return len(self.chunks[0])
+
+    @property
+    def pipeline(self) -> Schedule:
+        """The schedule by name, whether it was told or not."""
+        return self.schedule or schedule_of_chunks(self.vpp)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,9 @@ def mlp_weights(launch: Launch, *, experts: bool) -> Iterator[Weight]:
     """Yield the weights of one layer's MLP or mixture, its norm included."""
     model, degrees = launch.model, launch.degrees
     hidden = model.hidden
-    yield from _vectors("mlp norm", hidden, model.norm_tensors)
+    # none where one norm is in front of both parts
+    yield from _vectors("mlp norm", hidden, model.norm_tensors if model.norms > 1 else 0)
+    yield from _vectors("norms behind", hidden, max(0, model.norms - 2) * model.norm_tensors)
     mixture = model.experts
     if not experts or mixture is None:
         yield from _mlp("mlp", launch, model.ffn)

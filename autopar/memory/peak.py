@@ -312,6 +312,7 @@ def peak_of(launch: Launch, stage: int) -> Peak:
     seen = set[tuple[object, ...]]()
     for moment in moments(launch, stage):
         at, kind = moment.event.chunk, moment.event.kind
+        assert kind in ("forward", "backward"), "Megatron-LM splits no backward"
         same = (kind, at, moment.live, moment.waiting_logits)
         if same in seen:
             continue

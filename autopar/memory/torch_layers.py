@@ -75,6 +75,11 @@ def whole_parts(launch: Launch, *, experts: bool) -> Parts:
     yield "mlp norm", _norm(launch, launch.scattered_tokens, launch.model.hidden)
     if needs_input(adapters, "fc1", "expert_fc1"):
         yield "norm output", width
+    behind = max(0, launch.model.norms - 2)
+    if behind:
+        # what attention and MLP put out; the sums that take their outputs keep nothing
+        each = _norm(launch, launch.scattered_tokens, launch.model.hidden)
+        yield "norms behind", behind * each
     if adapters is not None:
         yield "adapters", adapter_saved_bytes(launch, experts=experts)
     if experts:

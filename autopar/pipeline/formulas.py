@@ -346,7 +346,7 @@ def in_flight(
     """
     p, v, m = stages, chunks, micro_batches
     if p == v == 1:
-        return (1.0,)
+        return (float(min(1 + ahead, m)),)
     check_schedule(schedule, stages=p, chunks=v, micro_batches=m, group=group)
     return tuple(_live_chunks(schedule, rank, p, v, m, group, ahead) / v for rank in range(p))
 

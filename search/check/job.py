@@ -69,6 +69,7 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         ep=degrees.ep,
         etp=degrees.etp if any(model.expert_layers) else 1,
         vpp=degrees.vpp,
+        schedule=degrees.schedule,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
         **_sharding(launch),
@@ -177,6 +178,7 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 )
                 if offloaded
                 else 0.0,
+                num_norms=None if model.norms == 2 else model.norms,
             )
 
 

@@ -100,6 +100,7 @@ SPACE = Space(
         ({**ONE_DEGREE, **SINGLE_STAGE, **REPLICAS}, ""),
         ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS, **REPLICAS}, ""),
     ),
+    context=True,
     whole_sequences=True,
 )
 

@@ -197,7 +197,8 @@ SPACE = Space(
         ({**_STAGES}, ZERO3),
         ({**_STAGES, **SHARDED_OPTIMIZER}, ""),
         ({**_STAGES, **REPLICAS}, ""),
-    )
+    ),
+    context=True,
 )
 
 

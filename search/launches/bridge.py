@@ -448,6 +448,11 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
         found |= {"group-query-attention": True, "num-query-groups": groups}
     if get("model.activation_func") == "squared_relu":
         found["squared-relu"] = True
+    window = get("model.window_size")
+    if isinstance(window, list) and window:
+        found["window-size"] = ",".join(map(str, window))
+        if get("model.window_attn_skip_freq") is not None:
+            found["window-attn-skip-freq"] = get("model.window_attn_skip_freq")
     if get("model.attention_backend") is not None:
         found["attention-backend"] = str(get("model.attention_backend")).rpartition(".")[2]
     if get("model.moe_layer_freq") is not None and "num-experts" in found:
@@ -487,6 +492,8 @@ def _precision(settings: Mapping[str, Any]) -> dict[str, Any]:
     fp32 = get("mixed_precision.grad_reduce_in_fp32", get("ddp.grad_reduce_in_fp32"))
     if fp32 is False and get("mixed_precision.bf16") is True:
         found["grad-reduce-in-bf16"] = True
+    if fp32 is True and get("mixed_precision.fp16") is True:
+        found["accumulate-allreduce-grads-in-fp32"] = True
     return found
 
 
@@ -569,19 +576,6 @@ def launch_of_settings(
 def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     """Return a launch with what Megatron-LM's arguments are not read for."""
     get = settings.get
-    model, experts = launch.model, launch.model.experts
-    attention = model.attention
-    window = get("model.window_size")
-    if isinstance(window, list) and window and isinstance(window[0], int) and window[0] >= 0:
-        # a window is the tokens before a query, and itself
-        every = get("model.window_attn_skip_freq")
-        attention = replace(
-            attention,
-            window=window[0] + 1,
-            whole_every=every if isinstance(every, int) and every > 0 else 0,
-        )
-    if experts is not None and get("model.use_transformer_engine_op_fuser") is True:
-        experts = replace(experts, fused_mlp=True)
     moments, master = 8, 4
     aware = get("optimizer.use_precision_aware_optimizer") is True
     offload = 0.0
@@ -604,7 +598,6 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     some = impl not in (None, "none", False)
     return replace(
         launch,
-        model=replace(model, attention=attention, experts=experts),
         optimizer=replace(
             launch.optimizer,
             moments_bytes=moments,

@@ -73,6 +73,7 @@ WHERE_TRUE: Mapping[str, str] = {
             "account_for_loss_in_pipeline_split", "cpu_offloading",
             "fine_grained_activation_offloading", "deterministic_mode", "mtp_use_repeated_layer",
             "is_hybrid_model", "distribute_saved_activations", "cpu_offloading_weights",
+            "overlap_moe_expert_parallel_comm", "use_transformer_engine_op_fuser",
         )
     },
     "model.gated_linear_unit": "swiglu",
@@ -116,7 +117,6 @@ _OTHERS: Mapping[str, str] = {
     "model.cuda_graph_scope": "cuda-graph-scope",
     "model.window_size": "window-size",
     "model.window_attn_skip_freq": "window-attn-skip-freq",
-    "model.use_transformer_engine_op_fuser": "use-transformer-engine-op-fuser",
     "model.activation_func": "squared-relu",
     "mixed_precision": "bf16",
     "mixed_precision.fp8_recipe": "fp8-recipe",

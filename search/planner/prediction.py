@@ -447,7 +447,8 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         return None
     if sum(plan.stage_sizes) != len(plan.layers):
         return None
-    unknown = refinements(plan)
+    # a context degree of embedding and head has a price
+    unknown = refinements(replace(plan, vocab=replace(plan.vocab, cp=1)))
     if unknown:
         problems.append(f"the planner has no price for {', '.join(unknown)}")
         return None
@@ -477,11 +478,12 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         # Its rows hold zeros: without this reason a plan would look faster for being impossible.
         problems.append(
             f"the plan has no price: embedding and head have no measured or derivable row at "
-            f"degree {plan.vocab.tp} on {plan.world_size // p} ranks"
+            f"degree {plan.vocab.tp * plan.vocab.cp} on {plan.world_size // p} ranks"
         )
         return None
     if not tables.vocab_valid[0, 0] and not problems:
-        problems.append(f"embedding and head cannot use degree {plan.vocab.tp} here")
+        degree = plan.vocab.tp * plan.vocab.cp
+        problems.append(f"embedding and head cannot use degree {degree} here")
     seen = evaluate(
         tables,
         table=0,

@@ -33,6 +33,7 @@ _PHRASES: Mapping[str, str] = {
     "model.experts.fused_weighting": "the product with the router's probabilities in one kernel",
     "model.vocab": "the vocabulary",
     "degrees.chunks": "layers of the stages",
+    "degrees.schedule": "the schedule of the pipeline",
     "degrees.group": "micro-batches of a chunk in a row",
     "degrees.ep": "expert ranks",
     "degrees.etp": "tensor ranks of experts",
@@ -116,6 +117,7 @@ def without_effect(launch: Launch) -> Launch:
         heads_exchanged=degrees.heads_exchanged and degrees.cp > 1,
         etp=degrees.etp if experts is not None else 1,
         ep=degrees.ep if experts is not None else 1,
+        schedule=degrees.pipeline if degrees.pp > 1 else None,
     )
     sixteen = precision.kind
     precision = replace(
@@ -133,7 +135,12 @@ def without_effect(launch: Launch) -> Launch:
     optimizer, trainer = launch.optimizer, launch.trainer
     if trainer is not None:
         # states, what is computed again and kernels are the trainer's, which these repeat
-        recompute, software, optimizer = Recompute(), Software(), Optimizer()
+        recompute, software = Recompute(), Software()
+        optimizer = replace(
+            optimizer,
+            sharding=Optimizer().sharding,
+            overlap_gradients=Optimizer().overlap_gradients,
+        )
         trainer = replace(
             trainer,
             every=trainer.every if trainer.checkpoint == "layers" else 1,

@@ -29,9 +29,17 @@ from search.engines.megatron_files import (
 from search.launches.architectures import architecture
 from search.launches.release import Release, software_of
 from search.writing.place import Draft, Place, refuse_others, spec_of, step_count
-from search.writing.stages import stage_arguments
+from search.writing.stages import layer_pattern, stage_arguments
 
-__all__ = ["environment_of", "notes_of", "sections_of", "write"]
+__all__ = [
+    "asked_attention",
+    "capacity_of",
+    "environment_of",
+    "flex_backend",
+    "notes_of",
+    "sections_of",
+    "write",
+]
 
 _TITLE = "Megatron-LM"
 
@@ -172,14 +180,14 @@ def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argumen
     yield _one("moe-ffn-hidden-size", experts.ffn)
     if experts.shared_ffn:
         yield _one("moe-shared-expert-intermediate-size", experts.shared_ffn)
-    pattern = _pattern(model.expert_layers)
+    pattern = layer_pattern(model.expert_layers)
     if pattern != "1":
         yield _one("moe-layer-freq", pattern)
     yield _one("moe-token-dispatcher-type", experts.dispatcher)
     if experts.dispatcher == "flex":
-        # over NVLink between nodes, and over InfiniBand; probabilities are of 4 bytes there
-        linked = launch.software.gpu.upper().startswith(("GB200", "GB300"))
-        yield _one("moe-flex-dispatcher-backend", "hybridep" if linked else "deepep")
+        yield _one("moe-flex-dispatcher-backend", flex_backend(launch))
+    if experts.router_fp32 or experts.dispatcher == "flex":
+        # DeepEP takes probabilities of 4 bytes alone
         yield _one("moe-router-dtype", "fp32")
     yield from _where(
         ("moe-grouped-gemm", experts.grouped),
@@ -190,26 +198,25 @@ def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argumen
         ("use-fused-weighted-squared-relu", experts.fused_weighting and not model.gated),
         ("moe-use-legacy-grouped-gemm", launch.software.compiled_experts),
     )
-    if experts.skew == 1.0:
-        yield ("moe-router-force-load-balancing", ())
-    elif experts.skew is not None:
-        yield _one("moe-expert-capacity-factor", experts.skew)
-        yield ("moe-pad-expert-input-to-capacity", ())
+    yield from _where(("moe-router-force-load-balancing", experts.skew == 1.0))
+    capacity, padded = capacity_of(experts)
+    if capacity is not None:
+        yield _one("moe-expert-capacity-factor", capacity)
+    yield from _where(("moe-pad-expert-input-to-capacity", padded))
 
 
-def _pattern(layers: tuple[bool, ...]) -> str:
-    """Return which layers have experts: every Nth of them, or a sum of lists without spaces."""
-    for every in range(1, len(layers) + 1):
-        if layers == tuple(layer % every == 0 for layer in range(len(layers))):
-            return str(every)
-    runs: list[tuple[bool, int]] = []
-    for is_mixture in layers:
-        if runs and runs[-1][0] == is_mixture:
-            runs[-1] = (is_mixture, runs[-1][1] + 1)
-        else:
-            runs.append((is_mixture, 1))
-    # `_eval_pattern` takes digits, brackets, commas, + and *
-    return "(" + "+".join(f"[{int(kind)}]*{number}" for kind, number in runs) + ")"
+def capacity_of(experts: Experts) -> tuple[float | None, bool]:
+    """Return the tokens that an expert takes over the mean, and whether it is filled up to them."""
+    if experts.capacity is None and experts.skew not in (None, 1.0):
+        # a load that is fixed and not even is that of experts which are filled up
+        return experts.skew, True
+    return experts.capacity, experts.padded_capacity
+
+
+def flex_backend(launch: Launch) -> str:
+    """Return who dispatches tokens: over NVLink between nodes another one than over InfiniBand."""
+    linked = launch.software.gpu.upper().startswith(("GB200", "GB300"))
+    return "hybridep" if linked else "deepep"
 
 
 _ROUTER: Mapping[str, str] = {
@@ -300,8 +307,17 @@ def _precision(launch: Launch) -> Iterator[Argument]:
         yield _one("cross-entropy-fusion-impl", launch.loss_fusion)
     if software.local_layers:
         yield _one("transformer-impl", "local")
-    elif software.attention != _usual_attention(launch):
-        yield _one("attention-backend", software.attention)
+    kernel = asked_attention(launch)
+    if kernel is not None:
+        yield _one("attention-backend", kernel)
+
+
+def asked_attention(launch: Launch) -> str | None:
+    """Return the kernel of attention where it is not what a launch gets without asking for it."""
+    software = launch.software
+    if software.local_layers or software.attention == _usual_attention(launch):
+        return None
+    return software.attention
 
 
 def _usual_attention(launch: Launch) -> str:
@@ -376,5 +392,6 @@ def notes_of(launch: Launch, place: Place) -> Iterator[str]:
             "experts are forced to be balanced, which is for measuring alone: to train, take "
             "--moe-router-force-load-balancing out"
         )
-    elif experts.skew is not None:
-        yield f"tokens beyond {experts.skew} times the mean of an expert are dropped"
+    capacity, _ = capacity_of(experts)
+    if capacity is not None:
+        yield f"tokens beyond {capacity} times the mean of an expert are dropped"

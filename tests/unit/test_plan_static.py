@@ -277,14 +277,17 @@ def test_mesh_and_axes() -> None:
 
 
 def test_what_the_executor_does_not_run_is_said() -> None:
-    """A plan with ring attention is legal; its arithmetic is given all the same."""
-    strategy = LayerStrategy(cp=2, zero3=True)
-    report = examine(llama(4, layer=strategy))
+    """Groups of 3 beside groups of 2 are legal; their arithmetic is given all the same."""
+    strategy = LayerStrategy(tp=2, zero3=True)
+    job = llama(6, layer=strategy)
+    plan = replace(job.plan, layers=(LayerStrategy(cp=3), *job.plan.layers[1:]), global_batch=24)
+    spec = replace(job.spec, layers=(replace(job.spec.layers[0], seq_length=1536),))
+    report = examine(replace(job, plan=plan, spec=spec))
     assert report.mesh is None
     assert report.obstacle is not None
-    assert "context degree 2" in report.obstacle
-    assert report.stages[0].held.num_parameters == TOTAL // 4
-    assert strategy.label(2, llama(4).plan.default_dp_type) == "cp2-dp2-zero3"
+    assert "the context groups of 3 of layer 0" in report.obstacle
+    assert report.stages[0].held.num_parameters
+    assert strategy.label(3, job.plan.default_dp_type) == "tp2-dp3-zero3"
 
 
 def test_model_without_widths_is_refused() -> None:

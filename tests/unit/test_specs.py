@@ -230,10 +230,10 @@ def test_unknown_name_says_the_nearest():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"model_type": "mamba"}', "'mamba', expected one of bert, gpt2"),
+        ('{"model_type": "electra"}', "'electra', expected one of bert, bloom"),
         (
-            '{"model_type": "qwen2_moe"}',
-            r"'qwen2_moe', expected one of .* \(the nearest is qwen2\)",
+            '{"model_type": "qwen2_mod"}',
+            r"'qwen2_mod', expected one of .* \(the nearest is qwen2_moe\)",
         ),
         ("{}", "model_type.*this key is missing"),
         ('{"model_type": null}', "model_type.*the value is null"),

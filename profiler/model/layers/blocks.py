@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,15 +21,16 @@ from torch.backends.cuda import (
     can_use_flash_attention,
 )
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, head_dim
+from profiler.model.layers.context import ContextGroup, context_attention
+from profiler.model.layers.experts import Experts, Mlp
 from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
-from profiler.model.layers.sharding import Sharding
+from profiler.model.layers.recompute import discarding, recomputed
+from profiler.model.layers.sharding import Sharding, held_tokens
 
 __all__ = [
-    "Experts",
     "Norm",
     "attention",
     "build_layer",
@@ -398,107 +399,6 @@ def open_attention(
 
 
 # --------------------------------------------------------------------------------------------------
-# A mixture-of-experts MLP with the shapes of one rank and evenly spread tokens.
-
-
-class _Combine(torch.autograd.Function):
-    """Sums the rows of each token; keeps their tokens, and not the rows as torch's own does."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Any, token: Any, count: int) -> Any:
-        ctx.save_for_backward(token)
-        return rows.new_zeros(count, rows.shape[-1]).index_add_(0, token, rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad.index_select(0, *ctx.saved_tensors), None, None
-
-
-class Experts(nn.Module):
-    """A router and the experts of one rank, between which tokens are spread evenly.
-
-    The router computes its choice and its weights, but the n-th visit of all tokens, sample after
-    sample, goes to the n-th expert in turn: time and memory of balanced routing, on every run the
-    same, and on any number of ranks where a rank's tokens of a sample come out even. Tokens go to
-    the ranks of their experts, are gathered over the tensor group there, and come back in the
-    reverse order, as in Megatron-LM's all-to-all dispatcher. Experts have no biases.
-    """
-
-    def __init__(
-        self, spec: LayerSpec, on: TensorGroup, *, degree: int, expert_group: Any = None
-    ) -> None:
-        """Make the experts of one rank; raises InputError where they cannot be spread so."""
-        super().__init__()
-        count, visited = spec.num_experts or 1, spec.experts_per_token or 1
-        if degree < 1 or count % degree:
-            raise InputError(
-                f"expert degree {degree} does not divide the {count} experts; choose a degree that "
-                "does"
-            )
-        self.on = on
-        # of this group only the exchange is used, which is the same for every kind
-        self.across = TensorGroup(degree=degree, kind="ulysses", group=expert_group)
-        self.count, self.visited = count, visited
-        h, ffn = spec.hidden_size, (spec.ffn_hidden_size or 1) // on.weight_ranks
-        own = count // degree
-        self.router = nn.Parameter(torch.empty(count, h).normal_(std=0.02))
-        self.gated = spec.gated_mlp
-        self.ups = nn.ParameterList(
-            nn.Parameter(torch.empty(own, h, ffn).normal_(std=0.02))
-            for _ in range(2 if spec.gated_mlp else 1)
-        )
-        self.down = nn.Parameter(torch.empty(own, ffn, h).normal_(std=0.02))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the weighted outputs of the experts that each token visits."""
-        tokens = x.flatten(0, 1)
-        visits = tokens.shape[0] * self.visited
-        scores = tokens @ self.router.t()
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        scores, _ = scores.topk(self.visited)
-        weights = torch.softmax(scores, dim=-1).to(x.dtype).flatten()
-        # expert by expert; where they do not come out even, some places stay empty
-        places = math.ceil(visits / self.count)
-        order = torch.arange(places * self.count, device=x.device).view(places, self.count)
-        order = order.t().flatten()
-        length, batch = x.shape[:2]
-        # places that stay empty take the last token; their weight is 0 below
-        token = (order // self.visited).clamp(max=length * batch - 1)
-        # visits are counted sample after sample, rows lie (sequence, batch)
-        token = token % length * batch + token // length
-        sent = tokens.index_select(0, token)
-        returned = self._away_and_back(sent.view(self.count, places, -1))
-        weights = weights.index_select(0, token * self.visited + order % self.visited)
-        if visits % self.count:
-            weights = weights * (order < visits)
-        weighted = returned.flatten(0, 1) * weights[:, None]
-        return _Combine.apply(weighted, token, tokens.shape[0]).view_as(x)
-
-    def _away_and_back(self, x: Any) -> Any:
-        """Return the experts' outputs for their tokens, (experts, tokens of each, hidden)."""
-        e, t = self.across.degree, self._ranks
-        own, places = self.count // e, x.shape[1]
-        x = self.across.exchange(x.view(e, own, places, -1))
-        x = self.on.enter(x)  # (t * e, own, places, hidden)
-        # (own, t * e * places, hidden): a batch of the product for each expert
-        x = x.transpose(0, 1).flatten(1, 2)
-        inner = torch.bmm(x, self.ups[0])
-        if self.gated:
-            inner = nn.functional.silu(inner) * torch.bmm(x, self.ups[1])
-        else:
-            inner = nn.functional.gelu(inner)
-        x = torch.bmm(inner, self.down)
-        x = x.unflatten(1, (t * e, places)).transpose(0, 1)
-        return self.across.exchange(self.on.leave(x)).view(self.count, places, -1)
-
-    @property
-    def _ranks(self) -> int:
-        """Ranks of the tensor group whose tokens come together here."""
-        # without sequence parallelism every rank has all tokens before
-        return self.on.degree if self.on.splits_weights and self.on.splits_sequence else 1
-
-
-# --------------------------------------------------------------------------------------------------
 # A layer of a spec, put together on one rank.
 
 
@@ -525,14 +425,15 @@ def build_layer(
     dtype: torch.dtype,
     device: torch.device | str,
     expert_group: Any = None,
+    context_group: Any = None,
 ) -> nn.Module:
     """Return one layer of a spec with its shapes on one rank; `module(x, context=None) -> x`.
 
     `group` is a torch process group of the sharding's degree, an object with the methods of
-    `collectives.SoleRank`, or None at degree 1; `expert_group` likewise for its expert degree. A
-    decoder layer with cross-attention takes the encoder's output as `context`. Where a group has
-    more ranks than key-value heads, ranks share them, and a trainer has to sum their gradients;
-    so has it for norms and row biases with sequence parallelism.
+    `parallel.SoleRank`, or None at degree 1; `expert_group` and `context_group` likewise for its
+    expert and context degrees. A decoder layer with cross-attention takes the encoder's output as
+    `context`. Where a group has more ranks than key-value heads, ranks share them, and a trainer
+    has to sum their gradients; so has it for norms and row biases with sequence parallelism.
 
     Specs do not say which layers turn heads by their position: causal ones with RMSNorm and
     without cross-attention do (it changes no memory). Raises InputError for what cannot be built.
@@ -541,8 +442,11 @@ def build_layer(
         raise InputError("heads and MLP width are unknown; give a model spec (--model)")
     sharding.check(spec)
     on = TensorGroup(degree=sharding.degree, kind=sharding.kind, group=group)
+    context = ContextGroup(
+        degree=sharding.context_degree, group=context_group, exchange=sharding.context_exchange
+    )
     with made_of(dtype, device):
-        return _Layer(spec, sharding, on, expert_group)
+        return _Layer(spec, sharding, on, context, expert_group)
 
 
 def layer_inputs(
@@ -615,9 +519,16 @@ def has_norm_biases(spec: LayerSpec) -> bool:
 
 class _Attention(nn.Module):
     def __init__(
-        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, cross: bool = False
+        self,
+        spec: LayerSpec,
+        sharding: Sharding,
+        on: TensorGroup,
+        *,
+        context: ContextGroup,
+        cross: bool = False,
     ) -> None:
         super().__init__()
+        self.context = context
         if spec.qk_norms:
             raise InputError(
                 "layers with norms of queries and keys are not built here; measure the model as a "
@@ -627,7 +538,7 @@ class _Attention(nn.Module):
         self.causal = spec.causal and not cross
         self.dropout = sharding.dropout
         self.core = attention if sharding.flash else open_attention
-        self.recompute = sharding.checkpoint == "selective"
+        self.recompute = sharding.checkpoint == "selective" or "core_attn" in sharding.recompute
         self.width = head_dim(spec)
         heads = spec.num_heads or 1
         kv_heads = spec.num_kv_heads or heads
@@ -650,10 +561,13 @@ class _Attention(nn.Module):
         """Return cosines and sines of the positions whose heads this rank turns."""
         # Ulysses turns heads before the exchange, while a rank has its own tokens alone
         ulysses = self.on.splits_sequence and not self.on.splits_weights
-        length = seq_length // self.on.degree if ulysses else seq_length
-        start = length * self.on.rank if ulysses else 0
+        held = held_tokens(
+            seq_length,
+            context=(self.context.degree, self.context.rank),
+            shard=(self.on.degree, self.on.rank) if ulysses else (1, 0),
+        )
         # bf16 has no exact integers above 256
-        places = torch.arange(start, start + length, dtype=torch.float32)
+        places = torch.cat([torch.arange(*ends, dtype=torch.float32) for ends in held])
         powers = torch.arange(0, self.width, 2, dtype=torch.float32) / self.width
         # frequencies of rotary positions: base^(-2i / width)
         angles = torch.outer(places, _ROTARY_BASE**-powers)[:, None, None, :]
@@ -679,11 +593,13 @@ class _Attention(nn.Module):
 
     def _scores(self, q: Any, k: Any, v: Any) -> Any:
         def core(q: Any, k: Any, v: Any) -> Any:
+            if self.context.degree > 1:
+                return context_attention(q, k, v, on=self.context, causal=self.causal)
             return self.core(q, k, v, causal=self.causal, dropout=self.dropout)
 
         if not self.recompute:
             return core(q, k, v)
-        return _recomputed(core, q, k, v, dropout=self.dropout)
+        return recomputed(core, q, k, v, dropout=self.dropout)
 
     def _to_heads(self, x: Any) -> Any:
         """Return all tokens of this rank's heads, from this rank's tokens of all heads."""
@@ -699,58 +615,59 @@ class _Attention(nn.Module):
         return pieces.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
-class _Mlp(nn.Module):
-    def __init__(self, spec: LayerSpec, on: TensorGroup) -> None:
-        super().__init__()
-        ffn = (spec.ffn_hidden_size or 0) // on.weight_ranks
-        ups = [ffn] * (2 if spec.gated_mlp else 1)
-        self.up = ColumnParallel(spec.hidden_size, ups, bias=spec.biases, on=on)
-        self.down = RowParallel(ffn, spec.hidden_size, bias=spec.biases, on=on)
-
-    def forward(self, x: Any) -> Any:
-        first, *second = self.up(x)
-        if second:
-            return self.down(nn.functional.silu(first) * second[0])
-        return self.down(nn.functional.gelu(first))
-
-
 class _Layer(nn.Module):
     def __init__(
-        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, expert_group: Any
+        self,
+        spec: LayerSpec,
+        sharding: Sharding,
+        on: TensorGroup,
+        context: ContextGroup,
+        expert_group: Any,
     ) -> None:
         super().__init__()
         self.dropout = sharding.dropout
         self.recompute = sharding.checkpoint == "full"
+        self.discards_norms = "layernorm" in sharding.recompute
+        has_experts = spec.num_experts is not None
+        self.recompute_mlp = ("moe" if has_experts else "mlp") in sharding.recompute
         bias = has_norm_biases(spec)
         h = spec.hidden_size
         self.attention_norm = Norm(h, bias=bias)
-        self.attention = _Attention(spec, sharding, on)
+        self.attention = _Attention(spec, sharding, on, context=context)
         self.cross_norm = Norm(h, bias=bias) if spec.cross_attention else None
         self.cross_attention = (
-            _Attention(spec, sharding, on, cross=True) if spec.cross_attention else None
+            _Attention(spec, sharding, on, context=context, cross=True)
+            if spec.cross_attention
+            else None
         )
         self.mlp_norm = Norm(h, bias=bias)
         if spec.num_experts is None:
-            self.mlp: nn.Module = _Mlp(spec, on)
+            self.mlp: nn.Module = Mlp(spec, on, width=spec.ffn_hidden_size or 0)
         else:
-            self.mlp = Experts(spec, on, degree=sharding.expert_degree, expert_group=expert_group)
+            self.mlp = Experts(spec, on, sharding, expert_group=expert_group)
 
     def forward(self, x: Any, context: Any = None) -> Any:
         if self.recompute:
-            return _recomputed(self._forward, x, context, dropout=self.dropout)
+            return recomputed(self._forward, x, context, dropout=self.dropout)
         return self._forward(x, context)
 
     def _forward(self, x: Any, context: Any) -> Any:
-        x = x + self._dropped(self.attention(self.attention_norm(x)))
+        x = x + self._dropped(self._normed(self.attention_norm, self.attention, x))
         if self.cross_attention is not None and self.cross_norm is not None:
-            x = x + self._dropped(self.cross_attention(self.cross_norm(x), context))
-        return x + self._dropped(self.mlp(self.mlp_norm(x)))
+            cross = self.cross_attention
+            taken = self._normed(self.cross_norm, lambda normed: cross(normed, context), x)
+            x = x + self._dropped(taken)
+        if not self.recompute_mlp:
+            return x + self._dropped(self._normed(self.mlp_norm, self.mlp, x))
+        if not self.discards_norms:
+            return x + self._dropped(recomputed(self.mlp, self.mlp_norm(x), dropout=self.dropout))
+        # the input of what is recomputed is a norm's output: both are made again together
+        both = recomputed(lambda x: self.mlp(self.mlp_norm(x)), x, dropout=self.dropout)
+        return x + self._dropped(both)
+
+    def _normed(self, norm: nn.Module, take: Callable[[Any], Any], x: Any) -> Any:
+        return discarding(norm, take, x) if self.discards_norms else take(norm(x))
 
     def _dropped(self, x: Any) -> Any:
         # F.dropout keeps a wider mask on CPUs than on GPUs
         return torch.native_dropout(x, self.dropout, True)[0] if self.dropout else x
-
-
-def _recomputed(function: Any, *arguments: Any, dropout: float) -> Any:
-    # the second forward needs the dropout mask of the first; else nothing is drawn
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)

@@ -1,0 +1,194 @@
+"""What readers of a `config.json` have in common: kinds of values, names, runs of equal layers.
+
+Which keys a family has, and what it does where a file is silent, is not here but with the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from autopar.documents.checks import FLAG, Value, whole_number
+from autopar.errors import DocumentError
+from autopar.families.consistency import (
+    MOST_LAYERS,
+    MOST_SIZE,
+    RATIO,
+    checked_layer,
+    is_ratio,
+)
+from autopar.model import LayerSpec, ModelSpec
+from autopar.objects import BaseModel, ConfigDict
+
+__all__ = [
+    "Config",
+    "Layers",
+    "Ratio",
+    "Section",
+    "Switch",
+    "Whole",
+    "WholeOrZero",
+    "divided_width",
+    "read_rotary",
+    "runs_of",
+]
+
+Whole = Annotated[int, whole_number(1, MOST_SIZE)]
+WholeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]
+Layers = Annotated[int, whole_number(1, MOST_LAYERS)]
+Switch = Annotated[bool, FLAG]
+Ratio = Annotated[float, RATIO]
+
+_LLAMA3_SCALING = {
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 8192,
+}
+"""What every release of Llama from 3.1 on has beside its factor; engines take it for granted."""
+
+
+class Config(BaseModel):
+    """The keys of a `config.json` that say what the architecture is; files have many others."""
+
+    model_config = ConfigDict(defer_build=True, frozen=True)
+
+    keys: ClassVar[Mapping[str, str]] = {
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "num_experts": "num_local_experts",
+        "experts_per_token": "num_experts_per_tok",
+    }
+    """What the file calls the fields that are checked against one another."""
+    mixture: ClassVar[bool] = False
+    """Whether the family has experts, whose keys it reads."""
+
+    vocab_size: Whole
+    tie_word_embeddings: Switch | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        """Return the architecture; raises DocumentError where keys contradict each other."""
+        raise NotImplementedError
+
+    def model(
+        self, path: Path, name: str, *layers: LayerSpec, tied: bool, **values: Any
+    ) -> ModelSpec:
+        """Return the model of these layers; tied : what the family does where it is not said."""
+        for layer in layers:
+            checked_layer(path, layer, self.keys)
+        said = self.tie_word_embeddings
+        return ModelSpec(
+            name=name,
+            layers=layers,
+            vocab_size=self.vocab_size,
+            tied_embeddings=tied if said is None else said,
+            **values,
+        )
+
+
+def divided_width(path: Path, config: BaseModel, hidden_key: str, heads_key: str) -> int:
+    """Return the width of a head where the file does not give it: hidden size / heads."""
+    hidden, heads = getattr(config, hidden_key), getattr(config, heads_key)
+    if hidden % heads:
+        raise DocumentError(
+            path,
+            f"the value is {heads}, which does not divide {hidden_key} {hidden}",
+            key=heads_key,
+            remedy="change one of them",
+        )
+    width: int = hidden // heads
+    return width
+
+
+# --------------------------------------------------------------------------------------------------
+# Rotary positions
+
+
+class _Rope(BaseModel):
+    """Of rotary positions: what transformers 4 calls rope_scaling and 5 rope_parameters."""
+
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="allow")
+
+    rope_theta: Ratio | None = None
+
+
+Section = Annotated[
+    _Rope, Value("an object or null", lambda value: isinstance(value, dict), {}, inside=True)
+]
+
+
+def read_rotary(
+    sections: Sequence[_Rope | None], base: float | None, shares: Sequence[Any]
+) -> dict[str, float | None]:
+    """Return base and scaling of rotary positions as fields of a ModelSpec, None where unknown.
+
+    sections : objects of the file, the later over the earlier. base : beside them, or the family's.
+    shares : of a head that turns, where they are given; a spec says heads that turn as a whole.
+    """
+    unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
+    section: dict[str, Any] = {}
+    for part in sections:
+        section = (part.model_dump(exclude_unset=True) if part is not None else {}) or section
+    # transformers 5 keeps the base in the section, 4 at the top
+    given = section.get("rope_theta")
+    given = base if given is None else given
+    if given is None:
+        return unknown
+    found: dict[str, float | None] = {"rotary_base": float(given)}
+    kind = section.get("rope_type", section.get("type", "default"))
+    if any(part not in (None, 1) for part in (*shares, section.get("partial_rotary_factor"))):
+        return unknown
+    # objects inside the section: one set of positions for each kind of layers
+    if kind == "default" and not any(isinstance(value, dict) for value in section.values()):
+        return found
+    factor = section.get("factor")
+    alike = all(section.get(key) == value for key, value in _LLAMA3_SCALING.items())
+    if kind == "llama3" and alike and factor is not None and is_ratio(factor):
+        return {**found, "rotary_scaling_factor": float(factor)}
+    return unknown
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs
+
+
+def runs_of(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], bool]:
+    """Return the layer types of a model, and whether they take turns, from every layer of it.
+
+    Layers that differ in nothing but a window are one type where every so-manieth has none.
+    """
+    shapes = [replace(layer, window=None) for layer in layers]
+    runs = [(shape, len(list(run))) for shape, run in groupby(shapes)]
+    kinds = list(dict.fromkeys(shapes))
+    if len(runs) > len(kinds) and shapes == kinds * (len(shapes) // len(kinds)):
+        # each in its turn; a type's own layers decide about its window
+        turns = [_one_type(layers[place :: len(kinds)]) for place in range(len(kinds))]
+        if None not in turns:
+            return tuple(turn for turn in turns if turn is not None), True
+    found: list[LayerSpec] = []
+    first = 0
+    for _, number in runs:
+        part = layers[first : first + number]
+        first += number
+        one = _one_type(part)
+        found += [one] if one is not None else _equal_runs(part)
+    return tuple(found), False
+
+
+def _one_type(layers: Sequence[LayerSpec]) -> LayerSpec | None:
+    """Return the type of layers that differ in their windows alone; None where it is none."""
+    windows = {layer.window for layer in layers}
+    number = len(layers)
+    if len(windows) == 1:
+        return replace(layers[0], num_layers=number)
+    whole = [place for place, layer in enumerate(layers, 1) if layer.window is None]
+    if len(windows) > 2 or not whole or whole != [*range(whole[0], number + 1, whole[0])]:
+        return None
+    (window,) = windows - {None}
+    return replace(layers[0], num_layers=number, window=window, whole_every=whole[0])
+
+
+def _equal_runs(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
+    return [replace(layer, num_layers=len(list(run))) for layer, run in groupby(layers)]

@@ -1,0 +1,242 @@
+"""Mixtures of experts, as their `config.json` says them.
+
+Experts of all layers, or behind the first ones, or in each so-manieth; with an MLP that all tokens
+visit, or without. Defaults are those of transformers, as in `autopar.families.decoders`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autopar.errors import DocumentError
+from autopar.families.base import Config, Switch, Whole, WholeOrZero
+from autopar.families.decoders import Decoder, Mistral, Qwen3
+from autopar.model import LatentSpec, LayerSpec
+
+__all__ = ["MIXTURES"]
+
+
+class _Mixtral(Mistral):
+    """Every layer has experts, of the width that dense layers would have."""
+
+    base: ClassVar[float | None] = 1e6
+    mixture = True
+
+    num_local_experts: Whole
+    num_experts_per_tok: Whole
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        return replace(
+            super().layer(path, place),
+            num_experts=self.num_local_experts,
+            experts_per_token=self.num_experts_per_tok,
+        )
+
+
+class _GptOss(_Mixtral):
+    """Biases everywhere, a trained score in each softmax, a window in every second layer."""
+
+    base = None
+
+    head_dim: Whole | None = 64
+    sliding_window: Whole | None = 128
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        return replace(layer, router_biases=True, attention_sinks=True)
+
+    def biases(self, path: Path) -> tuple[bool, bool]:
+        # its experts have them as its attention has, and no key says so
+        return True, False
+
+    def is_narrow(self, place: int) -> bool:
+        return (place + 1) % 2 > 0
+
+
+class _Olmoe(Decoder):
+    """64 experts in every layer, and one norm of all queries and of all keys."""
+
+    mixture = True
+    qk_norms = True
+    wide_qk_norms = True
+    keys: ClassVar = {**Config.keys, "num_experts": "num_experts"}
+
+    num_experts: Whole
+    num_experts_per_tok: Whole
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        return replace(
+            super().layer(path, place),
+            num_experts=self.num_experts,
+            experts_per_token=self.num_experts_per_tok,
+        )
+
+
+class _Qwen3Moe(Qwen3):
+    """Experts in each `decoder_sparse_step`-th layer that is not listed as dense."""
+
+    mixture = True
+    keys: ClassVar = {**Config.keys, "num_experts": "num_experts"}
+
+    num_experts: Whole
+    num_experts_per_tok: Whole
+    moe_intermediate_size: Whole
+    decoder_sparse_step: Whole | None = None
+    mlp_only_layers: Any = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        dense = self.mlp_only_layers or []
+        if not isinstance(dense, list):
+            raise DocumentError(path, "expected a list of layers", key="mlp_only_layers")
+        if place in dense or (place + 1) % (self.decoder_sparse_step or 1):
+            return layer
+        return replace(
+            layer,
+            ffn_hidden_size=self.moe_intermediate_size,
+            num_experts=self.num_experts,
+            experts_per_token=self.num_experts_per_tok,
+        )
+
+
+class _Qwen2Moe(_Qwen3Moe):
+    """And an MLP that all tokens visit, with a gate of its own."""
+
+    qkv_biases = True
+    qk_norms = False
+
+    head_dim: Whole | None = None
+    shared_expert_intermediate_size: Whole
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        if layer.num_experts is None:
+            return layer
+        width = self.shared_expert_intermediate_size
+        return replace(layer, shared_expert_width=width, shared_expert_gate=True)
+
+
+class _Behind(Decoder):
+    """Experts behind the first layers, and an MLP of so many of them that all tokens visit."""
+
+    mixture = True
+    keys: ClassVar = {**Config.keys, "num_experts": "n_routed_experts"}
+
+    n_routed_experts: Whole
+    n_shared_experts: WholeOrZero | None = None
+    num_experts_per_tok: Whole
+    moe_intermediate_size: Whole
+    first_k_dense_replace: WholeOrZero | None = None
+    moe_layer_freq: Any = None
+    num_nextn_predict_layers: WholeOrZero | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        every = self.moe_layer_freq if isinstance(self.moe_layer_freq, int) else 1
+        if place < (self.first_k_dense_replace or 0) or place % max(1, every):
+            return layer
+        return replace(
+            layer,
+            ffn_hidden_size=self.moe_intermediate_size,
+            num_experts=self.n_routed_experts,
+            experts_per_token=self.num_experts_per_tok,
+            shared_expert_width=(self.n_shared_experts or 0) * self.moe_intermediate_size,
+        )
+
+    def beside(self) -> dict[str, Any]:
+        return {"mtp_layers": self.num_nextn_predict_layers or 0}
+
+
+class _Deepseek(_Behind):
+    """Multi-head latent attention; also Kimi K2."""
+
+    base = None
+    qk_norms = True
+
+    q_lora_rank: Whole | None = None
+    kv_lora_rank: Whole
+    qk_nope_head_dim: Whole
+    qk_rope_head_dim: Whole
+    v_head_dim: Whole
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        latent = LatentSpec(
+            query_rank=self.q_lora_rank,
+            key_value_rank=self.kv_lora_rank,
+            key_width=self.qk_nope_head_dim,
+            rotary_width=self.qk_rope_head_dim,
+            value_width=self.v_head_dim,
+        )
+        # keys and values are expanded to all heads, whatever a key says of their number
+        return replace(super().layer(path, place), num_kv_heads=None, latent=latent)
+
+    def head_width(self, path: Path) -> int | None:
+        return None
+
+
+class _Glm4Moe(_Behind):
+    """Half of every head turns; norms of queries and keys where they are said."""
+
+    base = None
+    said_biases = True
+
+    use_qk_norm: Switch | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        return replace(super().layer(path, place), qk_norms=bool(self.use_qk_norm))
+
+
+class _Llama4(Decoder):
+    """Experts and an MLP of their width in each `interleave_moe_layer_step`-th layer.
+
+    Attention is to chunks of tokens but in every fourth layer; a spec says a window of as many,
+    which is the most that a query sees. Norms of queries and keys have no parameters.
+    """
+
+    base = None
+    mixture = True
+
+    num_local_experts: Whole
+    num_experts_per_tok: Whole
+    intermediate_size_mlp: Whole
+    interleave_moe_layer_step: Whole | None = None
+    attention_chunk_size: Whole | None = 8192
+    no_rope_layers: Any = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        if (place + 1) % (self.interleave_moe_layer_step or 1):
+            return replace(layer, ffn_hidden_size=self.intermediate_size_mlp)
+        return replace(
+            layer,
+            num_experts=self.num_local_experts,
+            experts_per_token=self.num_experts_per_tok,
+            shared_expert_width=self.intermediate_size,
+        )
+
+    def window(self) -> int | None:
+        return self.attention_chunk_size
+
+    def is_narrow(self, place: int) -> bool:
+        turning = self.no_rope_layers
+        # 1 stands for a layer with positions, which sees its chunk alone
+        if isinstance(turning, list) and len(turning) == self.num_hidden_layers:
+            return bool(turning[place])
+        return (place + 1) % 4 > 0
+
+
+MIXTURES: dict[str, type[Config]] = {
+    "deepseek_v2": _Deepseek,
+    "deepseek_v3": _Deepseek,
+    "glm4_moe": _Glm4Moe,
+    "gpt_oss": _GptOss,
+    "kimi_k2": _Deepseek,
+    "llama4_text": _Llama4,
+    "mixtral": _Mixtral,
+    "olmoe": _Olmoe,
+    "qwen2_moe": _Qwen2Moe,
+    "qwen3_moe": _Qwen3Moe,
+}
+"""By `model_type`."""

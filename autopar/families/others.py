@@ -1,0 +1,286 @@
+"""Other architectures, as their `config.json` says them: GPT's kind, BERT, T5, and layers whose
+attention and MLP stand side by side.
+
+LayerNorms with biases, MLPs of two matrices, learned positions or none. Defaults are those of
+transformers, as in `autopar.families.decoders`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autopar.errors import DocumentError
+from autopar.families.base import Config, Layers, Ratio, Switch, Whole, divided_width
+from autopar.model import LayerSpec, ModelSpec
+from autopar.objects import AliasChoices, BaseModel, Field
+
+__all__ = ["OTHERS"]
+
+_NAMES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+
+
+def _biased(
+    path: Path,
+    config: BaseModel,
+    keys: tuple[str, str, str],
+    positions: int,
+    ffn: int,
+    *,
+    causal: bool = True,
+) -> LayerSpec:
+    """Return a layer with LayerNorms (4h), biases everywhere and a two-matrix MLP.
+
+    `keys`: what the file calls hidden size, heads and layers.
+    """
+    hidden, heads, layers = (getattr(config, key) for key in keys)
+    return LayerSpec(
+        num_layers=layers,
+        seq_length=positions,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=divided_width(path, config, *keys[:2]),
+        ffn_hidden_size=ffn,
+        causal=causal,
+        biases=True,
+        norm_parameters_per_hidden=4,
+    )
+
+
+class _Gpt2(Config):
+    n_embd: Whole
+    n_head: Whole
+    n_layer: Layers
+    n_inner: Whole | None = None
+    # files of the first releases call it n_ctx
+    n_positions: Whole = Field(validation_alias=AliasChoices("n_positions", "n_ctx"))
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        keys = ("n_embd", "n_head", "n_layer")
+        layer = _biased(path, self, keys, self.n_positions, self.n_inner or 4 * self.n_embd)
+        return self.model(path, name, layer, tied=True, learned_positions=self.n_positions)
+
+
+class _GptNeox(Config):
+    hidden_size: Whole
+    num_attention_heads: Whole
+    num_hidden_layers: Layers
+    max_position_embeddings: Whole
+    intermediate_size: Whole
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        layer = _biased(path, self, _NAMES, self.max_position_embeddings, self.intermediate_size)
+        return self.model(path, name, layer, tied=False)
+
+
+class _Opt(Config):
+    hidden_size: Whole
+    num_attention_heads: Whole
+    num_hidden_layers: Layers
+    max_position_embeddings: Whole
+    ffn_dim: Whole
+    word_embed_proj_dim: Whole | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        if (self.word_embed_proj_dim or self.hidden_size) != self.hidden_size:
+            raise DocumentError(
+                path,
+                f"is {self.word_embed_proj_dim}, not hidden_size {self.hidden_size}; projected "
+                "embeddings are not supported",
+                key="word_embed_proj_dim",
+            )
+        positions = self.max_position_embeddings
+        layer = _biased(path, self, _NAMES, positions, self.ffn_dim)
+        # OPT's offset of 2
+        return self.model(path, name, layer, tied=True, learned_positions=positions + 2)
+
+
+class _Bert(_GptNeox):
+    type_vocab_size: Whole | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        hidden, positions = self.hidden_size, self.max_position_embeddings
+        layer = _biased(path, self, _NAMES, positions, self.intermediate_size, causal=False)
+        return self.model(
+            path,
+            name,
+            layer,
+            tied=True,
+            learned_positions=positions,
+            extra_embedding_parameters=(self.type_vocab_size or 2) * hidden,
+            # masked-language-model head: dense h*h + h, LayerNorm 2h, output bias
+            extra_head_parameters=hidden * hidden + 3 * hidden + self.vocab_size,
+        )
+
+
+class _T5(Config):
+    num_heads: Whole
+    num_layers: Layers
+    num_decoder_layers: Layers | None = None
+    n_positions: Whole | None = None
+    d_model: Whole
+    d_kv: Whole
+    d_ff: Whole
+    feed_forward_proj: Any = "relu"
+    relative_attention_num_buckets: Whole | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        encoder = LayerSpec(
+            num_layers=self.num_layers,
+            seq_length=self.n_positions or 512,
+            hidden_size=self.d_model,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.d_kv,
+            ffn_hidden_size=self.d_ff,
+            gated_mlp=str(self.feed_forward_proj).startswith("gated"),
+            causal=False,
+        )
+        decoder = dataclasses.replace(
+            encoder,
+            num_layers=self.num_decoder_layers or encoder.num_layers,
+            causal=True,
+            cross_attention=True,
+            norm_parameters_per_hidden=3,
+        )
+        # one table of relative position biases each for encoder and decoder
+        biases = 2 * (self.relative_attention_num_buckets or 32) * self.num_heads
+        return self.model(
+            path, name, encoder, decoder, tied=True, extra_embedding_parameters=biases
+        )
+
+
+class _Mt5(_T5):
+    pass
+
+
+class _Bloom(Config):
+    """Attention with linear biases (ALiBi), and a norm behind the embedding."""
+
+    keys: ClassVar = {"num_heads": "n_head"}
+
+    hidden_size: Whole = Field(validation_alias=AliasChoices("hidden_size", "n_embed"))
+    num_attention_heads: Whole = Field(
+        validation_alias=AliasChoices("num_attention_heads", "n_head")
+    )
+    num_hidden_layers: Layers = Field(validation_alias=AliasChoices("num_hidden_layers", "n_layer"))
+    # what published files say of training; the class itself has no length
+    seq_length: Whole = 2048
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        layer = _biased(path, self, _NAMES, self.seq_length, 4 * self.hidden_size)
+        norm = 2 * self.hidden_size
+        return self.model(path, name, layer, tied=True, extra_embedding_parameters=norm)
+
+
+class _Falcon(Config):
+    """One norm in front of attention and MLP, or one for each of them."""
+
+    hidden_size: Whole
+    num_attention_heads: Whole = Field(
+        validation_alias=AliasChoices("num_attention_heads", "n_head")
+    )
+    num_hidden_layers: Layers = Field(validation_alias=AliasChoices("num_hidden_layers", "n_layer"))
+    num_kv_heads: Whole | None = Field(
+        default=None, validation_alias=AliasChoices("num_kv_heads", "n_head_kv")
+    )
+    max_position_embeddings: Whole = 2048
+    ffn_hidden_size: Whole | None = None
+    multi_query: Switch | None = None
+    new_decoder_architecture: Switch | None = None
+    parallel_attn: Switch | None = None
+    num_ln_in_parallel_attn: Whole | None = None
+    bias: Switch | None = None
+    alibi: Switch | None = None
+    rope_theta: Ratio | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        new = bool(self.new_decoder_architecture)
+        # one key and value for all heads, unless the file is of the second release
+        one = not new and self.multi_query is not False
+        groups = self.num_kv_heads if new else 1 if one else self.num_attention_heads
+        norms = (
+            (self.num_ln_in_parallel_attn or 2) if new else 2 - (self.parallel_attn is not False)
+        )
+        layer = LayerSpec(
+            num_layers=self.num_hidden_layers,
+            seq_length=self.max_position_embeddings,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=groups or self.num_attention_heads,
+            head_dim=divided_width(path, self, *_NAMES[:2]),
+            ffn_hidden_size=self.ffn_hidden_size or 4 * self.hidden_size,
+            biases=bool(self.bias),
+            num_norms=norms if norms != 2 else None,
+            norm_parameters_per_hidden=2 * norms,
+        )
+        base = None if self.alibi else self.rope_theta or 1e4
+        return self.model(path, name, layer, tied=True, rotary_base=base)
+
+
+class _Phi(Config):
+    """Phi-1 to Phi-2: one norm in front of attention and MLP, biases up to the head's."""
+
+    hidden_size: Whole
+    num_attention_heads: Whole
+    num_hidden_layers: Layers
+    num_key_value_heads: Whole | None = None
+    max_position_embeddings: Whole
+    intermediate_size: Whole
+    qk_layernorm: Switch | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        if self.qk_layernorm:
+            raise DocumentError(
+                path,
+                "is true; LayerNorms of queries and keys are not supported",
+                key="qk_layernorm",
+                remedy="describe the model in a model.json",
+            )
+        positions = self.max_position_embeddings
+        layer = dataclasses.replace(
+            _biased(path, self, _NAMES, positions, self.intermediate_size),
+            num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            num_norms=1,
+            norm_parameters_per_hidden=2,
+        )
+        return self.model(path, name, layer, tied=False, extra_head_parameters=self.vocab_size)
+
+
+class _Starcoder2(Config):
+    hidden_size: Whole
+    num_attention_heads: Whole
+    num_hidden_layers: Layers
+    num_key_value_heads: Whole | None = None
+    max_position_embeddings: Whole
+    intermediate_size: Whole
+    sliding_window: Whole | None = None
+    use_bias: Switch | None = None
+    rope_theta: Ratio | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        positions = self.max_position_embeddings
+        layer = dataclasses.replace(
+            _biased(path, self, _NAMES, positions, self.intermediate_size),
+            num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            biases=self.use_bias is not False,
+            window=self.sliding_window,
+        )
+        return self.model(path, name, layer, tied=True, rotary_base=float(self.rope_theta or 1e4))
+
+
+OTHERS: dict[str, type[Config]] = {
+    "bert": _Bert,
+    "bloom": _Bloom,
+    "falcon": _Falcon,
+    "gpt2": _Gpt2,
+    "gpt_neox": _GptNeox,
+    "mt5": _Mt5,
+    "opt": _Opt,
+    "phi": _Phi,
+    "starcoder2": _Starcoder2,
+    "t5": _T5,
+}
+"""By `model_type`."""
