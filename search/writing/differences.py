@@ -11,6 +11,7 @@ from typing import Any
 
 from autopar.memory.launch import Launch, Optimizer, Recompute, Software
 from autopar.memory.recipes import BUCKETS, Buckets, Zero
+from autopar.training.offload import Offload
 
 __all__ = ["buckets_at", "losses_of", "without_effect"]
 
@@ -125,6 +126,7 @@ def without_effect(launch: Launch) -> Launch:
         fp8_weights=precision.fp8 and precision.fp8_weights,
         fp8_recipe=precision.fp8_recipe if precision.fp8 else "delayed",
         fp8_attention=precision.fp8 and precision.fp8_attention,
+        wide_ends=precision.wide_ends if precision.low else (0, 0),
         gradients_bf16=precision.gradients_bf16 and sixteen == "bf16",
         gradients_fp32=precision.gradients_fp32 and sixteen == "fp16",
     )
@@ -155,6 +157,7 @@ def without_effect(launch: Launch) -> Launch:
         precision=precision,
         optimizer=optimizer,
         recompute=recompute,
+        offload=launch.offload if launch.offload.any else Offload(),
         software=software,
         tensor_overlap=launch.tensor_overlap and launch.degrees.tp > 1,
         trainer=trainer,
