@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import InputError
 from autopar.records import dataclass
-from profiler.model.layers.blocks import Norm
+from profiler.model.layers.attention import Norm
 from profiler.plan.arithmetic import Axes, Cube, Layout, stream_lengths
 from profiler.plan.job import PlanJob
 

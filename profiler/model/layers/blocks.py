@@ -1,8 +1,8 @@
 """Transformer layers of a spec, with the shapes of one rank: what is counted and what is timed.
 
-Pre-norm layers: RMSNorm or LayerNorm, self-attention (grouped keys and values, rotary positions),
-cross-attention, a gated (SwiGLU) or plain (GELU) MLP or a mixture of them. Activations are
-(sequence, batch, hidden), as in Megatron-LM.
+RMSNorm or LayerNorm, attention (`profiler.model.layers.attention`), cross-attention, a gated
+(SwiGLU) or plain (GELU) MLP or a mixture of them. Activations are (sequence, batch, hidden), as in
+Megatron-LM.
 """
 
 from __future__ import annotations
@@ -10,391 +10,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.backends.cuda import (
-    SDPAParams,
-    can_use_cudnn_attention,
-    can_use_efficient_attention,
-    can_use_flash_attention,
-)
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import InputError
-from autopar.model import LayerSpec, head_dim
+from autopar.model import LayerSpec, layer_norms
+from profiler.model.layers.attention import (
+    Attention,
+    LatentAttention,
+    Norm,
+    has_norm_biases,
+    recomputed,
+)
 from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
 from profiler.model.layers.sharding import Sharding
 
-__all__ = [
-    "Experts",
-    "Norm",
-    "attention",
-    "build_layer",
-    "has_norm_biases",
-    "layer_inputs",
-    "layer_norm",
-    "made_of",
-    "open_attention",
-    "rms_norm",
-    "rotary",
-    "statistics_like",
-]
-
-
-# --------------------------------------------------------------------------------------------------
-# RMSNorm and LayerNorm that keep exactly what a GPU's fused kernels keep.
-#
-# On a CPU torch decomposes them and keeps fp32 copies; here they are autograd functions whose saved
-# tensors are written down. The formulas are registered as operators, so that whoever watches
-# operators sees one, as on a GPU, and not the temporary fp32 copies.
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    # fused kernels compute in fp32, whatever the type of x
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def statistics_like(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor for one number per row of x: fp32, or fp64 where x is that."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty((*x.shape[:-1], 1), dtype=dtype)
-
-
-@torch.library.custom_op(
-    "autopar::rms_norm", mutates_args=(), schema="(Tensor x, Tensor w, float eps) -> Tensor[]"
-)
-def _rms_norm(x: Any, w: Any, eps: float) -> Any:
-    wide = _wide(x)
-    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return [(wide * rstd * w).to(x.dtype), rstd]
-
-
-@_rms_norm.register_fake
-def _(x: Any, w: Any, eps: float) -> Any:
-    return [torch.empty_like(x), statistics_like(x)]
-
-
-@torch.library.custom_op(
-    "autopar::rms_norm_backward",
-    mutates_args=(),
-    schema="(Tensor g, Tensor x, Tensor w, Tensor rstd) -> Tensor[]",
-)
-def _rms_norm_backward(g: Any, x: Any, w: Any, rstd: Any) -> Any:
-    wide, g_wide = _wide(x), _wide(g)
-    normal = wide * rstd
-    g_normal = g_wide * w
-    # through x itself, and through the mean square, which holds every element of the row
-    g_x = rstd * (g_normal - normal * (g_normal * normal).mean(-1, keepdim=True))
-    return [g_x.to(x.dtype), (g_wide * normal).flatten(0, -2).sum(0).to(w.dtype)]
-
-
-@_rms_norm_backward.register_fake
-def _(g: Any, x: Any, w: Any, rstd: Any) -> Any:
-    return [torch.empty_like(x), torch.empty_like(w)]
-
-
-@torch.library.custom_op(
-    "autopar::layer_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor w, Tensor b, float eps) -> Tensor[]",
-)
-def _layer_norm(x: Any, w: Any, b: Any, eps: float) -> Any:
-    wide = _wide(x)
-    mean = wide.mean(-1, keepdim=True)
-    centred = wide - mean
-    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    return [(centred * rstd * w + b).to(x.dtype), mean, rstd]
-
-
-@_layer_norm.register_fake
-def _(x: Any, w: Any, b: Any, eps: float) -> Any:
-    return [torch.empty_like(x), statistics_like(x), statistics_like(x)]
-
-
-@torch.library.custom_op(
-    "autopar::layer_norm_backward",
-    mutates_args=(),
-    schema="(Tensor g, Tensor x, Tensor w, Tensor mean, Tensor rstd) -> Tensor[]",
-)
-def _layer_norm_backward(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
-    g_wide = _wide(g)
-    normal = (_wide(x) - mean) * rstd
-    g_normal = g_wide * w
-    # through x itself, through the mean and through the variance
-    g_x = rstd * (
-        g_normal
-        - g_normal.mean(-1, keepdim=True)
-        - normal * (g_normal * normal).mean(-1, keepdim=True)
-    )
-    g_w = (g_wide * normal).flatten(0, -2).sum(0).to(w.dtype)
-    return [g_x.to(x.dtype), g_w, g_wide.flatten(0, -2).sum(0).to(w.dtype)]
-
-
-@_layer_norm_backward.register_fake
-def _(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
-    return [torch.empty_like(x), torch.empty_like(w), torch.empty_like(w)]
-
-
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, w: Any, eps: float) -> Any:
-        # older versions of torch have an operator of that name for other devices, no backward
-        ctx.fused = x.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm_backward")
-        if ctx.fused:
-            y, rstd = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], w, eps)
-        else:
-            y, rstd = _rms_norm(x, w, eps)
-        ctx.save_for_backward(x, w, rstd)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        x, w, rstd = ctx.saved_tensors
-        if ctx.fused:
-            g_x, g_w = torch.ops.aten._fused_rms_norm_backward(
-                g.contiguous(), x, [x.shape[-1]], rstd, w, [True, True]
-            )
-        else:
-            g_x, g_w = _rms_norm_backward(g, x, w, rstd)
-        return g_x, g_w, None
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, w: Any, b: Any, eps: float) -> Any:
-        if x.is_cuda:
-            y, mean, rstd = torch.ops.aten.native_layer_norm(x, [x.shape[-1]], w, b, eps)
-        else:
-            y, mean, rstd = _layer_norm(x, w, b, eps)
-        ctx.save_for_backward(x, w, b, mean, rstd)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        x, w, b, mean, rstd = ctx.saved_tensors
-        if x.is_cuda:
-            found = torch.ops.aten.native_layer_norm_backward(
-                g.contiguous(), x, [x.shape[-1]], mean, rstd, w, b, [True, True, True]
-            )
-        else:
-            found = _layer_norm_backward(g, x, w, mean, rstd)
-        return (*found, None)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Return x over its root mean square; keeps x and one fp32 number per token."""
-    return _RmsNorm.apply(x, weight, eps)
-
-
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
-) -> torch.Tensor:
-    """Return x with mean 0 and variance 1; keeps x and two fp32 numbers per token."""
-    return _LayerNorm.apply(x, weight, bias, eps)
-
-
-# --------------------------------------------------------------------------------------------------
-# Rotary positions and attention that keep exactly what a GPU's fused kernels keep.
-#
-# Tensors are (sequence, batch, heads, width), as Megatron-LM lays them out. Attention is registered
-# as an operator, so that whoever watches operators sees one, on every version of torch.
-
-
-# --- positions -----------------------------------------------------------------------------
-
-
-def _rotate(x: Any, cos: Any, sin: Any, sign: int) -> Any:
-    out = torch.empty_like(x)
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    # into the output: no temporary of the size of x is there beside it
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-sign)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin, value=sign)
-    return out
-
-
-class _Rotary(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, cos: Any, sin: Any) -> Any:
-        ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin, 1)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        cos, sin = ctx.saved_tensors
-        # the backward of a rotation is the rotation back
-        return _rotate(g, cos, sin, -1), None, None
-
-
-def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return heads turned by their positions; keeps only the tables.
-
-    `x` is (sequence, batch, heads, width), the tables are (sequence, 1, 1, width / 2).
-    """
-    return _Rotary.apply(x, cos, sin)
-
-
-# --- attention -----------------------------------------------------------------------------
-
-
-def _heads_first(x: Any) -> Any:
-    return x.permute(1, 2, 0, 3)
-
-
-def _sequence_first(x: Any) -> Any:
-    return x.permute(2, 0, 1, 3).contiguous()
-
-
-def _repeated(x: Any, like: Any) -> Any:
-    """Return key-value heads, each as often as query heads share it; (batch, heads, ...)."""
-    times = like.shape[2] // x.shape[2]
-    heads = _heads_first(x)
-    return heads if times == 1 else heads.repeat_interleave(times, dim=1)
-
-
-def _summed(grad: Any, like: Any) -> Any:
-    """Return the gradient of key-value heads from that of their repetitions."""
-    batch, heads, seq, width = grad.shape
-    own = like.shape[2]
-    return _sequence_first(grad.view(batch, own, heads // own, seq, width).sum(2))
-
-
-@torch.library.custom_op(
-    "autopar::attention",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, bool causal) -> Tensor[]",
-)
-def _attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        _heads_first(q), _repeated(k, q), _repeated(v, q), 0.0, causal
-    )
-    return [_sequence_first(out), lse]
-
-
-@_attention.register_fake
-def _(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    seq, batch, heads, _ = q.shape
-    return [torch.empty_like(q), statistics_like(q).view(seq, batch, heads).permute(1, 2, 0)]
-
-
-@torch.library.custom_op(
-    "autopar::attention_backward",
-    mutates_args=(),
-    schema="(Tensor g, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal)"
-    " -> Tensor[]",
-)
-def _attention_backward(g: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool) -> Any:
-    g_q, g_k, g_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        _heads_first(g),
-        _heads_first(q),
-        _repeated(k, q),
-        _repeated(v, q),
-        _heads_first(out),
-        lse,
-        0.0,
-        causal,
-    )
-    return [_sequence_first(g_q), _summed(g_k, k), _summed(g_v, v)]
-
-
-@_attention_backward.register_fake
-def _(g: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool) -> Any:
-    return [torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)]
-
-
-class _FlashAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool) -> Any:
-        out, lse = _attention(q, k, v, causal)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.causal = causal
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return (*_attention_backward(g.contiguous(), *ctx.saved_tensors, ctx.causal), None)
-
-
-_repeats: dict[tuple[Any, ...], bool] = {}
-"""What `_must_repeat` found out, by sizes: asking takes longer than a short kernel."""
-
-
-def _must_repeat(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
-    """Return whether fused kernels of a CUDA device want as many key-value heads as query heads.
-
-    They do in fp32, and on devices before compute capability 8.0.
-    Which of the kernels runs is torch's choice; they keep the same. The kernel of last resort
-    keeps the matrix of scores, and takes times that nobody trains with: none is better than it.
-    """
-    key = (q.shape, k.shape, q.dtype, q.device, causal, dropout)
-    if key not in _repeats:
-        times = q.shape[1] // k.shape[1]
-        if _is_fused(q, k, v, causal, dropout):
-            _repeats[key] = False
-        elif times > 1 and _is_fused(
-            q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), causal, dropout
-        ):
-            _repeats[key] = True
-        else:
-            name = str(q.dtype).removeprefix("torch.")
-            raise InputError(
-                f"this device has no fused attention for heads of width {q.shape[-1]} in {name}; "
-                "choose another --dtype or another device"
-            )
-    return _repeats[key]
-
-
-def _is_fused(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
-    params = SDPAParams(q, k, v, None, dropout, causal, q.shape[1] != k.shape[1])
-    kernels = (can_use_flash_attention, can_use_cudnn_attention, can_use_efficient_attention)
-    return any(can_use(params) for can_use in kernels)
-
-
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, dropout: float = 0.0
-) -> torch.Tensor:
-    """Return attention that never holds the matrix of scores; keeps q, k, v, out, one sum a row.
-
-    `q` is (sequence, batch, heads, width), `k` and `v` may have fewer heads and another sequence.
-    The dropout exists on CUDA alone: its mask is not kept, so it changes no memory. Raises
-    InputError where a CUDA device has no fused kernel for it.
-    """
-    if not q.is_cuda:
-        return _FlashAttention.apply(q, k, v, causal)
-    heads = (_heads_first(q), _heads_first(k), _heads_first(v))
-    grouped = q.shape[2] != k.shape[2]
-    if _must_repeat(*heads, causal, dropout):
-        heads, grouped = (heads[0], _repeated(k, q), _repeated(v, q)), False
-    out = functional.scaled_dot_product_attention(
-        *heads, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
-    )
-    return out.permute(2, 0, 1, 3)
-
-
-def open_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, dropout: float = 0.0
-) -> torch.Tensor:
-    """Return the same with the softmax in the open; keeps softmax, dropout mask and its product.
-
-    As counted by Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-    Models" (5 a s^2 b bytes in 16 bit); tensors as in `attention`.
-    """
-    seq, batch, heads, width = q.shape
-    flat_q = q.reshape(seq, batch * heads, width).transpose(0, 1)
-    flat_k, flat_v = (_repeated(x, q).flatten(0, 1) for x in (k, v))
-    # a product of rows has the variance of their width: over its root it is 1 again
-    scores = torch.bmm(flat_q, flat_k.transpose(1, 2)) * (1 / math.sqrt(width))
-    if causal:
-        # adding the mask keeps nothing, filling by it would keep it
-        scores = scores + torch.full_like(scores[0], -math.inf).triu(1)
-    weights = torch.softmax(scores, dim=-1)
-    if dropout:
-        weights = torch.native_dropout(weights, dropout, True)[0]
-    out = torch.bmm(weights, flat_v)
-    return out.view(batch, heads, seq, width).permute(2, 0, 1, 3)
+__all__ = ["Experts", "build_layer", "layer_inputs", "made_of"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -421,7 +55,7 @@ class Experts(nn.Module):
     sample, goes to the n-th expert in turn: time and memory of balanced routing, on every run the
     same, and on any number of ranks where a rank's tokens of a sample come out even. Tokens go to
     the ranks of their experts, are gathered over the tensor group there, and come back in the
-    reverse order, as in Megatron-LM's all-to-all dispatcher. Experts have no biases.
+    reverse order, as in Megatron-LM's all-to-all dispatcher.
     """
 
     def __init__(
@@ -442,18 +76,21 @@ class Experts(nn.Module):
         h, ffn = spec.hidden_size, (spec.ffn_hidden_size or 1) // on.weight_ranks
         own = count // degree
         self.router = nn.Parameter(torch.empty(count, h).normal_(std=0.02))
+        self.router_bias = nn.Parameter(torch.zeros(count)) if spec.router_biases else None
         self.gated = spec.gated_mlp
         self.ups = nn.ParameterList(
             nn.Parameter(torch.empty(own, h, ffn).normal_(std=0.02))
             for _ in range(2 if spec.gated_mlp else 1)
         )
         self.down = nn.Parameter(torch.empty(own, ffn, h).normal_(std=0.02))
+        biases = [ffn] * len(self.ups) + [h] if spec.biases else []
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(own, 1, n)) for n in biases)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the weighted outputs of the experts that each token visits."""
         tokens = x.flatten(0, 1)
         visits = tokens.shape[0] * self.visited
-        scores = tokens @ self.router.t()
+        scores = nn.functional.linear(tokens, self.router, self.router_bias)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         scores, _ = scores.topk(self.visited)
         weights = torch.softmax(scores, dim=-1).to(x.dtype).flatten()
@@ -482,14 +119,24 @@ class Experts(nn.Module):
         x = self.on.enter(x)  # (t * e, own, places, hidden)
         # (own, t * e * places, hidden): a batch of the product for each expert
         x = x.transpose(0, 1).flatten(1, 2)
-        inner = torch.bmm(x, self.ups[0])
+        inner = self._product(x, 0)
         if self.gated:
-            inner = nn.functional.silu(inner) * torch.bmm(x, self.ups[1])
+            inner = nn.functional.silu(inner) * self._product(x, 1)
         else:
             inner = nn.functional.gelu(inner)
         x = torch.bmm(inner, self.down)
         x = x.unflatten(1, (t * e, places)).transpose(0, 1)
-        return self.across.exchange(self.on.leave(x)).view(self.count, places, -1)
+        x = self.on.leave(x)
+        if self.biases:
+            # once, not once per rank whose sums are added up
+            x = x + self.biases[len(self.ups)]
+        return self.across.exchange(x).view(self.count, places, -1)
+
+    def _product(self, x: Any, place: int) -> Any:
+        """Return each expert's product in front of its activation, with its bias if it has one."""
+        if not self.biases:
+            return torch.bmm(x, self.ups[place])
+        return torch.baddbmm(self.biases[place], x, self.ups[place])
 
     @property
     def _ranks(self) -> int:
@@ -500,9 +147,6 @@ class Experts(nn.Module):
 
 # --------------------------------------------------------------------------------------------------
 # A layer of a spec, put together on one rank.
-
-
-_ROTARY_BASE = 10000.0
 
 
 @contextlib.contextmanager
@@ -539,6 +183,9 @@ def build_layer(
     """
     if spec.num_heads is None or spec.ffn_hidden_size is None:
         raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+    if spec.whole_every:
+        # what a window changes is time alone, which is that of one kind of layers
+        spec = replace(spec, whole_every=0)
     sharding.check(spec)
     on = TensorGroup(degree=sharding.degree, kind=sharding.kind, group=group)
     with made_of(dtype, device):
@@ -580,129 +227,10 @@ def layer_inputs(
 # --- parts ---------------------------------------------------------------------------------
 
 
-class Norm(nn.Module):
-    """RMSNorm, or LayerNorm where it has a bias."""
-
-    def __init__(self, width: int, *, bias: bool) -> None:
-        """Make a norm over the last dimension."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x, normalised token by token."""
-        if self.bias is None:
-            return rms_norm(x, self.weight)
-        return layer_norm(x, self.weight, self.bias)
-
-
-def has_norm_biases(spec: LayerSpec) -> bool:
-    """Return whether the norms of a layer have biases (LayerNorm) or not (RMSNorm).
-
-    Raises InputError when its norm parameters are those of neither.
-    """
-    # one before each: attention, cross-attention, MLP
-    norms = 3 if spec.cross_attention else 2
-    per_norm = spec.norm_parameters_per_hidden / norms
-    if per_norm not in (1, 2):
-        raise InputError(
-            f"norm_parameters_per_hidden {spec.norm_parameters_per_hidden} is neither that of "
-            f"{norms} RMSNorms ({norms}) nor of {norms} LayerNorms ({2 * norms}); measure the "
-            "model as a module of your own (--model py:package.module:factory)"
-        )
-    return per_norm == 2
-
-
-class _Attention(nn.Module):
-    def __init__(
-        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, cross: bool = False
-    ) -> None:
-        super().__init__()
-        if spec.qk_norms:
-            raise InputError(
-                "layers with norms of queries and keys are not built here; measure the model as a "
-                "module of your own (--model py:package.module:factory)"
-            )
-        self.on, self.cross = on, cross
-        self.causal = spec.causal and not cross
-        self.dropout = sharding.dropout
-        self.core = attention if sharding.flash else open_attention
-        self.recompute = sharding.checkpoint == "selective"
-        self.width = head_dim(spec)
-        heads = spec.num_heads or 1
-        kv_heads = spec.num_kv_heads or heads
-        # ranks share key-value heads where there are more ranks than heads
-        own, own_kv = heads // on.weight_ranks, max(1, kv_heads // on.weight_ranks)
-        query, pair = own * self.width, [own_kv * self.width] * 2
-        bias = spec.biases or spec.qkv_biases
-        h = spec.hidden_size
-        self.query = ColumnParallel(h, [query] if cross else [query, *pair], bias=bias, on=on)
-        self.key_value = ColumnParallel(h, pair, bias=bias, on=on) if cross else None
-        self.out = RowParallel(query, h, bias=spec.biases, on=on)
-        if self.causal and not spec.cross_attention and not has_norm_biases(spec):
-            tables = self._tables(spec.seq_length)
-        else:
-            tables = None
-        self.register_buffer("cos", tables[0] if tables else None, persistent=False)
-        self.register_buffer("sin", tables[1] if tables else None, persistent=False)
-
-    def _tables(self, seq_length: int) -> tuple[Any, Any]:
-        """Return cosines and sines of the positions whose heads this rank turns."""
-        # Ulysses turns heads before the exchange, while a rank has its own tokens alone
-        ulysses = self.on.splits_sequence and not self.on.splits_weights
-        length = seq_length // self.on.degree if ulysses else seq_length
-        start = length * self.on.rank if ulysses else 0
-        # bf16 has no exact integers above 256
-        places = torch.arange(start, start + length, dtype=torch.float32)
-        powers = torch.arange(0, self.width, 2, dtype=torch.float32) / self.width
-        # frequencies of rotary positions: base^(-2i / width)
-        angles = torch.outer(places, _ROTARY_BASE**-powers)[:, None, None, :]
-        dtype = torch.get_default_dtype()
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-    def forward(self, x: Any, context: Any = None) -> Any:
-        if self.key_value is None:
-            flat = self.query(x)
-        else:
-            flat = (*self.query(x), *self.key_value(context))
-        q, k, v = (part.view(*part.shape[:2], -1, self.width) for part in flat)
-        # else heads as they were before turning would be held until the end
-        del flat
-        if self.cos is not None:
-            q, k = rotary(q, self.cos, self.sin), rotary(k, self.cos, self.sin)
-        if self.on.splits_weights or self.on.degree == 1:
-            out = self._scores(q, k, v)
-        else:
-            q, k, v = self._to_heads(q), self._to_heads(k), self._to_heads(v)
-            out = self._to_sequence(self._scores(q, k, v))
-        return self.out(out.reshape(*out.shape[:2], -1))
-
-    def _scores(self, q: Any, k: Any, v: Any) -> Any:
-        def core(q: Any, k: Any, v: Any) -> Any:
-            return self.core(q, k, v, causal=self.causal, dropout=self.dropout)
-
-        if not self.recompute:
-            return core(q, k, v)
-        return _recomputed(core, q, k, v, dropout=self.dropout)
-
-    def _to_heads(self, x: Any) -> Any:
-        """Return all tokens of this rank's heads, from this rank's tokens of all heads."""
-        t = self.on.degree
-        if x.shape[2] < t:  # more ranks than heads: several ranks get the same one
-            x = x.repeat_interleave(t // x.shape[2], dim=2)
-        pieces = x.unflatten(2, (t, -1)).permute(2, 0, 1, 3, 4)
-        return self.on.exchange(pieces).flatten(0, 1)
-
-    def _to_sequence(self, x: Any) -> Any:
-        """Return this rank's tokens of all heads, from all tokens of this rank's heads."""
-        pieces = self.on.exchange(x.unflatten(0, (self.on.degree, -1)))
-        return pieces.permute(1, 2, 0, 3, 4).flatten(2, 3)
-
-
 class _Mlp(nn.Module):
-    def __init__(self, spec: LayerSpec, on: TensorGroup) -> None:
+    def __init__(self, spec: LayerSpec, on: TensorGroup, *, width: int | None = None) -> None:
         super().__init__()
-        ffn = (spec.ffn_hidden_size or 0) // on.weight_ranks
+        ffn = (width or spec.ffn_hidden_size or 0) // on.weight_ranks
         ups = [ffn] * (2 if spec.gated_mlp else 1)
         self.up = ColumnParallel(spec.hidden_size, ups, bias=spec.biases, on=on)
         self.down = RowParallel(ffn, spec.hidden_size, bias=spec.biases, on=on)
@@ -714,6 +242,23 @@ class _Mlp(nn.Module):
         return self.down(nn.functional.gelu(first))
 
 
+class _WithShared(nn.Module):
+    """Experts, and an MLP that every token visits, which may have a gate."""
+
+    def __init__(self, spec: LayerSpec, experts: Experts, on: TensorGroup) -> None:
+        super().__init__()
+        self.experts = experts
+        self.shared = _Mlp(spec, on, width=spec.shared_expert_width)
+        gate = torch.empty(1, spec.hidden_size).normal_(std=0.02)
+        self.gate = nn.Parameter(gate) if spec.shared_expert_gate else None
+
+    def forward(self, x: Any) -> Any:
+        shared = self.shared(x)
+        if self.gate is not None:
+            shared = shared * torch.sigmoid(nn.functional.linear(x, self.gate))
+        return self.experts(x) + shared
+
+
 class _Layer(nn.Module):
     def __init__(
         self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, expert_group: Any
@@ -723,34 +268,53 @@ class _Layer(nn.Module):
         self.recompute = sharding.checkpoint == "full"
         bias = has_norm_biases(spec)
         h = spec.hidden_size
+        number = layer_norms(spec)
+        if number not in ((3,) if spec.cross_attention else (1, 2, 4)):
+            raise InputError(
+                f"layers of {number} norms are not built here; measure the model as a module of "
+                "your own (--model py:package.module:factory)"
+            )
         self.attention_norm = Norm(h, bias=bias)
-        self.attention = _Attention(spec, sharding, on)
+        self.attention: nn.Module = (
+            Attention(spec, sharding, on)
+            if spec.latent is None
+            else LatentAttention(spec, sharding, on)
+        )
         self.cross_norm = Norm(h, bias=bias) if spec.cross_attention else None
         self.cross_attention = (
-            _Attention(spec, sharding, on, cross=True) if spec.cross_attention else None
+            Attention(spec, sharding, on, cross=True) if spec.cross_attention else None
         )
-        self.mlp_norm = Norm(h, bias=bias)
+        self.mlp_norm = Norm(h, bias=bias) if number > 1 else None
         if spec.num_experts is None:
             self.mlp: nn.Module = _Mlp(spec, on)
         else:
-            self.mlp = Experts(spec, on, degree=sharding.expert_degree, expert_group=expert_group)
+            experts = Experts(spec, on, degree=sharding.expert_degree, expert_group=expert_group)
+            self.mlp = _WithShared(spec, experts, on) if spec.shared_expert_width else experts
+        # of what attention and MLP put out
+        self.attention_behind = Norm(h, bias=bias) if number == 4 else None
+        self.mlp_behind = Norm(h, bias=bias) if number == 4 else None
 
     def forward(self, x: Any, context: Any = None) -> Any:
         if self.recompute:
-            return _recomputed(self._forward, x, context, dropout=self.dropout)
+            return recomputed(self._forward, x, context, dropout=self.dropout)
         return self._forward(x, context)
 
     def _forward(self, x: Any, context: Any) -> Any:
-        x = x + self._dropped(self.attention(self.attention_norm(x)))
+        if self.mlp_norm is None:
+            # attention and MLP stand side by side
+            normed = self.attention_norm(x)
+            return x + self._dropped(self.attention(normed)) + self._dropped(self.mlp(normed))
+        attended = _behind(self.attention(self.attention_norm(x)), self.attention_behind)
+        x = x + self._dropped(attended)
+        del attended
         if self.cross_attention is not None and self.cross_norm is not None:
             x = x + self._dropped(self.cross_attention(self.cross_norm(x), context))
-        return x + self._dropped(self.mlp(self.mlp_norm(x)))
+        return x + self._dropped(_behind(self.mlp(self.mlp_norm(x)), self.mlp_behind))
 
     def _dropped(self, x: Any) -> Any:
         # F.dropout keeps a wider mask on CPUs than on GPUs
         return torch.native_dropout(x, self.dropout, True)[0] if self.dropout else x
 
 
-def _recomputed(function: Any, *arguments: Any, dropout: float) -> Any:
-    # the second forward needs the dropout mask of the first; else nothing is drawn
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
+def _behind(x: Any, norm: Norm | None) -> Any:
+    return x if norm is None else norm(x)

@@ -48,17 +48,13 @@ class Sharding:
     def check(self, layer: LayerSpec) -> None:
         """Raise InputError, one sentence, where a layer cannot be laid out like this."""
         t = self.degree
-        if layer.num_experts is not None and layer.biases:
-            raise InputError(
-                "experts with biases cannot be built, and would be counted without them; give a "
-                "model.json without `biases`, or a module of your own (--model py:...)"
-            )
         if t < 1:
             raise InputError(f"a tensor degree of {t} does not exist; give at least 1")
         numbers: list[tuple[str, int | None]] = [("attention heads", layer.num_heads)]
         # Ulysses keeps weights whole, so that any width will do
         if self.is_tensor:
             numbers.append(("MLP width", layer.ffn_hidden_size))
+            numbers.append(("width of the shared MLP", layer.shared_expert_width))
         if self.shards_sequence:
             numbers.append(("sequence length", layer.seq_length))
         for name, number in numbers:
