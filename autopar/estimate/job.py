@@ -155,6 +155,8 @@ class Block:
     mlp: Mlp | Experts | None = None
     cross_tokens: int | None = None
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
+    num_norms: int | None = None
+    """Where they are not one before each part: one for all, or one behind each as well."""
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
     precision: Precision | None = None
@@ -167,10 +169,15 @@ class Block:
     other blocks takes is no part of a step."""
 
     @property
-    def norms(self) -> int:
-        """Norms, and residual sums: one before and after each part."""
+    def sums(self) -> int:
+        """Residual sums: one behind each part."""
         parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
         return sum(part is not None for part in parts)
+
+    @property
+    def norms(self) -> int:
+        """Norms of the hidden size."""
+        return self.sums if self.num_norms is None else self.num_norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +241,9 @@ class Job:
     overlap_gradients: bool = True
     reduce_every_micro_batch: bool = False
     """Gradients are summed over data-parallel ranks after each micro-batch, not once a step."""
+    gathered_bytes: float | None = None
+    """Of a layer's weight that data-parallel ranks gather; None: as it is computed with in 16 bits
+    or more."""
     gradient_bytes: float | None = None
     """Of an element when data-parallel ranks reduce; None: what the stack does."""
     accumulation_bytes: float | None = None
@@ -353,6 +363,7 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
         ),
         mlp=mlp,
         cross_tokens=cross_tokens,
+        num_norms=layer.num_norms,
     )
 
 

@@ -32,18 +32,17 @@ from autopar.estimate.layer import (
     embedding_times,
     head_sends_s,
     head_times,
-    host_of,
     layer_times,
     optimizer_time_s,
     transfer_s,
 )
+from autopar.estimate.parts.updates import activation_copies_s, weight_copies_s
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.pipeline.formulas import step_s
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass
 from autopar.training.adapters import base_bytes
-from autopar.training.offload import copy_s, exposed_s
 
 __all__ = [
     "TERMS",
@@ -425,7 +424,7 @@ def _stage(
             machine, ends, tables
         )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
-    terms["offload"] += _loaded_s(machine, job, loaded, sum(terms.values()))
+    terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
     device = sum(terms.values())
     # host code, traffic of shards and copies take the same part of everything
     compute = device - terms["sharding"] - terms["offload"]
@@ -439,12 +438,14 @@ def _stage(
 def _own(job: Job, block: Block) -> Job:
     """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
     recompute, zero = block.recompute, block.zero
-    if (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
+    same = block.precision in (None, job.precision)
+    if same and (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
         return _split(job, block.tp, block.cp)
     own = replace(
         job,
         recompute=job.recompute if recompute is None else recompute,
         zero=job.zero if zero is None else zero,
+        precision=job.precision if block.precision is None else block.precision,
     )
     return _split(own, block.tp, block.cp)
 
@@ -509,7 +510,9 @@ def _layer(
     terms["context"] = times.context.forward_s + times.context.backward_s
     terms["experts"] = experts
     if offloaded_bytes:
-        terms["offload"] = _offload_s(machine, times, offloaded_bytes, sum(terms.values()))
+        device = sum(terms.values())
+        forward = _forward_s(machine, job, times)
+        terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
     return terms, _host_s(machine, job, times)
 
 
@@ -519,28 +522,6 @@ def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
     exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
     sends = (1 - hidden) * times.tensor.forward_s + exposed * times.experts.forward_s
     return sum(float(part.forward_s) for part in times.parts) + sends + times.context.forward_s
-
-
-def _offload_s(
-    machine: Machine, times: LayerTimes, offloaded_bytes: float, device_s: float
-) -> float:
-    """Return what copies of a layer's activations to the host and back add to its time.
-
-    Down while the forward computes the layer, up while the backward does, each on a stream of its
-    own: seen is what takes longer than that.
-    """
-    copied = copy_s(host_of(machine), offloaded_bytes)
-    forward = sum(float(part.forward_s) for part in times.parts)
-    forward += times.tensor.forward_s + times.context.forward_s + times.experts.forward_s
-    forward = min(forward, device_s)
-    return exposed_s(copied, forward) + exposed_s(copied, device_s - forward)
-
-
-def _loaded_s(machine: Machine, job: Job, loaded_bytes: float, device_s: float) -> float:
-    """Return what loading weights from the host adds, in front of each forward and backward."""
-    if not loaded_bytes:
-        return 0.0
-    return exposed_s(2 * copy_s(host_of(machine), loaded_bytes), device_s)
 
 
 def _recomputed(job: Job, times: LayerTimes) -> float:
@@ -601,9 +582,9 @@ def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> 
 
 def _frozen_bytes(job: Job) -> float:
     """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
-    if job.adapters is None:
-        return job.element_bytes
-    return min(job.element_bytes, base_bytes(job.adapters))
+    if job.adapters is not None:
+        return min(job.element_bytes, base_bytes(job.adapters))
+    return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
@@ -652,7 +633,8 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            gathered += transfer_s(machine, "allgather", weights * job.element_bytes, ranks, stride)
+            each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
+            gathered += transfer_s(machine, "allgather", weights * each, ranks, stride)
         else:
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered

@@ -88,9 +88,12 @@ def _launches(request: Request) -> int:
         emit("-", document)
     write_results(files, request.output.json_path, document, _unwritable)
     if found.best is None:
-        from search.report.launches import infeasible_line
+        from search.report.launches import infeasible_line, remedy_line
+        from search.uniform.answer import remedies
 
         say(f"{_NAME}: {infeasible_line(found)}")
+        for remedy in working("looking for what would fit", lambda: remedies(question)):
+            say(f"{_NAME}: {remedy_line(remedy)}")
         return 3
     if request.output.json_path != "-":
         from autopar.command.show import make_console

@@ -14,10 +14,10 @@ from search.uniform.choice import PRECISIONS
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
-    from search.uniform.answer import Answer, EngineAnswer
+    from search.uniform.answer import Answer, EngineAnswer, Remedy
     from search.uniform.solve import Solution
 
-__all__ = ["infeasible_line", "show_answer"]
+__all__ = ["infeasible_line", "remedy_line", "show_answer"]
 
 
 def show_answer(console: Console, answer: Answer) -> None:
@@ -189,3 +189,9 @@ def infeasible_line(answer: Answer) -> str:
     """Return why no trainer has a launch, in one sentence."""
     reasons = "; ".join(f"{one.engine.name}: {one.reason}" for one in answer.engines)
     return f"no launch of {answer.question.title} fits or is legal ({reasons})"
+
+
+def remedy_line(remedy: Remedy) -> str:
+    """Return a change with which something fits, and what it gives, in one sentence."""
+    rate = remedy.solution.assessment.tokens_per_s or 0.0
+    return f"fits with {remedy.words}: {rate:,.0f} tokens/s per GPU with {remedy.engine.name}"

@@ -14,7 +14,7 @@ from autopar.model import ModelSpec
 from autopar.records import dataclass
 from autopar.units import GIB
 from search.check.assessment import Target
-from search.degrees import fixed_of
+from search.degrees import fixed_of, training_of
 from search.options import SPACE_PANEL
 from search.places import named_card
 from search.request import BATCH_OPTIONS, ROWS, Request, model_spec, with_places
@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from autopar.estimate.card import Card
     from autopar.estimate.site import Site
 
-__all__ = ["Answer", "EngineAnswer", "Question", "answer", "answers", "open_launches"]
+__all__ = [
+    "Answer",
+    "EngineAnswer",
+    "Question",
+    "Remedy",
+    "answer",
+    "answers",
+    "open_launches",
+    "remedies",
+    "target_of",
+]
 
 _TOKENS = 4 << 20
 """Of a step where nobody says its batch: what models of today are trained with at first."""
@@ -102,6 +112,16 @@ class Answer:
     def cpu_s(self) -> float:
         """Of all searches."""
         return sum(one.solved.effort.cpu_s for one in self.engines if one.solved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change with which a launch fits, and the fastest one then."""
+
+    words: str
+    """Options that say it."""
+    engine: EngineSpace
+    solution: Solution
 
 
 def answers(request: Request) -> bool:
@@ -181,6 +201,7 @@ def open_launches(request: Request) -> Question:
             world=world,
             gpu=card.name,
             skew=request.degrees.moe_skew,
+            training=training_of(request.degrees),
         ),
         num_nodes=nodes,
         gpus_per_node=per_node,
@@ -194,16 +215,17 @@ def open_launches(request: Request) -> Question:
     )
 
 
-def answer(question: Question) -> Answer:
+def answer(question: Question, *, top: int = _TOP) -> Answer:
     """Return the fastest launches of every trainer that was asked for.
 
-    Raises InputError where none of them runs such a model at all.
+    top : families of degrees of each trainer that are found. Raises InputError where none of them
+    runs such a model at all.
     """
     found: list[EngineAnswer] = []
     for engine in question.engines:
         target = target_of(question, engine)
         try:
-            solved = solve(engine, question.job, target, question.fixed, top=_TOP)
+            solved = solve(engine, question.job, target, question.fixed, top=top)
         except InputError as error:
             found.append(EngineAnswer(engine=engine, target=target, solved=None, reason=str(error)))
             continue
@@ -214,6 +236,44 @@ def answer(question: Question) -> Answer:
     # equally fast ones stay in the order of the trainers
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
     return Answer(question=question, engines=tuple(found))
+
+
+_ENOUGH = 3
+"""Ways out of an answer without launches that are looked for."""
+
+
+def remedies(question: Question) -> tuple[Remedy, ...]:
+    """Return what would make a launch fit, cheapest first: what changes least of the training.
+
+    Moments of fewer bits, states on the host, adapters, adapters beside 4 bits, more machines; each
+    is searched as the question was, and only what fits is returned.
+    """
+    training = question.job.training
+    changed: list[tuple[str, Question]] = []
+    for other in (
+        replace(training, optimizer="adam-bf16"),
+        replace(training, optimizer="adam8bit"),
+        replace(training, offload=1.0),
+        replace(training, lora_rank=training.lora_rank or 32),
+        replace(training, lora_rank=training.lora_rank or 32, lora_base="nf4"),
+    ):
+        if other != training:
+            job = replace(question.job, training=other)
+            changed.append((other.words, replace(question, job=job)))
+    for factor in (2, 4):
+        nodes = factor * question.num_nodes
+        job = replace(question.job, world=nodes * question.gpus_per_node)
+        if all(batch % factor == 0 for batch in job.global_batches):
+            words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
+            changed.append((words, replace(question, job=job, num_nodes=nodes)))
+    found: list[Remedy] = []
+    for words, other_question in changed:
+        one = answer(other_question, top=1).best
+        if one is not None and one.best is not None:
+            found.append(Remedy(words=words, engine=one.engine, solution=one.best))
+        if len(found) == _ENOUGH:
+            break
+    return tuple(found)
 
 
 def target_of(question: Question, engine: EngineSpace) -> Target:
