@@ -85,7 +85,8 @@ class LaunchDocument(StrictObject):
     version: Literal[1]
     autopar: str
     """Release that wrote it."""
-    status: Literal["optimal", "infeasible"]
+    status: Literal["optimal", "infeasible", "evaluated"]
+    """Whether the launch is the fastest that fits, or one that somebody had."""
     request: dict[str, Any]
     """Options of the search, as typed."""
     model: str
