@@ -132,7 +132,9 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
         fp8_weights=low and optimizer.sharding != "none" and yes(),
         fp4=fp4,
         fp4_weights=fp4 and yes(),
-        wide_ends=one((0, 0), (1, 1), (2, 0)) if fp4 or fp8 not in (None, "delayed") else (0, 0),
+        wide_ends=one((0, 0), (1, 1), (min(2, layers // pp), 0))
+        if fp4 or fp8 not in (None, "delayed")
+        else (0, 0),
         gradients_bf16=(low or dense_kind == "bf16") and yes(),
         gradients_fp32=not low and dense_kind == "fp16" and yes(),
     )
