@@ -80,7 +80,7 @@ BREAKS: dict[str, tuple[Any, str, Any]] = {
         lambda old: lambda self, **_: torch.arange(len(self), device=self.device),
     ),
     "what is made again is half of what it was": (
-        recompute._Again, "part", lambda old: lambda self, *view: old(self, *view) / 2
+        recompute._Again, "part", lambda old: lambda self, at: old(self, at) / 2
     ),
 }  # fmt: skip
 """What a mistake in the executor would be: owner, attribute, and the attribute that replaces it."""

@@ -426,8 +426,8 @@ def _stage(
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
     terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
     device = sum(terms.values())
-    # host code and traffic of shards take the same part of everything
-    compute = device - terms["sharding"]
+    # host code, traffic of shards and copies take the same part of everything
+    compute = device - terms["sharding"] - terms["offload"]
     total = float(together_s(device, host))
     terms["host"] = total - device
     transfer = _transfer_s(machine, job)

@@ -8,6 +8,7 @@ are elements of one replica, before any degree divides them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -230,11 +231,16 @@ def even_chunks(
 
 
 def chunks_of_sizes(
-    sizes: list[int], stages: int, *, mtp: int = 0, schedule: Schedule | None = None
+    sizes: Sequence[int],
+    stages: int,
+    *,
+    mtp: int | Sequence[int] = 0,
+    schedule: Schedule | None = None,
 ) -> tuple[tuple[Chunk, ...], ...]:
     """Return the chunks of every stage from the layers of all parts in execution order.
 
-    schedule : places the parts on the stages; None: one after the other, and again from the first.
+    mtp : modules of further tokens of the last part, or of each. schedule : places the parts on the
+    stages; None: one after the other, and again from the first.
     """
     parts = len(sizes)
     found: list[list[Chunk]] = [[] for _ in range(stages)]
@@ -244,7 +250,8 @@ def chunks_of_sizes(
         first += size
         last = part == parts - 1
         stage = part % stages if schedule is None else rank_of(schedule, part, stages)
-        found[stage].append((part == 0, layers, mtp if last else 0, last))
+        further = (mtp if last else 0) if isinstance(mtp, int) else mtp[part]
+        found[stage].append((part == 0, layers, further, last))
     return tuple(map(tuple, found))
 
 

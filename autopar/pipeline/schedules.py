@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from autopar.errors import InputError
-from autopar.plans import PipelineType
 from autopar.records import dataclass
 
 __all__ = [
@@ -25,7 +24,15 @@ __all__ = [
     "schedule_problem",
 ]
 
-Schedule = PipelineType
+Schedule = Literal[
+    "1f1b",
+    "gpipe",
+    "interleaved",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zero_bubble_v",
+    "dual_pipe_v",
+]
 """Of a pipeline's micro-batches; all end a step with one synchronisation."""
 Engine = Literal["megatron", "torchtitan", "deepspeed", "galvatron"]
 """Trainers with pipelines of their own."""

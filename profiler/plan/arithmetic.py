@@ -35,7 +35,7 @@ __all__ = [
     "examine",
     "expert_shapes",
     "first_shapes",
-    "has_own_grid",
+    "has_whole_experts",
     "held",
     "last_shapes",
     "layer_layout",
@@ -325,8 +325,8 @@ def cube_of(plan: Plan) -> Cube:
 
 def layer_layout(job: PlanJob, cube: Cube, layer: int) -> Layout:
     """Return how one layer of a plan lies on the cube."""
-    kind = job.spec.layers[job.spec.layer_types[layer]]
-    return _layout(job, cube, job.plan.layers[layer], has_experts=kind.num_experts is not None)
+    strategy = job.plan.layers[layer]
+    return _layout(job, cube, strategy, whole_experts=has_whole_experts(job, layer))
 
 
 def vocab_layout(job: PlanJob, cube: Cube) -> Layout:
@@ -378,15 +378,13 @@ def entry_layouts(job: PlanJob, cube: Cube, layer: int) -> tuple[Layout, ...]:
 
 
 def _layout(
-    job: PlanJob, cube: Cube, strategy: LayerStrategy, *, has_experts: bool = False
+    job: PlanJob, cube: Cube, strategy: LayerStrategy, *, whole_experts: bool = False
 ) -> Layout:
     kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
     tensor = _axes(cube, strategy.tp, strided=strategy.strided)
-    experts = None
-    if has_experts and has_own_grid(strategy):
-        # neighbours, whatever other groups they are in (Megatron-Core's order of ranks with whole
-        # experts: its expert grid has neither tensor nor context ranks)
-        experts = _axes(cube, strategy.ep)
+    # neighbours, whatever other groups they are in (Megatron-Core's order of ranks with whole
+    # experts: its expert grid has neither tensor nor context ranks)
+    experts = _axes(cube, strategy.ep) if whole_experts else None
     return Layout(
         cube=cube,
         kind=kind,
@@ -397,10 +395,12 @@ def _layout(
     )
 
 
-def has_own_grid(strategy: LayerStrategy) -> bool:
-    """Return whether whole experts lie on ranks, and not pieces of each on tensor ranks."""
-    split = 1 if strategy.ulysses else strategy.tp
-    return strategy.ep > 1 or strategy.expert_tp != split
+def has_whole_experts(job: PlanJob, layer: int) -> bool:
+    """Return whether experts lie whole on a grid of their own, not in pieces on tensor ranks."""
+    strategy = job.plan.layers[layer]
+    if strategy.ep == 1 and strategy.expert_tp == _split(strategy):
+        return False
+    return job.spec.layers[job.spec.layer_types[layer]].num_experts is not None
 
 
 def _zero(plan: Plan, strategy: LayerStrategy) -> str:
@@ -438,7 +438,7 @@ def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
             f"layer {layer} has cross-attention and context degree {strategy.cp}, which is not run "
             "here; give it context degree 1"
         )
-    if kind.num_experts is None or not has_own_grid(strategy):
+    if not has_whole_experts(job, layer):
         return
     if strategy.expert_tp > 1:
         raise InputError(
@@ -700,7 +700,7 @@ def _layer_weights(job: PlanJob, layer: int) -> tuple[Weights, ...]:
     """Return the weights of a layer, and of its experts where other ranks have the same ones."""
     plan, strategy = job.plan, job.plan.layers[layer]
     kind = job.spec.layers[job.spec.layer_types[layer]]
-    apart = kind.num_experts is not None and has_own_grid(strategy)
+    apart = has_whole_experts(job, layer)
     shapes = layer_shapes(kind, _split(strategy), whole_experts=apart)
     if layer + 1 == num_encoder_layers(job.spec):
         shapes = (*shapes, _final_norm(kind))

@@ -232,6 +232,7 @@ def read_titan(
         optimizer=Optimizer(
             sharding="none" if zero == 0 else "fsdp" if zero == 3 else "zero2",
             overlap_gradients=True,
+            **_states(keys, zero),
         ),
         recompute=Recompute(layers="uniform", number=1) if checkpoint == "full" else Recompute(),
         software=Software(gpu=gpu, attention="flash"),
@@ -280,17 +281,26 @@ def _dispatched(keys: Keys, model: Model) -> Model:
     return replace(model, experts=replace(experts, dispatcher="flex"))
 
 
+def _states(keys: Keys, zero: int) -> dict[str, Any]:
+    """Return what states are kept otherwise: on the host, or as 16-bit weights are."""
+    found: dict[str, Any] = {}
+    if keys.text("training.dtype", "float32") == "bfloat16":
+        found = {"master_bytes": 0, "moments_bytes": 4}
+    if keys.flag("training.enable_cpu_offload") and zero:
+        found |= {"offload": 1.0, "offload_master": True, "offload_weights": True}
+    return found
+
+
 def _refuse(keys: Keys) -> None:
     """Raise UnpricedError for what memory or time depends on and nobody here prices."""
     asked = "leave it out to see the rest"
     for key, why in (
-        ("training.enable_cpu_offload", "states are offloaded to the host"),
         ("optimizer.early_step_in_backward", "gradients are stepped as they are made"),
         ("liger_kernel.enable_fused_linear_cross_entropy", "the loss makes no logits"),
     ):
         if keys.flag(key):
             raise keys.unpriced(key, why, asked)
-    if keys.text("training.dtype", "float32") != "float32":
+    if keys.text("training.dtype", "float32") not in ("float32", "bfloat16"):
         raise keys.unpriced("training.dtype", "weights and states are of 16 bits", asked)
     name = keys.text("optimizer.name", "AdamW")
     if name not in ("Adam", "AdamW"):

@@ -452,8 +452,8 @@ def test_broken_ones_are_found(
         (_modern("llama3", "9B"), 64, "not priced", "'9B' is not known here; known are 8B, 70B"),
         (_modern("flux", "dev"), 64, "not priced", "model.name 'flux' is not known here"),
         (_H200.replace('"AdamW"', '"Muon"'), 32, "not priced", "'Muon' keeps other states"),
-        (_H200.replace("steps = 2000", "enable_cpu_offload = true"), 32, "not priced",
-         "states are offloaded to the host"),
+        (_H200.replace("steps = 2000", 'dtype = "float16"'), 32, "not priced",
+         "weights and states are of 16 bits"),
         (_modern("llama3", "405B", tp=8, pp=8, batch=16, more=
             'pipeline_parallel_schedule = "PipelineScheduleMulti"'), 512, "not priced",
          "'PipelineScheduleMulti' is a schedule"),

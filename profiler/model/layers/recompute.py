@@ -8,7 +8,7 @@ Megatron-Core's CheckpointWithoutOutput does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -30,17 +30,40 @@ def discarding(make: Callable[..., Any], take: Callable[[Any], Any], *arguments:
     made = make(*arguments)
     again = _Again(make, arguments, made)
 
+    keep, take_back = _outer_hooks()
+
     def pack(tensor: torch.Tensor) -> Any:
         if not again.is_of(tensor):
-            return tensor
+            return keep(tensor)
         again.waiting += 1
-        return (tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _Part(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def unpack(packed: Any) -> torch.Tensor:
-        return packed if isinstance(packed, torch.Tensor) else again.part(*packed)
+    def unpack(packed: Any) -> Any:
+        return again.part(packed) if isinstance(packed, _Part) else take_back(packed)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return take(made)
+
+
+def _outer_hooks() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return what is done already to tensors that are kept, such as counting them.
+
+    autograd calls the innermost hooks alone.
+    """
+    ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return (ask(False) if ask is not None else None) or (_same, _same)
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+class _Part(NamedTuple):
+    """Where a part of an output lies in it."""
+
+    shape: Any
+    stride: Any
+    offset: int
 
 
 class _Again:
@@ -58,12 +81,12 @@ class _Again:
         """Return whether a tensor is the output, or a part of it."""
         return bool(tensor.untyped_storage()._cdata == self._storage)
 
-    def part(self, shape: Any, stride: Any, offset: int) -> torch.Tensor:
+    def part(self, at: _Part) -> torch.Tensor:
         """Return a part of the output; after the last one it is let go."""
         if self._made is None:
             with torch.no_grad():
                 self._made = self._make(*(x.detach() for x in self._arguments))
-        found: torch.Tensor = self._made.as_strided(shape, stride, offset)
+        found: torch.Tensor = self._made.as_strided(*at)
         self.waiting -= 1
         if self.waiting <= 0:
             self._made = None
