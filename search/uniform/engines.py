@@ -29,8 +29,16 @@ from autopar.memory.launch import (
 )
 from autopar.memory.recipes import Keeper, Zero
 from autopar.records import dataclass
-from search.uniform.choice import FULL, NONE, Choice, Dispatcher, Precision, recompute_of
-from search.uniform.training import Training, trained
+from search.uniform.choice import (
+    FULL,
+    NONE,
+    Choice,
+    Dispatcher,
+    Precision,
+    Training,
+    recompute_of,
+    trained,
+)
 
 __all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of"]
 

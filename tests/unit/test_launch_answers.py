@@ -119,6 +119,27 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
     assert [stage["peak_bytes"] for stage in checked["stages"]] == peaks
 
 
+def test_a_launch_is_priced_again_also_where_it_does_not_fit(
+    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
+    assert search_command.run(["--evaluate", str(path), "--json", "-"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["status"] == "evaluated"
+    first = launch_document(small, {}).model_dump()["launch"]
+    assert again["launch"]["degrees"] == first["degrees"]
+    step_s = first["predicted"]["step_time_s"]
+    assert again["launch"]["predicted"]["step_time_s"] == pytest.approx(step_s, rel=1e-9)
+    assert search_command.run(["--evaluate", str(path), "--memory-constraint", "16"]) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_model_without_experts_has_no_degrees_of_them() -> None:
+    with pytest.raises(OptionError, match="--ep: llama3-8b has no experts"):
+        open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
+
+
 def test_a_launch_is_written_for_its_own_trainer_alone(
     small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
