@@ -20,6 +20,8 @@ from autopar.estimate.layer import Machine, machine_of
 from autopar.estimate.site import Site, load_site
 from autopar.estimate.stack import Stack, load_stack
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters
+from autopar.training.mixtures import NATURAL_SKEW
 from benchmarks.ledger_models import Architecture, known_architecture
 
 __all__ = ["Run", "UnusableError", "run_of"]
@@ -344,9 +346,6 @@ def _job(
     )
 
 
-_NATURAL_SKEW = 1.5
-"""Tokens of the busiest rank over the mean where routing is not forced to balance: rows with and
-without differ by 8 to 20 %, of which experts are the half that is uneven."""
 _GRAPHS = {"none": "none", "local": "partial", "transformer_engine": "partial"}
 
 
@@ -383,14 +382,14 @@ def _launch(
     if settings.get("fp8_dot_product_attention"):
         found["low_precision_attention"] = True
     if "LoRA" in cells["source"] or cells["notes"].startswith("LoRA"):
-        found["frozen"] = True
+        found |= {"frozen": True, "adapters": _adapters(cells["source"])}
     kernel = re.search(r"attention (CUDNN|FLASH)", cells["notes"])
     if kernel is not None:
         found["attention_kernel"] = {"CUDNN": "cudnn", "FLASH": "flash2"}[kernel[1]]
     elif "EFFICIENT_ATTENTION" in cells["notes"]:
         raise UnusableError("no card has times of memory-efficient attention")
     if "real routing" in cells["notes"]:
-        found["skew"] = _NATURAL_SKEW
+        found["skew"] = NATURAL_SKEW
     if "rowwise" in cells["precision"]:
         found["row_scales"] = True
     if cells["source"].startswith("torchtitan"):
@@ -398,6 +397,17 @@ def _launch(
         found["overlap_tensor"] &= "vanilla" not in cells["notes"]
         found["ring_balanced"] = False
     return found
+
+
+def _adapters(source: str) -> Adapters:
+    """Return the adapters of a published run, as its recipe has them.
+
+    Of rank 16 both: beside all projections (Automodel examples/llm_benchmark, `*_proj`), or beside
+    queries, keys and values alone (Megatron-Bridge recipes/llama, `linear_qkv`).
+    """
+    if "AutoModel" in source:
+        return Adapters(rank=16)
+    return Adapters(rank=16, targets=frozenset({"query", "key", "value"}), fused=True)
 
 
 @cache

@@ -17,6 +17,7 @@ from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.errors import DocumentError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
+from search.degrees import DegreeOptions
 from search.options import PANELS, EngineChoice, ProfileMode, SearchOptions
 from search.places import Places, find_places, is_measured_only, named_card
 
@@ -614,8 +615,8 @@ def fill_options(
         )
     if "default-dp-type" not in given:
         lines.append(
-            f"--default-dp-type {options.default_dp_type} (`zero2` shards optimizer states, "
-            "`any` tries both)"
+            f"--default-dp-type {options.default_dp_type} (`zero1` and `zero2` shard optimizer "
+            "states, `any` tries all)"
         )
     if not {"profile-mode", "time-profile-mode"} & set(given):
         # Estimated times exist for several batches and contain a launch cost, which the
@@ -644,7 +645,7 @@ def _several_batches(profile: ModelProfile) -> bool:
 # The options of a search as one typed request.
 
 
-_SPACE, _COST, _OUT = PANELS[2:]
+_SPACE, _COST, _OUT = PANELS[4:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -691,7 +692,7 @@ class OutputSpec:
     """None writes nothing."""
 
 
-FILLS = (InputSpec, SearchOptions, Shorthands, OutputSpec)
+FILLS = (InputSpec, SearchOptions, DegreeOptions, Shorthands, OutputSpec)
 ROWS = Command(name="", intro="", fills=FILLS, panels=PANELS).rows
 """Every option of a search, in the order of the help and of plan files."""
 
@@ -708,6 +709,7 @@ class Request:
     them, so that the same question can be asked again."""
     engine: EngineChoice | None = None
     """Whose plans alone are wanted; what that means is in `search.engines.best_plan`."""
+    degrees: DegreeOptions = DegreeOptions()
 
 
 # Options that choose where results go or how fast they come, never what they are; what an engine
@@ -730,10 +732,8 @@ def build_request(raw: Mapping[str, object]) -> Request:
         When a value is unusable or two options contradict each other.
     """
     values = read_values(ROWS, raw)
-    given = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in ((name, raw[name]) for name in values if name not in _NOT_KEPT)
-    }
+    kept = {name: raw[name] for name in values if name not in _NOT_KEPT}
+    given = {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
     mode = values.get("profile-mode")
     if mode is not None:
         values.setdefault("time-profile-mode", mode)
@@ -756,6 +756,7 @@ def build_request(raw: Mapping[str, object]) -> Request:
         output=make(OutputSpec, values),
         given=given,
         engine=values.get("engine"),
+        degrees=make(DegreeOptions, values),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
+from autopar.pipeline.schedules import Schedule
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
@@ -204,6 +205,8 @@ class Job:
     """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
     vpp: int = 1
     """Chunks of layers that a pipeline stage holds."""
+    schedule: Schedule | None = None
+    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
     stage_layers: tuple[int, ...] = ()
     """Layers of every stage; empty: as even as `stage_blocks` makes them."""
     vocab_tp: int | None = None
@@ -240,6 +243,9 @@ class Job:
     overlap_gradients: bool = True
     reduce_every_micro_batch: bool = False
     """Gradients are summed over data-parallel ranks after each micro-batch, not once a step."""
+    gathered_bytes: float | None = None
+    """Of a layer's weight that data-parallel ranks gather; None: as it is computed with in 16 bits
+    or more."""
     gradient_bytes: float | None = None
     """Of an element when data-parallel ranks reduce; None: what the stack does."""
     accumulation_bytes: float | None = None

@@ -8,7 +8,7 @@ gradients, the optimizer. The terms of a `StepTime` add up to its total.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -36,8 +36,11 @@ from autopar.estimate.layer import (
     optimizer_time_s,
     transfer_s,
 )
+from autopar.estimate.parts.updates import activation_copies_s, weight_copies_s
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
+from autopar.pipeline.formulas import step_s
+from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass
 from autopar.training.adapters import base_bytes
 
@@ -62,6 +65,7 @@ TERMS = (
     "experts",
     "transfer",
     "host",
+    "offload",
     "sharding",
     "bubble",
     "gradients",
@@ -104,6 +108,9 @@ class _Stage(NamedTuple):
     total_s: float
     weights: Mapping[_Group, float]
     """Parameters of a rank."""
+    forward_share: float
+    weight_share: float
+    """Of its seconds, what is forward, and what gradients of weights; the rest is of inputs."""
 
 
 _STEP_ONLY = frozenset(
@@ -111,7 +118,8 @@ _STEP_ONLY = frozenset(
         *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
         *("vocab_tp", "vocab_zero", "zero", "reshard", "recompute", "graphs", "overlap_experts"),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
-        *("optimizer", "mtp", "notes", "schedule"),
+        *("optimizer", "mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
+        *("offloaded_master", "overlap_offload", "offloaded_weights"),
     )
 )
 """Fields of a job that times of a layer do not depend on, what is made of them does."""
@@ -131,7 +139,9 @@ class KnownLayers:
     def times(self, job: Job, block: Block) -> LayerTimes:
         """Return the times of one layer of a block, which has the job's own degrees."""
         # how many layers there are, and what is done about their memory, is no part of it
-        alike = replace(block, number=1, recompute=None, zero=None, tp=None, cp=None)
+        alike = replace(
+            block, number=1, recompute=None, zero=None, tp=None, cp=None, offloaded_bytes=0.0
+        )
         key = (self._sizes(job), alike)
         found = self._layers.get(key)
         if found is None:
@@ -210,7 +220,7 @@ def layer_seconds(
 ) -> tuple[float, float]:
     """Return what one layer's micro-batch takes of the device, and of the host, without ZeRO-3."""
     own = _own(job, block)
-    found, host = _layer(machine, own, known.times(own, block))
+    found, host = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
     return sum(found.values()), host
 
 
@@ -233,8 +243,9 @@ def stage_transfer_s(machine: Machine, job: Job) -> float:
 def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:
     """Return the time of a training step of a job on a machine; raises InputError.
 
-    1F1B: the sum of the stages and M - 1 times the longest; v chunks: M times the longest and
-    1 / v of the others. T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer.
+    T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer. The pipeline by its
+    schedule: 1F1B the sum of the stages and M - 1 times the longest, with v chunks M times the
+    longest and 1 / v of the others; the others are those of `autopar.pipeline.formulas`.
 
     known : times of layers that other jobs on this machine asked for.
     """
@@ -247,8 +258,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     times = [stage.total_s for stage in stages]
     longest = max(range(len(times)), key=times.__getitem__)
     number = job.micro_batches
-    chunks = job.vpp if job.pp > 1 else 1
-    pipeline = number * times[longest] + (sum(times) - times[longest]) / chunks
+    pipeline = _pipeline_s(job, stages)
     terms = {key: number * value for key, value in stages[longest].terms.items()}
     terms["bubble"] = pipeline - number * times[longest]
 
@@ -283,6 +293,29 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
         terms_s={key: terms.get(key, 0.0) for key in TERMS},
         stage_s=tuple(times),
         optimizer_s=optimizer,
+    )
+
+
+def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
+    """Return the seconds of all micro-batches, transfers between stages included."""
+    times = [stage.total_s for stage in stages]
+    chunks = job.vpp if job.pp > 1 else 1
+    schedule = job.schedule or schedule_of_chunks(chunks)
+    if job.pp == 1 or schedule in ("1f1b", "interleaved"):
+        # as published runs are priced, whose messages the constants of sites were fitted with
+        return job.micro_batches * max(times) + (sum(times) - max(times)) / chunks
+    forward = [stage.forward_share * stage.total_s for stage in stages]
+    weight = [stage.weight_share * stage.total_s for stage in stages]
+    return step_s(
+        schedule,
+        forward,
+        [
+            total - before - after
+            for total, before, after in zip(times, forward, weight, strict=True)
+        ],
+        weight,
+        micro_batches=job.micro_batches,
+        chunks=chunks,
     )
 
 
@@ -346,10 +379,13 @@ def _stage(
     """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[_Group, float] = {}
-    host = 0.0
+    host = loaded = forward = weight = 0.0
     for block in blocks:
         own = _own(job, block)
-        found, waited = _layer(machine, own, known.times(own, block))
+        times = known.times(own, block)
+        found, waited = _layer(machine, own, times, block.offloaded_bytes)
+        forward += block.number * _forward_s(machine, own, times)
+        weight += block.number * sum(float(part.weight_s) for part in times.parts)
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
@@ -359,6 +395,11 @@ def _stage(
         )
         _hold(weights, _dense_group(own), block.number * others / own.tp)
         _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
+        if own.offloaded_weights:
+            base_experts, base = parameters(block)
+            base_experts /= own.ep * own.etp * _expert_ranks(own)
+            share = base / (own.tp * _data_ranks(own)) + base_experts
+            loaded += block.number * share * _frozen_bytes(own)
         if own.zero == 3:
             terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
     ends = _ends(job)
@@ -371,6 +412,9 @@ def _stage(
         for _ in range(1 + job.mtp):
             _add(terms, ends, parts)
             terms["tensor"] += sends
+        # most of what it sends is the gradient of its input
+        forward += (1 + job.mtp) * sum(float(part.forward_s) for part in parts)
+        weight += (1 + job.mtp) * sum(float(part.weight_s) for part in parts)
         if not (job.tied and job.pp == 1):
             _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (index in (0, job.pp - 1)):
@@ -380,23 +424,28 @@ def _stage(
             machine, ends, tables
         )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
+    terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
     device = sum(terms.values())
+    # host code, traffic of shards and copies take the same part of everything
+    compute = device - terms["sharding"] - terms["offload"]
     total = float(together_s(device, host))
     terms["host"] = total - device
     transfer = _transfer_s(machine, job)
     terms["transfer"] = transfer
-    return _Stage(terms, total + transfer, weights)
+    return _Stage(terms, total + transfer, weights, forward / compute, weight / compute)
 
 
 def _own(job: Job, block: Block) -> Job:
     """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
     recompute, zero = block.recompute, block.zero
-    if (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
+    same = block.precision in (None, job.precision)
+    if same and (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
         return _split(job, block.tp, block.cp)
     own = replace(
         job,
         recompute=job.recompute if recompute is None else recompute,
         zero=job.zero if zero is None else zero,
+        precision=job.precision if block.precision is None else block.precision,
     )
     return _split(own, block.tp, block.cp)
 
@@ -437,7 +486,9 @@ def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
         terms[part.kind] += float(part.forward_s + part.input_s + part.weight_s)
 
 
-def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, float], float]:
+def _layer(
+    machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float
+) -> tuple[dict[str, float], float]:
     """Return the seconds of a layer's micro-batch by term, and those of its host code."""
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
@@ -458,7 +509,19 @@ def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, flo
     terms["tensor"] = tensor
     terms["context"] = times.context.forward_s + times.context.backward_s
     terms["experts"] = experts
+    if offloaded_bytes:
+        device = sum(terms.values())
+        forward = _forward_s(machine, job, times)
+        terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
     return terms, _host_s(machine, job, times)
+
+
+def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
+    """Return what a layer's forward takes of the device, nothing of it computed again."""
+    hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+    exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
+    sends = (1 - hidden) * times.tensor.forward_s + exposed * times.experts.forward_s
+    return sum(float(part.forward_s) for part in times.parts) + sends + times.context.forward_s
 
 
 def _recomputed(job: Job, times: LayerTimes) -> float:
@@ -519,9 +582,9 @@ def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> 
 
 def _frozen_bytes(job: Job) -> float:
     """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
-    if job.adapters is None:
-        return job.element_bytes
-    return min(job.element_bytes, base_bytes(job.adapters))
+    if job.adapters is not None:
+        return min(job.element_bytes, base_bytes(job.adapters))
+    return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
@@ -570,7 +633,8 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            gathered += transfer_s(machine, "allgather", weights * job.element_bytes, ranks, stride)
+            each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
+            gathered += transfer_s(machine, "allgather", weights * each, ranks, stride)
         else:
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from autopar.memory.launch import Chunk, Launch
 from autopar.memory.parameters import Weight, adapter_widths, attention_weights, mlp_weights
 from autopar.training.adapters import needs_input
+from autopar.training.mixtures import taken_share, worst_skew
+from autopar.training.offload import OffloadModule
 
 __all__ = [
     "adapter_saved_bytes",
@@ -21,17 +23,12 @@ __all__ = [
     "copied_qkv_bytes",
     "input_bytes",
     "layer_saved_bytes",
+    "offloaded_bytes",
     "routed_tokens",
     "routing_skew",
     "saved_parts",
     "scores",
 ]
-
-_ALONE = 1.10
-_SEVERAL = 1.025
-_LATER = 1.17
-"""Skew of routing, see `routing_skew`."""
-_MANY_STEPS = 1000
 
 
 def scores(launch: Launch) -> int:
@@ -47,7 +44,78 @@ def input_bytes(launch: Launch) -> int:
 
 
 def saved_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) of everything that a layer saves which recomputes no whole layers."""
+    """Yield (part, bytes) of everything that a layer keeps on the device, not recomputed whole."""
+    gone = dict(_offloaded_parts(launch, experts=experts))
+    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
+        left = size - gone.get(index, 0)
+        if left:
+            yield name, left
+
+
+_OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {
+    # what autograd saves inside a module, its input among it
+    "attn_norm": ("norm input",),
+    "qkv_linear": ("norm output", "query latent", "key-value latent", "latent norms"),
+    "core_attn": (
+        "query",
+        "key",
+        "value",
+        "qkv",
+        "softmax statistics",
+        "scores",
+        "scores after dropout",
+        "scores' mask",
+    ),
+    # what attention made is the next product's input, so it goes with both alone
+    "attn_proj": ("attention output", "attention output's copy"),
+    "mlp_norm": ("norm input",),
+    "expert_fc1": ("expert input",),
+    "moe_act": ("expert fc1 output",),
+}
+
+
+def _offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, int]]:
+    """Yield (place among a layer's parts, bytes) of what waits on the host.
+
+    Norms that are one kernel with the product behind them are no modules of their own: in front of
+    a dense MLP, and of attention without latents (Megatron-Core's layer specs of Transformer
+    Engine).
+    """
+    offload, model = launch.offload, launch.model
+    if not offload.modules:
+        return
+    chosen = set(offload.modules)
+    if model.attention.latent is None and not launch.software.local_layers:
+        chosen.discard("attn_norm")
+    if not experts and not launch.software.local_layers:
+        chosen.discard("mlp_norm")
+    least = offload.least_elements * launch.precision.element_bytes
+    halves = 0
+    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
+        halves += name == "norm input"
+        module = next(
+            (
+                module
+                for module in sorted(chosen)
+                if name in _OFFLOADED_PARTS[module]
+                and not (module in ("attn_norm", "qkv_linear") and halves > 1)
+                and not (module == "mlp_norm" and halves < 2)
+            ),
+            None,
+        )
+        if module is not None and size >= least:
+            yield index, math.floor(size * offload.fraction)
+
+
+def offloaded_bytes(launch: Launch, *, experts: bool, layer: int = 0) -> int:
+    """Return what of a layer and micro-batch waits on the host, in bytes of a rank."""
+    if layer < launch.offload.layers:
+        return sum(size for _, size in _layer_parts(launch, experts=experts))
+    return sum(size for _, size in _offloaded_parts(launch, experts=experts))
+
+
+def _layer_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
+    """Yield (part, bytes) of everything that a layer saves, wherever it waits."""
     recomputed, adapters = launch.recompute.modules, launch.adapters
     whole = input_bytes(launch)
     yield "norm input", whole
@@ -82,16 +150,17 @@ def _linear_input(launch: Launch, size_bytes: int) -> int:
 
     Transformer Engine saves the copy that the weight's gradient takes, and lets the tensor go.
     """
-    if not launch.precision.fp8:
+    precision = launch.precision
+    if not precision.low:
         return size_bytes
-    return size_bytes // launch.precision.element_bytes
+    return math.ceil(size_bytes // precision.element_bytes * precision.low_bytes)
 
 
 def _expert_input(launch: Launch, size_bytes: int) -> int:
     """Return the same of products of experts: grouped ones keep a copy by rows and by columns."""
     experts = launch.model.experts
     grouped = experts is not None and experts.grouped
-    return _linear_input(launch, size_bytes) * (2 if launch.precision.fp8 and grouped else 1)
+    return _linear_input(launch, size_bytes) * (2 if launch.precision.low and grouped else 1)
 
 
 def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
@@ -152,7 +221,7 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     yield "attention output", output
     # the kernel keeps its own output, and the product behind it the copy that it takes; where heads
     # are exchanged, that is what comes back from the other ranks
-    copied = kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged
+    copied = kernel == "flash" or launch.precision.low or launch.degrees.heads_exchanged
     if copied and needs_input(launch.adapters, "projection"):
         yield "attention output's copy", _linear_input(launch, output)
     # the logarithm of each row's sum, in fp32
@@ -178,18 +247,14 @@ def copied_qkv_bytes(launch: Launch) -> int:
 def routing_skew(launch: Launch) -> float:
     """Return the tokens of a rank's experts over the mean of all ranks, at the worst step.
 
-    Measured peaks of mixtures after 50 to 200 steps want 1.09 to 1.14 with one expert a rank, and
-    1.01 to 1.06 with two to eight, whose loads even out; after thousands of steps 1.15 to 1.24 with
-    one to eight. A rank that has all experts has all tokens.
+    A rank that has all experts has all tokens.
     """
     experts, degrees = launch.model.experts, launch.degrees
     if experts is None or degrees.ep == 1:
         return 1.0
     if experts.skew is not None:
         return experts.skew
-    if launch.steps is None or launch.steps >= _MANY_STEPS:
-        return _LATER
-    return _ALONE if experts.number == degrees.ep else _SEVERAL
+    return worst_skew(alone=experts.number == degrees.ep, steps=launch.steps)
 
 
 def routed_tokens(launch: Launch) -> int:
@@ -197,7 +262,10 @@ def routed_tokens(launch: Launch) -> int:
     experts = launch.model.experts
     assert experts is not None
     mean = launch.scattered_tokens * launch.degrees.etp * experts.per_token
-    return math.ceil(mean * routing_skew(launch))
+    share = taken_share(
+        routing_skew(launch), capacity=experts.capacity, padded=experts.padded_capacity
+    )
+    return math.ceil(mean * share)
 
 
 def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[str, int]]:
@@ -281,12 +349,16 @@ def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, int]]:
     whole = input_bytes(launch)
     if embeds and model.hidden_dropout > 0:
         yield "dropout mask", launch.scattered_tokens * model.hidden
-    kinds = [model.expert_layers[layer] for layer in layers] + [model.expert_layers[-1]] * mtp
-    parts = {kind: tuple(saved_parts(launch, experts=kind)) for kind in set(kinds)}
-    for place, experts in enumerate(kinds):
+    kinds = [(model.expert_layers[layer], launch.of_layer(layer)) for layer in layers]
+    # modules of further tokens are behind the last layer, whatever it is in
+    kinds += [(model.expert_layers[-1], launch)] * mtp
+    parts = {(kind, own.precision): tuple(saved_parts(own, experts=kind)) for kind, own in kinds}
+    for place, (experts, own) in enumerate(kinds):
         again = place < len(layers) and _is_recomputed(launch, place)
+        if place < len(layers) and layers[place] < launch.offload.layers:
+            continue
         if not again:
-            yield from parts[experts]
+            yield from parts[experts, own.precision]
         elif recompute.layers == "block" or place % recompute.number == 0:
             # of a unit of layers only the first one's input is kept
             yield "layer input", whole

@@ -8,10 +8,14 @@ are elements of one replica, before any degree divides them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from autopar.errors import InputError
 from autopar.memory.recipes import BUCKETS, Buckets, Keeper, Zero
+from autopar.pipeline.orders import rank_of
+from autopar.pipeline.schedules import Schedule, schedule_of_chunks
 from autopar.plans import Module
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters
@@ -227,9 +231,17 @@ def even_chunks(
 
 
 def chunks_of_sizes(
-    sizes: list[int], stages: int, *, mtp: int = 0
+    sizes: Sequence[int],
+    stages: int,
+    *,
+    mtp: int | Sequence[int] = 0,
+    schedule: Schedule | None = None,
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every stage from the layers of all parts in execution order."""
+    """Return the chunks of every stage from the layers of all parts in execution order.
+
+    mtp : modules of further tokens of the last part, or of each. schedule : places the parts on the
+    stages; None: one after the other, and again from the first.
+    """
     parts = len(sizes)
     found: list[list[Chunk]] = [[] for _ in range(stages)]
     first = 0
@@ -237,7 +249,9 @@ def chunks_of_sizes(
         layers = tuple(range(first, first + size))
         first += size
         last = part == parts - 1
-        found[part % stages].append((part == 0, layers, mtp if last else 0, last))
+        stage = part % stages if schedule is None else rank_of(schedule, part, stages)
+        further = (mtp if last else 0) if isinstance(mtp, int) else mtp[part]
+        found[stage].append((part == 0, layers, further, last))
     return tuple(map(tuple, found))
 
 
@@ -261,6 +275,8 @@ class Degrees:
     """Context ranks exchange heads for tokens around attention (`--cp-comm-type a2a`), no ring."""
     overlap_experts: bool = False
     """Exchanges of a micro-batch run beside another: one chunk more is warmed up."""
+    schedule: Schedule | None = None
+    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
 
     def __post_init__(self) -> None:
         """Refuse degrees that do not divide."""
@@ -302,6 +318,11 @@ class Degrees:
         """Chunks of a stage."""
         return len(self.chunks[0])
 
+    @property
+    def pipeline(self) -> Schedule:
+        """The schedule by name, whether it was told or not."""
+        return self.schedule or schedule_of_chunks(self.vpp)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
@@ -340,6 +361,19 @@ class Precision:
     def low(self) -> bool:
         """Whether products are of fewer than 16 bits."""
         return self.fp8 or self.fp4
+
+    @property
+    def low_bytes(self) -> float:
+        """Of an element of what such products take: NVFP4 with its 8-bit scales of 16 elements.
+
+        Scales of 8-bit formats, of 32 elements and more, are left out.
+        """
+        return 0.5 + 1.0 / 16.0 if self.fp4 else 1.0
+
+    @property
+    def low_weights(self) -> bool:
+        """Whether weights are kept as products take them, and not in 16 bits beside."""
+        return self.fp4_weights if self.fp4 else self.fp8_weights
 
     @property
     def element_bytes(self) -> int:
@@ -578,6 +612,18 @@ class Launch:
         self._check_optimizer()
         if self.adapters is not None and self.optimizer.kind == "muon":
             raise InputError("adapters are trained with Adam; Muon is for whole matrices")
+
+    def of_layer(self, layer: int) -> Launch:
+        """Return the launch as a layer computes, which may be in 16 bits at the ends of a model."""
+        precision = self.precision
+        first, last = precision.wide_ends
+        if not precision.low or first <= layer < self.model.num_layers - last:
+            return self
+        plain = replace(
+            precision, fp8=False, fp8_weights=False, fp4=False, fp4_weights=False,
+            fp8_attention=False,
+        )  # fmt: skip
+        return replace(self, precision=plain)
 
     def _check_optimizer(self) -> None:
         """Refuse states that the trainer cannot keep so."""

@@ -256,7 +256,11 @@ def chunk_weights(launch: Launch, chunk: Chunk) -> tuple[Weight, ...]:
         if model.positions == "learned" and embeds:
             found.append(Weight(name="positions", shape=(model.max_positions, model.hidden)))
     for layer in layers:
-        found += layer_weights(launch, experts=model.expert_layers[layer])
+        own = layer_weights(launch, experts=model.expert_layers[layer])
+        if launch.of_layer(layer) is not launch:
+            # 16 bits at the ends of a model have no copies
+            own = tuple(replace(weight, quantized=False) for weight in own)
+        found += own
     if has_head:
         found += _vectors("final norm", model.hidden, model.norm_tensors)
     for _ in range(min(mtp, 1) if model.mtp_repeated else mtp):

@@ -15,6 +15,7 @@ from autopar.memory.activations import (
     copied_qkv_bytes,
     input_bytes,
     layer_saved_bytes,
+    offloaded_bytes,
     routed_tokens,
     saved_parts,
     scores,
@@ -25,6 +26,7 @@ from autopar.memory.parameters import chunk_weights, layer_weights
 from autopar.memory.schedule import Moment, moments
 from autopar.plans import Module
 from autopar.records import dataclass
+from autopar.training.offload import Offload
 
 __all__ = [
     "Peak",
@@ -206,10 +208,14 @@ def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
         return 0, 0
     experts = model.expert_layers[-1] if mtp else model.expert_layers[layers[-1]]
     again = 0
+    if launch.offload.any:
+        # what waited on the host is back, the layer's own and no other's
+        again = offloaded_bytes(launch, experts=experts, layer=layers[-1] if layers else 0)
+        launch = replace(launch, offload=Offload())
     if not mtp and recompute.layers == "uniform":
-        again = recompute.number * layer_saved_bytes(launch, experts=experts)
+        again += recompute.number * layer_saved_bytes(launch, experts=experts)
     elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
-        again = layer_saved_bytes(launch, experts=experts)
+        again += layer_saved_bytes(launch, experts=experts)
     freed = 2 * input_bytes(launch) if has_head else 0
     parts = dict(saved_parts(_without(launch, launch.recompute.modules), experts=experts))
     gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
@@ -306,6 +312,7 @@ def peak_of(launch: Launch, stage: int) -> Peak:
     seen = set[tuple[object, ...]]()
     for moment in moments(launch, stage):
         at, kind = moment.event.chunk, moment.event.kind
+        assert kind in ("forward", "backward"), "Megatron-LM splits no backward"
         same = (kind, at, moment.live, moment.waiting_logits)
         if same in seen:
             continue

@@ -1,7 +1,7 @@
-"""The order in which a pipeline stage runs its chunks, and what is live at each moment.
+"""What is live at each moment of a pipeline stage's step.
 
-1F1B (Narayanan et al., arXiv 1806.03377) and its interleaved form (arXiv 2104.04473, section 2.2),
-with groups of micro-batches as Megatron-Core counts them. Bytes come from the caller.
+The order in which a stage runs its chunks is the schedule's (`autopar.pipeline.orders`), with
+groups of micro-batches as Megatron-Core counts them. Bytes come from the caller.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from autopar.memory.launch import Launch
+from autopar.pipeline import orders
+from autopar.pipeline.schedules import default_group
 from autopar.records import dataclass
 
 __all__ = ["Event", "Moment", "moments", "order", "warmup_chunks"]
@@ -17,9 +19,9 @@ __all__ = ["Event", "Moment", "moments", "order", "warmup_chunks"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One chunk's forward or backward of one micro-batch."""
+    """One chunk's forward or backward of one micro-batch, or a half of a backward."""
 
-    kind: Literal["forward", "backward"]
+    kind: Literal["forward", "backward", "inputs", "weights"]
     chunk: int
     micro_batch: int
 
@@ -36,72 +38,76 @@ class Moment:
     """The head has run for a micro-batch whose backward is still to come, or just begins."""
 
 
-def _forwards(launch: Launch) -> Iterator[tuple[int, int]]:
-    """Yield (chunk, micro-batch) in the order of a stage's forwards.
-
-    Groups of micro-batches pass through all chunks before the next group.
-    """
-    degrees, total = launch.degrees, _replayed(launch)
-    group = degrees.group or degrees.pp
-    for first in range(0, total, group):
-        for chunk in range(degrees.vpp):
-            for micro_batch in range(first, min(first + group, total)):
-                yield chunk, micro_batch
+def _group(launch: Launch) -> int:
+    """Return the micro-batches that pass a chunk in a row."""
+    degrees, total = launch.degrees, launch.micro_batches
+    if degrees.group:
+        return degrees.group
+    # torch makes its rounds longer where micro-batches do not divide by the stages
+    whole = default_group(degrees.pp, total)
+    return degrees.pp if total % whole else whole
 
 
 def _replayed(launch: Launch) -> int:
     """Return how many micro-batches show everything that a stage of the pipeline ever holds.
 
     After the warm-up of the first stage, each further group repeats the one before it; the last one
-    may be smaller than the others.
+    may be smaller than the others. Where all forwards run first, all of them count.
     """
-    degrees = launch.degrees
-    group = degrees.group or degrees.pp
+    degrees, total = launch.degrees, launch.micro_batches
+    if degrees.pipeline in ("gpipe", "looped_bfs"):
+        return total
+    if degrees.pipeline == "dual_pipe_v":
+        # fewer have no such order
+        total = max(total, 2 * degrees.pp)
+    group = _group(launch)
     first = 2 * degrees.pp + degrees.vpp * group + 1
     groups = first // group + 3
-    return min(launch.micro_batches, groups * group + launch.micro_batches % group)
+    return min(total, groups * group + total % group)
 
 
 def warmup_chunks(launch: Launch, stage: int) -> int:
-    """Return how many forwards a stage runs before its first backward."""
+    """Return how many forwards a stage of pairs runs before its first backward."""
     degrees = launch.degrees
-    behind = degrees.pp - stage - 1
-    total = _replayed(launch) * degrees.vpp
-    # beside the backward of a micro-batch the next one's forward runs
-    ahead = 1 if degrees.overlap_experts else 0
-    if degrees.vpp == 1:
-        return min(behind + ahead, total)
-    group = degrees.group or degrees.pp
-    # arXiv 2104.04473: two for each stage behind, and a group for each chunk but the last
-    warmup = 2 * behind + (degrees.vpp - 1) * group + ahead
-    return min(warmup, total)
+    return orders.warmup_chunks(
+        degrees.pipeline,
+        stage,
+        stages=degrees.pp,
+        chunks=degrees.vpp,
+        micro_batches=_replayed(launch),
+        group=_group(launch),
+        ahead=int(degrees.overlap_experts),
+    )
 
 
 def order(launch: Launch, stage: int) -> tuple[Event, ...]:
-    """Return the events of a stage's step: warm-up, one forward and one backward, cool-down.
+    """Return the events of a stage's step in the order of its schedule.
 
     Of many micro-batches so many that nothing new comes.
     """
     degrees = launch.degrees
-    forwards = [
-        Event(kind="forward", chunk=chunk, micro_batch=micro_batch)
-        for chunk, micro_batch in _forwards(launch)
-    ]
-    # backwards take chunks from the last, micro-batches in the same groups
-    backwards = [
-        Event(
-            kind="backward",
-            chunk=degrees.vpp - 1 - event.chunk,
-            micro_batch=event.micro_batch,
-        )
-        for event in forwards
-    ]
-    warmup = warmup_chunks(launch, stage)
-    steady = len(forwards) - warmup
-    found = forwards[:warmup]
-    for at in range(steady):
-        found += [forwards[warmup + at], backwards[at]]
-    return (*found, *backwards[steady:])
+    work = orders.actions(
+        degrees.pipeline,
+        stage,
+        stages=degrees.pp,
+        chunks=degrees.vpp,
+        micro_batches=_replayed(launch),
+        group=_group(launch),
+        # beside the backward of a micro-batch the next one's forward runs
+        ahead=int(degrees.overlap_experts),
+    )
+    return tuple(
+        Event(kind=_KINDS[kind], chunk=chunk, micro_batch=micro_batch)
+        for kind, chunk, micro_batch in work
+    )
+
+
+_KINDS: dict[str, Literal["forward", "backward", "inputs", "weights"]] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "inputs",
+    "W": "weights",
+}
 
 
 def moments(launch: Launch, stage: int) -> Iterator[Moment]:
@@ -113,10 +119,11 @@ def moments(launch: Launch, stage: int) -> Iterator[Moment]:
         if event.kind == "forward":
             live[event.chunk] += 1
         yield Moment(event=event, live=tuple(live), waiting_logits=bool(waiting))
-        if event.kind == "backward":
+        # what the gradients of weights need is there until they are made
+        if event.kind in ("backward", "weights"):
             live[event.chunk] -= 1
         if chunks[event.chunk][3]:
             if event.kind == "forward":
                 waiting.add(event.micro_batch)
-            else:
+            elif event.kind in ("backward", "weights"):
                 waiting.discard(event.micro_batch)

@@ -383,6 +383,9 @@ def instants(launch: Launch, stage: int) -> Iterator[Instant]:
     seen = set[tuple[str, int, tuple[int, ...]]]()
     for moment in moments(launch, stage):
         event = moment.event
+        if event.kind == "weights":
+            # as much is live as at the gradients of inputs before, or less
+            continue
         if (key := (event.kind, event.chunk, moment.live)) in seen:
             continue
         seen.add(key)

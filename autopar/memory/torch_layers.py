@@ -8,10 +8,9 @@ one rank; T tokens of it, T' of them between products where tensor ranks divide 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from autopar.memory.activations import adapter_saved_bytes, routing_skew
+from autopar.memory.activations import adapter_saved_bytes, routed_tokens
 from autopar.memory.launch import Chunk, Launch, TorchTrainer
 from autopar.training.adapters import needs_input
 
@@ -133,10 +132,7 @@ def _mlp(name: str, launch: Launch, tokens: int, width: int) -> Parts:
 
 def _routed(launch: Launch) -> int:
     """Return the routed tokens of the busiest rank, all of its experts together."""
-    experts = launch.model.experts
-    assert experts is not None
-    mean = launch.scattered_tokens * launch.degrees.etp * experts.per_token
-    return math.ceil(mean * routing_skew(launch))
+    return routed_tokens(launch)
 
 
 def _mixture(launch: Launch) -> Parts:

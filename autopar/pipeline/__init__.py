@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from autopar.pipeline.formulas import in_flight, step_s
+from autopar.pipeline.formulas import bubble_s, in_flight, step_s
 from autopar.pipeline.orders import Action, actions, part_of, rank_of
+from autopar.pipeline.placement import Placement, place_layers
 from autopar.pipeline.replay import Replay, replay
 from autopar.pipeline.schedules import (
     SCHEDULES,
@@ -14,6 +15,7 @@ from autopar.pipeline.schedules import (
     check_schedule,
     default_group,
     schedule_named,
+    schedule_of_chunks,
     schedule_problem,
 )
 
@@ -23,16 +25,20 @@ __all__ = [
     "Action",
     "Engine",
     "Facts",
+    "Placement",
     "Replay",
     "Schedule",
     "actions",
+    "bubble_s",
     "check_schedule",
     "default_group",
     "in_flight",
     "part_of",
+    "place_layers",
     "rank_of",
     "replay",
     "schedule_named",
+    "schedule_of_chunks",
     "schedule_problem",
     "step_s",
 ]

@@ -82,7 +82,7 @@ def actions(
     and one chunk runs one micro-batch after the other under any name. Whether ranks wait for each
     other for ever is not seen here: `autopar.pipeline.schedules.schedule_problem` says it.
     """
-    if stages == chunks == 1:
+    if stages == chunks == 1 and not ahead:
         return [
             Action(kind, 0, at)
             for at in range(micro_batches)

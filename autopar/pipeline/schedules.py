@@ -20,12 +20,13 @@ __all__ = [
     "check_schedule",
     "default_group",
     "schedule_named",
+    "schedule_of_chunks",
     "schedule_problem",
 ]
 
 Schedule = Literal[
-    "gpipe",
     "1f1b",
+    "gpipe",
     "interleaved",
     "looped_bfs",
     "interleaved_zero_bubble",
@@ -57,15 +58,6 @@ class Facts:
 
 
 SCHEDULES: dict[Schedule, Facts] = {
-    "gpipe": Facts(
-        title="GPipe",
-        least_chunks=1,
-        most_chunks=1,
-        splits=False,
-        v_shaped=False,
-        engines=("torchtitan", "galvatron"),
-        source="arXiv 1811.06965",
-    ),
     "1f1b": Facts(
         title="1F1B",
         least_chunks=1,
@@ -74,6 +66,15 @@ SCHEDULES: dict[Schedule, Facts] = {
         v_shaped=False,
         engines=("megatron", "torchtitan", "deepspeed", "galvatron"),
         source="arXiv 1806.03377",
+    ),
+    "gpipe": Facts(
+        title="GPipe",
+        least_chunks=1,
+        most_chunks=1,
+        splits=False,
+        v_shaped=False,
+        engines=("torchtitan", "galvatron"),
+        source="arXiv 1811.06965",
     ),
     "interleaved": Facts(
         title="interleaved 1F1B",
@@ -124,8 +125,8 @@ SCHEDULES: dict[Schedule, Facts] = {
 assert tuple(SCHEDULES) == get_args(Schedule)
 
 TORCH_NAMES: dict[Schedule, str] = {
-    "gpipe": "GPipe",
     "1f1b": "1F1B",
+    "gpipe": "GPipe",
     "interleaved": "Interleaved1F1B",
     "looped_bfs": "LoopedBFS",
     "interleaved_zero_bubble": "InterleavedZeroBubble",
@@ -144,6 +145,11 @@ _BY_SPELLING: dict[str, Schedule] = {
 def schedule_named(text: str) -> Schedule | None:
     """Return the schedule that torch, torchtitan or these pages call so; None: none of them."""
     return _BY_SPELLING.get(text.lower())
+
+
+def schedule_of_chunks(chunks: int) -> Schedule:
+    """Return the schedule that a pipeline of so many chunks a stage has where nobody names one."""
+    return "interleaved" if chunks > 1 else "1f1b"
 
 
 def default_group(stages: int, micro_batches: int) -> int:
@@ -182,17 +188,29 @@ def schedule_problem(
         wanted = f"{facts.least_chunks}" + ("" if most == facts.least_chunks else " or more")
         return f"{facts.title} has {wanted} chunks a stage, not {chunks}"
     if schedule in ("interleaved", "interleaved_zero_bubble"):
-        return _problem_of_groups(facts.title, stages, micro_batches, group, engine)
+        return _problem_of_groups(schedule, stages, micro_batches, group, engine)
     if schedule == "dual_pipe_v" and micro_batches < 2 * stages:
-        return f"{facts.title}: micro-batches({micro_batches}) < 2 * stages({stages})"
+        return (
+            f"{facts.title} needs as many micro-batches({micro_batches}) as there are parts of the "
+            f"model, 2 * stages({stages}) = {2 * stages}"
+        )
     if schedule == "1f1b" and engine == "torchtitan" and micro_batches < stages:
-        return f"{facts.title}: micro-batches({micro_batches}) < stages({stages})"
+        return (
+            f"{facts.title} needs as many micro-batches({micro_batches}) as there are "
+            f"stages({stages})"
+        )
     return None
 
 
 def _problem_of_groups(
-    title: str, stages: int, micro_batches: int, group: int, engine: Engine | None
+    schedule: Schedule, stages: int, micro_batches: int, group: int, engine: Engine | None
 ) -> str | None:
+    title = SCHEDULES[schedule].title
+    if schedule == "interleaved_zero_bubble" and group:
+        # no trainer has an argument for them
+        whole = default_group(stages, micro_batches)
+        if group != whole:
+            return f"{title} has groups of {whole} micro-batches, not {group}"
     if group and group != stages:
         # a shorter group would wait for itself around the ranks
         rest = micro_batches % group

@@ -181,6 +181,7 @@ def _expert_overlap(setting: Setting, ep: int, pp: int) -> Iterator[str]:
         (setting.text("moe-token-dispatcher-type") in ("alltoall", "flex"),
          "--moe-token-dispatcher-type alltoall or flex"),
         (setting.number("mtp-num-layers", 0) <= 1, "one MTP layer at most"),
+        (setting.has("bf16") or setting.has("fp16"), "--bf16 or --fp16"),
     )  # fmt: skip
     for kept, what in rules:
         if not kept:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
@@ -213,6 +213,8 @@ def run(arguments: Sequence[str]) -> int:
 def _execute(raw: dict[str, Any]) -> int:
     own = make(ExportSpec, read_values(COMMAND.rows, raw))
     asked = {name: value for name, value in raw.items() if name not in _OWN}
+    if own.source is None and _is_launch(own.plan):
+        return _export_launch(own)
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
         raise OptionError(
@@ -337,6 +339,69 @@ def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> O
     return OptionError(
         f"--out {where}: cannot be written ({error.strerror or error}); choose another folder"
     )
+
+
+# --- launch -> its trainer ----------------------------------------------------------------------
+
+
+def _is_launch(path: str) -> bool:
+    from search.uniform.files import is_launch
+
+    return path.endswith(".json") and Path(path).is_file() and is_launch(path)
+
+
+def _export_launch(own: ExportSpec) -> int:
+    """Write the files of a launch for the trainer that it is of."""
+    from search.uniform.files import read_launch
+    from search.writing.place import Place
+    from search.writing.written import LAUNCH, written
+
+    stored = read_launch(own.plan)
+    engine = stored.engine
+    if own.to not in (None, engine):
+        raise OptionError(
+            f"--to: {own.plan} is a launch of {engine}; search again with --engine {own.to}"
+        )
+    question = stored.question
+    place = Place(
+        num_nodes=question.num_nodes,
+        gpus_per_node=question.gpus_per_node,
+        model=question.spec.name,
+        spec=question.spec,
+    )
+    found = written(stored.launch, engine=cast(Any, engine), place=place)
+    folder = Path(own.out or f"exports/{engine}")
+    texts = {**found.files, LAUNCH: found.launch} if own.out != "none" else {}
+    targets = {folder / name: text for name, text in texts.items()}
+    answer = {
+        "status": "exported",
+        "engine": engine,
+        "engine_version": found.engine_version,
+        "files": [str(target) for target in targets],
+        "losses": list(found.losses),
+        "notes": list(found.notes),
+        "launch": found.launch,
+    }
+    _write(own, targets, answer, files_read([own.plan]))
+    if own.json == "-":
+        emit("-", answer)
+        return 0
+    console = make_console(sys.stdout)
+    print_plain(console, f"{question.title} for {engine}, {found.engine_version}", style="bold")
+    for heading, items in (
+        ("what it cannot say", found.losses),
+        ("notes", found.notes),
+        ("files", tuple(map(str, targets))),
+    ):
+        if items:
+            print_heading(console, heading)
+            for item in items:
+                print_item(console, item)
+    where = "on the node" if question.num_nodes == 1 else "on every node, with its NODE_RANK"
+    print_heading(console, f"launch, {where}")
+    home = f"cd {_quoted(str(folder))}\n" if targets else ""
+    sys.stdout.write(home + found.launch)
+    return 0
 
 
 # --- engine -> plan ---------------------------------------------------------------------------

@@ -52,7 +52,58 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return COMMAND.run(arguments, lambda raw: _execute(*_requested(raw)))
+    return COMMAND.run(arguments, _answered)
+
+
+def _answered(raw: Mapping[str, object]) -> int:
+    """Answer with launches where these are asked for, else with plans of layers."""
+    from search.uniform.answer import answers
+
+    request = build_request(raw)
+    if answers(request):
+        return _launches(request)
+    return _execute(*_requested(raw))
+
+
+def _launches(request: Request) -> int:
+    """Search launches with one set of degrees, show the best and write it."""
+    from autopar.output import refuse_clashes
+    from search.uniform.answer import answer, open_launches
+    from search.uniform.files import file_name, launch_document, result_document
+
+    question = open_launches(request)
+    found = working("searching launches", lambda: answer(question))
+    document = result_document(found, request.given) if request.output.json_path else {}
+    files: dict[Path, str] = {}
+    if found.best is not None and request.output.config_path is not None:
+        from autopar.documents.plan import document_text
+
+        target = Path(request.output.config_path)
+        if target.suffix != ".json" or target.is_dir():
+            target = target / file_name(found)
+        files[target] = document_text(launch_document(found, request.given).model_dump())
+        outputs = {"--json": request.output.json_path, "--output-config-path": target}
+        refuse_clashes(outputs, files_read([request.inputs.model]))
+    if request.output.json_path == "-":
+        emit("-", document)
+    write_results(files, request.output.json_path, document, _unwritable)
+    if found.best is None:
+        from search.report.launches import infeasible_line, remedy_line
+        from search.uniform.answer import remedies
+
+        say(f"{_NAME}: {infeasible_line(found)}")
+        for remedy in working("looking for what would fit", lambda: remedies(question)):
+            say(f"{_NAME}: {remedy_line(remedy)}")
+        return 3
+    if request.output.json_path != "-":
+        from autopar.command.show import make_console
+        from search.report.launches import show_answer
+
+        show_answer(make_console(sys.stdout), found)
+    for path in files:
+        say(f"{_NAME}: wrote {path}")
+        say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
+    return 0
 
 
 def _requested(raw: Mapping[str, object]) -> tuple[Request, tuple[EngineBest, ...]]:
@@ -60,10 +111,10 @@ def _requested(raw: Mapping[str, object]) -> tuple[Request, tuple[EngineBest, ..
 
     With `--engine` it is that of the part of its space with the fastest plan.
     """
-    request = build_request(raw)
+    request = _with_rules(build_request(raw))
     if request.engine in (None, "none"):
         if request.output.evaluate is not None:
-            request = build_request(_with_plan(request.output.evaluate, raw))
+            request = _with_rules(build_request(_with_plan(request.output.evaluate, raw)))
         other = request.output.evaluate is not None or request.output.frontier
         if request.engine is not None or other or request.options.time_limit_s is not None:
             return dataclasses.replace(request, engine=None), ()
@@ -80,6 +131,15 @@ def _requested(raw: Mapping[str, object]) -> tuple[Request, tuple[EngineBest, ..
     for notice in choice.notices:
         say(f"{_NAME}: {notice}")
     return choice.request, choice.engines
+
+
+def _with_rules(request: Request) -> Request:
+    """Return a request whose fixed degrees are rules of plans whose layers may differ."""
+    from search.degrees import rules_of
+    from search.request import extended
+
+    rules = rules_of(request.degrees)
+    return extended(request, rules) if rules else request
 
 
 def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:

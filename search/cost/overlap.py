@@ -219,7 +219,7 @@ def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> 
     microbatch = device + waited
     summed = np.where(rows.zero3, 0.0, raw.reduce)
     seen = scattered + reduction_seen_s(summed, microbatch, hiding)
-    gathered = np.where(rows.zero2, raw.gather, 0.0)
+    gathered = np.where(rows.whole_weights, raw.gather, 0.0)
     whole = scattered + reduction_seen_s(summed + gathered, microbatch, hiding)
     times = LayerTime(
         forward={**forward_parts, "zero3": with_forward - ahead},

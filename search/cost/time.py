@@ -460,7 +460,7 @@ def optimizer_s(
         if hiding is None:
             return updated
         # ZeRO-1 and 2 shard the states; the norm is taken of gradients that are whole
-        resident = measured.step_s(np.where(rows.zero2, parameters, shard))
+        resident = measured.step_s(np.where(rows.whole_weights, parameters, shard))
         of_gradients = hiding.update_gradients * pricing.recipe.gradient
         return hiding.update_states * updated + of_gradients * resident
     rate = pricing.hardware.memory_bytes_per_s
@@ -561,7 +561,7 @@ def layer_time(
     unhidden = np.maximum(with_reduce - with_gather, 0.0)
     # gathered behind the optimizer, ZeRO-2's weights hide only under the next step's forward
     gathering = overlap_s(compute, np.array((gather3, gather)), coefficient) - compute
-    gather_tail = np.where(rows.zero2, gathering[1], 0.0)
+    gather_tail = np.where(rows.whole_weights, gathering[1], 0.0)
 
     backward_parts = {
         "backward": backward,

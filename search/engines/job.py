@@ -147,8 +147,9 @@ class Part(TypedDict, total=False):
 
     max_pp_deg: int
     fine_grained_mode: bool
-    default_dp_type: Literal["ddp", "zero2", "any"]
+    default_dp_type: Literal["ddp", "zero1", "zero2", "any"]
     disable_sdp: bool
+    disable_cp: bool
     disable_tp_consec: bool
     async_grad_reduce: bool
     sequence_parallel: bool
@@ -171,6 +172,8 @@ class Space:
     """Options, and rules beside the degree; none where the engine runs every plan."""
     one_degree: bool = True
     """Embedding, head and all layers have one tensor degree: each is a part of its own."""
+    context: bool = False
+    """They have one context degree too, each a part of its own; else they have none."""
     whole_sequences: bool = False
     """Keeps whole sequences between the blocks of tensor parallelism."""
     priced: Part = field(default_factory=Part)
@@ -426,11 +429,13 @@ def search_fields(
     if layer.cp > 1:
         fields.append(("max_cp_deg", layer.cp))
         rules.append(f"cp={layer.cp}")
+    if plan.vocab.cp > 1:
+        rules.append(f"vcp={plan.vocab.cp}")
     if layer.zero3:
         rules += ["zero3=1", "vzero3=1"]
     else:
         # otherwise the search shards the parameters again
         fields.append(("disable_sdp", True))
-        if plan.default_dp_type == "zero2":
-            fields.append(("default_dp_type", "zero2"))
+        if plan.default_dp_type != "ddp":
+            fields.append(("default_dp_type", plan.default_dp_type))
     return (*fields, ("pin", (",".join(rules),)))

@@ -342,7 +342,7 @@ def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
         degrees = _shared_degrees(layers)
         if degrees is None or not degrees.data(plan):
             continue
-        vocab = engine_vocab(degrees, plan, zero3=plan.vocab.zero3)
+        vocab = engine_vocab(degrees, layers, zero3=plan.vocab.zero3)
         candidate = replace(plan, layers=layers, vocab=vocab)
         if candidate == plan and wanted is not None and _runs(plan, degrees, job):
             return plan, degrees  # of one degree, whatever is wanted
@@ -438,7 +438,8 @@ def _degree_losses(before: Plan, after: Plan) -> Iterator[Loss]:
 
 
 def _vocab(vocab: VocabStrategy) -> str:
-    return f"Ulysses degree {vocab.tp}" if vocab.ulysses else f"tensor degree {vocab.tp}"
+    kind = f"Ulysses degree {vocab.tp}" if vocab.ulysses else f"tensor degree {vocab.tp}"
+    return kind + (f" and context degree {vocab.cp}" if vocab.cp > 1 else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -453,6 +454,7 @@ SPACE = Space(
         ({**REPLICAS}, ""),
         ({**REPLICAS, **ONE_DEGREE}, ""),
     ),
+    context=True,
     # the arguments ask for no `--tp-comm-overlap`, which takes buffers and the right libraries
     priced={"tp_overlap": False},
     stack="megatron-core",

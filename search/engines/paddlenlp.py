@@ -297,7 +297,7 @@ def _parallel(job: Job, plan: Plan) -> list[str]:
     ranks = plan.world_size // plan.num_stages
     data = ranks // plan.vocab.tp
     samples = max(1, plan.global_batch // plan.num_microbatches // data)
-    sharded = plan.default_dp_type == "zero2" or plan.vocab.zero3
+    sharded = plan.default_dp_type != "ddp" or plan.vocab.zero3
     sharded = sharded or any(layer.zero3 for layer in plan.layers)
     sharding = [f"--sharding_parallel_degree {data}", "--sharding stage2"] if sharded else []
     once = " gradient_sync_after_accumulate" if job.async_grad_reduce else ""

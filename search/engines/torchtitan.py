@@ -176,7 +176,8 @@ _FUNCTION = "autopar_plan"
 
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
     # Its FSDP mesh is dp_shard * cp, so a context group always shards what it holds.
-    return "zero2" if mode == "ddp" and shape.cp > 1 else mode
+    # And units of FSDP2 share gradients where they share the optimizer.
+    return "zero2" if mode == "zero1" or (mode == "ddp" and shape.cp > 1) else mode
 
 
 _REACH = Reach(
@@ -199,7 +200,8 @@ SPACE = Space(
         ({**_STAGES}, ZERO3),
         ({**_STAGES, **SHARDED_OPTIMIZER}, ""),
         ({**_STAGES, **REPLICAS}, ""),
-    )
+    ),
+    context=True,
 )
 
 

@@ -202,7 +202,7 @@ def _check_budget(budget_bytes: object) -> None:
         raise InputError("budget_bytes is NaN; expected a number of bytes")
 
 
-_GROUPS = {"ddp": 0, "zero2": 1}
+_GROUPS = {"ddp": 0, "zero2": 1, "zero1": 2}
 
 
 def _arrays(tables: PlanTables, stage_allowed: NDArray[np.bool_] | None) -> dict[str, Any]:

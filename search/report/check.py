@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from search.check.neighbours import Neighbour, Neighbours
     from search.check.trainer import CheckedFile
 
-__all__ = ["check_document", "show_check"]
+__all__ = ["assessed_entry", "check_document", "show_check"]
 
 _SMALL = 0.005
 """Share of a peak below which terms are shown in one line."""
@@ -325,7 +325,7 @@ def check_document(
         "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
     }
     if assessment is not None:
-        document |= _assessed(assessment, target)
+        document |= assessed_entry(assessment, target)
     if neighbours is not None and assessment is not None:
         document["neighbours"] = {
             name: None if one is None else _neighbour(file, one, assessment, target)
@@ -339,7 +339,8 @@ def check_document(
     return document
 
 
-def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
+def assessed_entry(assessment: Assessment, target: Target) -> dict[str, Any]:
+    """Return the price of a launch: seconds, bytes, shares."""
     step = assessment.step
     return {
         "stages": [
@@ -379,5 +380,5 @@ def _neighbour(
             {"flag": file.spelled(flag, None), "before": before, "after": after}
             for flag, before, after in one.changes
         ],
-        **_assessed(one.assessment, target),
+        **assessed_entry(one.assessment, target),
     }

@@ -7,7 +7,7 @@ what a choice takes is `search.uniform.prices`'s.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast, get_args
 
 from autopar.memory.launch import Chunk, Degrees, Recompute
 from autopar.plans import Module
@@ -15,6 +15,7 @@ from autopar.records import dataclass
 
 __all__ = [
     "FULL",
+    "MODULES",
     "NONE",
     "PRECISIONS",
     "Choice",
@@ -33,6 +34,8 @@ Dispatcher = Literal["alltoall", "flex"]
 
 NONE, FULL = "none", "full"
 """Recomputation of nothing, and of whole layers."""
+MODULES: tuple[str, ...] = get_args(Module)
+"""Parts of a layer that can be computed again apart."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

@@ -30,6 +30,7 @@ from autopar.memory.launch import (
 from autopar.memory.recipes import Keeper, Zero
 from autopar.records import dataclass
 from search.uniform.choice import FULL, NONE, Choice, Dispatcher, Precision, recompute_of
+from search.uniform.training import Training, trained
 
 __all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of"]
 
@@ -47,6 +48,7 @@ class Job:
     """Kind of device, by its card's name."""
     skew: float | None = None
     """Tokens of the busiest expert rank over the mean, in the times of a step; None: even."""
+    training: Training = Training()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +199,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         1: "distributed",
         3: "fsdp",
     }
-    return Launch(
+    launch = Launch(
         name=job.name,
         model=model,
         degrees=_degrees(job, choice),
@@ -210,6 +212,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
         attention_masks=False,
     )
+    return trained(launch, job.training)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -229,7 +232,7 @@ def _torch(
     sharding: tuple[Literal["none", "distributed", "zero2", "fsdp"], ...] = (
         *("none", "distributed", "zero2", "fsdp"),
     )
-    return Launch(
+    launch = Launch(
         name=job.name,
         model=job.model,
         degrees=_degrees(job, choice),
@@ -244,6 +247,7 @@ def _torch(
         software=Software(gpu=job.gpu, attention=kernel),
         trainer=own,
     )
+    return trained(launch, job.training)
 
 
 def _torchtitan(job: Job, choice: Choice) -> Launch:

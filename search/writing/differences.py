@@ -11,6 +11,7 @@ from typing import Any
 
 from autopar.memory.launch import Launch, Optimizer, Recompute, Software
 from autopar.memory.recipes import BUCKETS, Buckets, Zero
+from autopar.training.offload import Offload
 
 __all__ = ["buckets_at", "losses_of", "without_effect"]
 
@@ -33,6 +34,7 @@ _PHRASES: Mapping[str, str] = {
     "model.experts.fused_weighting": "the product with the router's probabilities in one kernel",
     "model.vocab": "the vocabulary",
     "degrees.chunks": "layers of the stages",
+    "degrees.schedule": "the schedule of the pipeline",
     "degrees.group": "micro-batches of a chunk in a row",
     "degrees.ep": "expert ranks",
     "degrees.etp": "tensor ranks of experts",
@@ -116,6 +118,7 @@ def without_effect(launch: Launch) -> Launch:
         heads_exchanged=degrees.heads_exchanged and degrees.cp > 1,
         etp=degrees.etp if experts is not None else 1,
         ep=degrees.ep if experts is not None else 1,
+        schedule=degrees.pipeline if degrees.pp > 1 else None,
     )
     sixteen = precision.kind
     precision = replace(
@@ -123,6 +126,7 @@ def without_effect(launch: Launch) -> Launch:
         fp8_weights=precision.fp8 and precision.fp8_weights,
         fp8_recipe=precision.fp8_recipe if precision.fp8 else "delayed",
         fp8_attention=precision.fp8 and precision.fp8_attention,
+        wide_ends=precision.wide_ends if precision.low else (0, 0),
         gradients_bf16=precision.gradients_bf16 and sixteen == "bf16",
         gradients_fp32=precision.gradients_fp32 and sixteen == "fp16",
     )
@@ -133,7 +137,12 @@ def without_effect(launch: Launch) -> Launch:
     optimizer, trainer = launch.optimizer, launch.trainer
     if trainer is not None:
         # states, what is computed again and kernels are the trainer's, which these repeat
-        recompute, software, optimizer = Recompute(), Software(), Optimizer()
+        recompute, software = Recompute(), Software()
+        optimizer = replace(
+            optimizer,
+            sharding=Optimizer().sharding,
+            overlap_gradients=Optimizer().overlap_gradients,
+        )
         trainer = replace(
             trainer,
             every=trainer.every if trainer.checkpoint == "layers" else 1,
@@ -148,6 +157,7 @@ def without_effect(launch: Launch) -> Launch:
         precision=precision,
         optimizer=optimizer,
         recompute=recompute,
+        offload=launch.offload if launch.offload.any else Offload(),
         software=software,
         tensor_overlap=launch.tensor_overlap and launch.degrees.tp > 1,
         trainer=trainer,

@@ -70,6 +70,7 @@ def _config(launch: Launch, place: Place, title: str) -> dict[str, Any]:
         f"{model.positions} positions": model.positions != "rotary",
         "positions in a part of each head": model.rotary_share != 1.0,
         "norms of heads beside biases": attention.head_norms and model.qkv_biases,
+        "heads that do not divide its width": model.hidden % attention.heads != 0,
     }
     found = [what for what, there in others.items() if there]
     if found:

@@ -282,13 +282,13 @@ def test_shared_experts_and_biases_are_added() -> None:
     torch.manual_seed(0)
     mlp = build_layer(SHARED, Sharding(), **F64).mlp
     (x,) = layer_inputs(SHARED, Sharding(), batch=2, **F64)
-    gate = torch.sigmoid(x @ mlp.gate.t())
-    assert torch.allclose(mlp(x), mlp.experts(x) + gate * mlp.shared(x))
+    gate = torch.sigmoid(x @ mlp.shared.gate)[..., None]
+    assert torch.allclose(mlp.shared(x), gate * mlp.shared.mlp(x))
     # equal experts without inner weights put out their last biases, whose weights add up to one
     with torch.no_grad():
         mlp.experts.down.zero_()
         mlp.experts.biases[-1].fill_(3.0)
-    assert torch.allclose(mlp.experts(x), torch.full_like(x, 3.0))
+    assert torch.allclose(mlp(x), 3.0 + mlp.shared(x))
     mlp(x).sum().backward()
     assert all(p.grad is not None for p in mlp.parameters())
 

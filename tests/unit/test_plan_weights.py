@@ -180,8 +180,8 @@ def test_experts_are_divided_by_their_width() -> None:
     pieces = pieces_of(_layer(case, 1), whole, case.layout, 1)
     found = {name: (p.dim, p.pieces, p.index, p.is_partial) for name, p in pieces.items()}
     assert found["mlp.router"] == (None, 1, 0, True)
-    assert found["mlp.ups.0"] == found["mlp.ups.1"] == (2, 2, 1, False)
-    assert found["mlp.down"] == (1, 2, 1, False)
+    assert found["mlp.experts.ups.0"] == found["mlp.experts.ups.1"] == (2, 2, 1, False)
+    assert found["mlp.experts.down"] == (1, 2, 1, False)
     assert not pieces_of(_layer(case, 1), whole, _Case(spec=MOE, kind="tp").layout, 1)[
         "mlp.router"
     ].is_partial

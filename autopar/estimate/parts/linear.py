@@ -28,10 +28,10 @@ __all__ = ["Beside", "adapter_parts", "dequantised_parts", "linear_parts", "mlp_
 Beside = Sequence[tuple[Target, Real]]
 """What of a matrix adapters can stand beside, with its outputs on a rank."""
 
-_ADDED = 10.0
-"""Bytes per output: what B made is scaled, and added to what the matrix made."""
-_GIVEN_BACK = 4.0, 6.0
-"""Bytes per output and per input in the backward: scaled again, and added to the gradient."""
+_ADDED = 6.0
+"""Bytes per output: what B made, scaled by its own kernel, is added to what the matrix made."""
+_GIVEN_BACK = 6.0
+"""Bytes per input: its gradient is a sum, too."""
 _DROPPED = 5.0
 """Bytes per input of dropout, each way: 16 bits read and written, a byte of mask."""
 
@@ -119,12 +119,10 @@ def adapter_parts(
             seconds = [one + other for one, other in zip(seconds, times, strict=True)]
         # a trained weight's gradient is written once, and added up in so few bytes for nothing
         yield Part(f"{name} adapter {index}", module, "gemm", *seconds)
-        given, back = _GIVEN_BACK
         dropped = _DROPPED if adapters.dropout else 0.0
         # sums over outputs, and over inputs in the backward
         forward = elements_s(kernels, everyone * width, _ADDED)
-        backward = elements_s(kernels, everyone * width, given)
-        backward = backward + elements_s(kernels, everyone * inputs, back + dropped)
+        backward = elements_s(kernels, everyone * inputs, _GIVEN_BACK + dropped)
         if dropped:
             forward = forward + elements_s(kernels, everyone * inputs, dropped)
         yield Part(f"{name} adapter {index} sums", module, "memory", forward, backward)

@@ -8,6 +8,7 @@
 
 #include "planner/hull.hpp"
 #include "planner/stage/chain_bound.hpp"
+#include "planner/stage/narrowed.hpp"
 #include "planner/stage/option_lists.hpp"
 
 namespace autopar {
@@ -94,15 +95,16 @@ struct Label {
   std::uint8_t missing = 0;  // of the caps, those that none of its layers needs; see Kernel
 };
 
-// Worst difference over predecessors z of redistribute(z, x) - redistribute(z, y).
+// Worst difference over predecessors z, the rows, of redistribute(z, x) - redistribute(z, y).
 template <int D>
 std::vector<Cost<D>> worst_differences(const std::vector<Cost<D>>& table, int num_layouts) {
   std::vector<Cost<D>> delta(idx(num_layouts) * idx(num_layouts));
+  const int rows = static_cast<int>(table.size()) / num_layouts;
   for (int x = 0; x < num_layouts; ++x)
     for (int y = 0; y < num_layouts; ++y) {
       Cost<D> worst;
       worst.fill(std::numeric_limits<Ticks>::min());
-      for (int z = 0; z < num_layouts; ++z)
+      for (int z = 0; z < rows; ++z)
         for (std::size_t d = 0; d < D; ++d)
           worst[d] = std::max(
               worst[d], table[idx(z * num_layouts + x)][d] - table[idx(z * num_layouts + y)][d]);
@@ -656,7 +658,14 @@ template <int D>
 std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
                                                 std::int64_t& states) {
   if (problem.layer_type.empty()) return {};
-  return Kernel<D>(problem, states).run();
+  const Narrowed<D> narrow(problem);
+  if (!narrow.possible()) return {};
+  auto points = Kernel<D>(narrow.problem(), states).run();
+  for (StagePoint<D>& point : points) {
+    point.first_layout = narrow.layout(point.first_layout);
+    point.exit_layout = narrow.layout(point.exit_layout);
+  }
+  return points;
 }
 
 template std::vector<StagePoint<1>> solve_stage_frontier<1>(const StageProblem<1>&, std::int64_t&);

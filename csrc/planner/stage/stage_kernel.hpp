@@ -109,7 +109,7 @@ struct StageProblem {
   std::vector<std::vector<Cost<D>>> redistribute;     // by producing type: Y*Y, from * Y + to
   std::vector<Cost<D>> entry;                         // Y: in front of the first layer
   std::vector<Cost<D>> exit;                          // Y: behind the last layer
-  const std::vector<Cost<D>>* predecessor = nullptr;  // Y*Y of the stage boundary in front
+  const std::vector<Cost<D>>* predecessor = nullptr;  // *Y of the stage boundary in front
   std::vector<std::uint8_t> exit_allowed;             // Y
   Cost<D> base{};                                     // cost of the stage without its layers
   Bytes budget = 0;                                   // for kept + transient + shared

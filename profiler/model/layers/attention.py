@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, head_dim, layer_norms
+from profiler.model.layers.context import ContextGroup, context_attention
 from profiler.model.layers.kernels import attention, layer_norm, open_attention, rms_norm, rotary
 from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
-from profiler.model.layers.sharding import Sharding
+from profiler.model.layers.recompute import recomputed
+from profiler.model.layers.sharding import Sharding, held_tokens
 
-__all__ = ["Attention", "LatentAttention", "Norm", "has_norm_biases", "recomputed"]
+__all__ = ["Attention", "LatentAttention", "Norm", "has_norm_biases"]
 
 _ROTARY_BASE = 10000.0
 
@@ -58,14 +59,16 @@ def has_norm_biases(spec: LayerSpec) -> bool:
 class _Core(nn.Module):
     """Attention of one rank from its heads' queries, keys and values; not where they are from."""
 
-    def __init__(self, spec: LayerSpec, sharding: Sharding, on: TensorGroup) -> None:
+    def __init__(
+        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, context: ContextGroup
+    ) -> None:
         super().__init__()
-        self.on = on
+        self.on, self.context = on, context
         self.causal = spec.causal
         self.window = spec.window or 0
         self.dropout = sharding.dropout
         self.core = attention if sharding.flash else open_attention
-        self.recompute = sharding.checkpoint == "selective"
+        self.recompute = sharding.checkpoint == "selective" or "core_attn" in sharding.recompute
         # of the heads whose scores are made here: under Ulysses another part on each rank
         own = (spec.num_heads or 1) // on.weight_ranks
         self.sinks = nn.Parameter(torch.zeros(own)) if spec.attention_sinks else None
@@ -83,6 +86,9 @@ class _Core(nn.Module):
 
     def _scores(self, q: Any, k: Any, v: Any, sinks: Any) -> Any:
         def core(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+            if self.context.degree > 1:
+                # without sinks or a window: others are refused
+                return context_attention(q, k, v, on=self.context, causal=self.causal)
             return self.core(
                 q,
                 k,
@@ -111,14 +117,19 @@ class _Core(nn.Module):
         return pieces.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
-def _rotary_tables(on: TensorGroup, seq_length: int, width: int) -> tuple[Any, Any]:
+def _rotary_tables(
+    on: TensorGroup, context: ContextGroup, seq_length: int, width: int
+) -> tuple[Any, Any]:
     """Return cosines and sines of the positions whose heads this rank turns."""
     # Ulysses turns heads before the exchange, while a rank has its own tokens alone
     ulysses = on.splits_sequence and not on.splits_weights
-    length = seq_length // on.degree if ulysses else seq_length
-    start = length * on.rank if ulysses else 0
+    held = held_tokens(
+        seq_length,
+        context=(context.degree, context.rank),
+        shard=(on.degree, on.rank) if ulysses else (1, 0),
+    )
     # bf16 has no exact integers above 256
-    places = torch.arange(start, start + length, dtype=torch.float32)
+    places = torch.cat([torch.arange(*ends, dtype=torch.float32) for ends in held])
     powers = torch.arange(0, width, 2, dtype=torch.float32) / width
     # frequencies of rotary positions: base^(-2i / width)
     angles = torch.outer(places, _ROTARY_BASE**-powers)[:, None, None, :]
@@ -130,10 +141,16 @@ class Attention(_Core):
     """Self-attention, or cross-attention, with heads that are projected at once."""
 
     def __init__(
-        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, cross: bool = False
+        self,
+        spec: LayerSpec,
+        sharding: Sharding,
+        on: TensorGroup,
+        *,
+        context: ContextGroup,
+        cross: bool = False,
     ) -> None:
         """Make the part of one rank; raises InputError for what cannot be split so."""
-        super().__init__(spec, sharding, on)
+        super().__init__(spec, sharding, on, context=context)
         self.cross = cross
         self.causal = spec.causal and not cross
         self.width = head_dim(spec)
@@ -149,7 +166,7 @@ class Attention(_Core):
         self.out = RowParallel(query, h, bias=spec.biases, on=on)
         self.query_norm, self.key_norm = self._norms(spec, query, pair[0])
         if self.causal and not spec.cross_attention and not has_norm_biases(spec):
-            tables = _rotary_tables(on, spec.seq_length, self.width)
+            tables = _rotary_tables(on, context, spec.seq_length, self.width)
         else:
             tables = None
         self.register_buffer("cos", tables[0] if tables else None, persistent=False)
@@ -197,9 +214,11 @@ class LatentAttention(_Core):
     is gathered. Keys and values are expanded to all heads.
     """
 
-    def __init__(self, spec: LayerSpec, sharding: Sharding, on: TensorGroup) -> None:
+    def __init__(
+        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, context: ContextGroup
+    ) -> None:
         """Make the part of one rank."""
-        super().__init__(spec, sharding, on)
+        super().__init__(spec, sharding, on, context=context)
         latent = spec.latent
         assert latent is not None, "a layer with latent attention"
         self.latent = latent
@@ -217,7 +236,7 @@ class LatentAttention(_Core):
         pair = [own * latent.key_width, own * latent.value_width]
         self.key_value = ColumnParallel(narrow, pair, bias=False, on=on)
         self.out = RowParallel(own * latent.value_width, h, bias=False, on=on)
-        cos, sin = _rotary_tables(on, spec.seq_length, latent.rotary_width)
+        cos, sin = _rotary_tables(on, context, spec.seq_length, latent.rotary_width)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -250,9 +269,3 @@ class LatentAttention(_Core):
         v = values.view(*values.shape[:2], -1, latent.value_width)
         del values
         return self.out(self.heads(q, k, v))
-
-
-def recomputed(function: Any, *arguments: Any, dropout: float) -> Any:
-    """Return a function's value, which is computed again in the backward instead of kept."""
-    # the second forward needs the dropout mask of the first; else nothing is drawn
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)

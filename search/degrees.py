@@ -1,0 +1,228 @@
+"""One degree of a plan is one option: `--tp 2 --cp 8 --ep 8 --vpp 2 --zero 1 --recompute mlp`.
+
+Each takes one value or several, of which the fastest is taken. A search over launches
+(`search.uniform`) keeps to all of them; for plans whose layers differ the single values that they
+have become rules, as if typed with `--pin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from autopar.command.fields import option, rows_of, validate
+from autopar.errors import OptionError, did_you_mean
+from autopar.records import dataclass
+from search.uniform.choice import FULL, MODULES, NONE, PRECISIONS, Fixed, Precision
+from search.uniform.training import Training
+
+__all__ = ["DegreeOptions", "fixed_of", "rules_of", "training_of"]
+
+DEGREES_PANEL = "Degrees"
+TRAINING_PANEL = "Fine-tuning"
+_MOST = 1 << 24
+
+
+def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return what reads a list of words, `any` for all of them; raises OptionError."""
+
+    def read(text: str) -> tuple[str, ...]:
+        found = [word.strip().lower() for word in text.split(",")]
+        for word in found:
+            if word not in (*known, "any"):
+                hint = did_you_mean(word, (*known, "any"), 0.5)
+                raise OptionError(
+                    f"--{name}: expected any or some of {', '.join(known)}, got {word!r:.60}{hint}"
+                )
+        return tuple(known) if "any" in found else tuple(dict.fromkeys(found))
+
+    return read
+
+
+def _recomputations(text: str) -> tuple[str, ...]:
+    """Return the words of a list such as `none,core_attn+mlp,block 4`; raises OptionError."""
+    found = []
+    for item in text.split(","):
+        words = " ".join(item.strip().lower().replace("-", "_").split())
+        kind, _, number = words.partition(" ")
+        modules = words.split("+")
+        if words in (NONE, FULL, "op") or set(modules) <= set(MODULES):
+            found.append("+".join(sorted(modules)))
+        elif kind == "block" and number.isascii() and number.isdigit() and 0 < int(number) < _MOST:
+            found.append(f"block {int(number)}")
+        else:
+            hint = did_you_mean(words, (NONE, FULL, "op", *MODULES), 0.5)
+            raise OptionError(
+                f"--recompute: expected none, full, op, block N, or modules joined by + "
+                f"({', '.join(MODULES)}), got {item!r:.60}{hint}"
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def _degree(help: str, **how: Any) -> Any:
+    return option(None, help=help, panel=DEGREES_PANEL, low=1, high=_MOST, **how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DegreeOptions:
+    """Degrees and settings that plans have to have; None: any."""
+
+    tp: tuple[int, ...] | None = _degree("tensor degree, or several to choose from: 2,4")
+    cp: tuple[int, ...] | None = _degree("context degree")
+    ep: tuple[int, ...] | None = _degree("expert degree")
+    etp: tuple[int, ...] | None = _degree("tensor degree of experts")
+    pp: tuple[int, ...] | None = _degree("pipeline stages")
+    vpp: tuple[int, ...] | None = _degree("chunks of layers of a stage (virtual pipeline)")
+    dp: tuple[int, ...] | None = _degree("data degree")
+    zero: tuple[int, ...] | None = option(
+        None, help="ZeRO stage, 0 to 3", panel=DEGREES_PANEL, low=0, high=3
+    )
+    micro_batch_size: tuple[int, ...] | None = _degree("sequences of a micro-batch on a data rank")
+    recompute: tuple[str, ...] | None = option(
+        None,
+        help="none, full, op, block N, or modules: core_attn+mlp",
+        panel=DEGREES_PANEL,
+        parse=_recomputations,
+    )
+    precision: tuple[str, ...] | None = option(
+        None,
+        help="of products: bf16, fp8, fp8-blockwise, mxfp8, or any",
+        panel=DEGREES_PANEL,
+        shown="bf16",
+        parse=_words("precision", PRECISIONS),
+    )
+    dispatcher: tuple[str, ...] | None = option(
+        None,
+        help="of tokens to experts: alltoall, flex (DeepEP), or any",
+        panel=DEGREES_PANEL,
+        shown="any",
+        parse=_words("dispatcher", ("alltoall", "flex")),
+    )
+    moe_overlap: bool | None = option(
+        None,
+        help="exchanges of experts run beside another micro-batch",
+        panel=DEGREES_PANEL,
+        shown="either",
+    )
+    moe_skew: float | None = option(
+        None,
+        help="tokens of the busiest expert rank over the mean",
+        panel=DEGREES_PANEL,
+        shown="1, even routing",
+        low=1.0,
+        high=1000.0,
+    )
+
+    lora: int | None = option(
+        None,
+        help="rank of adapters (LoRA); all else is frozen",
+        panel=TRAINING_PANEL,
+        low=1,
+        high=1 << 16,
+        shown="all weights are trained",
+    )
+    lora_base: Literal["bf16", "int8", "nf4"] | None = option(
+        None, help="of the frozen weights; nf4 is QLoRA", panel=TRAINING_PANEL, shown="bf16"
+    )
+    optimizer: Literal["adam", "adam-bf16", "adam8bit"] | None = option(
+        None, help="moments of 32, 16 or 8 bits", panel=TRAINING_PANEL, shown="adam"
+    )
+    offload_optimizer: float | None = option(
+        None,
+        help="share of its states on the host",
+        panel=TRAINING_PANEL,
+        low=0.0,
+        high=1.0,
+        shown="0",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.lora_base is not None and self.lora is None:
+            raise OptionError("--lora-base: is of the weights beside adapters; give --lora, too")
+
+    @property
+    def any_given(self) -> bool:
+        """Whether somebody fixed something."""
+        return any(getattr(self, row.field) is not None for row in rows_of(type(self)))
+
+
+def fixed_of(options: DegreeOptions) -> Fixed:
+    """Return what a search over launches has to keep to."""
+    return Fixed(
+        tp=options.tp,
+        cp=options.cp,
+        ep=options.ep,
+        etp=options.etp,
+        pp=options.pp,
+        vpp=options.vpp,
+        dp=options.dp,
+        zero=options.zero,
+        micro_batch=options.micro_batch_size,
+        recompute=options.recompute,
+        precision=cast(tuple[Precision, ...], options.precision or ("bf16",)),
+        dispatcher=cast(Any, options.dispatcher),
+        overlap_experts=options.moe_overlap,
+    )
+
+
+def training_of(options: DegreeOptions) -> Training:
+    """Return what is trained and how."""
+    return Training(
+        lora_rank=options.lora,
+        lora_base=options.lora_base or "bf16",
+        optimizer=options.optimizer or "adam",
+        offload=options.offload_optimizer or 0.0,
+    )
+
+
+def rules_of(options: DegreeOptions) -> Mapping[str, object]:
+    """Return fields of `SearchOptions` that say the same of plans whose layers may differ.
+
+    Raises OptionError with what such plans do not have.
+    """
+    lone: dict[str, Any] = {}
+    for row in rows_of(DegreeOptions):
+        value = getattr(options, row.field)
+        if value is None:
+            continue
+        if isinstance(value, tuple):
+            if len(value) > 1:
+                raise OptionError(
+                    f"--{row.name}: plans whose layers differ take one value here; give one, or "
+                    "--engine megatron or torchtitan"
+                )
+            lone[row.name] = value[0]
+        else:
+            lone[row.name] = value
+    rules: list[str] = []
+    changes: dict[str, object] = {}
+    for name in ("tp", "pp"):
+        if name in lone:
+            rules.append(f"{name}={lone.pop(name)}")
+    if "cp" in lone:
+        degree = lone.pop("cp")
+        rules.append(f"cp={degree}")
+        changes["max_cp_deg"] = degree
+    if lone.get("recompute") in (NONE, FULL):
+        rules.append(f"ckpt={int(lone.pop('recompute') == FULL)}")
+    if "zero" in lone:
+        zero = lone.pop("zero")
+        rules.append(f"zero3={int(zero == 3)}")
+        if zero in (0, 2):
+            changes["default_dp_type"] = "ddp" if zero == 0 else "zero2"
+        elif zero == 1:
+            lone["zero"] = 1
+    # what says nothing new
+    for name, plain in (("ep", 1), ("vpp", 1), ("precision", "bf16"), ("optimizer", "adam")):
+        if lone.get(name) == plain:
+            del lone[name]
+    if lone:
+        name, value = next(iter(lone.items()))
+        raise OptionError(
+            f"--{name}: {value} is of launches of one trainer; give --engine megatron, torchtitan, "
+            "deepspeed or accelerate, with a model and a card that times are estimated of"
+        )
+    if rules:
+        changes["pin"] = (",".join(rules),)
+    return changes

@@ -1,0 +1,197 @@
+"""Shows the answer of a search over launches to a person, in 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autopar.command.console import Console, escape
+from autopar.command.show import make_table, print_heading, print_item, print_line
+from autopar.estimate.accuracy import probability_faster
+from autopar.memory.risk import few_runs_of, reserved_interval
+from autopar.units import format_bytes, format_odds, format_seconds
+from search.uniform.choice import PRECISIONS
+
+if TYPE_CHECKING:
+    from autopar.memory.account import Account
+    from search.uniform.answer import Answer, EngineAnswer, Remedy
+    from search.uniform.solve import Solution
+
+__all__ = ["infeasible_line", "remedy_line", "show_answer"]
+
+
+def show_answer(console: Console, answer: Answer) -> None:
+    """Print the best launch, its time and memory, what else there is, and what was searched."""
+    best = answer.best
+    assert best is not None, "there is a launch to show"
+    solution = best.best
+    assert solution is not None, "the best trainer has one"
+    console.print(escape(answer.question.title), style="bold", soft_wrap=True)
+    _show_best(console, answer, best, solution)
+    _show_memory(console, best, solution)
+    if len(answer.engines) > 1:
+        _show_engines(console, answer)
+    _show_alternatives(console, answer, best)
+    _show_space(console, answer, best)
+
+
+def _line(answer: Answer, solution: Solution) -> str:
+    job = answer.question.job
+    return solution.choice.line(job.world, experts=job.model.experts is not None)
+
+
+def _show_best(console: Console, answer: Answer, best: EngineAnswer, solution: Solution) -> None:
+    print_heading(console, f"fastest launch: {best.engine.title}")
+    print_line(console, _line(answer, solution), style="bold")
+    assessment = solution.assessment
+    step, interval = assessment.step, assessment.interval_s
+    assert step is not None, "a solution has a step time"
+    assert interval is not None, "every step has an interval"
+    low, high = map(format_seconds, interval)
+    print_line(
+        console,
+        f"{format_seconds(step.total_s)} a step ({low} to {high} for 9 of 10 published runs), "
+        f"{solution.samples_per_s:,.5g} samples/s",
+    )
+    print_line(
+        console,
+        f"{assessment.tokens_per_s or 0.0:,.0f} tokens/s per GPU, "
+        f"{(assessment.mfu or 0.0) * 100:.1f} % of the 16-bit peak",
+    )
+    terms = sorted(step.terms_s.items(), key=lambda item: -item[1])
+    shown = [(name, value / step.total_s) for name, value in terms]
+    print_line(
+        console,
+        ", ".join(f"{name} {share * 100:.1f} %" for name, share in shown if share >= 0.0005),
+    )
+    layers = _stages(solution)
+    if layers:
+        print_line(console, f"layers of stages: {layers}")
+
+
+def _stages(solution: Solution) -> str:
+    """Return the layers of stages where they differ, chunk by chunk."""
+    stages = [[len(chunk[1]) for chunk in stage] for stage in solution.choice.chunks]
+    if len(stages) == 1 or len({size for stage in stages for size in stage}) == 1:
+        return ""
+    return ", ".join("+".join(map(str, stage)) for stage in stages)
+
+
+def _show_memory(console: Console, best: EngineAnswer, solution: Solution) -> None:
+    print_heading(console, "memory of a GPU")
+    table = make_table(
+        "stage", "after a step", "peak", "9 of 10 reserve", "out of memory", spaced=True
+    )
+    launch, target = solution.launch, best.target
+    for account in _shown(solution.assessment.accounts):
+        low, high = reserved_interval(launch, account.peak_bytes)
+        table.add_row(
+            str(account.stage),
+            format_bytes(account.states_bytes),
+            format_bytes(account.peak_bytes),
+            f"{format_bytes(low)} to {format_bytes(high)}",
+            format_odds(target.odds(launch, account.peak_bytes)),
+        )
+    console.print(table)
+    seldom = ", ".join(few_runs_of(launch))
+    capacity = f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL"
+    wide = f"; wider than most, as few measured runs have {seldom}" if seldom else ""
+    print_line(console, capacity + wide, style="dim")
+
+
+def _shown(accounts: Sequence[Account]) -> list[Account]:
+    fullest = max(accounts, key=lambda account: account.peak_bytes)
+    found = {account.stage: account for account in (accounts[0], fullest, accounts[-1])}
+    return [found[stage] for stage in sorted(found)]
+
+
+def _show_engines(console: Console, answer: Answer) -> None:
+    print_heading(console, "by engine")
+    table = make_table("engine", "tokens/s/GPU", "launch", left=1, words_last=True, spaced=True)
+    for one in answer.engines:
+        if one.best is None:
+            table.add_row(one.engine.name, "-", escape(one.reason))
+        else:
+            rate = one.best.assessment.tokens_per_s or 0.0
+            table.add_row(one.engine.name, f"{rate:,.0f}", escape(_line(answer, one.best)))
+    console.print(table)
+
+
+def _show_alternatives(console: Console, answer: Answer, best: EngineAnswer) -> None:
+    assert best.solved is not None, "it has a launch"
+    first, *others = best.solved.solutions
+    if not others:
+        return
+    print_heading(console, f"other degrees of {best.engine.title}")
+    table = make_table("slower", "odds", "peak", "launch", words_last=True, spaced=True)
+    runs, step = first.assessment.runs, first.assessment.step
+    for other in others:
+        later = other.assessment.step
+        if step is None or later is None:
+            continue
+        # of global batches that differ the time of a sequence counts
+        share = first.samples_per_s / other.samples_per_s - 1.0
+        odds = ""
+        if runs is not None:
+            odds = format_odds(probability_faster(1.0 + share, 1.0, runs.plan_spread))
+        table.add_row(
+            f"{share * 100:.2f} %",
+            odds,
+            format_bytes(other.assessment.fullest.peak_bytes),
+            escape(_line(answer, other)),
+        )
+    console.print(table)
+    print_line(console, "odds: of being the faster one all the same", style="dim")
+
+
+def _show_space(console: Console, answer: Answer, best: EngineAnswer) -> None:
+    print_heading(console, "what it is the fastest of")
+    question, engine = answer.question, best.engine
+    assert best.solved is not None, "it has a launch"
+    effort = best.solved.effort
+    print_line(
+        console,
+        f"all launches of {engine.title} with one set of degrees, micro-batches of 1 to 64, "
+        f"{', '.join(question.fixed.precision)}: {effort.degrees:,} legal combinations of degrees, "
+        "each with its stages, chunks, layouts, ZeRO stages and recomputation; bound and gap: 0 % "
+        f"({effort.timed:,} steps priced, {effort.counted:,} memories counted, the others excluded "
+        "by bounds)",
+    )
+    for text in _left_out(answer, best):
+        print_item(console, f"left out: {text}")
+    for text in question.assumed:
+        print_item(console, f"assumed: {text}")
+    print_line(console, f"{answer.cpu_s:.2g} s of CPU for all engines", style="dim")
+
+
+def _left_out(answer: Answer, best: EngineAnswer) -> list[str]:
+    fixed, engine = answer.question.fixed, best.engine
+    found = []
+    has = engine.precisions(answer.question.card.name)
+    others = [name for name in PRECISIONS if name in has and name not in fixed.precision]
+    if others:
+        found.append(f"products in {', '.join(others)} (--precision any)")
+    named = [
+        f"--{name.replace('_', '-')}"
+        for name in ("tp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero", "micro_batch", "recompute")
+        if getattr(fixed, name) is not None
+    ]
+    if named:
+        found.append(f"what {', '.join(named)} exclude{'s' if len(named) == 1 else ''}")
+    found.append(
+        "CUDA graphs, offloading, recomputation and degrees that differ by layer "
+        "(--engine galvatron has the last)"
+    )
+    return found
+
+
+def infeasible_line(answer: Answer) -> str:
+    """Return why no trainer has a launch, in one sentence."""
+    reasons = "; ".join(f"{one.engine.name}: {one.reason}" for one in answer.engines)
+    return f"no launch of {answer.question.title} fits or is legal ({reasons})"
+
+
+def remedy_line(remedy: Remedy) -> str:
+    """Return a change with which something fits, and what it gives, in one sentence."""
+    rate = remedy.solution.assessment.tokens_per_s or 0.0
+    return f"fits with {remedy.words}: {rate:,.0f} tokens/s per GPU with {remedy.engine.name}"

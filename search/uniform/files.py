@@ -1,0 +1,195 @@
+"""What a search over launches writes: the object of `--json`, and a file that holds one launch.
+
+The same inputs give the same bytes: neither depends on the clock or on where the program runs. A
+file holds the question and every degree, so that the launch can be made again; what it is in a
+trainer's words is `search.writing`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autopar import __version__
+from autopar.documents.checks import validate_document
+from autopar.documents.json import load_object
+from autopar.errors import DocumentError
+from autopar.memory.launch import Launch, chunks_of_sizes
+from autopar.records import dataclass
+from autopar.training.launch_file import (
+    FORMAT,
+    DegreesEntry,
+    HardwareEntry,
+    LaunchDocument,
+    LaunchEntry,
+)
+from search.report.check import assessed_entry
+from search.request import build_request
+from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
+from search.uniform.choice import Choice
+from search.uniform.engines import engine_space, launch_of
+from search.uniform.solve import Solution
+
+__all__ = [
+    "StoredLaunch",
+    "file_name",
+    "is_launch",
+    "launch_document",
+    "read_launch",
+    "result_document",
+]
+
+
+def _degrees(choice: Choice, world: int) -> DegreesEntry:
+    dp = world // (choice.tp * choice.cp * choice.pp)
+    return DegreesEntry(
+        tp=choice.tp,
+        cp=choice.cp,
+        pp=choice.pp,
+        dp=dp,
+        ep=choice.ep,
+        etp=choice.etp,
+        edp=world // (choice.ep * choice.etp * choice.pp),
+        vpp=choice.vpp,
+        schedule=choice.schedule,
+        zero=choice.zero,
+        micro_batch_size=choice.micro_batch,
+        num_microbatches=choice.global_batch // (choice.micro_batch * dp),
+        global_batch_size=choice.global_batch,
+        precision=choice.precision,
+        recompute=choice.recompute,
+        dispatcher=choice.dispatcher,
+        overlap_experts=choice.overlap_experts,
+        layers_of_chunks=[[len(chunk[1]) for chunk in stage] for stage in choice.chunks],
+    )
+
+
+def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
+    return LaunchEntry(
+        engine=engine.engine.name,
+        degrees=_degrees(solution.choice, answer.question.job.world),
+        samples_per_s=solution.samples_per_s,
+        predicted=assessed_entry(solution.assessment, engine.target),
+    )
+
+
+def launch_document(answer: Answer, request: Mapping[str, object]) -> LaunchDocument:
+    """Return the file of the best launch: the question, the degrees, what is predicted of it."""
+    question, best = answer.question, answer.best
+    launch = None if best is None or best.best is None else _launch(answer, best, best.best)
+    return LaunchDocument(
+        format="autopar-launch",
+        version=1,
+        autopar=__version__,
+        status="optimal" if launch else "infeasible",
+        request={name: request[name] for name in sorted(request)},
+        model=question.spec.name,
+        hardware=HardwareEntry(
+            card=question.card.name,
+            num_nodes=question.num_nodes,
+            num_gpus_per_node=question.gpus_per_node,
+        ),
+        seq_length=question.job.seq,
+        launch=launch,
+        assumed=list(question.assumed),
+    )
+
+
+def result_document(answer: Answer, request: Mapping[str, object]) -> dict[str, Any]:
+    """Return what `--json` prints: the file of the best launch, and what each trainer has."""
+    found: dict[str, Any] = launch_document(answer, request).model_dump()
+    found["engines"] = [
+        {
+            "engine": one.engine.name,
+            "stack": one.target.machine.stack.name,
+            "reason": one.reason or None,
+            "launches": []
+            if one.solved is None
+            else [_launch(answer, one, found).model_dump() for found in one.solved.solutions],
+            "search": None
+            if one.solved is None
+            else {
+                "degrees": one.solved.effort.degrees,
+                "timed": one.solved.effort.timed,
+                "counted": one.solved.effort.counted,
+            },
+        }
+        for one in answer.engines
+    ]
+    return found
+
+
+def file_name(answer: Answer) -> Path:
+    """Return the name of a launch's file: all that makes the launch another one."""
+    question, best = answer.question, answer.best
+    assert best is not None, "nothing is written where nothing fits"
+    assert best.best is not None, "the best trainer has a launch"
+    choice = best.best.choice
+    parts = (
+        question.spec.name,
+        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{question.card.name}",
+        best.engine.name,
+        choice.precision,
+        f"seq{question.job.seq}_bsz{choice.global_batch}",
+    )
+    return Path(f"autopar_launch_{'_'.join(parts)}.json")
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLaunch:
+    """A launch made again from its file."""
+
+    engine: str
+    question: Question
+    launch: Launch
+
+
+def is_launch(path: Path | str) -> bool:
+    """Return whether a file says that it holds a launch; raises DocumentError."""
+    data = load_object(Path(path)).data
+    return isinstance(data, Mapping) and data.get("format") == FORMAT
+
+
+def read_launch(path: Path | str) -> StoredLaunch:
+    """Return the launch of a file; raises InputError where it is not one that its trainer runs."""
+    where = Path(path)
+    document = validate_document(LaunchDocument, where, load_object(where).data)
+    if document.launch is None:
+        raise DocumentError(
+            where, "holds no launch", key="launch", remedy="search again with more memory"
+        )
+    question = open_launches(build_request(document.request))
+    entry = document.launch.degrees
+    sizes = entry.layers_of_chunks
+    if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
+        raise DocumentError(
+            where,
+            f"has other stages than pp {entry.pp} of vpp {entry.vpp} chunks",
+            key="layers_of_chunks",
+            remedy="write the launch again with autopar-search",
+        )
+    # in execution order: the first chunks of all stages, then the second ones
+    parts = [sizes[stage][chunk] for chunk in range(entry.vpp) for stage in range(entry.pp)]
+    choice = Choice(
+        tp=entry.tp,
+        cp=entry.cp,
+        ep=entry.ep,
+        etp=entry.etp,
+        pp=entry.pp,
+        vpp=entry.vpp,
+        micro_batch=entry.micro_batch_size,
+        zero=entry.zero,
+        recompute=entry.recompute,
+        precision=entry.precision,
+        dispatcher=entry.dispatcher,
+        overlap_experts=entry.overlap_experts,
+        global_batch=entry.global_batch_size,
+        chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp),
+    )
+    launch = launch_of(engine_space(document.launch.engine), question.job, choice)
+    return StoredLaunch(engine=document.launch.engine, question=question, launch=launch)
