@@ -13,6 +13,7 @@ from autopar.hardware import HardwareProfile, falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy
 from autopar.records import dataclass
+from autopar.units import format_count
 from search.cost.communication import half_allreduces
 from search.cost.fits import OTHER, PASSES, ComputeFits, OtherFits, shard_name
 from search.cost.memory import reserve_of
@@ -122,6 +123,11 @@ class Assumptions:
             self._default("memory bandwidth is unknown: look-up costs 0")
         if any(layer.num_experts is not None for layer in spec.layers):
             self._default("expert degree 1: experts are divided only by tp, pp and ZeRO")
+        if spec.mtp_layers:
+            self._default(
+                f"the model's {format_count(spec.mtp_layers, 'module')} of further tokens (MTP) "
+                "are left out, in time and in memory"
+            )
         if spec.tied_embeddings and spec.vocab_size is None:
             self._default("vocabulary is unknown: tied weights are those of the first stage")
         given = any(s.role == "memory" and not s.estimated for s in model.sources)
