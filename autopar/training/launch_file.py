@@ -43,7 +43,7 @@ class DegreesEntry(StrictObject):
     """Of a step, in each pipeline."""
     global_batch_size: int
     """Sequences of a step."""
-    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8"]
+    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
     """Of products."""
     recompute: str
     """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
@@ -85,7 +85,8 @@ class LaunchDocument(StrictObject):
     version: Literal[1]
     autopar: str
     """Release that wrote it."""
-    status: Literal["optimal", "infeasible"]
+    status: Literal["optimal", "infeasible", "evaluated"]
+    """Whether the launch is the fastest that fits, or one that somebody had."""
     request: dict[str, Any]
     """Options of the search, as typed."""
     model: str
@@ -94,5 +95,6 @@ class LaunchDocument(StrictObject):
     seq_length: int
     """Tokens of a sequence."""
     launch: LaunchEntry | None
+    """None: nothing fits."""
     assumed: list[str]
     """Defaults that nobody had said otherwise, one sentence each."""
