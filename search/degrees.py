@@ -93,7 +93,7 @@ class DegreeOptions:
     )
     precision: tuple[str, ...] | None = option(
         None,
-        help="of products: bf16, fp8, fp8-blockwise, mxfp8, or any",
+        help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, or any",
         panel=DEGREES_PANEL,
         shown="bf16",
         parse=_words("precision", PRECISIONS),

@@ -43,7 +43,7 @@ class DegreesEntry(StrictObject):
     """Of a step, in each pipeline."""
     global_batch_size: int
     """Sequences of a step."""
-    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8"]
+    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
     """Of products."""
     recompute: str
     """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
@@ -95,5 +95,6 @@ class LaunchDocument(StrictObject):
     seq_length: int
     """Tokens of a sequence."""
     launch: LaunchEntry | None
+    """None: nothing fits."""
     assumed: list[str]
     """Defaults that nobody had said otherwise, one sentence each."""

@@ -33,9 +33,10 @@ __all__ = [
     "trained",
 ]
 
-Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8"]
-"""Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements (Blackwell)."""
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8", "fp8-blockwise", "mxfp8")
+Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
+"""Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements; 4 bits scaled
+per 16 elements (the last two on Blackwell)."""
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Schedule = Literal["1f1b", "interleaved"]
 Dispatcher = Literal["alltoall", "flex"]
 

@@ -121,6 +121,8 @@ def _precision(choice: Choice) -> LaunchPrecision:
     }
     if choice.precision == "bf16":
         return LaunchPrecision()
+    if choice.precision == "nvfp4":
+        return LaunchPrecision(fp4=True)
     return LaunchPrecision(fp8=True, fp8_recipe=recipes[choice.precision])
 
 
@@ -128,7 +130,7 @@ def _precisions(gpu: str) -> tuple[Precision, ...]:
     """Return the precisions of products that a device has."""
     name = gpu.upper()
     if name.startswith(BLACKWELL):
-        return ("bf16", "fp8", "mxfp8")
+        return ("bf16", "fp8", "mxfp8", "nvfp4")
     if name.startswith(HOPPER):
         return ("bf16", "fp8", "fp8-blockwise")
     return ("bf16",)

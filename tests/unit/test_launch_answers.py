@@ -12,6 +12,7 @@ from search.commands import check, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
 from search.request import build_request
 from search.uniform.answer import Answer, answer, answers, open_launches
+from search.uniform.choice import PRECISIONS
 from search.uniform.files import is_launch, launch_document, read_launch, result_document
 
 _SMALL = {
@@ -182,7 +183,7 @@ def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
     ).degrees
     assert read.tp == (2, 4)
     assert read.recompute == ("none", "core_attn+mlp", "block 4")
-    assert fixed_of(read).precision == ("bf16", "fp8", "fp8-blockwise", "mxfp8")
+    assert fixed_of(read).precision == PRECISIONS
     with pytest.raises(OptionError, match=r"--recompute: .*got 'core-atn'"):
         build_request({"recompute": "core-atn"})
     with pytest.raises(OptionError, match=r"--precision: .*did you mean"):
