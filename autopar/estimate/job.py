@@ -7,6 +7,7 @@ those are `autopar.estimate.card`, `site` and `stack`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import field, replace
 from itertools import groupby
 from typing import Literal
@@ -40,6 +41,7 @@ __all__ = [
     "parameters",
     "projection_targets",
     "stage_blocks",
+    "type_blocks",
 ]
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
@@ -315,6 +317,16 @@ def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
         seen[kind] += 1
         every = spec.layers[kind].whole_every
         found.append(whole if every and seen[kind] % every == 0 else narrow)
+    return tuple(found)
+
+
+def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
+    """Return for each layer type the blocks that its layers are: two where some have a window."""
+    layers = tuple(zip(spec.layer_types, layer_blocks(spec), strict=True))
+    found = []
+    for kind in range(len(spec.layers)):
+        numbers = Counter(block for own, block in layers if own == kind)
+        found.append(tuple(replace(block, number=n) for block, n in numbers.items()))
     return tuple(found)
 
 

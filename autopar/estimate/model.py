@@ -506,9 +506,9 @@ def estimate_model(
     figures. Raises InputError.
     """
     from autopar.estimate.card import load_card  # the planner needs the counts alone
-    from autopar.estimate.job import blocks_of
+    from autopar.estimate.job import blocks_of, type_blocks
     from autopar.estimate.layer import machine_of
-    from autopar.estimate.profile import cells_job, layer_cells, other_cells
+    from autopar.estimate.profile import cells_job, layer_cells, mean_cells, other_cells
     from autopar.estimate.stack import load_stack
 
     device = load_card(card)
@@ -533,20 +533,26 @@ def estimate_model(
     vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
     vocab = padded_vocab_size(spec)
     for lengths in dict.fromkeys(cases):
-        blocks = blocks_of(_resized(spec, lengths))
+        own_lengths = _resized(spec, lengths)
+        blocks, kinds = blocks_of(own_lengths), type_blocks(own_lengths)
         for index, (layer, length) in enumerate(zip(spec.layers, lengths, strict=True)):
             # cross-attention reads what the layer type in front of it, the encoder, puts out
             source_length = lengths[index - 1] if layer.cross_attention and index else None
-            whole, cells = layer_cells(
-                machine,
-                cells_job(spec.name, blocks, vocab, length, precision),
-                blocks[index],
-                batches=batches,
-                degrees=tensor_degrees(layer),
-                sequence_parallel=sequence_parallel,
-            )
-            times[index] += whole
-            sharded[index] += cells
+            alike = [
+                layer_cells(
+                    machine,
+                    cells_job(spec.name, blocks, vocab, length, precision),
+                    block,
+                    batches=batches,
+                    degrees=tensor_degrees(layer),
+                    sequence_parallel=sequence_parallel,
+                )
+                for block in kinds[index]
+            ]
+            # a layer of the type is the mean of those with a window and those without
+            numbers = [block.number for block in kinds[index]]
+            times[index] += mean_cells([whole for whole, _ in alike], numbers)
+            sharded[index] += mean_cells([cells for _, cells in alike], numbers)
             memory[index][length] = LayerMemory(
                 parameter_count=float(parameter_count(layer)),
                 activation_bytes_per_sample={

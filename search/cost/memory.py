@@ -511,6 +511,9 @@ def _derived(
     element = spec.seq_length * recipe.element
     # k and v of all ranks together, which the degree divides again below
     copies = attentions * 2.0 * more * head_dim(spec) * element
+    if spec.qk_norms:
+        # keys in front of their norm as well, and an fp32 number of each
+        copies += attentions * more * (head_dim(spec) * element + 4.0 * spec.seq_length)
     text = f"those at {name}={below} times {below}/{degree}"
     if name == "ulysses" or more:
         text += ", and copies of k and v"

@@ -33,6 +33,7 @@ from search.engines.job import (
     Part,
     Space,
     different,
+    further_parts,
     has_one_kind,
     layer_ranges,
     per_value,
@@ -240,6 +241,7 @@ def _check(spec: ModelSpec) -> None:
         "an MLP that is not gated": _is_known(spec) and not layer.gated_mlp,
         "biases": _is_known(spec) and layer.biases,
         "learned positions": spec.learned_positions > 0,
+        **dict.fromkeys(further_parts(spec), True),
         "norms other than RMSNorm": _is_known(spec) and layer.norm_parameters_per_hidden != 2,
     }
     names = [name for name, present in found.items() if present]

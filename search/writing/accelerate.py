@@ -40,7 +40,8 @@ def write(launch: Launch, place: Place) -> Draft:
     Raises InputError for a launch of another trainer, UnsupportedError for one of stages or expert
     ranks.
     """
-    refuse_others(launch, _TITLE, ("accelerate", "deepspeed"))
+    # replicas are those of DDP, whoever starts them
+    refuse_others(launch, _TITLE, ("accelerate", "deepspeed", "ddp"))
     trainer = launch.trainer
     assert trainer is not None, "that is what was refused"
     of_deepspeed = trainer.keeper == "deepspeed"
