@@ -25,8 +25,8 @@ from search.uniform.choice import (
 
 __all__ = ["DegreeOptions", "fixed_of", "rules_of", "training_of"]
 
-DEGREES_PANEL = "Degrees"
-TRAINING_PANEL = "Fine-tuning"
+_DEGREES = "Degrees"
+_TRAINING = "Fine-tuning"
 _MOST = 1 << 24
 
 
@@ -67,7 +67,7 @@ def _recomputations(text: str) -> tuple[str, ...]:
 
 
 def _degree(help: str, **how: Any) -> Any:
-    return option(None, help=help, panel=DEGREES_PANEL, low=1, high=_MOST, **how)
+    return option(None, help=help, panel=_DEGREES, low=1, high=_MOST, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,39 +82,39 @@ class DegreeOptions:
     vpp: tuple[int, ...] | None = _degree("chunks of layers of a stage (virtual pipeline)")
     dp: tuple[int, ...] | None = _degree("data degree")
     zero: tuple[int, ...] | None = option(
-        None, help="ZeRO stage, 0 to 3", panel=DEGREES_PANEL, low=0, high=3
+        None, help="ZeRO stage, 0 to 3", panel=_DEGREES, low=0, high=3
     )
     micro_batch_size: tuple[int, ...] | None = _degree("sequences of a micro-batch on a data rank")
     recompute: tuple[str, ...] | None = option(
         None,
         help="none, full, op, block N, or modules: core_attn+mlp",
-        panel=DEGREES_PANEL,
+        panel=_DEGREES,
         parse=_recomputations,
     )
     precision: tuple[str, ...] | None = option(
         None,
         help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, or any",
-        panel=DEGREES_PANEL,
+        panel=_DEGREES,
         shown="bf16",
         parse=_words("precision", PRECISIONS),
     )
     dispatcher: tuple[str, ...] | None = option(
         None,
         help="of tokens to experts: alltoall, flex (DeepEP), or any",
-        panel=DEGREES_PANEL,
+        panel=_DEGREES,
         shown="any",
         parse=_words("dispatcher", ("alltoall", "flex")),
     )
     moe_overlap: bool | None = option(
         None,
         help="exchanges of experts run beside another micro-batch",
-        panel=DEGREES_PANEL,
+        panel=_DEGREES,
         shown="either",
     )
     moe_skew: float | None = option(
         None,
         help="tokens of the busiest expert rank over the mean",
-        panel=DEGREES_PANEL,
+        panel=_DEGREES,
         shown="1, even routing",
         low=1.0,
         high=1000.0,
@@ -123,21 +123,21 @@ class DegreeOptions:
     lora: int | None = option(
         None,
         help="rank of adapters (LoRA); all else is frozen",
-        panel=TRAINING_PANEL,
+        panel=_TRAINING,
         low=1,
         high=1 << 16,
         shown="all weights are trained",
     )
     lora_base: Literal["bf16", "int8", "nf4"] | None = option(
-        None, help="of the frozen weights; nf4 is QLoRA", panel=TRAINING_PANEL, shown="bf16"
+        None, help="of the frozen weights; nf4 is QLoRA", panel=_TRAINING, shown="bf16"
     )
     optimizer: Literal["adam", "adam-bf16", "adam8bit"] | None = option(
-        None, help="moments of 32, 16 or 8 bits", panel=TRAINING_PANEL, shown="adam"
+        None, help="moments of 32, 16 or 8 bits", panel=_TRAINING, shown="adam"
     )
     offload_optimizer: float | None = option(
         None,
         help="share of its states on the host",
-        panel=TRAINING_PANEL,
+        panel=_TRAINING,
         low=0.0,
         high=1.0,
         shown="0",

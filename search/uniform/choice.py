@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, TypeVar, cast, get_args
 
-from autopar.memory.launch import Chunk, Degrees, Launch, Recompute
+from autopar.memory.launch import Chunk, Launch, Recompute
 from autopar.plans import Module
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, BaseKind
@@ -23,11 +23,13 @@ __all__ = [
     "OPTIMIZERS",
     "PRECISIONS",
     "Choice",
+    "Dispatcher",
     "Fixed",
     "OptimizerName",
     "Precision",
     "Schedule",
     "Training",
+    "kept",
     "recompute_of",
     "recompute_words",
     "trained",
@@ -152,11 +154,6 @@ def recompute_words(recompute: Recompute) -> str:
     if recompute.layers == "block":
         return f"block {recompute.number}"
     return "+".join(sorted(recompute.modules)) or NONE
-
-
-def stage_sizes(degrees: Degrees) -> tuple[int, ...]:
-    """Return the layers of every stage."""
-    return tuple(sum(len(chunk[1]) for chunk in stage) for stage in degrees.chunks)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def _precisions(gpu: str) -> tuple[Precision, ...]:
 # Megatron-LM
 
 
-def megatron_modules(model: Model) -> tuple[str, ...]:
+def _megatron_modules(model: Model) -> tuple[str, ...]:
     """Return every selective recomputation that Megatron-Core has for a model, and the ends.
 
     Sets of modules; of `moe` everything inside is a part.
@@ -363,7 +363,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
         zero=(0, 1, 3),
         zero_with_stages=(0, 1),
-        recompute=megatron_modules,
+        recompute=_megatron_modules,
         blocks=True,
         precisions=_precisions,
         dispatchers=("alltoall", "flex"),
