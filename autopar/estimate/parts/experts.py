@@ -25,6 +25,7 @@ from autopar.estimate.parts.operations import (
     Part,
     Sends,
     Split,
+    as_number,
     cast_parts,
     element_part,
     group,
@@ -127,12 +128,13 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends
     shape = group(machine, job.ep, job.etp)
     # a card's own figures are of few tokens, as in inference, and too slow for many
     network = replace(machine.card.network, exchange=None)
+    routed = split_of(job).routed * job.skew
     dispatch, combine = (
-        float(
+        as_number(
             moe_exchange_time_s(
                 network,
                 direction,
-                split_of(job).routed * job.skew,
+                routed,
                 shape,
                 hidden=mlp.latent or hidden,
                 top_k=mlp.per_token,
@@ -153,6 +155,6 @@ def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> fl
         return 0.0
     size = split_of(job).routed * mlp.per_token * job.skew * job.etp * width * job.element_bytes
     return sum(
-        transfer_s(machine, operation, float(size), job.etp, 1)
+        transfer_s(machine, operation, size, job.etp, 1)
         for operation in ("allgather", "reducescatter")
     )
