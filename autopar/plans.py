@@ -13,6 +13,8 @@ from itertools import groupby
 from typing import Literal
 
 from autopar.model import LayerSpec, ModelSpec
+from autopar.pipeline.orders import rank_of
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass
 
 __all__ = [
@@ -40,17 +42,9 @@ __all__ = [
 ]
 
 
-PipelineType = Literal[
-    "1f1b",
-    "gpipe",
-    "interleaved",
-    "looped_bfs",
-    "interleaved_zero_bubble",
-    "zero_bubble_v",
-    "dual_pipe_v",
-]
-"""The schedule of micro-batches; those after `gpipe` are of stages that hold several chunks."""
-ZeroDefault = Literal["ddp", "zero2"]
+PipelineType = Schedule
+ZeroDefault = Literal["ddp", "zero1", "zero2"]
+"""What data ranks share of a layer without ZeRO-3: nothing, the optimizer, or gradients as well."""
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 """What selective recomputation can be of, in Megatron-Core's words."""
 
@@ -116,8 +110,8 @@ class LayerStrategy:
         if self.zero3:
             parts.append("zero3")
         # without a second rank to reduce with the default shards nothing
-        elif default_dp == "zero2" and (data_degree > 1 or self.ulysses or self.cp > 1):
-            parts.append("zero2")
+        elif default_dp != "ddp" and (data_degree > 1 or self.ulysses or self.cp > 1):
+            parts.append(default_dp)
         if self.checkpoint:
             parts.append("ckpt")
         if self.recompute:
@@ -164,8 +158,8 @@ class Plan:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Layers of all chunks in the order in which they run; of one chunk a stage, its layers."""
-        if self.chunk_sizes:
-            return self.chunk_sizes
+        if self.chunk_sizes or self.num_chunks == 1:
+            return self.chunk_sizes or self.stage_sizes
         return tuple(
             self.stage_sizes[stage] // self.num_chunks
             for stage in map(self.stage_of_chunk, range(self.num_stages * self.num_chunks))
@@ -173,10 +167,7 @@ class Plan:
 
     def stage_of_chunk(self, chunk: int) -> int:
         """Return the stage that holds a chunk: from first to last and again, or there and back."""
-        turn, place = divmod(chunk, self.num_stages)
-        # in a V the last stage hands its first chunk's output to its own second one
-        is_back = self.pipeline_type in ("zero_bubble_v", "dual_pipe_v") and turn % 2 == 1
-        return self.num_stages - 1 - place if is_back else place
+        return rank_of(self.pipeline_type, chunk, self.num_stages)
 
     def data_degree(self, layer: int) -> int:
         """Return the data degree of a layer (0 when tp*cp does not divide the stage's ranks)."""
@@ -326,6 +317,10 @@ def width_problems(
     # Ulysses splits tokens and heads, never the width of the MLP
     if not (ulysses or heads_only) and ffn is not None and ffn % degree:
         yield f"ffn_hidden_size({ffn}) % tp({degree}) = {ffn % degree} != 0"
+    # what all tokens visit is divided as a dense MLP, wherever the experts are
+    shared = layer.shared_expert_width
+    if not ulysses and shared % degree:
+        yield f"shared_expert_width({shared}) % tp({degree}) = {shared % degree} != 0"
 
 
 def layer_problems(
@@ -469,14 +464,11 @@ def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:
 def chunk_problems(plan: Plan) -> Iterator[str]:
     """Yield why stages cannot hold their layers in these chunks, or the schedule not run them."""
     p, v, m, kind = plan.num_stages, plan.num_chunks, plan.num_microbatches, plan.pipeline_type
-    if kind in ("1f1b", "gpipe"):
-        if v != 1:
-            yield f"{kind} has 1 chunk a stage, and the plan has num_chunks({v})"
-    elif kind in ("zero_bubble_v", "dual_pipe_v"):
-        if v != 2:
-            yield f"{kind} has 2 chunks a stage, and the plan has num_chunks({v})"
-    elif v < 2:
-        yield f"{kind} needs num_chunks({v}) >= 2"
+    facts = SCHEDULES[kind]
+    least, most = facts.least_chunks, facts.most_chunks
+    if v < least or (most is not None and v > most):
+        wanted = "1 chunk" if most == 1 else f"{least}{' or more' * (most != least)} chunks"
+        yield f"{kind} has {wanted} a stage, and the plan has num_chunks({v})"
     if kind not in ("1f1b", "gpipe") and p == 1:
         yield f"{kind} needs stages, and pp is 1"
     # micro-batches go through the chunks in rounds of one for every stage
@@ -515,6 +507,7 @@ def refinements(plan: Plan) -> tuple[str, ...]:
     modules = sorted({module for s in layers for module in s.recompute})
     found += [f"recomputation of {', '.join(modules)}"] if modules else []
     found += [f"context degree {plan.vocab.cp} of embedding and head"] if plan.vocab.cp > 1 else []
+    found += ["ZeRO-1"] if plan.default_dp_type == "zero1" else []
     # GPipe and 1F1B are the schedules of one chunk a stage
     if plan.pipeline_type not in ("1f1b", "gpipe"):
         found.append(f"schedule {plan.pipeline_type}")

@@ -21,6 +21,7 @@ from autopar.estimate.site import Site, load_site
 from autopar.estimate.stack import Stack, load_stack
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters
+from autopar.training.mixtures import NATURAL_SKEW
 from benchmarks.ledger_models import Architecture, known_architecture
 
 __all__ = ["Run", "UnusableError", "run_of"]
@@ -345,9 +346,6 @@ def _job(
     )
 
 
-_NATURAL_SKEW = 1.5
-"""Tokens of the busiest rank over the mean where routing is not forced to balance: rows with and
-without differ by 8 to 20 %, of which experts are the half that is uneven."""
 _GRAPHS = {"none": "none", "local": "partial", "transformer_engine": "partial"}
 
 
@@ -391,7 +389,7 @@ def _launch(
     elif "EFFICIENT_ATTENTION" in cells["notes"]:
         raise UnusableError("no card has times of memory-efficient attention")
     if "real routing" in cells["notes"]:
-        found["skew"] = _NATURAL_SKEW
+        found["skew"] = NATURAL_SKEW
     if "rowwise" in cells["precision"]:
         found["row_scales"] = True
     if cells["source"].startswith("torchtitan"):

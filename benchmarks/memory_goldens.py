@@ -201,6 +201,7 @@ def classes_of(entry: Priced) -> Iterator[str]:
         "distributed optimizer": optimizer.sharding == "distributed",
         "several instances": optimizer.instances > 1,
         "muon": optimizer.kind == "muon",
+        "activation offload": launch.offload.any,
         "recomputation": launch.recompute.layers != "none" or bool(launch.recompute.modules),
         "cross-entropy fusion": launch.loss_fusion != "none",
         "local layers": software.local_layers,
@@ -234,7 +235,10 @@ def errors_by_class(entries: Iterable[Priced]) -> dict[str, dict[str, Any]]:
 
 
 def ratios_of(entries: Iterable[Priced]) -> list[Ratio]:
-    """Return the ratios of measured over counted peaks of rows, with kinds and classes."""
+    """Return the ratios of measured over counted peaks of rows, with kinds and classes.
+
+    Activations on the host, of which there is one configuration, have errors of their own.
+    """
     return [
         Ratio(
             kind=kind_of(entry.read.launch),
@@ -243,6 +247,7 @@ def ratios_of(entries: Iterable[Priced]) -> list[Ratio]:
             ratio=entry.measured_peak_bytes / entry.account.peak_bytes,
         )
         for entry in entries
+        if not entry.read.launch.offload.any
     ]
 
 

@@ -8,16 +8,25 @@ have become rules, as if typed with `--pin`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
 from autopar.records import dataclass
-from search.uniform.choice import FULL, MODULES, NONE, PRECISIONS, Fixed, Precision
+from search.uniform.choice import (
+    FULL,
+    MODULES,
+    NONE,
+    PRECISIONS,
+    Fixed,
+    Precision,
+    Training,
+)
 
-__all__ = ["DEGREES_PANEL", "DegreeOptions", "fixed_of", "rules_of"]
+__all__ = ["DegreeOptions", "fixed_of", "rules_of", "training_of"]
 
 DEGREES_PANEL = "Degrees"
+TRAINING_PANEL = "Fine-tuning"
 _MOST = 1 << 24
 
 
@@ -84,7 +93,7 @@ class DegreeOptions:
     )
     precision: tuple[str, ...] | None = option(
         None,
-        help="of products: bf16, fp8, fp8-blockwise, mxfp8, or any",
+        help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, or any",
         panel=DEGREES_PANEL,
         shown="bf16",
         parse=_words("precision", PRECISIONS),
@@ -111,8 +120,33 @@ class DegreeOptions:
         high=1000.0,
     )
 
+    lora: int | None = option(
+        None,
+        help="rank of adapters (LoRA); all else is frozen",
+        panel=TRAINING_PANEL,
+        low=1,
+        high=1 << 16,
+        shown="all weights are trained",
+    )
+    lora_base: Literal["bf16", "int8", "nf4"] | None = option(
+        None, help="of the frozen weights; nf4 is QLoRA", panel=TRAINING_PANEL, shown="bf16"
+    )
+    optimizer: Literal["adam", "adam-bf16", "adam8bit"] | None = option(
+        None, help="moments of 32, 16 or 8 bits", panel=TRAINING_PANEL, shown="adam"
+    )
+    offload_optimizer: float | None = option(
+        None,
+        help="share of its states on the host",
+        panel=TRAINING_PANEL,
+        low=0.0,
+        high=1.0,
+        shown="0",
+    )
+
     def __post_init__(self) -> None:
         validate(self)
+        if self.lora_base is not None and self.lora is None:
+            raise OptionError("--lora-base: is of the weights beside adapters; give --lora, too")
 
     @property
     def any_given(self) -> bool:
@@ -136,6 +170,16 @@ def fixed_of(options: DegreeOptions) -> Fixed:
         precision=cast(tuple[Precision, ...], options.precision or ("bf16",)),
         dispatcher=cast(Any, options.dispatcher),
         overlap_experts=options.moe_overlap,
+    )
+
+
+def training_of(options: DegreeOptions) -> Training:
+    """Return what is trained and how."""
+    return Training(
+        lora_rank=options.lora,
+        lora_base=options.lora_base or "bf16",
+        optimizer=options.optimizer or "adam",
+        offload=options.offload_optimizer or 0.0,
     )
 
 
@@ -177,7 +221,7 @@ def rules_of(options: DegreeOptions) -> Mapping[str, object]:
         elif zero == 1:
             lone["zero"] = 1
     # what says nothing new
-    for name, plain in (("ep", 1), ("vpp", 1), ("precision", "bf16")):
+    for name, plain in (("ep", 1), ("vpp", 1), ("precision", "bf16"), ("optimizer", "adam")):
         if lone.get(name) == plain:
             del lone[name]
     if lone:

@@ -54,7 +54,7 @@ LARGEST_BATCH = 1 << 24
 MOST_BATCHES = 10_000
 """Global batches of one search."""
 
-PANELS = (_IN, _MEM, "Degrees", _SPACE, _COST, _OUT)
+PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
 """Headings of the options of a search, in their order."""
 
 
@@ -148,7 +148,14 @@ class SearchOptions:
     max_pp_deg: int | None = option(None, help="most stages", panel=_SPACE, low=1, shown="no limit")
     """None: as many stages as layers and ranks allow."""
     max_sp_deg: int = option(8, help="largest Ulysses degree", panel=_SPACE, low=1)
-    max_cp_deg: int = option(1, help="largest context degree", panel=_SPACE, low=1)
+    max_cp_deg: int | None = option(
+        None,
+        help="largest context degree",
+        panel=_SPACE,
+        low=1,
+        shown="tokens / 1024 with --search-space full, else 1",
+    )
+    """None: as many as leave every rank `search.space.TOKENS_OF_RANK` tokens of a sample."""
     fine_grained_mode: bool = option(
         True, help="a strategy per layer (1) or one for all (0)", panel=_SPACE, shown="1"
     )
@@ -159,7 +166,7 @@ class SearchOptions:
         panel=_SPACE,
         choices={"pipedream_flush": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe"},
     )
-    default_dp_type: Literal["ddp", "zero2", "any"] = option(
+    default_dp_type: Literal["ddp", "zero1", "zero2", "any"] = option(
         "ddp", help="what a layer without ZeRO-3 does", panel=_SPACE
     )
     pp_division: tuple[int, ...] | None = option(
@@ -208,6 +215,12 @@ class SearchOptions:
     """Of tensor-parallel layers."""
     global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)
     async_grad_reduce: bool = option(True, help="reduce gradients once per step", panel=_COST)
+    cp_kind: Literal["ring", "all-gather"] = option(
+        "ring",
+        help="how context ranks exchange keys and values: beside attention, or before it",
+        panel=_COST,
+    )
+    """Ulysses, which exchanges heads, is a kind of `tp`, and may stand inside either."""
     tp_overlap: bool = option(True, help="tensor communication hides in backward", panel=_COST)
     column_parallel_share: float = option(
         0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1

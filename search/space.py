@@ -18,11 +18,13 @@ from search.options import SearchOptions
 __all__ = [
     "GRAMMAR",
     "PRESETS",
+    "TOKENS_OF_RANK",
     "Rule",
     "Rules",
     "SearchSpace",
     "Table",
     "build_space",
+    "context_degrees",
     "divisors",
     "global_batches",
     "parse_rules",
@@ -37,8 +39,8 @@ __all__ = [
 #     condition = key "=" integer
 #
 # Layer keys: tp, ulysses, cp, zero3, ckpt, strided. Keys of embedding and head: vtp, vulysses,
-# vzero3. Keys of the whole plan: pp, m, bsz. A pin says that all its conditions hold; a forbidden
-# rule says that they do not all hold together.
+# vzero3, vcp. Keys of the whole plan: pp, m, bsz. A pin says that all its conditions hold; a
+# forbidden rule says that they do not all hold together.
 
 
 GRAMMAR = "[layers A-B: | stage J:] key=N[,key=N]"
@@ -55,6 +57,7 @@ _VOCAB: Mapping[str, Callable[[VocabStrategy], int]] = {
     "vtp": lambda v: v.tp,
     "vulysses": lambda v: int(v.ulysses),
     "vzero3": lambda v: int(v.zero3),
+    "vcp": lambda v: v.cp,
 }
 _KIND = (
     dict.fromkeys(_LAYER, "layer")
@@ -252,6 +255,10 @@ def _layer_values(strategy: LayerStrategy) -> dict[str, int]:
 # The space: strategies, stages, micro-batches.
 
 
+TOKENS_OF_RANK = 1024
+"""A context rank has so many tokens of a sample at least, unless a degree is asked for: with fewer
+the exchanges of keys and values take longer than the attention beside them."""
+
 Table = tuple[int, int, ZeroDefault]
 """(number of stages p, samples per micro-batch g, default dp type)."""
 
@@ -277,6 +284,7 @@ class _Preset:
 
     stages: str = "any"  # any, one, largest
     tensor: str = "any"  # any, one, largest
+    context: bool = False  # whether context parallelism is one of them unless it is asked for
     zero3: tuple[bool, ...] = (False, True)
     checkpoint: tuple[bool, ...] = (False, True)
     uniform: bool = False
@@ -285,7 +293,7 @@ class _Preset:
 # As Galvatron documents its search spaces: `full` is layer-wise over all dimensions, `3d`
 # model-wise over (dp, tp, pp), the others layer-wise over the named dimensions.
 PRESETS = {
-    "full": _Preset(),
+    "full": _Preset(context=True),
     "3d": _Preset(zero3=(False,), checkpoint=(False,), uniform=True),
     "dp+tp": _Preset(stages="one", zero3=(False,)),
     "dp+pp": _Preset(tensor="one", zero3=(False,)),
@@ -304,6 +312,18 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
+def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: int) -> list[int]:
+    """Return the context degrees of layers, embedding and head, of the `degrees` that divide ranks.
+
+    num_tokens : of the shortest sample that some layer has.
+    """
+    most = options.max_cp_deg
+    if most is None:
+        has_context = PRESETS[options.search_space].context
+        most = num_tokens // TOKENS_OF_RANK if has_context else 1
+    return [c for c in degrees if c == 1 or (c <= most and not options.disable_cp)]
+
+
 def global_batches(options: SearchOptions) -> tuple[int, ...]:
     """Return the global batch sizes to consider: `--settle-bsz`, else the range."""
     if options.settle_bsz is not None:
@@ -316,10 +336,13 @@ def build_space(
     *,
     world_size: int,
     num_layers: int,
+    num_tokens: int,
     batches: Sequence[int],
     rules: Rules,
 ) -> SearchSpace:
     """Return the search space of a cluster and a number of layers.
+
+    num_tokens : of the shortest sample that some layer has.
 
     Raises OptionError when the options exclude everything, naming the ones that do.
     """
@@ -332,8 +355,9 @@ def build_space(
         )
     # of any number of stages: what does not divide the ranks of one has no row there
     degrees = sorted({d for p in stages for d in divisors(world_size // p)})
-    strategies = _strategies(options, preset, degrees)
-    vocab = tuple(v for v in _vocab(options, preset, degrees) if rules.allows_vocab(v))
+    contexts = context_degrees(options, degrees, num_tokens)
+    strategies = _strategies(options, preset, degrees, contexts)
+    vocab = tuple(v for v in _vocab(options, preset, degrees, contexts) if rules.allows_vocab(v))
     if not strategies or not vocab:
         raise OptionError(
             "no strategy is left for "
@@ -341,9 +365,7 @@ def build_space(
             + "; check --sp-space, the --disable-* options, --pin and --forbid"
         )
     shards = sorted({s.tp * s.cp for s in strategies})
-    types: tuple[ZeroDefault, ...] = (
-        ("ddp", "zero2") if options.default_dp_type == "any" else (options.default_dp_type,)
-    )
+    types = _defaults(options)
     batch_rules = any(rule.kind == "batch" for rule in rules.rules)
     index: dict[Table, int] = {}
     candidates: list[tuple[int, int]] = []
@@ -362,6 +384,10 @@ def build_space(
                 if not whole[g] or (batch_rules and not rules.allows_batch(batch, m)):
                     continue
                 for kind in types:
+                    # with one reduction a step ZeRO-2 holds what ZeRO-1 holds: a second name, which
+                    # fewer engines know
+                    if kind == "zero1" and "zero2" in types and m > 1 and options.async_grad_reduce:
+                        continue
                     # batches of equal p and g share a table, which is priced once
                     at = index.setdefault((p, g, kind), len(index))
                     candidates.append((at, m))
@@ -375,6 +401,15 @@ def build_space(
         uniform=preset.uniform or not options.fine_grained_mode,
         only_data_degree_1=options.disable_dp,
     )
+
+
+def _defaults(options: SearchOptions) -> tuple[ZeroDefault, ...]:
+    """Return what layers without ZeRO-3 may do."""
+    if options.default_dp_type != "any":
+        return (options.default_dp_type,)
+    # of engines that are told ZeRO-1 and do what is counted for it; Galvatron has no such word, and
+    # of others the parts of their spaces say what they are told
+    return ("ddp", "zero1", "zero2") if options.memory_of is None else ("ddp", "zero2")
 
 
 def _stages(
@@ -426,11 +461,8 @@ def _tensor(
 
 
 def _strategies(
-    options: SearchOptions, preset: _Preset, degrees: Sequence[int]
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int], contexts: Sequence[int]
 ) -> tuple[LayerStrategy, ...]:
-    contexts = [1]
-    if not options.disable_cp:
-        contexts += [c for c in degrees if 1 < c <= options.max_cp_deg]
     zero3 = [z for z in preset.zero3 if not (z and options.disable_sdp)]
     checkpoint = [c for c in preset.checkpoint if not (c and options.disable_ckpt)]
     strided = [False, True] if options.strided_tp and not options.disable_tp_consec else [False]
@@ -452,7 +484,7 @@ def _strategies(
 
 
 def _vocab(
-    options: SearchOptions, preset: _Preset, degrees: Sequence[int]
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int], contexts: Sequence[int]
 ) -> tuple[VocabStrategy, ...]:
     pairs = [(1, False)]
     if not options.disable_vtp and preset.tensor != "one":
@@ -469,8 +501,8 @@ def _vocab(
     zero3 = [
         z for z in (False, True) if not (z and (options.disable_sdp or preset.zero3 == (False,)))
     ]
-    values = sorted((t, u, z) for t, u in pairs for z in zero3)
-    return tuple(VocabStrategy(tp=t, ulysses=u, zero3=z) for t, u, z in values)
+    values = sorted((t, u, z, c) for t, u in pairs for z in zero3 for c in contexts)
+    return tuple(VocabStrategy(tp=t, ulysses=u, zero3=z, cp=c) for t, u, z, c in values)
 
 
 def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:

@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.model import LatentSpec, LayerSpec, ModelSpec
+from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.job import PlanJob
 
 __all__ = [
     "GPT",
+    "LATENT",
     "LLAMA",
     "MOE",
     "MQA",
+    "NORMED",
+    "SHARED",
     "STRATEGY",
     "T5",
     "TIED",
+    "folded_jobs",
     "jobs",
     "make_job",
     "short_jobs",
@@ -64,6 +68,33 @@ GPT = _model(
     extra_head_parameters=5,
 )
 MOE = _model("moe", num_experts=4, experts_per_token=2, ffn_hidden_size=24)
+
+SHARED = _model(
+    "shared",
+    num_experts=4,
+    experts_per_token=2,
+    ffn_hidden_size=24,
+    shared_expert_width=16,
+    shared_expert_gate=True,
+    router_biases=True,
+)
+"""A mixture beside an MLP that every token visits."""
+
+LATENT = _model(
+    "latent",
+    num_kv_heads=None,
+    qk_norms=True,
+    latent=LatentSpec(query_rank=12, key_value_rank=8, key_width=8, rotary_width=4, value_width=6),
+)
+NORMED = _model(
+    "normed",
+    qk_norms=True,
+    window=5,
+    attention_sinks=True,
+    num_norms=4,
+    norm_parameters_per_hidden=4,
+)
+"""Norms of heads, and behind attention and MLP, beside a window and sinks."""
 
 _ENCODER = LayerSpec(
     num_layers=2,
@@ -122,6 +153,15 @@ _ONE, _TP2, _TP4 = _L(), _L(tp=2), _L(tp=4)
 _ULYSSES = _L(tp=2, ulysses=True)
 
 
+_SCHEDULES: dict[tuple[bool, bool], PipelineType] = {
+    (False, False): "1f1b",
+    (False, True): "gpipe",
+    (True, False): "interleaved",
+    (True, True): "looped_bfs",
+}
+"""By whether stages have several chunks, and whether all forwards come first."""
+
+
 def make_job(
     world: int,
     *layers: LayerStrategy,
@@ -132,6 +172,8 @@ def make_job(
     gpipe: bool = False,
     zero2: bool = False,
     model: ModelSpec = LLAMA,
+    v: int = 1,
+    chunks: Sequence[int] = (),
     **others: Any,
 ) -> PlanJob:
     """Return a plan of one strategy for all layers or of one for each, and its model."""
@@ -144,8 +186,10 @@ def make_job(
         vocab=vocab,
         global_batch=batch,
         num_microbatches=m,
-        pipeline_type="gpipe" if gpipe else "1f1b",
+        pipeline_type=_SCHEDULES[v > 1, gpipe],
         default_dp_type="zero2" if zero2 else "ddp",
+        num_chunks=v,
+        chunk_sizes=tuple(chunks),
     )
     return PlanJob(plan=plan, spec=model, **others)
 
@@ -153,6 +197,99 @@ def make_job(
 def jobs(world: int) -> dict[str, PlanJob]:
     """Return the plans of so many ranks that are always run."""
     return {2: _two, 4: _four}[world]()
+
+
+def folded_jobs(world: int) -> dict[str, PlanJob]:
+    """Return plans of so many ranks with experts and sequences divided, chunks, recomputation."""
+    zero3 = _L(zero3=True)
+    sent: dict[str, Any] = {"model": MOE, "routing": "top_k"}
+    twice: dict[str, Any] = {"stages": (2, 2), "v": 2, "m": 4}
+    biased = replace(SHARED, layers=(replace(SHARED.layers[0], biases=True, qk_norms=True),))
+    # one norm, or four, and norms of heads, of attention that context ranks divide
+    lone, normed = (
+        _model("norms", num_norms=n, norm_parameters_per_hidden=n, qk_norms=n > 1) for n in (1, 4)
+    )
+    if world == 2:
+        return {
+            "cp2": make_job(2, _L(cp=2), vocab=_V(cp=2)),
+            "cp2-gathered-zero3": make_job(
+                2, _L(cp=2, zero3=True), vocab=_V(cp=2, zero3=True), model=GPT,
+                context_exchange="all_gather",
+            ),
+            "cp2-beside-tp2": make_job(
+                2, _L(cp=2), _TP2, _L(cp=2, checkpoint=True), _ONE, vocab=_V(tp=2)
+            ),
+            "ep2": make_job(2, _L(ep=2), **sent),
+            "ep2-over-tp2": make_job(2, _L(tp=2, ep=2), _L(tp=2, etp=1), _TP2, _ONE, **sent),
+            "ep2-evenly": make_job(2, _L(ep=2), _L(tp=2, ep=2), _L(cp=2, ep=2), _ONE, model=MOE),
+            "breadth-first": make_job(2, _L(zero3=True), gpipe=True, **twice),
+            "shared-experts": make_job(
+                2, _L(ep=2, recompute=("shared_experts",)), _L(tp=2, ep=2), _TP2, zero3,
+                model=SHARED, routing="top_k",
+            ),
+            "latent": make_job(
+                2, _TP2, _ULYSSES, _L(zero3=True, recompute=("core_attn", "layernorm", "mlp")),
+                _L(tp=2, checkpoint=True), vocab=_V(tp=2), model=LATENT,
+            ),
+            "latent-no-sp": make_job(2, _TP2, model=LATENT, sequence_parallel=False),
+            "normed": make_job(
+                2, _TP2, _ULYSSES, _L(zero3=True), _L(tp=2, recompute=("core_attn", "layernorm")),
+                model=NORMED,
+            ),
+            "normed-no-sp": make_job(2, _TP2, model=NORMED, sequence_parallel=False),
+            "normed-cp2": make_job(
+                2, _L(cp=2), _TP2, _L(cp=2, recompute=("layernorm", "mlp")),
+                _L(cp=2, recompute=("mlp",)), vocab=_V(cp=2), model=normed,
+            ),
+            "one-norm": make_job(
+                2, _L(recompute=("layernorm",)), _L(cp=2, recompute=("mlp",)),
+                _L(tp=2, recompute=("layernorm", "mlp")), _TP2, model=lone,
+            ),
+            "biased-experts": make_job(
+                2, _L(ep=2, zero3=True), _L(tp=2, ep=2, recompute=("moe_act",)), _TP2, _L(cp=2),
+                model=biased, routing="top_k",
+            ),
+            "biased-experts-evenly": make_job(
+                2, _L(ep=2), _L(tp=2, ep=2), _TP2, _L(zero3=True, recompute=("moe",)), model=biased,
+            ),
+            "biased-experts-no-sp": make_job(
+                2, _TP2, model=biased, routing="top_k", sequence_parallel=False
+            ),
+            "interleaved": make_job(2, _L(recompute=("core_attn",)), model=TIED, **twice),
+            "interleaved-uneven": make_job(2, _ONE, stages=(1, 3), v=2, m=2, chunks=(1, 2, 0, 1)),
+            "recomputed": make_job(
+                2, _L(recompute=("core_attn", "layernorm", "mlp")), _L(tp=2, recompute=("mlp",)),
+                _L(zero3=True, recompute=("layernorm",)), _L(recompute=("core_attn",)),
+            ),
+            "recomputed-experts": make_job(
+                2, _L(ep=2, recompute=("layernorm", "moe_act")), _L(ep=2, recompute=("moe",)),
+                _L(tp=2, recompute=("moe_act",)), _L(zero3=True, recompute=("layernorm", "moe")),
+                **sent,
+            ),
+        }  # fmt: skip
+    ring = _L(tp=2, cp=2)
+    return {
+        "cp2-tp2": make_job(4, ring, vocab=_V(tp=2, cp=2), model=MQA),
+        "cp4": make_job(4, _L(cp=4), vocab=_V(cp=4), model=_model("long", seq_length=32)),
+        "ring-of-ulysses": make_job(
+            4, _L(tp=2, ulysses=True, cp=2), vocab=_V(tp=2, ulysses=True, cp=2)
+        ),
+        "cp2-strided-and-data": make_job(
+            4, _L(cp=2), _L(tp=2, cp=2, strided=True), _TP4, _L(cp=2, zero3=True), vocab=_V(tp=2),
+            zero2=True,
+        ),
+        "ep4": make_job(4, _L(ep=4), **sent),
+        "ep2-zero3": make_job(
+            4, _L(ep=2, zero3=True), zero3, _L(ep=4), _L(ep=2), zero2=True, **sent
+        ),
+        "ep4-over-tp2-cp2": make_job(4, _L(tp=2, cp=2, ep=4), vocab=_V(tp=2, cp=2), **sent),
+        "interleaved-tp2": make_job(4, _TP2, vocab=_V(tp=2), **twice),
+        "interleaved-zero3": make_job(4, zero3, vocab=_V(zero3=True), **twice),
+        "interleaved-ep2": make_job(
+            4, _L(ep=2, recompute=("moe_act",)), _ONE, _L(tp=2, ep=2), _L(ep=2, recompute=("moe",)),
+            **twice, **sent,
+        ),
+    }  # fmt: skip
 
 
 def short_jobs() -> dict[str, PlanJob]:

@@ -17,14 +17,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from profiler.model.layers import context, recompute
 from profiler.model.layers.vocab import build_stack
 from profiler.plan.arithmetic import Cube, Layout, check_job
 from profiler.plan.exchange import fill, global_tokens, local_batch, pieces_of, shapes
 from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.run import Trainer, run_in_world
-from profiler.plan.stage import Stage, build_stage, gradient_of, open_groups, padded_spec
+from profiler.plan.stage import Stage, build_stage, build_stages, open_groups, padded_spec
+from profiler.plan.units import gradient_of
 
-__all__ = ["Compared", "compare_all", "overflow_on_rank", "run_all"]
+__all__ = ["BREAKS", "Compared", "compare_all", "compare_broken", "overflow_on_rank", "run_all"]
 
 _WHOLE = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
 _NOISE = 1e-4
@@ -55,6 +57,42 @@ def compare_all(jobs: Mapping[str, PlanJob], num_steps: int = 2) -> dict[str, Co
         return {name: _compare(job, num_steps) for name, job in jobs.items()}
 
 
+def _other_halves(seen: Any) -> Any:
+    def swapped(rank: int, source: int, length: int, *, causal: bool) -> tuple[slice, slice]:
+        front, back = slice(length // 2), slice(length // 2, None)
+        rows, columns = seen(rank, source, length, causal=causal)
+        # a part from somewhere on is the back one, all of it has no ends
+        rows = front if rows.start else rows
+        return rows, back if columns.stop else columns
+
+    return swapped
+
+
+BREAKS: dict[str, tuple[Any, str, Any]] = {
+    # no axes: every rank keeps the gradients of its own tokens
+    "gradients of experts are not summed": (Layout, "expert_sync_axes", lambda old: ()),
+    "front and back of a sequence are swapped": (context, "_seen", _other_halves),
+    "gradients of keys stay with the next rank": (
+        context._Gradients, "finish", lambda old: lambda self: tuple(self._sums)
+    ),
+    "tokens go to the experts in the order of the ranks that send them": (
+        torch.Tensor, "argsort",
+        lambda old: lambda self, **_: torch.arange(len(self), device=self.device),
+    ),
+    "what is made again is half of what it was": (
+        recompute._Again, "part", lambda old: lambda self, at: old(self, at) / 2
+    ),
+}  # fmt: skip
+"""What a mistake in the executor would be: owner, attribute, and the attribute that replaces it."""
+
+
+def compare_broken(jobs: Mapping[str, PlanJob], what: str) -> dict[str, Compared]:
+    """Return the same of an executor with a mistake in it; this process runs nothing afterwards."""
+    owner, name, change = BREAKS[what]
+    setattr(owner, name, change(getattr(owner, name)))
+    return compare_all(jobs, num_steps=1)
+
+
 def run_all(jobs: Mapping[str, PlanJob]) -> dict[str, RunResult | None]:
     """Return by name what a run of every plan returns on this rank, with two timed steps."""
     with warnings.catch_warnings():
@@ -73,7 +111,7 @@ def overflow_on_rank(job: PlanJob, where: int) -> list[tuple[float, float, bool]
     device = torch.device("cpu")
     groups = open_groups(job, check_job(job), rank=dist.get_rank(), device_type="cpu")
     stage = build_stage(job, groups, device=device)
-    trainer = Trainer(stage, job, device)
+    trainer = Trainer([stage], job, device)
     finish, found = stage.finish_backward, []
 
     def overflow() -> None:
@@ -100,19 +138,24 @@ def _compare(job: PlanJob, num_steps: int) -> Compared:
     with _logged() as said:
         cube = check_job(job)
         groups = open_groups(job, cube, rank=dist.get_rank(), device_type="cpu")
-        stage = build_stage(job, groups, device=device)
-        trainer = Trainer(stage, job, device)
+        stages = build_stages(job, groups, device=device)
+        trainer = Trainer(stages, job, device)
         losses, norms, gradients = [], [], {}
         for step in range(num_steps):
             wanted.step(step)
             found: dict[str, float] = {}
-            _before_stepping(stage, lambda found=found: found.update(_gradients(stage, wanted)))
-            batch = local_batch(job, stage.vocab, groups.place, step=step, device=device)
+            for stage in stages:
+                _before_stepping(
+                    stage,
+                    lambda found=found, stage=stage: found.update(_gradients(stage, wanted)),
+                )
+            batch = local_batch(job, stages[0].vocab, groups.place, step=step, device=device)
             loss, norm = trainer.checked_step(batch)
             losses.append(abs(loss / wanted.loss - 1))
             norms.append(abs(norm / wanted.grad_norm - 1))
             gradients |= {f"{step}/{name}": value for name, value in found.items()}
-        weights = dict(_weights(stage, wanted, job.learning_rate))
+        rate = job.learning_rate
+        weights = {k: v for stage in stages for k, v in _weights(stage, wanted, rate)}
     return Compared(
         loss=tuple(losses),
         grad_norm=tuple(norms),
@@ -185,7 +228,9 @@ class _Reference:
     def __init__(self, job: PlanJob) -> None:
         self._job = job
         dtype = torch.float32
-        self._module = build_stack(padded_spec(job), dtype=dtype, device="cpu").module
+        self._module = build_stack(
+            padded_spec(job), dtype=dtype, device="cpu", routing=job.routing
+        ).module
         layers = [layer for of_type in self._module.layers for layer in of_type]
         parts = {"embedding": self._module.first, "head": self._module.last}
         parts |= {f"layer{k}": layer for k, layer in enumerate(layers)}

@@ -207,7 +207,9 @@ def load_spec(
         # without `format` it is ours where it has layers and no family
         spec = parse_own(path, data)
     else:
-        spec = parse_hugging_face(path, data)
+        # one length for all types, of which config.json has one but for T5, whose key is another
+        length = seq_length[0] if seq_length and len(seq_length) == 1 else None
+        spec = parse_hugging_face(path, data, seq_length=length)
     published = catalog.published_name(name_or_path)
     if published is not None:
         spec = dataclasses.replace(spec, name=name_or_path)

@@ -7,12 +7,14 @@ those are `autopar.estimate.card`, `site` and `stack`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import field, replace
 from itertools import groupby
 from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
+from autopar.pipeline.schedules import Schedule
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
@@ -39,6 +41,7 @@ __all__ = [
     "parameters",
     "projection_targets",
     "stage_blocks",
+    "type_blocks",
 ]
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
@@ -154,6 +157,8 @@ class Block:
     mlp: Mlp | Experts | None = None
     cross_tokens: int | None = None
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
+    num_norms: int | None = None
+    """Where they are not one before each part: one for all, or one behind each as well."""
     recompute: Recomputation | None = None
     """None: as the job says; so are the next ones."""
     precision: Precision | None = None
@@ -166,10 +171,15 @@ class Block:
     other blocks takes is no part of a step."""
 
     @property
-    def norms(self) -> int:
-        """Norms, and residual sums: one before and after each part."""
+    def sums(self) -> int:
+        """Residual sums: one behind each part."""
         parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
         return sum(part is not None for part in parts)
+
+    @property
+    def norms(self) -> int:
+        """Norms of the hidden size."""
+        return self.sums if self.num_norms is None else self.num_norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +205,8 @@ class Job:
     """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
     vpp: int = 1
     """Chunks of layers that a pipeline stage holds."""
+    schedule: Schedule | None = None
+    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
     stage_layers: tuple[int, ...] = ()
     """Layers of every stage; empty: as even as `stage_blocks` makes them."""
     vocab_tp: int | None = None
@@ -231,6 +243,9 @@ class Job:
     overlap_gradients: bool = True
     reduce_every_micro_batch: bool = False
     """Gradients are summed over data-parallel ranks after each micro-batch, not once a step."""
+    gathered_bytes: float | None = None
+    """Of a layer's weight that data-parallel ranks gather; None: as it is computed with in 16 bits
+    or more."""
     gradient_bytes: float | None = None
     """Of an element when data-parallel ranks reduce; None: what the stack does."""
     accumulation_bytes: float | None = None
@@ -305,6 +320,16 @@ def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
     return tuple(found)
 
 
+def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
+    """Return for each layer type the blocks that its layers are: two where some have a window."""
+    layers = tuple(zip(spec.layer_types, layer_blocks(spec), strict=True))
+    found = []
+    for kind in range(len(spec.layers)):
+        numbers = Counter(block for own, block in layers if own == kind)
+        found.append(tuple(replace(block, number=n) for block, n in numbers.items()))
+    return tuple(found)
+
+
 def _kind_blocks(spec: ModelSpec, index: int) -> tuple[Block, Block]:
     """Return one layer of a type, with its window and without."""
     layer = spec.layers[index]
@@ -350,6 +375,7 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
         ),
         mlp=mlp,
         cross_tokens=cross_tokens,
+        num_norms=layer.num_norms,
     )
 
 
@@ -548,6 +574,7 @@ def job_of_plan(
         cp=first.cp,
         pp=plan.num_stages,
         dp=dp,
+        schedule="gpipe" if plan.pipeline_type == "gpipe" and plan.num_stages > 1 else None,
         stage_layers=plan.stage_sizes,
         vocab_tp=plan.vocab.tp,
         vocab_zero=3 if plan.vocab.zero3 else default,
@@ -617,8 +644,6 @@ def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -
 
 def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
     notes = []
-    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
-        notes.append("GPipe is priced as 1F1B, whose step takes as long")
     sharded = any(strategy.zero3 for strategy in plan.layers)
     if sharded and async_grad_reduce and plan.num_microbatches > 1:
         notes.append("gradients of ZeRO-3 are scattered in every micro-batch, not once a step")

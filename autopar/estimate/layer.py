@@ -29,7 +29,6 @@ from autopar.estimate.job import (
     Mlp,
     attention_matrices,
     mamba_inputs,
-    parameters,
     projection_targets,
 )
 from autopar.estimate.kernel_constants import ELEMENT_BYTES
@@ -39,7 +38,7 @@ from autopar.estimate.kernels import (
     ring_attention_s,
     unfused_attention_s,
 )
-from autopar.estimate.memory_bound import cast_s, cross_entropy_s, elements_s, embedding_s
+from autopar.estimate.memory_bound import cross_entropy_s, elements_s, embedding_s
 from autopar.estimate.parts.experts import expert_parts, expert_sends
 from autopar.estimate.parts.linear import Beside, linear_parts, mlp_parts
 from autopar.estimate.parts.operations import (
@@ -57,7 +56,7 @@ from autopar.estimate.parts.operations import (
     split_of,
     transfer_s,
 )
-from autopar.estimate.parts.updates import host_of, optimizer_time_s
+from autopar.estimate.parts.updates import host_of, optimizer_time_s, weights_cast_s
 
 __all__ = [
     "Kind",
@@ -123,7 +122,7 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
         tensor=tensor,
         context=context,
         experts=experts,
-        weight_cast_s=_weights_cast(machine, job, block),
+        weight_cast_s=weights_cast_s(machine, job, block),
         mixture=isinstance(block.mlp, Experts),
     )
 
@@ -157,20 +156,12 @@ def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Itera
         yield from mlp_parts(machine, job, block.hidden, mlp.width, mlp.gated, "mlp", split)
     elif block.mlp is not None:
         yield from expert_parts(machine, job, block.hidden, block.mlp, split)
-    for index in range(block.norms):
-        elements = split.outside * block.hidden
-        yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)
-        yield element_part(machine, job, f"residual {index}", "residual", "residual", elements)
-
-
-def _weights_cast(machine: Machine, job: Job, block: Block) -> float:
-    """Return the seconds of quantising a layer's weights, which keep their value for a step."""
-    moved = machine.stack.figures.cast["bytes"]
-    if ELEMENT_BYTES[job.precision] >= ELEMENT_BYTES["bf16"] or not moved:
-        return 0.0
-    experts, dense = parameters(block)
-    held = experts / (job.ep * job.etp) + (0.0 if job.experts_only else dense / job.tp)
-    return float(cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved))
+    elements = split.outside * block.hidden
+    for index in range(max(block.norms, block.sums)):
+        if index < block.norms:
+            yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)
+        if index < block.sums:
+            yield element_part(machine, job, f"residual {index}", "residual", "residual", elements)
 
 
 def _attention_parts(

@@ -8,7 +8,7 @@ gradients, the optimizer. The terms of a `StepTime` add up to its total.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -34,16 +34,17 @@ from autopar.estimate.layer import (
     embedding_times,
     head_sends_s,
     head_times,
-    host_of,
     layer_times,
     optimizer_time_s,
     transfer_s,
 )
+from autopar.estimate.parts.updates import activation_copies_s, weight_copies_s
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
+from autopar.pipeline.formulas import step_s
+from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass
 from autopar.training.adapters import base_bytes
-from autopar.training.offload import copy_s, exposed_s
 
 __all__ = [
     "TERMS",
@@ -110,6 +111,9 @@ class _Stage(NamedTuple):
     total_s: float
     weights: Mapping[_Group, float]
     """Parameters of a rank."""
+    forward_share: float
+    weight_share: float
+    """Of its seconds, what is forward, and what gradients of weights; the rest is of inputs."""
 
 
 _STEP_ONLY = frozenset(
@@ -251,8 +255,9 @@ def stage_transfer_s(machine: Machine, job: Job) -> float:
 def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:
     """Return the time of a training step of a job on a machine; raises InputError.
 
-    1F1B: the sum of the stages and M - 1 times the longest; v chunks: M times the longest and
-    1 / v of the others. T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer.
+    T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer. The pipeline by its
+    schedule: 1F1B the sum of the stages and M - 1 times the longest, with v chunks M times the
+    longest and 1 / v of the others; the others are those of `autopar.pipeline.formulas`.
 
     known : times of layers that other jobs on this machine asked for.
     """
@@ -270,8 +275,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     times = [stage.total_s for stage in stages]
     longest = max(range(len(times)), key=times.__getitem__)
     number = job.micro_batches
-    chunks = job.vpp if job.pp > 1 else 1
-    pipeline = number * times[longest] + (sum(times) - times[longest]) / chunks
+    pipeline = _pipeline_s(job, stages)
     terms = {key: number * value for key, value in stages[longest].terms.items()}
     terms["bubble"] = pipeline - number * times[longest]
 
@@ -307,6 +311,29 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
         terms_s={key: terms.get(key, 0.0) for key in TERMS},
         stage_s=tuple(times),
         optimizer_s=optimizer,
+    )
+
+
+def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
+    """Return the seconds of all micro-batches, transfers between stages included."""
+    times = [stage.total_s for stage in stages]
+    chunks = job.vpp if job.pp > 1 else 1
+    schedule = job.schedule or schedule_of_chunks(chunks)
+    if job.pp == 1 or schedule in ("1f1b", "interleaved"):
+        # as published runs are priced, whose messages the constants of sites were fitted with
+        return job.micro_batches * max(times) + (sum(times) - max(times)) / chunks
+    forward = [stage.forward_share * stage.total_s for stage in stages]
+    weight = [stage.weight_share * stage.total_s for stage in stages]
+    return step_s(
+        schedule,
+        forward,
+        [
+            total - before - after
+            for total, before, after in zip(times, forward, weight, strict=True)
+        ],
+        weight,
+        micro_batches=job.micro_batches,
+        chunks=chunks,
     )
 
 
@@ -370,10 +397,13 @@ def _stage(
     """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[_Group, float] = {}
-    host = loaded = 0.0
+    host = loaded = forward = weight = 0.0
     for block in blocks:
         own = _own(job, block)
-        found, waited = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
+        times = known.times(own, block)
+        found, waited = _layer(machine, own, times, block.offloaded_bytes)
+        forward += block.number * _forward_s(machine, own, times)
+        weight += block.number * sum(float(part.weight_s) for part in times.parts)
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
@@ -400,6 +430,9 @@ def _stage(
         for _ in range(1 + job.mtp):
             _add(terms, ends, parts)
             terms["tensor"] += sends
+        # most of what it sends is the gradient of its input
+        forward += (1 + job.mtp) * sum(float(part.forward_s) for part in parts)
+        weight += (1 + job.mtp) * sum(float(part.weight_s) for part in parts)
         if not (job.tied and job.pp == 1):
             _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (index in (0, job.pp - 1)):
@@ -409,24 +442,28 @@ def _stage(
             machine, ends, tables
         )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
-    terms["offload"] += _loaded_s(machine, job, loaded, sum(terms.values()))
+    terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
     device = sum(terms.values())
+    # host code, traffic of shards and copies take the same part of everything
+    compute = device - terms["sharding"] - terms["offload"]
     total = float(together_s(device, host))
     terms["host"] = total - device
     transfer = _transfer_s(machine, job)
     terms["transfer"] = transfer
-    return _Stage(terms, total + transfer, weights)
+    return _Stage(terms, total + transfer, weights, forward / compute, weight / compute)
 
 
 def _own(job: Job, block: Block) -> Job:
     """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
     recompute, zero = block.recompute, block.zero
-    if (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
+    same = block.precision in (None, job.precision)
+    if same and (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
         return _split(job, block.tp, block.cp)
     own = replace(
         job,
         recompute=job.recompute if recompute is None else recompute,
         zero=job.zero if zero is None else zero,
+        precision=job.precision if block.precision is None else block.precision,
     )
     return _split(own, block.tp, block.cp)
 
@@ -491,30 +528,18 @@ def _layer(
     terms["context"] = times.context.forward_s + times.context.backward_s
     terms["experts"] = experts
     if offloaded_bytes:
-        terms["offload"] = _offload_s(machine, times, offloaded_bytes, sum(terms.values()))
+        device = sum(terms.values())
+        forward = _forward_s(machine, job, times)
+        terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
     return terms, _host_s(machine, job, times)
 
 
-def _offload_s(
-    machine: Machine, times: LayerTimes, offloaded_bytes: float, device_s: float
-) -> float:
-    """Return what copies of a layer's activations to the host and back add to its time.
-
-    Down while the forward computes the layer, up while the backward does, each on a stream of its
-    own: seen is what takes longer than that.
-    """
-    copied = copy_s(host_of(machine), offloaded_bytes)
-    forward = sum(float(part.forward_s) for part in times.parts)
-    forward += times.tensor.forward_s + times.context.forward_s + times.experts.forward_s
-    forward = min(forward, device_s)
-    return exposed_s(copied, forward) + exposed_s(copied, device_s - forward)
-
-
-def _loaded_s(machine: Machine, job: Job, loaded_bytes: float, device_s: float) -> float:
-    """Return what loading weights from the host adds, in front of each forward and backward."""
-    if not loaded_bytes:
-        return 0.0
-    return exposed_s(2 * copy_s(host_of(machine), loaded_bytes), device_s)
+def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
+    """Return what a layer's forward takes of the device, nothing of it computed again."""
+    hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+    exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
+    sends = (1 - hidden) * times.tensor.forward_s + exposed * times.experts.forward_s
+    return sum(float(part.forward_s) for part in times.parts) + sends + times.context.forward_s
 
 
 def _recomputed(job: Job, times: LayerTimes) -> float:
@@ -577,9 +602,9 @@ def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> 
 
 def _frozen_bytes(job: Job) -> float:
     """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
-    if job.adapters is None:
-        return job.element_bytes
-    return min(job.element_bytes, base_bytes(job.adapters))
+    if job.adapters is not None:
+        return min(job.element_bytes, base_bytes(job.adapters))
+    return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
@@ -628,7 +653,8 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            gathered += transfer_s(machine, "allgather", weights * job.element_bytes, ranks, stride)
+            each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
+            gathered += transfer_s(machine, "allgather", weights * each, ranks, stride)
         else:
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered

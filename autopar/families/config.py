@@ -27,6 +27,7 @@ __all__ = ["parse_hugging_face"]
 _FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What files call the number of experts."""
+_LENGTH = "max_position_embeddings"
 _NO_ATTENTION = "layers that mix tokens by a recurrence instead of attention"
 _UNSAID = {
     **dict.fromkeys(
@@ -58,10 +59,13 @@ _OPTIONAL = "num_kv_heads"
 _OPEN = "..."
 
 
-def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
+def parse_hugging_face(
+    path: Path, data: Mapping[str, Any], *, seq_length: int | None = None
+) -> ModelSpec:
     """Return the spec of a Hugging Face `config.json`; raises DocumentError naming the key.
 
-    Of a model with parts for pictures or sound the name ends with `-text`: they are left out.
+    seq_length : of layers, where a file leaves `max_position_embeddings` out. Of a model with parts
+    for pictures or sound the name ends with `-text`: they are left out.
     """
     family, text, part = data.get("model_type"), data, ""
     inner = data.get("text_config")
@@ -86,6 +90,8 @@ def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
     name = own if given in ("", ".", "..") else given
     if part and "tie_word_embeddings" in data:
         text = {"tie_word_embeddings": data["tie_word_embeddings"], **text}
+    if seq_length is not None:
+        text = {_LENGTH: seq_length, **text}
     return validate_document(kind, path, text).spec(path, name + part)
 
 

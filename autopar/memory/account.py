@@ -99,9 +99,11 @@ def _state_terms(launch: Launch, states: States) -> Iterator[Term]:
     yield Term(name="fp32 weights", num_bytes=states.master_bytes, switch=sharding)
     yield Term(name="Adam moments", num_bytes=states.moments_bytes, switch=sharding)
     yield Term(
-        name="8-bit copies of weights",
+        name="4-bit copies of weights" if launch.precision.fp4 else "8-bit copies of weights",
         num_bytes=states.copies_bytes,
-        switch="--fp8-format, --fp8-param-gather",
+        switch="--fp4-format, --fp4-param-gather"
+        if launch.precision.fp4
+        else "--fp8-format, --fp8-param-gather",
     )
     yield Term(name="fp32 gradients of fp16", num_bytes=states.unscaled_bytes, switch="--fp16")
     yield Term(

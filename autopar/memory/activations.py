@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from autopar.memory.launch import Chunk, Launch
 from autopar.memory.parameters import Weight, adapter_widths, attention_weights, mlp_weights
 from autopar.training.adapters import needs_input
+from autopar.training.mixtures import taken_share, worst_skew
 from autopar.training.offload import OffloadModule
 
 __all__ = [
@@ -28,12 +29,6 @@ __all__ = [
     "saved_parts",
     "scores",
 ]
-
-_ALONE = 1.10
-_SEVERAL = 1.025
-_LATER = 1.17
-"""Skew of routing, see `routing_skew`."""
-_MANY_STEPS = 1000
 
 
 def scores(launch: Launch) -> int:
@@ -142,8 +137,12 @@ def _layer_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
         yield from _mlp_parts(launch, launch.model.ffn)
     if launch.model.hidden_dropout > 0:
         yield "dropout mask", launch.scattered_tokens * launch.model.hidden
-    # mean and reciprocal deviation of two norms in fp32
-    yield "norm statistics", 16 * launch.tokens
+    behind = max(0, launch.model.norms - 2)
+    if behind:
+        # what attention and MLP put out; the sums that take their outputs keep nothing
+        yield "inputs of norms behind", behind * whole
+    # mean and reciprocal deviation of each norm in fp32
+    yield "norm statistics", 8 * (2 + behind) * launch.tokens
 
 
 def _linear_input(launch: Launch, size_bytes: int) -> int:
@@ -151,16 +150,17 @@ def _linear_input(launch: Launch, size_bytes: int) -> int:
 
     Transformer Engine saves the copy that the weight's gradient takes, and lets the tensor go.
     """
-    if not launch.precision.fp8:
+    precision = launch.precision
+    if not precision.low:
         return size_bytes
-    return size_bytes // launch.precision.element_bytes
+    return math.ceil(size_bytes // precision.element_bytes * precision.low_bytes)
 
 
 def _expert_input(launch: Launch, size_bytes: int) -> int:
     """Return the same of products of experts: grouped ones keep a copy by rows and by columns."""
     experts = launch.model.experts
     grouped = experts is not None and experts.grouped
-    return _linear_input(launch, size_bytes) * (2 if launch.precision.fp8 and grouped else 1)
+    return _linear_input(launch, size_bytes) * (2 if launch.precision.low and grouped else 1)
 
 
 def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
@@ -221,7 +221,7 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     yield "attention output", output
     # the kernel keeps its own output, and the product behind it the copy that it takes; where heads
     # are exchanged, that is what comes back from the other ranks
-    copied = kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged
+    copied = kernel == "flash" or launch.precision.low or launch.degrees.heads_exchanged
     if copied and needs_input(launch.adapters, "projection"):
         yield "attention output's copy", _linear_input(launch, output)
     # the logarithm of each row's sum, in fp32
@@ -247,18 +247,14 @@ def copied_qkv_bytes(launch: Launch) -> int:
 def routing_skew(launch: Launch) -> float:
     """Return the tokens of a rank's experts over the mean of all ranks, at the worst step.
 
-    Measured peaks of mixtures after 50 to 200 steps want 1.09 to 1.14 with one expert a rank, and
-    1.01 to 1.06 with two to eight, whose loads even out; after thousands of steps 1.15 to 1.24 with
-    one to eight. A rank that has all experts has all tokens.
+    A rank that has all experts has all tokens.
     """
     experts, degrees = launch.model.experts, launch.degrees
     if experts is None or degrees.ep == 1:
         return 1.0
     if experts.skew is not None:
         return experts.skew
-    if launch.steps is None or launch.steps >= _MANY_STEPS:
-        return _LATER
-    return _ALONE if experts.number == degrees.ep else _SEVERAL
+    return worst_skew(alone=experts.number == degrees.ep, steps=launch.steps)
 
 
 def routed_tokens(launch: Launch) -> int:
@@ -266,7 +262,10 @@ def routed_tokens(launch: Launch) -> int:
     experts = launch.model.experts
     assert experts is not None
     mean = launch.scattered_tokens * launch.degrees.etp * experts.per_token
-    return math.ceil(mean * routing_skew(launch))
+    share = taken_share(
+        routing_skew(launch), capacity=experts.capacity, padded=experts.padded_capacity
+    )
+    return math.ceil(mean * share)
 
 
 def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[str, int]]:
@@ -350,14 +349,16 @@ def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, int]]:
     whole = input_bytes(launch)
     if embeds and model.hidden_dropout > 0:
         yield "dropout mask", launch.scattered_tokens * model.hidden
-    kinds = [model.expert_layers[layer] for layer in layers] + [model.expert_layers[-1]] * mtp
-    parts = {kind: tuple(saved_parts(launch, experts=kind)) for kind in set(kinds)}
-    for place, experts in enumerate(kinds):
+    kinds = [(model.expert_layers[layer], launch.of_layer(layer)) for layer in layers]
+    # modules of further tokens are behind the last layer, whatever it is in
+    kinds += [(model.expert_layers[-1], launch)] * mtp
+    parts = {(kind, own.precision): tuple(saved_parts(own, experts=kind)) for kind, own in kinds}
+    for place, (experts, own) in enumerate(kinds):
         again = place < len(layers) and _is_recomputed(launch, place)
         if place < len(layers) and layers[place] < launch.offload.layers:
             continue
         if not again:
-            yield from parts[experts]
+            yield from parts[experts, own.precision]
         elif recompute.layers == "block" or place % recompute.number == 0:
             # of a unit of layers only the first one's input is kept
             yield "layer input", whole

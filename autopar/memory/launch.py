@@ -8,6 +8,8 @@ are elements of one replica, before any degree divides them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from autopar.errors import InputError
@@ -160,6 +162,9 @@ class Model:
     """Of the projection to queries, keys and values."""
     tied: bool = True
     norm: Literal["layer", "rms"] = "layer"
+    norms: int = 2
+    """Of the hidden size in a layer: 4 where attention and MLP have one behind them as well, 1
+    where they stand side by side (activations are then those of layers that do not)."""
     positions: Literal["learned", "rotary", "none"] = "learned"
     max_positions: int = 0
     """Rows of learned positions."""
@@ -226,11 +231,16 @@ def even_chunks(
 
 
 def chunks_of_sizes(
-    sizes: list[int], stages: int, *, mtp: int = 0, schedule: Schedule | None = None
+    sizes: Sequence[int],
+    stages: int,
+    *,
+    mtp: int | Sequence[int] = 0,
+    schedule: Schedule | None = None,
 ) -> tuple[tuple[Chunk, ...], ...]:
     """Return the chunks of every stage from the layers of all parts in execution order.
 
-    schedule : places the parts on the stages; None: one after the other, and again from the first.
+    mtp : modules of further tokens of the last part, or of each. schedule : places the parts on the
+    stages; None: one after the other, and again from the first.
     """
     parts = len(sizes)
     found: list[list[Chunk]] = [[] for _ in range(stages)]
@@ -240,7 +250,8 @@ def chunks_of_sizes(
         first += size
         last = part == parts - 1
         stage = part % stages if schedule is None else rank_of(schedule, part, stages)
-        found[stage].append((part == 0, layers, mtp if last else 0, last))
+        further = (mtp if last else 0) if isinstance(mtp, int) else mtp[part]
+        found[stage].append((part == 0, layers, further, last))
     return tuple(map(tuple, found))
 
 
@@ -350,6 +361,19 @@ class Precision:
     def low(self) -> bool:
         """Whether products are of fewer than 16 bits."""
         return self.fp8 or self.fp4
+
+    @property
+    def low_bytes(self) -> float:
+        """Of an element of what such products take: NVFP4 with its 8-bit scales of 16 elements.
+
+        Scales of 8-bit formats, of 32 elements and more, are left out.
+        """
+        return 0.5 + 1.0 / 16.0 if self.fp4 else 1.0
+
+    @property
+    def low_weights(self) -> bool:
+        """Whether weights are kept as products take them, and not in 16 bits beside."""
+        return self.fp4_weights if self.fp4 else self.fp8_weights
 
     @property
     def element_bytes(self) -> int:
@@ -588,6 +612,18 @@ class Launch:
         self._check_optimizer()
         if self.adapters is not None and self.optimizer.kind == "muon":
             raise InputError("adapters are trained with Adam; Muon is for whole matrices")
+
+    def of_layer(self, layer: int) -> Launch:
+        """Return the launch as a layer computes, which may be in 16 bits at the ends of a model."""
+        precision = self.precision
+        first, last = precision.wide_ends
+        if not precision.low or first <= layer < self.model.num_layers - last:
+            return self
+        plain = replace(
+            precision, fp8=False, fp8_weights=False, fp4=False, fp4_weights=False,
+            fp8_attention=False,
+        )  # fmt: skip
+        return replace(self, precision=plain)
 
     def _check_optimizer(self) -> None:
         """Refuse states that the trainer cannot keep so."""

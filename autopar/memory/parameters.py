@@ -119,7 +119,9 @@ def mlp_weights(launch: Launch, *, experts: bool) -> Iterator[Weight]:
     """Yield the weights of one layer's MLP or mixture, its norm included."""
     model, degrees = launch.model, launch.degrees
     hidden = model.hidden
-    yield from _vectors("mlp norm", hidden, model.norm_tensors)
+    # none where one norm is in front of both parts
+    yield from _vectors("mlp norm", hidden, model.norm_tensors if model.norms > 1 else 0)
+    yield from _vectors("norms behind", hidden, max(0, model.norms - 2) * model.norm_tensors)
     mixture = model.experts
     if not experts or mixture is None:
         yield from _mlp("mlp", launch, model.ffn)
@@ -254,7 +256,11 @@ def chunk_weights(launch: Launch, chunk: Chunk) -> tuple[Weight, ...]:
         if model.positions == "learned" and embeds:
             found.append(Weight(name="positions", shape=(model.max_positions, model.hidden)))
     for layer in layers:
-        found += layer_weights(launch, experts=model.expert_layers[layer])
+        own = layer_weights(launch, experts=model.expert_layers[layer])
+        if launch.of_layer(layer) is not launch:
+            # 16 bits at the ends of a model have no copies
+            own = tuple(replace(weight, quantized=False) for weight in own)
+        found += own
     if has_head:
         found += _vectors("final norm", model.hidden, model.norm_tensors)
     for _ in range(min(mtp, 1) if model.mtp_repeated else mtp):

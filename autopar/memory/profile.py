@@ -216,6 +216,7 @@ def _model(spec: ModelSpec, layer: LayerSpec, dense: LayerSpec, mixture: LayerSp
         qkv_biases=layer.biases or layer.qkv_biases,
         tied=spec.tied_embeddings,
         norm="rms" if layer.norm_parameters_per_hidden == layer_norms(layer) else "layer",
+        norms=layer_norms(layer),
         positions="learned" if spec.learned_positions else "rotary",
         max_positions=spec.learned_positions,
         hidden_dropout=0.0,

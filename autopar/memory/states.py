@@ -66,7 +66,7 @@ class States:
     master_bytes: int
     moments_bytes: int
     copies_bytes: int
-    """8-bit copies of weights."""
+    """Copies of weights in 8 or 4 bits."""
     unscaled_bytes: int
     """fp32 copies of gradients that fp16 makes for the optimizer, gone by the next forward."""
     allocations: tuple[int, ...]
@@ -198,12 +198,13 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     made: list[int] = []
     for buffer in buffers:
         own = buffer.elements // buffer.replicas
-        # 8-bit weights have a second, transposed copy; 16-bit ones two 8-bit copies
-        eighth = buffer.quantized if precision.fp8 else 0
+        # low weights have a second, transposed copy; 16-bit ones two low copies
+        low = buffer.quantized if precision.low else 0
+        eighth = math.ceil(low * precision.low_bytes)
         transposed = 0 if _needs_no_transpose(launch) else eighth
         stored = buffer.elements * element
-        if precision.fp8_weights:
-            stored -= eighth * (element - 1)
+        if precision.low_weights:
+            stored -= low * element - eighth
             copies += transposed
         elif eighth:
             copies += eighth + transposed
@@ -267,7 +268,8 @@ def _on_device(spans: list[int], offload: float) -> list[int]:
 def _needs_no_transpose(launch: Launch) -> bool:
     """Return whether products take 8-bit weights in either order: Blackwell, a scale a tensor."""
     blackwell = launch.software.gpu.upper().startswith(("B200", "B300", "GB200", "GB300"))
-    return blackwell and launch.precision.fp8_recipe in ("delayed", "tensorwise")
+    precision = launch.precision
+    return blackwell and precision.fp8 and precision.fp8_recipe in ("delayed", "tensorwise")
 
 
 def _has_one_moment(weight: Weight) -> bool:

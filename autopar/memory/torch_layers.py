@@ -8,10 +8,9 @@ one rank; T tokens of it, T' of them between products where tensor ranks divide 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from autopar.memory.activations import adapter_saved_bytes, routing_skew
+from autopar.memory.activations import adapter_saved_bytes, routed_tokens
 from autopar.memory.launch import Chunk, Launch, TorchTrainer
 from autopar.training.adapters import needs_input
 
@@ -55,10 +54,12 @@ def _norm(launch: Launch, tokens: int, width: int, *, given: bool = False) -> in
     own = 0 if given else tokens * width * element
     if trainer.compiled or (trainer.layers == "torchtitan" and trainer.fused_norms):
         return own + 4 * tokens
+    # what the weight multiplies is there for the weight's gradient, which a frozen one has not
+    frozen = launch.adapters is not None
     if element == 4:
         # the input itself is fp32
-        return own + 4 * tokens + 4 * tokens * width
-    normed = 4 if trainer.layers == "torchtitan" else element
+        return own + 4 * tokens + (0 if frozen else 4 * tokens * width)
+    normed = 0 if frozen else 4 if trainer.layers == "torchtitan" else element
     # what is saved in fp32 is a copy, and the 16-bit input goes
     return 4 * tokens * width + 4 * tokens + normed * tokens * width
 
@@ -76,6 +77,11 @@ def whole_parts(launch: Launch, *, experts: bool) -> Parts:
     yield "mlp norm", _norm(launch, launch.scattered_tokens, launch.model.hidden)
     if needs_input(adapters, "fc1", "expert_fc1"):
         yield "norm output", width
+    behind = max(0, launch.model.norms - 2)
+    if behind:
+        # what attention and MLP put out; the sums that take their outputs keep nothing
+        each = _norm(launch, launch.scattered_tokens, launch.model.hidden)
+        yield "norms behind", behind * each
     if adapters is not None:
         yield "adapters", adapter_saved_bytes(launch, experts=experts)
     if experts:
@@ -128,10 +134,7 @@ def _mlp(name: str, launch: Launch, tokens: int, width: int) -> Parts:
 
 def _routed(launch: Launch) -> int:
     """Return the routed tokens of the busiest rank, all of its experts together."""
-    experts = launch.model.experts
-    assert experts is not None
-    mean = launch.scattered_tokens * launch.degrees.etp * experts.per_token
-    return math.ceil(mean * routing_skew(launch))
+    return routed_tokens(launch)
 
 
 def _mixture(launch: Launch) -> Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autopar.pipeline.formulas import bubble_s, in_flight, step_s
 from autopar.pipeline.orders import Action, actions, part_of, rank_of
+from autopar.pipeline.placement import Placement, place_layers
 from autopar.pipeline.replay import Replay, replay
 from autopar.pipeline.schedules import (
     SCHEDULES,
@@ -24,6 +25,7 @@ __all__ = [
     "Action",
     "Engine",
     "Facts",
+    "Placement",
     "Replay",
     "Schedule",
     "actions",
@@ -32,6 +34,7 @@ __all__ = [
     "default_group",
     "in_flight",
     "part_of",
+    "place_layers",
     "rank_of",
     "replay",
     "schedule_named",

@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 Schedule = Literal[
-    "gpipe",
     "1f1b",
+    "gpipe",
     "interleaved",
     "looped_bfs",
     "interleaved_zero_bubble",
@@ -58,15 +58,6 @@ class Facts:
 
 
 SCHEDULES: dict[Schedule, Facts] = {
-    "gpipe": Facts(
-        title="GPipe",
-        least_chunks=1,
-        most_chunks=1,
-        splits=False,
-        v_shaped=False,
-        engines=("torchtitan", "galvatron"),
-        source="arXiv 1811.06965",
-    ),
     "1f1b": Facts(
         title="1F1B",
         least_chunks=1,
@@ -75,6 +66,15 @@ SCHEDULES: dict[Schedule, Facts] = {
         v_shaped=False,
         engines=("megatron", "torchtitan", "deepspeed", "galvatron"),
         source="arXiv 1806.03377",
+    ),
+    "gpipe": Facts(
+        title="GPipe",
+        least_chunks=1,
+        most_chunks=1,
+        splits=False,
+        v_shaped=False,
+        engines=("torchtitan", "galvatron"),
+        source="arXiv 1811.06965",
     ),
     "interleaved": Facts(
         title="interleaved 1F1B",
@@ -125,8 +125,8 @@ SCHEDULES: dict[Schedule, Facts] = {
 assert tuple(SCHEDULES) == get_args(Schedule)
 
 TORCH_NAMES: dict[Schedule, str] = {
-    "gpipe": "GPipe",
     "1f1b": "1F1B",
+    "gpipe": "GPipe",
     "interleaved": "Interleaved1F1B",
     "looped_bfs": "LoopedBFS",
     "interleaved_zero_bubble": "InterleavedZeroBubble",
@@ -190,9 +190,15 @@ def schedule_problem(
     if schedule in ("interleaved", "interleaved_zero_bubble"):
         return _problem_of_groups(schedule, stages, micro_batches, group, engine)
     if schedule == "dual_pipe_v" and micro_batches < 2 * stages:
-        return f"{facts.title}: micro-batches({micro_batches}) < 2 * stages({stages})"
+        return (
+            f"{facts.title} needs as many micro-batches({micro_batches}) as there are parts of the "
+            f"model, 2 * stages({stages}) = {2 * stages}"
+        )
     if schedule == "1f1b" and engine == "torchtitan" and micro_batches < stages:
-        return f"{facts.title}: micro-batches({micro_batches}) < stages({stages})"
+        return (
+            f"{facts.title} needs as many micro-batches({micro_batches}) as there are "
+            f"stages({stages})"
+        )
     return None
 
 

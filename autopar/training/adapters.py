@@ -8,11 +8,14 @@ records and the counts that memory and time share; bytes of activations and seco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.records import dataclass
+
+if TYPE_CHECKING:
+    # the help of commands reads records, and needs no arrays
+    from autopar.arrays import F64
 
 __all__ = [
     "TARGETS",

@@ -433,6 +433,7 @@ def layer_memory(
             dtype=element,
             device="cpu",
             expert_group=sole_group(sharding.expert_degree),
+            context_group=sole_group(sharding.context_degree),
         )
         inputs = layer_inputs(
             spec,

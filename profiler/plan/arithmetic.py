@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -12,12 +12,24 @@ import numpy as np
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
-from autopar.plans import LayerStrategy, Plan, refinements, violations
+from autopar.model import ModelSpec
+from autopar.pipeline.formulas import in_flight
+from autopar.plans import LayerStrategy, PipelineType, Plan, violations
 from autopar.records import dataclass
+from profiler.model.layers.sharding import not_divided
 from profiler.plan.job import PlanJob
+from profiler.plan.weights import (
+    Tensors,
+    expert_shapes,
+    final_norm,
+    first_shapes,
+    held,
+    last_shapes,
+    layer_shapes,
+)
 
 __all__ = [
+    "SCHEDULES",
     "Axes",
     "Cube",
     "Held",
@@ -25,17 +37,13 @@ __all__ = [
     "RunArithmetic",
     "StageArithmetic",
     "StaticReport",
-    "Tensors",
     "Weights",
     "check_job",
     "cube_of",
     "entry_layouts",
     "examine",
-    "first_shapes",
-    "held",
-    "last_shapes",
+    "has_whole_experts",
     "layer_layout",
-    "layer_shapes",
     "layer_streams",
     "layouts",
     "micro_batches_in_flight",
@@ -44,91 +52,6 @@ __all__ = [
     "stream_lengths",
     "vocab_layout",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Parameters that a rank holds, exactly: the shapes of its tensors, and ZeRO's pieces of them.
-#
-# The shapes are those of `profiler.model.layers.blocks` and `vocab`; ZeRO divides every tensor
-# along its first dimension (torch's FSDP2), so a rank has whole rows and the first ranks have the
-# most.
-
-
-class Tensors(NamedTuple):
-    """Tensors of one shape: rows, elements of a row, and how many tensors there are."""
-
-    rows: int
-    row: int
-    copies: int = 1
-
-
-def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Tensors, ...]:
-    """Return the parameters of one layer on a rank whose weights are divided by `degree`.
-
-    A rank has at least one key-value head. Raises InputError where heads or MLP width are unknown.
-    """
-    width = head_dim(layer)
-    if layer.ffn_hidden_size is None:
-        raise InputError("the width of the MLP is unknown; give a model spec (--model)")
-    h, heads = layer.hidden_size, layer.num_heads or 1
-    kv_heads = layer.num_kv_heads or heads
-    query, pair = heads // degree * width, max(1, kv_heads // degree) * width
-    # rows are output features, as in torch's linears: what ZeRO divides
-    attention = [Tensors(query, h), Tensors(pair, h, 2), Tensors(h, query)]
-    if layer.biases or layer.qkv_biases:
-        attention += [Tensors(query, 1), Tensors(pair, 1, 2)]
-    if layer.biases:
-        attention.append(Tensors(h, 1))
-    if layer.qk_norms:
-        attention.append(Tensors(width, 1, 2))
-    ffn, ups = layer.ffn_hidden_size // degree, 2 if layer.gated_mlp else 1
-    if layer.num_experts is not None:  # experts are stacked and have no biases
-        e = layer.num_experts
-        # stacked by expert: ZeRO divides between experts, not inside of one
-        mlp = [Tensors(e, h), Tensors(e, h * ffn, ups + 1)]
-    else:
-        mlp = [Tensors(ffn, h, ups), Tensors(h, ffn)]
-        if layer.biases:
-            mlp += [Tensors(ffn, 1, ups), Tensors(h, 1)]
-    blocks = 2 if layer.cross_attention else 1
-    return (*attention * blocks, *mlp, Tensors(h, 1, layer.norm_parameters_per_hidden))
-
-
-def first_shapes(spec: ModelSpec, degree: int) -> tuple[Tensors, ...]:
-    """Return the parameters in front of the layers on a rank of a vocabulary degree."""
-    h = spec.layers[0].hidden_size
-    shapes = [Tensors(_rows(spec, degree), h)]
-    if spec.learned_positions:
-        shapes.append(Tensors(spec.learned_positions, h))
-    return (*shapes, Tensors(spec.extra_embedding_parameters, 1))
-
-
-def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Tensors, ...]:
-    """Return the parameters behind the layers on a rank of a vocabulary degree.
-
-    own_table : whether the output matrix is another tensor than the embedding's on this rank.
-    """
-    last = spec.layers[-1]
-    head = [Tensors(_rows(spec, degree), last.hidden_size)] if own_table else []
-    # the encoder ends with a norm too, which lies behind its last layer
-    return (*head, _final_norm(last), Tensors(spec.extra_head_parameters, 1))
-
-
-def held(shapes: Iterable[Tensors], pieces: int = 1) -> int:
-    """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
-    # FSDP2 gives ranks ceil(rows / pieces) rows until none are left
-    return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
-
-
-def _final_norm(layer: LayerSpec) -> Tensors:
-    """Return the parameters of the norm behind a stack of such layers."""
-    # of one norm: a layer has two, with cross-attention three
-    each = layer.norm_parameters_per_hidden // (2 + layer.cross_attention)
-    return Tensors(layer.hidden_size, 1, each)
-
-
-def _rows(spec: ModelSpec, degree: int) -> int:
-    return padded_vocab_size(spec, degree) // degree
 
 
 # --------------------------------------------------------------------------------------------------
@@ -141,6 +64,8 @@ def _rows(spec: ModelSpec, degree: int) -> int:
 
 
 Axes = tuple[int, ...]
+SCHEDULES: tuple[PipelineType, ...] = ("1f1b", "gpipe", "interleaved", "looped_bfs")
+"""Those that are run here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +113,11 @@ class Layout:
     tensor_axes: Axes
     zero: str
     """ddp, zero2 or zero3."""
+    context_axes: Axes = ()
+    """Axes along which the sequence is divided throughout the layer."""
+    expert_axes: Axes | None = None
+    """Axes along which experts are divided; None where there are none, or where the tensor group
+    has a piece of each."""
 
     @property
     def degree(self) -> int:
@@ -197,7 +127,25 @@ class Layout:
     @cached_property
     def data_axes(self) -> Axes:
         """Axes along which samples are divided."""
-        return tuple(a for a in range(len(self.cube.factors)) if a not in self.tensor_axes)
+        return self._others({*self.tensor_axes, *self.context_axes})
+
+    @property
+    def context_degree(self) -> int:
+        """Ranks among which the sequence is divided throughout the layer."""
+        return self.cube.size(self.context_axes)
+
+    @property
+    def expert_degree(self) -> int:
+        """Ranks among which experts are divided."""
+        return self.cube.size(self.expert_axes or ())
+
+    @property
+    def expert_sync_axes(self) -> Axes:
+        """Axes over which gradients of experts with axes of their own are summed."""
+        return self._others(set(self.expert_axes or ()))
+
+    def _others(self, axes: set[int]) -> Axes:
+        return tuple(axis for axis in range(len(self.cube.factors)) if axis not in axes)
 
     @property
     def data_degree(self) -> int:
@@ -217,10 +165,8 @@ class Layout:
     @property
     def sync_axes(self) -> Axes:
         """Axes over which gradients are summed, and which ZeRO shards over."""
-        # Ulysses ranks hold whole weights too, and sum their gradients with all others
-        if self.splits_weights:
-            return self.data_axes
-        return tuple(range(len(self.cube.factors)))
+        # Ulysses and context ranks hold whole weights too, and sum their gradients with all others
+        return self._others(set(self.tensor_axes) if self.splits_weights else set())
 
     @property
     def sync_degree(self) -> int:
@@ -251,12 +197,22 @@ def cube_of(plan: Plan) -> Cube:
     # A strided group of t ranks takes the first axes, so the ranks / t last ones are its data.
     names: dict[int, str] = {}
     for layer, strategy in enumerate(plan.layers):
-        if strategy.tp > 1:
-            size = ranks // strategy.tp if strategy.strided else strategy.tp
+        t, c, e = strategy.tp, strategy.cp, strategy.ep
+        if t > 1:
+            size = ranks // t if strategy.strided else t
             word = "strided" if strategy.strided else "consecutive"
-            names.setdefault(size, f"the {word} groups of {strategy.tp} of layer {layer}")
-    if plan.vocab.tp > 1:
-        names.setdefault(plan.vocab.tp, f"the groups of {plan.vocab.tp} of embedding and head")
+            names.setdefault(size, f"the {word} groups of {t} of layer {layer}")
+        if c > 1:
+            # context ranks are neighbours of what the tensor group leaves
+            size = c if strategy.strided else t * c
+            names.setdefault(size, f"the context groups of {c} of layer {layer}")
+        if e > 1:
+            names.setdefault(e, f"the expert groups of {e} of layer {layer}")
+    t, c = plan.vocab.tp, plan.vocab.cp
+    if t > 1:
+        names.setdefault(t, f"the groups of {t} of embedding and head")
+    if c > 1:
+        names.setdefault(t * c, f"the context groups of {c} of embedding and head")
     names.setdefault(ranks, f"the {ranks} ranks of a stage")
     factors: list[int] = []
     before = 1
@@ -274,12 +230,13 @@ def cube_of(plan: Plan) -> Cube:
 
 def layer_layout(job: PlanJob, cube: Cube, layer: int) -> Layout:
     """Return how one layer of a plan lies on the cube."""
-    return _layout(job, cube, job.plan.layers[layer])
+    strategy = job.plan.layers[layer]
+    return _layout(job, cube, strategy, whole_experts=has_whole_experts(job, layer))
 
 
 def vocab_layout(job: PlanJob, cube: Cube) -> Layout:
     """Return how embedding, head and loss lie on the cube."""
-    return _layout(job, cube, _vocab_strategy(job.plan))
+    return _layout(job, cube, job.plan.vocab.as_layer())
 
 
 def layouts(job: PlanJob, cube: Cube) -> list[Layout]:
@@ -325,16 +282,30 @@ def entry_layouts(job: PlanJob, cube: Cube, layer: int) -> tuple[Layout, ...]:
     return tuple(found)
 
 
-def _layout(job: PlanJob, cube: Cube, strategy: LayerStrategy) -> Layout:
+def _layout(
+    job: PlanJob, cube: Cube, strategy: LayerStrategy, *, whole_experts: bool = False
+) -> Layout:
     kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
-    axes = _tensor_axes(cube, strategy.tp, strided=strategy.strided)
-    return Layout(cube=cube, kind=kind, tensor_axes=axes, zero=_zero(job.plan, strategy))
+    tensor = _axes(cube, strategy.tp, strided=strategy.strided)
+    # neighbours, whatever other groups they are in (Megatron-Core's order of ranks with whole
+    # experts: its expert grid has neither tensor nor context ranks)
+    experts = _axes(cube, strategy.ep) if whole_experts else None
+    return Layout(
+        cube=cube,
+        kind=kind,
+        tensor_axes=tensor,
+        zero=_zero(job.plan, strategy),
+        context_axes=_axes(cube, strategy.cp, taken=tensor),
+        expert_axes=experts,
+    )
 
 
-def _vocab_strategy(plan: Plan) -> LayerStrategy:
-    """Return how embedding and head are parallelised, as a layer would be."""
-    vocab = plan.vocab
-    return LayerStrategy(tp=vocab.tp, ulysses=vocab.ulysses, zero3=vocab.zero3)
+def has_whole_experts(job: PlanJob, layer: int) -> bool:
+    """Return whether experts lie whole on a grid of their own, not in pieces on tensor ranks."""
+    strategy = job.plan.layers[layer]
+    if strategy.ep == 1 and strategy.expert_tp == _split(strategy):
+        return False
+    return job.spec.layers[job.spec.layer_types[layer]].num_experts is not None
 
 
 def _zero(plan: Plan, strategy: LayerStrategy) -> str:
@@ -353,17 +324,40 @@ def check_job(job: PlanJob) -> Cube:
     problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
     if problems:
         raise InputError(f"the plan cannot run: {'; '.join(problems)}")
+    if plan.pipeline_type not in SCHEDULES:
+        raise InputError(
+            f"the plan has schedule {plan.pipeline_type}, and run here are "
+            f"{', '.join(SCHEDULES)}; give a plan with one of them"
+        )
     for layer, strategy in enumerate(plan.layers):
-        if strategy.cp > 1:
-            raise InputError(
-                f"layer {layer} has context degree {strategy.cp}, and plans with ring attention "
-                "are not run here; give a plan with context degree 1"
-            )
-    unknown = refinements(plan)
-    if unknown:
-        raise InputError(f"the plan has {', '.join(unknown)}, and plans with it are not run here")
+        _check_layer(job, layer, strategy)
     _check_streams(job)
     return cube_of(plan)
+
+
+def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
+    """Raise InputError where a legal strategy is not run here."""
+    kind = job.spec.layers[job.spec.layer_types[layer]]
+    alone = not_divided(kind) if strategy.cp > 1 else None
+    if alone is not None:
+        raise InputError(
+            f"layer {layer} has {alone} and context degree {strategy.cp}, which is not run here; "
+            "give it context degree 1"
+        )
+    if not has_whole_experts(job, layer):
+        return
+    if strategy.expert_tp > 1:
+        raise InputError(
+            f"layer {layer} has expert tensor degree {strategy.expert_tp} beside expert degree "
+            f"{strategy.ep} and tensor degree {strategy.tp}, which is not run here; give expert "
+            "tensor degree 1, or that of the tensor group without expert degree"
+        )
+    # as in Megatron-Core: else all tensor ranks would send the same tokens
+    if strategy.tp > 1 and not (strategy.ulysses or job.sequence_parallel):
+        raise InputError(
+            f"layer {layer} has whole experts on ranks of a tensor group, which run with sequence "
+            "parallelism alone; leave out --no-sequence-parallel"
+        )
 
 
 def _check_streams(job: PlanJob) -> None:
@@ -405,10 +399,13 @@ def _primes(number: int) -> list[int]:
     return found
 
 
-def _tensor_axes(cube: Cube, degree: int, *, strided: bool) -> Axes:
-    """Return the axes of a group of neighbours, which are the last ones, or of a strided group."""
+def _axes(cube: Cube, degree: int, *, strided: bool = False, taken: Axes = ()) -> Axes:
+    """Return the axes of a group of neighbours, which are the last ones, or of a strided group.
+
+    taken : axes of another group, which this one has none of.
+    """
     axes: list[int] = []
-    order = range(len(cube.factors))
+    order = [axis for axis in range(len(cube.factors)) if axis not in taken]
     for axis in order if strided else reversed(order):
         if cube.size(tuple(axes)) >= degree:
             break
@@ -502,7 +499,7 @@ class StaticReport:
     vocab_label: str
     vocab_samples: int
     bubble_share: float
-    """Idle part of a step with equal stages and free transfers: (p-1) / (m+p-1)."""
+    """Idle part of a step with equal stages and free transfers: (p-1) / (v m + p-1)."""
 
     @property
     def largest(self) -> int:
@@ -527,32 +524,33 @@ def examine(job: PlanJob) -> StaticReport:
         axes = [layer_layout(job, cube, k).tensor_axes for k in range(len(plan.layers))]
     ranks = plan.world_size // plan.num_stages
     stages = []
-    first = 0
-    for stage, size in enumerate(plan.stage_sizes):
-        runs = _runs(job, range(first, first + size), axes)
+    places = plan.stage_of_layer()
+    for stage in range(plan.num_stages):
+        members = [layer for layer, place in enumerate(places) if place == stage]
+        runs = _runs(job, members, axes)
         around = _held(job, _vocab_weights(job, stage))
         stages.append(
             StageArithmetic(
                 stage=stage,
                 ranks=(stage * ranks, (stage + 1) * ranks - 1),
-                layers=(first, first + size - 1),
+                layers=(members[0], members[-1]),
                 in_flight=micro_batches_in_flight(plan, stage),
                 runs=runs,
                 held=sum((run.held for run in runs), around),
                 vocab=around,
             )
         )
-        first += size
-    p, m = plan.num_stages, plan.num_microbatches
-    label = _vocab_strategy(plan).label(ranks // vocab.tp, plan.default_dp_type)
+    p, m, v = plan.num_stages, plan.num_microbatches, plan.num_chunks
+    degree = ranks // (vocab.tp * vocab.cp)
+    label = vocab.as_layer().label(degree, plan.default_dp_type)
     return StaticReport(
         stages=tuple(stages),
         mesh=mesh,
         obstacle=obstacle,
         vocab_label=label.replace("tp", "vtp", 1),
-        vocab_samples=plan.global_batch // (m * (ranks // vocab.tp)),
-        # a stage works in m of the m + p - 1 turns
-        bubble_share=(p - 1) / (m + p - 1),
+        vocab_samples=plan.global_batch // (m * degree),
+        # a stage works in m of the m + (p - 1) / v turns: chunks are filled in v times faster
+        bubble_share=(p - 1) / (v * m + p - 1),
     )
 
 
@@ -562,29 +560,33 @@ def micro_batches_in_flight(plan: Plan, stage: int) -> int:
     A single stage runs forward and backward of one after the other under either name, as
     Megatron-LM and Galvatron do without a pipeline: gradients are accumulated, activations are not.
     """
-    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
-        return plan.num_microbatches
-    # the first backward arrives after p - j forwards
-    return min(plan.num_microbatches, plan.num_stages - stage)
+    found = in_flight(plan.pipeline_type, plan.num_stages, plan.num_chunks, plan.num_microbatches)
+    # a chunk is a part of a micro-batch: rounded up to whole ones
+    return math.ceil(found[stage])
 
 
 def stage_weights(job: PlanJob, stage: int) -> tuple[Weights, ...]:
     """Return the weights on a rank of a stage: every layer's, then those of embedding and head."""
     places = job.plan.stage_of_layer()
-    layers = (_layer_weights(job, k) for k, place in enumerate(places) if place == stage)
+    layers = (w for k, at in enumerate(places) if at == stage for w in _layer_weights(job, k))
     return (*layers, _vocab_weights(job, stage))
 
 
 def _runs(
-    job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]
+    job: PlanJob, layers: Sequence[int], axes: Sequence[tuple[int, ...]]
 ) -> tuple[RunArithmetic, ...]:
     plan, types = job.plan, job.spec.layer_types
     runs = []
-    for (strategy, _), group in groupby(layers, lambda k: (plan.layers[k], types[k])):
+    # layers of one chunk follow one another: their distance from their place here is the same
+    keys = {k: (plan.layers[k], types[k], k - place) for place, k in enumerate(layers)}
+    for (strategy, _, _), group in groupby(layers, lambda k: keys[k]):
         members = list(group)
         degree = plan.data_degree(members[0])
         # a norm may follow the last of them
-        one, last = (_held(job, _layer_weights(job, k)) for k in (members[0], members[-1]))
+        one, last = (
+            sum((_held(job, weights) for weights in _layer_weights(job, k)), Held())
+            for k in (members[0], members[-1])
+        )
         runs.append(
             RunArithmetic(
                 first_layer=members[0],
@@ -600,18 +602,26 @@ def _runs(
     return tuple(runs)
 
 
-def _layer_weights(job: PlanJob, layer: int) -> Weights:
-    strategy = job.plan.layers[layer]
+def _layer_weights(job: PlanJob, layer: int) -> tuple[Weights, ...]:
+    """Return the weights of a layer, and of its experts where other ranks have the same ones."""
+    plan, strategy = job.plan, job.plan.layers[layer]
     kind = job.spec.layers[job.spec.layer_types[layer]]
-    shapes = layer_shapes(kind, _split(strategy))
+    apart = has_whole_experts(job, layer)
+    shapes = layer_shapes(kind, _split(strategy), whole_experts=apart)
     if layer + 1 == num_encoder_layers(job.spec):
-        shapes = (*shapes, _final_norm(kind))
-    return _weights(job.plan, strategy, shapes)
+        shapes = (*shapes, final_norm(kind))
+    found = _weights(plan, strategy, shapes)
+    if not apart:
+        return (found,)
+    width = (kind.ffn_hidden_size or 0) // strategy.expert_tp
+    experts = expert_shapes(kind, strategy.ep, width=width)
+    same = plan.world_size // (plan.num_stages * strategy.ep * strategy.expert_tp)
+    return (found, Weights(experts, _zero(plan, strategy), same))
 
 
 def _vocab_weights(job: PlanJob, stage: int) -> Weights:
     """Return the weights of embedding and head on a stage."""
-    spec, strategy = job.spec, _vocab_strategy(job.plan)
+    spec, strategy = job.spec, job.plan.vocab.as_layer()
     at_start, at_end = stage == 0, stage == job.plan.num_stages - 1
     # on the only stage a tied table is one tensor
     shared = spec.tied_embeddings and at_start and at_end

@@ -17,15 +17,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopar.errors import InputError
+from autopar.pipeline.orders import actions
 from profiler.measure import torch_dtype
 from profiler.model.counting import End, count_step, held_bytes, local_tensor
 from profiler.plan.arithmetic import check_job, layouts, micro_batches_in_flight
 from profiler.plan.exchange import Batch
 from profiler.plan.job import DryRunRank, PlanJob
-from profiler.plan.stage import Stage, build_stage, gradient_of, open_groups
+from profiler.plan.stage import Stage, build_stages, open_groups
+from profiler.plan.units import gradient_of
 
 __all__ = [
     "dry_run",
@@ -98,7 +101,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
     plan = job.plan
     stage_index = rank // cube.num_ranks
     order = _order(job, stage_index)
-    num_run = sum(is_forward for is_forward in order)
+    num_run = sum(is_forward and not chunk for is_forward, chunk in order)
     shortened = replace(
         plan,
         num_microbatches=num_run,
@@ -109,22 +112,26 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
     with fake_world(rank=rank, world_size=plan.world_size):
         groups = open_groups(job, cube, rank=rank, device_type="cpu", own_only=True)
         for layout in layouts(job, cube):
-            if layout.is_sharded:
-                groups.flat_mesh(layout.sync_axes)  # a mesh cannot be made of fake tensors
+            if layout.zero == "ddp":
+                continue
+            for axes in (layout.sync_axes, layout.expert_sync_axes):
+                if cube.size(axes) > 1 and (axes == layout.sync_axes or layout.expert_axes):
+                    groups.flat_mesh(axes)  # a mesh cannot be made of fake tensors
         with FakeTensorMode():
-            stage = build_stage(job, groups, device="cpu", has_values=False)
-            batch = _batch(stage)
+            stages = build_stages(job, groups, device="cpu", has_values=False)
+            batch = _batch(stages)
             gradient_bytes = 0
 
             def run() -> None:
                 nonlocal gradient_bytes
-                gradient_bytes = _step(stage, order, batch)
+                gradient_bytes = _step(stages, order, batch)
 
             run()
-            optimizers = [part.unit.optimizer for part in stage.parts]
-            peak_bytes, parts = count_step(run, model=stage, optimizers=optimizers)
-            parameters = list(stage.parameters())
-            extra = _narrow_shard_bytes(stage) if job.narrow_shards else 0
+            optimizers = [unit.optimizer for stage in stages for unit in stage.units]
+            model = nn.ModuleList(stages)
+            peak_bytes, parts = count_step(run, model=model, optimizers=optimizers)
+            parameters = list(model.parameters())
+            extra = sum(map(_narrow_shard_bytes, stages)) if job.narrow_shards else 0
             parts = {**parts, "parameters": parts["parameters"] + extra}
             return DryRunRank(
                 stage=stage_index,
@@ -132,7 +139,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
                 num_parameters=sum(local_tensor(p).numel() for p in parameters),
                 parameter_bytes=held_bytes(parameters),
                 gradient_bytes=gradient_bytes,
-                optimizer_bytes=_optimizer_bytes(stage, optimizers),
+                optimizer_bytes=_optimizer_bytes(parameters, optimizers),
                 peak_bytes=peak_bytes + extra,
                 peak_parts=parts,
                 num_microbatches_run=num_run,
@@ -152,50 +159,61 @@ def _narrow_shard_bytes(stage: Stage) -> int:
     return sum(
         local_tensor(parameter).numel() * dtype.itemsize
         for part in stage.parts
-        if part.layout.is_sharded and part.layout.zero == "zero3"
-        for parameter in part.holder.parameters()
+        if part.layout.zero == "zero3"
+        for name, parameter in part.holder.named_parameters()
+        if part.num_shards(part.pieces[name]) > 1
     )
 
 
-def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
-    """Return forwards (True) and backwards of a stage in the schedule's order.
+def _order(job: PlanJob, stage: int) -> tuple[tuple[bool, int], ...]:
+    """Return forwards (True) and backwards of a stage in the schedule's order, each with its chunk.
 
     1F1B has p - j micro-batches in flight on stage j, and more of them change nothing: two more
     are run, so that one backward neither begins nor ends the sums of gradients. GPipe has all, but
     for a single stage, which has one at a time.
     """
     plan = job.plan
-    m = plan.num_microbatches
+    m, p, v = plan.num_microbatches, plan.num_stages, plan.num_chunks
+    if v > 1:
+        if plan.pipeline_type == "interleaved":
+            # a warm-up is shorter than 2 p micro-batches, and more of them change nothing
+            m = min(m, 2 * p)
+        work = actions(plan.pipeline_type, stage, stages=p, chunks=v, micro_batches=m)
+        return tuple((action.kind == "F", action.chunk) for action in work)
     in_flight = micro_batches_in_flight(plan, stage)
     steady = min(m - in_flight, 2)
-    return (True,) * in_flight + (False, True) * steady + (False,) * in_flight
+    order = (True,) * in_flight + (False, True) * steady + (False,) * in_flight
+    return tuple((is_forward, 0) for is_forward in order)
 
 
-def _batch(stage: Stage) -> Batch:
-    """Return tokens and labels of a step, as far as the stage has a use for them."""
-    m = stage.job.plan.num_microbatches
-    shapes = stage.token_shapes()
+def _batch(stages: Sequence[Stage]) -> Batch:
+    """Return tokens and labels of a step, as far as the rank has a use for them."""
+    first, last = stages[0], stages[-1]
+    m = first.job.plan.num_microbatches
+    shapes = first.token_shapes()
     tokens, *encoder = (
-        torch.zeros(m * samples if stage.is_first else 0, length, dtype=torch.int64)
+        torch.zeros(m * samples if first.is_first else 0, length, dtype=torch.int64)
         for samples, length in shapes
     )
     samples, length = shapes[0]
-    labels = [torch.zeros(length, samples, dtype=torch.int64) for _ in range(m * stage.is_last)]
+    labels = [torch.zeros(length, samples, dtype=torch.int64) for _ in range(m * last.is_last)]
     return Batch(
         tokens=tokens, labels=tuple(labels), encoder_tokens=encoder[0] if encoder else None
     )
 
 
-def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
-    """Run a step of a stage alone; return the bytes of gradients when the optimizer begins."""
-    job = stage.job
+def _step(stages: Sequence[Stage], order: Sequence[tuple[bool, int]], batch: Batch) -> int:
+    """Run a step of a rank alone; return the bytes of gradients when the optimizer begins."""
+    job = stages[0].job
     dtype = torch_dtype(job.precision)
     m = job.plan.num_microbatches
     tokens = zip(*(each.chunk(m) for each in batch.inputs), strict=True)
-    stage.begin_step(batch.labels)
-    waiting: list[list[torch.Tensor]] = []
+    for stage in stages:
+        stage.begin_step(batch.labels)
+    waiting: list[list[list[torch.Tensor]]] = [[] for _ in stages]
     losses: list[torch.Tensor] = []
-    for is_forward in order:
+    for is_forward, chunk in order:
+        stage = stages[chunk]
         if is_forward:
             if stage.is_first:
                 xs: tuple[torch.Tensor, ...] = next(tokens)
@@ -205,24 +223,30 @@ def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
             out = stage(*xs)
             outs = list(out) if isinstance(out, tuple) else [out]
             # what goes to the next stage is not kept here
-            waiting.append(outs if stage.is_last else [End.apply(each) for each in outs])
+            waiting[chunk].append(outs if stage.is_last else [End.apply(each) for each in outs])
             del xs, out, outs  # the next stage has it now
         else:
             stage.before_backward()
-            ends = waiting.pop(0)
+            ends = waiting[chunk].pop(0)
             torch.autograd.backward(
                 ends, None if stage.is_last else [torch.empty_like(end) for end in ends]
             )
             # a graph would hold what the stage received, and its gradient, which is sent back
             losses += [end.detach() for end in ends]
             del ends
-    stage.finish_backward()
-    gradient_bytes = held_bytes([gradient_of(parameter) for parameter in stage.parameters()])
-    stage.step()
+    for stage in stages:
+        stage.finish_backward()
+    held = [gradient_of(parameter) for stage in stages for parameter in stage.parameters()]
+    gradient_bytes = held_bytes(held)
+    del held
+    for stage in stages:
+        stage.step()
     return gradient_bytes
 
 
-def _optimizer_bytes(stage: Stage, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+def _optimizer_bytes(
+    own: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]
+) -> int:
     """Return the bytes of moments and of weights that are not the model's, without step counts."""
     stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     moments: list[Any] = [
@@ -232,6 +256,5 @@ def _optimizer_bytes(stage: Stage, optimizers: Sequence[torch.optim.Optimizer]) 
         for value in state.values()
         if isinstance(value, torch.Tensor) and value.dim()
     ]
-    own = list(stage.parameters())
     # fp32 weights are stepped themselves, and are the model's
     return held_bytes([*moments, *stepped, *own]) - held_bytes(own)

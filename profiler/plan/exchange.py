@@ -12,23 +12,24 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import InputError
 from autopar.records import dataclass
-from profiler.model.layers.blocks import Norm
+from profiler.model.layers.attention import Norm
+from profiler.model.layers.experts import EXPERT_WEIGHTS
+from profiler.model.layers.sharding import held_tokens
 from profiler.plan.arithmetic import Axes, Cube, Layout, stream_lengths
 from profiler.plan.job import PlanJob
 
 __all__ = [
     "Batch",
+    "Block",
     "Piece",
     "PlanGroups",
     "fill",
@@ -39,6 +40,7 @@ __all__ = [
     "pieces_of",
     "relayout",
     "shapes",
+    "tokens_of",
 ]
 
 
@@ -140,6 +142,7 @@ class PlanGroups:
 
 _SPREAD = 0.02
 _NORM_SPREAD = 0.1
+_HEAD_NORMS = ("query_norm.weight", "key_norm.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +158,8 @@ class Piece:
     index: int
     is_partial: bool
     """True where the ranks that share this piece each have only a part of its gradient."""
+    is_expert: bool = False
+    """True for experts that are whole on their ranks: other ranks have the same ones."""
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -172,15 +177,28 @@ def pieces_of(
     t = layout.degree if layout.splits_weights else 1
     tensor_rank = layout.cube.index(place, layout.tensor_axes) if t > 1 else 0
     keys = _key_value_names(module)
+    norms = _head_norm_names(module)
     found = {}
     for name, shape in shapes(module).items():
         full = whole[name]
+        if layout.expert_axes is not None and f".{EXPERT_WEIGHTS}." in name:
+            found[name] = Piece(
+                name=name,
+                whole=full,
+                # they are stacked by expert
+                dim=0 if layout.expert_degree > 1 else None,
+                pieces=layout.expert_degree,
+                index=layout.cube.index(place, layout.expert_axes),
+                is_partial=False,
+                is_expert=True,
+            )
+            continue
         dims = [d for d, (own, all_) in enumerate(zip(shape, full, strict=True)) if own != all_]
         assert len(dims) <= 1, (name, shape, full)
         pieces = full[dims[0]] // shape[dims[0]] if dims else 1
         # Norms and biases of a divided sequence see their own tokens, shared keys their own
-        # queries; other replicas have the whole gradient already.
-        partial = pieces < t and (layout.splits_sequence or name in keys)
+        # queries, norms of heads their own heads; other replicas have the whole gradient already.
+        partial = pieces < t and (layout.splits_sequence or name in keys or name in norms)
         found[name] = Piece(
             name=name,
             whole=full,
@@ -246,6 +264,11 @@ def _key_value_names(module: Any) -> set[str]:
     return names
 
 
+def _head_norm_names(module: Any) -> set[str]:
+    """Return names of the parameters of norms that are one for all heads."""
+    return {name for name in shapes(module) if name.endswith(_HEAD_NORMS)}
+
+
 # --------------------------------------------------------------------------------------------------
 # Random tokens of a global batch, and what of them a rank holds; the same on any plan.
 
@@ -294,7 +317,8 @@ def local_batch(
     """Return what a rank of the first and the last stage holds of a step's batch.
 
     layout : of embedding and head; place : the rank within its stage. The ranks of a tensor group
-    hold the same whole sequences, those of a Ulysses group a piece of each.
+    hold the same whole sequences, those of a Ulysses group a piece of each; those of a context
+    group two pieces, from the front and from the back.
     """
     m = job.plan.num_microbatches
     samples = job.plan.global_batch // m // layout.data_degree
@@ -303,8 +327,8 @@ def local_batch(
     for values in global_tokens(job, step):
         # (micro-batch, data rank, sample, token)
         own = values.view(m, layout.data_degree, samples, -1)[:, at]
-        if layout.kind == "ulysses":
-            own = own.chunk(layout.degree, -1)[layout.cube.index(place, layout.tensor_axes)]
+        pieces = tokens_of(layout, place, own.shape[-1], sharded=layout.kind == "ulysses")
+        own = torch.cat([own[..., first:end] for first, end in pieces], -1)
         held.append(own.contiguous().to(device))
     tokens, labels, *encoder = held
     return Batch(
@@ -318,8 +342,24 @@ def local_batch(
 # Between layers: which block of an activation goes to which rank.
 
 
-Block = tuple[int, int, int, int]
-"""First and end of the tokens, first and end of the samples."""
+class Block(NamedTuple):
+    """Some tokens of some samples."""
+
+    tokens: tuple[tuple[int, int], ...]
+    """First and end of every piece of the sequence, in the order in which a rank holds them."""
+    samples: tuple[int, int]
+    """First and end."""
+
+    @property
+    def size(self) -> int:
+        """Tokens of all samples."""
+        first, end = self.samples
+        return self.num_tokens * (end - first)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one sample."""
+        return sum(end - first for first, end in self.tokens)
 
 
 def local_shape(layout: Layout, *, seq_length: int, batch: int, hidden: int) -> tuple[int, ...]:
@@ -345,8 +385,8 @@ def relayout(x: torch.Tensor, groups: PlanGroups, old: Layout, new: Layout) -> t
 
 def is_exchanged(old: Layout, new: Layout) -> bool:
     """Return whether ranks have to exchange anything between two layouts, either way."""
-    # any size that both layouts divide tells it
-    size = (_splits(old)[0] * _splits(new)[0], _splits(old)[1] * _splits(new)[1])
+    # any size that both layouts divide tells it, pieces of context ranks included
+    size = (2 * _splits(old)[0] * _splits(new)[0], _splits(old)[1] * _splits(new)[1])
     return not (_is_local(old, new, size) and _is_local(new, old, size))
 
 
@@ -370,74 +410,106 @@ class _Moves:
 
 def _splits(layout: Layout) -> tuple[int, int]:
     """Return into how many pieces tokens and samples are divided."""
-    return (layout.degree if layout.splits_sequence else 1, layout.data_degree)
+    shards = layout.degree if layout.splits_sequence else 1
+    return (shards * layout.context_degree, layout.data_degree)
 
 
 @lru_cache(maxsize=256)
-def _blocks(layout: Layout, size: tuple[int, int]) -> NDArray[np.int64]:
-    """Return the block of every rank of the stage, (ranks, 4)."""
-    pieces = _splits(layout)
-    steps = (size[0] // pieces[0], size[1] // pieces[1])
-    cube = layout.cube
+def _blocks(layout: Layout, size: tuple[int, int]) -> tuple[Block, ...]:
+    """Return the block of every rank of the stage."""
+    step = size[1] // layout.data_degree
     rows = []
-    for place in range(cube.num_ranks):
-        token = cube.index(place, layout.tensor_axes) if layout.splits_sequence else 0
-        sample = cube.index(place, layout.data_axes)
-        ends = (token, token + 1, sample, sample + 1)
-        rows.append([end * steps[index // 2] for index, end in enumerate(ends)])
-    return np.array(rows, dtype=np.int64)
+    for place in range(layout.cube.num_ranks):
+        sample = layout.cube.index(place, layout.data_axes)
+        tokens = tokens_of(layout, place, size[0], sharded=layout.splits_sequence)
+        rows.append(Block(tokens, (sample * step, (sample + 1) * step)))
+    return tuple(rows)
 
 
-def _copies(layout: Layout) -> NDArray[np.int64]:
-    """Return which copy of its block every rank has, (ranks,)."""
+def tokens_of(
+    layout: Layout, place: int, length: int, *, sharded: bool
+) -> tuple[tuple[int, int], ...]:
+    """Return the pieces of a sequence that a rank of the stage holds, in its order.
+
+    sharded : whether the tensor group has a shard each of what a context rank holds.
+    """
+    shard = (layout.degree, layout.cube.index(place, layout.tensor_axes)) if sharded else (1, 0)
+    context = (layout.context_degree, layout.cube.index(place, layout.context_axes))
+    return held_tokens(length, context=context, shard=shard)
+
+
+def _copies(layout: Layout) -> tuple[int, ...]:
+    """Return which copy of its block every rank has."""
     axes = () if layout.splits_sequence else layout.tensor_axes
     cube = layout.cube
-    return np.array([cube.index(place, axes) for place in range(cube.num_ranks)], dtype=np.int64)
+    return tuple(cube.index(place, axes) for place in range(cube.num_ranks))
 
 
-def _overlap(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what blocks have in common; empty where an end is not beyond its beginning."""
-    low = np.maximum(one[..., ::2], other[..., ::2])
-    high = np.minimum(one[..., 1::2], other[..., 1::2])
-    return np.stack([low[..., 0], high[..., 0], low[..., 1], high[..., 1]], axis=-1)
+def _overlap(one: Block, other: Block) -> Block | None:
+    """Return what blocks have in common, in the order of the sequence; None: nothing."""
+
+    def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        return (max(a[0], b[0]), min(a[1], b[1]))
+
+    low, high = common(one.samples, other.samples)
+    pieces = (common(a, b) for a in one.tokens for b in other.tokens)
+    tokens = tuple(sorted(piece for piece in pieces if piece[0] < piece[1]))
+    return Block(tokens, (low, high)) if tokens and low < high else None
 
 
 @lru_cache(maxsize=256)
 def _is_local(old: Layout, new: Layout, size: tuple[int, int]) -> bool:
-    after = _blocks(new, size)
     # local: every rank's new block lies in its old one
-    return bool((_overlap(_blocks(old, size), after) == after).all())
+    for before, after in zip(_blocks(old, size), _blocks(new, size), strict=True):
+        found = _overlap(before, after)
+        if found is None or found.size != after.size:
+            return False
+    return True
 
 
 @lru_cache(maxsize=1024)
 def _moves(old: Layout, new: Layout, size: tuple[int, int], place: int) -> _Moves:
     before, after = _blocks(old, size), _blocks(new, size)
     copies = _copies(old)
-    same_copy = copies == copies[place]
     is_local = _is_local(old, new, size)
-    if is_local:
-        # a rank that has all it needs takes it from itself
-        same_copy = np.arange(len(copies)) == place
+    # a rank that has all it needs takes it from itself, else from its own copy
+    chosen = [
+        other == place if is_local else copies[other] == copies[place]
+        for other in range(len(copies))
+    ]
     own_before, own_after = before[place], after[place]
+    first, end = own_after.samples
     return _Moves(
-        shape=(int(own_after[1] - own_after[0]), int(own_after[3] - own_after[2])),
-        sent=_relative(_overlap(own_before, after), own_before, same_copy),
-        received=_relative(_overlap(before, own_after), own_after, same_copy),
+        shape=(own_after.num_tokens, end - first),
+        sent=tuple(
+            _relative(_overlap(own_before, other), own_before) if is_chosen else None
+            for other, is_chosen in zip(after, chosen, strict=True)
+        ),
+        received=tuple(
+            _relative(_overlap(other, own_after), own_after) if is_chosen else None
+            for other, is_chosen in zip(before, chosen, strict=True)
+        ),
         is_local=is_local,
-        is_nothing=bool((before == after).all()),
+        is_nothing=before == after,
     )
 
 
-def _relative(
-    blocks: NDArray[np.int64], own: NDArray[np.int64], chosen: NDArray[np.bool_]
-) -> tuple[Block | None, ...]:
-    origin = np.array([own[0], own[0], own[2], own[2]])
-    filled = chosen & (blocks[:, 1] > blocks[:, 0]) & (blocks[:, 3] > blocks[:, 2])
-    rows = (blocks - origin).tolist()
-    return tuple(
-        tuple(row) if is_filled else None
-        for row, is_filled in zip(rows, filled.tolist(), strict=True)
-    )
+def _relative(block: Block | None, own: Block) -> Block | None:
+    """Return a part of a rank's own block by its places there."""
+    if block is None:
+        return None
+    tokens, at = [], 0
+    places = {}
+    for first, end in own.tokens:
+        places[first, end] = at
+        at += end - first
+    for first, end in block.tokens:
+        start, place = next(
+            (a, place) for (a, b), place in places.items() if a <= first and end <= b
+        )
+        tokens.append((first - start + place, end - start + place))
+    sample = own.samples[0]
+    return Block(tuple(tokens), (block.samples[0] - sample, block.samples[1] - sample))
 
 
 # --- moving it -----------------------------------------------------------------------------
@@ -460,27 +532,37 @@ def _move(x: torch.Tensor, moves: _Moves, group: Any) -> torch.Tensor:
     hidden = x.shape[-1]
     if moves.is_local:
         # the only one is from the rank to itself
-        (block,) = (block for block in moves.sent if block is not None)
-        return _cut(x, block).contiguous()
-    send = [_num_tokens(block) * hidden for block in moves.sent]
-    receive = [_num_tokens(block) * hidden for block in moves.received]
+        ((there, here),) = (
+            pair for pair in zip(moves.sent, moves.received, strict=True) if pair[0] is not None
+        )
+        out = x.new_empty((*moves.shape, hidden))
+        _put(out, here, _cut(x, there))
+        return out
+    send = [0 if block is None else block.size * hidden for block in moves.sent]
+    receive = [0 if block is None else block.size * hidden for block in moves.received]
     # other copies may send all there is to send, and then a rank has nothing
-    pieces = [x.new_empty(0), *(_cut(x, block).flatten() for block in moves.sent if block)]
+    pieces = [x.new_empty(0)]
+    pieces += [part.flatten() for block in moves.sent if block for part in _cut(x, block)]
     found = x.new_empty(sum(receive))
     dist.all_to_all_single(found, torch.cat(pieces), receive, send, group=group)
     del pieces
     out = x.new_empty((*moves.shape, hidden))
     for piece, target in zip(found.split(receive), moves.received, strict=True):
         if target is not None:
-            part = _cut(out, target)
-            part.copy_(piece.view(part.shape))
+            first, end = target.samples
+            sizes = [(b - a) * (end - first) * hidden for a, b in target.tokens]
+            _put(out, target, piece.split(sizes))
     return out
 
 
-def _cut(x: torch.Tensor, block: Block) -> torch.Tensor:
-    first, end, first_sample, end_sample = block
-    return x[first:end, first_sample:end_sample]
+def _cut(x: torch.Tensor, block: Block | None) -> list[torch.Tensor]:
+    """Return the pieces of a block, each (sequence, batch, hidden)."""
+    assert block is not None
+    first, end = block.samples
+    return [x[a:b, first:end] for a, b in block.tokens]
 
 
-def _num_tokens(block: Block | None) -> int:
-    return 0 if block is None else (block[1] - block[0]) * (block[3] - block[2])
+def _put(out: torch.Tensor, block: Block | None, pieces: Iterable[torch.Tensor]) -> None:
+    """Write the pieces of a block to their places."""
+    for target, piece in zip(_cut(out, block), pieces, strict=True):
+        target.copy_(piece.view(target.shape) if piece.dim() == 1 else piece)

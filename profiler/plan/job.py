@@ -18,6 +18,7 @@ from autopar.errors import OptionError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
 from autopar.records import dataclass
+from profiler.model.layers.sharding import ContextExchange, Routing
 from profiler.options import SECONDS, SIZES, SizeOptions
 
 if TYPE_CHECKING:
@@ -263,6 +264,18 @@ class PlanOptions:
         panel=_SAY,
         shown="the plan file's, or on",
     )
+    routing: Routing = option(
+        "even",
+        help="as many tokens to every expert, or those of its highest scores",
+        panel=_HOW,
+        choices={"even": "even", "top-k": "top_k", "top_k": "top_k"},
+    )
+    context_exchange: ContextExchange = option(
+        "ring",
+        help="how context ranks get keys and values: one rank's after the other, or all at once",
+        panel=_HOW,
+        choices={"ring": "ring", "all-gather": "all_gather", "all_gather": "all_gather"},
+    )
     reference: bool = option(
         True, help="run one process without parallelism to compare with", panel=_HOW
     )
@@ -359,6 +372,9 @@ class PlanJob:
     """The engine that the plan is for keeps, beside the fp32 shards of weights that ZeRO-3 divides,
     shards in bf16 or fp16 which it gathers. A dry run counts them; this executor has none, as FSDP2
     casts while it gathers."""
+    routing: Routing = "even"
+    """Where a run sends tokens of a mixture; a dry run sends as many to every expert."""
+    context_exchange: ContextExchange = "ring"
     seed: int = 0
     """Of weights and tokens: the same on any number of ranks."""
     learning_rate: float = 1e-3

@@ -50,7 +50,12 @@ def scale_down(
         plan = replace(plan, num_microbatches=num_microbatches)
     if layers is None:
         return plan, spec
-    sizes, chosen = chosen_layers(plan.stage_sizes, layers)
+    if 0 in plan.chunks:
+        raise OptionError(
+            "--layers: the plan has chunks of no layer, which cannot be scaled in proportion; "
+            "leave the option out"
+        )
+    sizes, chosen = chosen_layers(plan.chunks, layers)
     types = spec.layer_types
     if not _keeps_stacks(spec, chosen):
         total = len(plan.layers)
@@ -64,11 +69,16 @@ def scale_down(
         spec, layers=tuple(replace(spec.layers[kind], num_layers=n) for kind, n in runs)
     )
     kept = tuple(plan.layers[index] for index in chosen)
-    return replace(plan, stage_sizes=sizes, layers=kept), scaled
+    if plan.num_chunks == 1:
+        return replace(plan, stage_sizes=sizes, layers=kept), scaled
+    held = [0] * plan.num_stages
+    for chunk, size in enumerate(sizes):
+        held[plan.stage_of_chunk(chunk)] += size
+    return replace(plan, stage_sizes=tuple(held), chunk_sizes=sizes, layers=kept), scaled
 
 
 def _chosen(plan: Plan, layers: int) -> tuple[int, ...]:
-    return chosen_layers(plan.stage_sizes, layers)[1]
+    return chosen_layers(plan.chunks, layers)[1]
 
 
 def _keeps_stacks(spec: ModelSpec, chosen: Sequence[int]) -> bool:
@@ -390,6 +400,8 @@ def _job(
         fp32_gradients=flag(options.fp32_gradients, stored.options.fp32_gradients),
         precision=_precision(options, stored, mode),
         narrow_shards=stored.has_options and stored.options.engine not in _SHARDED_IN_FP32,
+        routing=options.routing,
+        context_exchange=options.context_exchange,
         seed=options.seed,
     )
 

@@ -15,18 +15,20 @@ from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.plan import PeakSource, PlanDocument, StageEntry
 from autopar.documents.strategy import strategy_document
 from autopar.hardware import COMMUNICATOR_BYTES
+from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import dataclass
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
+    RunArithmetic,
     StageArithmetic,
     StaticReport,
     examine,
-    held,
     stage_weights,
 )
 from profiler.plan.job import DryRunRank, Mode, PlanJob, RunResult, Verdict
 from profiler.plan.question import Question
+from profiler.plan.weights import held
 
 __all__ = [
     "AT_THE_PEAK",
@@ -666,7 +668,9 @@ def show_head(console: Console, question: Question) -> None:
         style="bold",
         soft_wrap=True,
     )
-    schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
+    schedule = SCHEDULES[plan.pipeline_type].title
+    if plan.num_chunks > 1:
+        schedule += f" of {plan.num_chunks} chunks a stage"
     m, each = plan.num_microbatches, plan.world_size // plan.num_stages
     ranks = f"{format_count(plan.world_size, 'rank')} = {format_count(plan.num_stages, 'stage')}"
     parts = f"{format_count(m, 'micro-batch', 'micro-batches')} of {plan.global_batch // m}"
@@ -692,11 +696,12 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
     if report.obstacle is not None:
         print_line(console, f"not run by --mode run or dryrun: {report.obstacle}", style="yellow")
     has_axes = any(run.tensor_axes for stage in report.stages for run in stage.runs)
+    has_axes |= (has_rings := any(s.cp > 1 for s in question.job.plan.layers))
     print_heading(console, "layers")
     rows = [
         [
             str(stage.stage),
-            f"{run.first_layer}-{run.last_layer}",
+            _layers(run),
             run.label,
             ",".join(map(str, run.tensor_axes)),
             str(run.samples),
@@ -718,14 +723,18 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
         print_line(
             console,
             f"the ranks of a stage are a mesh of {axes}"
-            + "; samples are divided over the axes that are not a layer's tensor axes" * has_axes,
+            + "; samples are divided over the axes that are not a layer's tensor axes" * has_axes
+            + ", and sequences over the last of them" * has_rings,
         )
     print_heading(console, "a rank of each stage")
     rows = [
         [
             str(stage.stage),
             f"{stage.ranks[0]}-{stage.ranks[1]}",
-            f"{stage.layers[0]}-{stage.layers[1]}",
+            # of a stage without chunks the runs touch
+            ", ".join(map(_layers, stage.runs))
+            if question.job.plan.num_chunks > 1
+            else f"{stage.layers[0]}-{stage.layers[1]}",
             str(stage.in_flight),
             str(stage.held.num_parameters),
             *map(format_bytes, _kept(stage.held)),
@@ -754,5 +763,9 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
         print_line(
             console,
             f"bubble: {100 * report.bubble_share:.1f} % of a step with equal stages, "
-            "(p-1) / (m+p-1)",
+            + ("(p-1) / (v m+p-1)" if question.job.plan.num_chunks > 1 else "(p-1) / (m+p-1)"),
         )
+
+
+def _layers(run: RunArithmetic) -> str:
+    return f"{run.first_layer}-{run.last_layer}"

@@ -16,7 +16,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
 
 from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
@@ -25,7 +32,7 @@ from profiler.environment import collect, launched_ranks
 from profiler.measure import out_of_memory, torch_dtype
 from profiler.model.counting import count_step
 from profiler.model.layers.vocab import build_stack
-from profiler.plan.arithmetic import Cube, Layout, check_job, layouts
+from profiler.plan.arithmetic import Cube, Layout, check_job, layouts, vocab_layout
 from profiler.plan.exchange import (
     Batch,
     fill,
@@ -35,15 +42,8 @@ from profiler.plan.exchange import (
     shapes,
 )
 from profiler.plan.job import PlanJob, RunResult
-from profiler.plan.stage import (
-    Replica,
-    Stage,
-    build_stage,
-    gradient_of,
-    open_groups,
-    padded_spec,
-    sums_by_itself,
-)
+from profiler.plan.stage import Stage, build_stages, open_groups, padded_spec
+from profiler.plan.units import Replica, gradient_of, sums_by_itself
 from profiler.processes import choose_backend, claim_errors, connect, introduce
 from profiler.watch import Trouble, Watch
 
@@ -143,47 +143,51 @@ class LossScaler:
 class Trainer:
     """Runs steps of a stage together with the other ranks."""
 
-    def __init__(self, stage: Stage, job: PlanJob, device: torch.device) -> None:
-        """Prepare the schedule of the plan."""
-        self.stage, self.job, self.device = stage, job, device
+    def __init__(self, stages: Sequence[Stage], job: PlanJob, device: torch.device) -> None:
+        """Prepare the schedule of the plan; `stages` are this rank's chunks of it."""
+        self.stages = nn.ModuleList(stages)
+        self.job, self.device = job, device
         self.watch = Stopwatch(device)
         self._schedule = _schedule(self) if job.plan.num_stages > 1 else None
         self.scaler = LossScaler(job.loss_scale) if job.precision == "fp16" else None
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         """Run all micro-batches of a step; return the sum of this rank's shares of the loss."""
-        stage, m = self.stage, self.job.plan.num_microbatches
-        if self.scaler is not None:
-            stage.loss_scale = self.scaler.scale
-        stage.begin_step(batch.labels)
+        first, last, m = self.stages[0], self.stages[-1], self.job.plan.num_microbatches
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        for stage in self.stages:
+            stage.loss_scale = scale
+            stage.begin_step(batch.labels)
         losses: list[torch.Tensor] = []
         if self._schedule is not None:
-            inputs = batch.inputs if stage.is_first else ()
+            inputs = batch.inputs if first.is_first else ()
             # the stage makes its own loss; the schedule wants one target per micro-batch
-            target = torch.zeros(m, device=self.device) if stage.is_last else None
-            self._schedule.step(*inputs, target=target, losses=losses if stage.is_last else None)
+            target = torch.zeros(m, device=self.device) if last.is_last else None
+            self._schedule.step(*inputs, target=target, losses=losses if last.is_last else None)
         else:
             for tokens in zip(*(each.chunk(m) for each in batch.inputs), strict=True):
                 with self.watch.span("forward_s"):
-                    loss = stage(*tokens)
+                    loss = first(*tokens)
                 # one stage has one micro-batch in flight, in GPipe as in 1F1B: a pipeline that has
                 # no other stage to wait for accumulates gradients and keeps no activations
                 losses.append(self._backward(loss))
                 del loss  # else the next forward would have this micro-batch's graph beside it
         with self.watch.span("backward_s"):
-            stage.finish_backward()
+            for stage in self.stages:
+                stage.finish_backward()
         # only the last stage has losses; in the sum over ranks the others' are 0
         if not losses:
             return torch.zeros((), device=self.device)
-        return torch.stack([loss.detach() for loss in losses]).sum() / stage.loss_scale
+        return torch.stack([loss.detach() for loss in losses]).sum() / scale
 
     def checked_step(self, batch: Batch) -> tuple[float, float]:
         """Run a step; return the loss of the global batch and the norm of its gradient.
 
         The norm is infinite where gradients overflowed fp16 and the step was skipped.
         """
-        loss = self.stage.loss_share(self.forward_backward(batch))
-        share = self.stage.squared_gradient_norm().to(self.device)
+        loss = self.stages[-1].loss_share(self.forward_backward(batch))
+        norms = [stage.squared_gradient_norm() for stage in self.stages]
+        share = torch.stack(norms).sum().to(self.device)
         # loss and squared norm are both sums over the ranks: one message
         both = torch.stack([loss.double(), share])
         dist.all_reduce(both)
@@ -209,13 +213,12 @@ class Trainer:
 
     def _update(self) -> bool:
         """Let the optimizers step; return False where gradients overflowed, and none did."""
-        stage = self.stage
-        gradients = (grad for part in stage.parts for _, _, grad in part.gradients())
-        if self.scaler is None or self.scaler.accepts(gradients, device=self.device):
-            stage.step()
-            return True
-        stage.skip_step()
-        return False
+        parts = [part for stage in self.stages for part in stage.parts]
+        gradients = (grad for part in parts for _, _, grad in part.gradients())
+        is_taken = self.scaler is None or self.scaler.accepts(gradients, device=self.device)
+        for stage in self.stages:
+            stage.step() if is_taken else stage.skip_step()
+        return is_taken
 
     @property
     def _is_cuda(self) -> bool:
@@ -226,7 +229,7 @@ class Trainer:
             torch.cuda.synchronize(self.device)
 
     def _backward(self, loss: torch.Tensor) -> torch.Tensor:
-        self.stage.before_backward()
+        self.stages[0].before_backward()
         with self.watch.span("backward_s"):
             loss.sum().backward()
         return loss.detach().sum()
@@ -242,14 +245,37 @@ class _TimedStage(PipelineStage):
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        self.trainer.stage.before_backward()
+        self.submod.before_backward()
         with self.trainer.watch.span("backward_s"):
             return super().backward_one_chunk(*args, **kwargs)
 
 
+_SCHEDULES: dict[str, Any] = {
+    "1f1b": Schedule1F1B,
+    "gpipe": ScheduleGPipe,
+    "interleaved": ScheduleInterleaved1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
+}
+
+
 def _schedule(trainer: Trainer) -> Any:
-    stage, job = trainer.stage, trainer.job
-    plan, groups = job.plan, stage.groups
+    plan = trainer.job.plan
+    kind = _SCHEDULES[plan.pipeline_type]
+    stages = [_timed_stage(trainer, stage) for stage in trainer.stages]
+    options: dict[str, Any] = {}
+    if "scale_grads" in inspect.signature(kind).parameters:  # torch 2.6 never scales them
+        # losses are divided by the number of micro-batches already
+        options["scale_grads"] = False
+    return kind(
+        stages if plan.num_chunks > 1 else stages[0],
+        n_microbatches=plan.num_microbatches,
+        loss_fn=lambda loss, _: loss.sum(),
+        **options,
+    )
+
+
+def _timed_stage(trainer: Trainer, stage: Any) -> _TimedStage:
+    job, groups = trainer.job, stage.groups
     dtype = torch_dtype(job.precision)
 
     def like(shape: tuple[int, ...]) -> torch.Tensor:
@@ -267,25 +293,15 @@ def _schedule(trainer: Trainer) -> Any:
         out = tuple(map(like, stage.exit_shapes()))
     timed = _TimedStage(
         stage,
-        groups.stage,
-        groups.num_stages,
+        stage.chunk,
+        groups.num_stages * job.plan.num_chunks,
         trainer.device,
         input_args=entry,
         output_args=out,
         group=groups.pipeline,
     )
     timed.trainer = trainer
-    kind = ScheduleGPipe if plan.pipeline_type == "gpipe" else Schedule1F1B
-    options: dict[str, Any] = {}
-    if "scale_grads" in inspect.signature(kind).parameters:  # torch 2.6 never scales them
-        # losses are divided by the number of micro-batches already
-        options["scale_grads"] = False
-    return kind(
-        timed,
-        n_microbatches=plan.num_microbatches,
-        loss_fn=lambda loss, _: loss.sum(),
-        **options,
-    )
+    return timed
 
 
 # --------------------------------------------------------------------------------------------------
@@ -302,7 +318,7 @@ def reference_steps(
     """
     dtype = torch_dtype(job.precision)
     spec = padded_spec(job)
-    module = build_stack(spec, dtype=dtype, device=device).module
+    module = build_stack(spec, dtype=dtype, device=device, routing=job.routing).module
     _fill(module, job)
     unit = Replica(
         list(module.parameters()),
@@ -553,11 +569,8 @@ def run_in_world(
     begin("building the stages")
     cube = check_job(job)
     groups = open_groups(job, cube, rank=rank, device_type=device.type, timeout_s=timeout_s)
-    stage = build_stage(job, groups, device=device)
-    trainer = Trainer(stage, job, device)
-    vocab, place, at = stage.vocab, groups.place, groups.stage
-    # the trainer alone holds it, so that it goes with the trainer
-    del stage
+    trainer = Trainer(build_stages(job, groups, device=device), job, device)
+    vocab, place, at = vocab_layout(job, cube), groups.place, groups.stage
 
     def batch(step: int) -> Batch:
         return local_batch(job, vocab, place, step=step, device=device)
@@ -622,18 +635,24 @@ def choose_device(backend: str) -> tuple[str, torch.device]:
 
 def _check_reference(job: PlanJob) -> None:
     """Raise InputError where one process would send tokens to other experts than the ranks do."""
+    if job.routing == "top_k":
+        return
     for index, (kind, strategy) in enumerate(
         zip(job.spec.layer_types, job.plan.layers, strict=True)
     ):
         layer = job.spec.layers[kind]
         is_split = strategy.ulysses or job.sequence_parallel
         length = layer.seq_length // (strategy.tp if is_split else 1)
+        if strategy.cp > 1:
+            # visits begin anew with each of the two pieces that a context rank has
+            length //= 2 * strategy.cp
         visits = length * (layer.experts_per_token or 1)
         if layer.num_experts is not None and visits % layer.num_experts:
             raise InputError(
                 f"layer {index}: the {visits} visits of the {length} tokens of a sample on a rank "
                 f"do not spread evenly over {layer.num_experts} experts, and one process would "
-                "send them to others; give another --seq, or compare with nothing (--no-reference)"
+                "send them to others; give another --seq, --routing top-k, or compare with nothing "
+                "(--no-reference)"
             )
 
 
@@ -655,8 +674,9 @@ def _peak(trainer: Trainer, batch: Batch) -> int:
         trainer.step(batch)
         torch.cuda.synchronize(trainer.device)
         return int(torch.cuda.max_memory_allocated(trainer.device))
-    optimizers = [part.unit.optimizer for part in trainer.stage.parts]
-    most, _ = count_step(lambda: trainer.step(batch), model=trainer.stage, optimizers=optimizers)
+    stages = trainer.stages
+    optimizers = [unit.optimizer for stage in stages for unit in stage.units]
+    most, _ = count_step(lambda: trainer.step(batch), model=stages, optimizers=optimizers)
     return most
 
 

@@ -9,17 +9,18 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
-from profiler.model.layers.blocks import Norm, build_layer, has_norm_biases, made_of
+from profiler.model.layers.attention import Norm, has_norm_biases
+from profiler.model.layers.blocks import build_layer, made_of
+from profiler.model.layers.experts import EXPERT_WEIGHTS
 from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.layers.vocab import build_vocab, take_encoder_norm
 from profiler.plan.arithmetic import (
+    Axes,
     Cube,
     Layout,
     entry_layouts,
@@ -40,243 +41,17 @@ from profiler.plan.exchange import (
     relayout,
     shapes,
 )
-from profiler.plan.job import PlanJob, Precision
+from profiler.plan.job import PlanJob
+from profiler.plan.units import Replica, Shard, gradient_of, make_root
 
 __all__ = [
     "Part",
-    "Replica",
-    "Shard",
     "Stage",
     "build_stage",
-    "gradient_of",
-    "make_optimizer",
-    "make_root",
+    "build_stages",
     "open_groups",
     "padded_spec",
-    "sums_by_itself",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Parameters that every rank of a data group has whole: ddp, and groups of one rank.
-#
-# Parameters and gradients of a part lie in one buffer each. Its gradients are summed by one
-# all-reduce that starts as soon as the last of them is there, while the backward goes on: in the
-# last micro-batch, or in every one.
-
-
-_MAIN = "main_grad"
-"""The attribute in which a narrow parameter has its sum in fp32, by the name engines gave it."""
-
-
-def gradient_of(parameter: nn.Parameter) -> torch.Tensor | None:
-    """Return the gradient that the optimizer will get of a parameter, None before there is one.
-
-    In fp32 where gradients are summed so beside narrower weights.
-    """
-    found: torch.Tensor | None = getattr(parameter, _MAIN, parameter.grad)
-    return found
-
-
-class Replica:
-    """The parameters of one part of a model, replicated over a group, and their optimizer."""
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        group: Any,
-        *,
-        precision: Precision,
-        fp32_gradients: bool,
-        learning_rate: float,
-    ) -> None:
-        """Move the parameters into one buffer; `group` is None where the rank is alone.
-
-        In bf16 and fp16 the optimizer has fp32 copies of the weights, and with `fp32_gradients` so
-        has their sum over micro-batches and ranks, as Megatron-LM's has.
-        """
-        self._group = group
-        self._parameters = list(parameters)
-        with torch.no_grad():
-            self._weights = torch.cat([p.detach().flatten() for p in self._parameters])
-            wide = precision != "fp32"
-            # summed apart from where autograd puts them, whose type is that of the weights
-            self._sums_wide = wide and fp32_gradients
-            self._gradients = torch.zeros_like(
-                self._weights, dtype=torch.float32 if self._sums_wide else None
-            )
-            start = 0
-            for parameter in self._parameters:
-                end = start + parameter.numel()
-                parameter.data = self._weights[start:end].view_as(parameter)
-                gradient = self._gradients[start:end].view_as(parameter)
-                if self._sums_wide:
-                    setattr(parameter, _MAIN, gradient)
-                else:
-                    parameter.grad = gradient
-                start = end
-            # in fp32 the buffer itself is stepped, without a copy
-            self._master = nn.Parameter(self._weights.float() if wide else self._weights)
-        self.optimizer = make_optimizer([self._master], learning_rate)
-        self._work: Any = None
-        self._arrived = 0
-        self._reduces = False
-        if group is not None or self._sums_wide:
-            for parameter in self._parameters:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
-
-    def before_backward(self, *, reduces: bool) -> None:
-        """Say whether the next backward sums the gradients over the group, as the last one does."""
-        self._reduces, self._arrived = reduces, 0
-        if self._work is not None:
-            # every rank has the sum so far, which the next sum would multiply
-            self._work.wait()
-            self._work = None
-            self._gradients.div_(self._group.size())
-
-    def finish_backward(self) -> None:
-        """Wait until the gradients are summed over the group."""
-        if self._group is None:
-            return
-        if self._work is None:  # parameters that nothing uses never have a gradient
-            self._reduce()
-        self._work.wait()
-        self._work = None
-
-    def step(self, loss_scale: float = 1.0) -> None:
-        """Let the optimizer step with gradients of a scaled loss, and clear them."""
-        if self._master.dtype == self._weights.dtype:  # then they are one tensor
-            self._master.grad = self._gradients
-            self.optimizer.step()
-        else:
-            # unscaled in fp32, where what fp16 cannot hold is not lost; sums in fp32 are taken as
-            # they are, since they are cleared below
-            self._master.grad = self._gradients.float().div_(loss_scale)
-            self.optimizer.step()
-            with torch.no_grad():
-                self._weights.copy_(self._master)
-        self._master.grad = None
-        self.skip()
-
-    def skip(self) -> None:
-        """Clear the gradients."""
-        self._gradients.zero_()
-
-    def _on_gradient(self, parameter: Any) -> None:
-        if self._sums_wide:
-            getattr(parameter, _MAIN).add_(parameter.grad)
-            parameter.grad = None
-        if self._group is None:
-            return
-        self._arrived += 1
-        if self._reduces and self._arrived == len(self._parameters):
-            self._reduce()
-
-    def _reduce(self) -> None:
-        self._work = dist.all_reduce(self._gradients, group=self._group, async_op=True)
-
-
-def make_optimizer(parameters: Sequence[nn.Parameter], learning_rate: float) -> Any:
-    """Return AdamW that keeps no temporary copies of the parameters."""
-    return torch.optim.AdamW(list(parameters), lr=learning_rate, fused=True)
-
-
-# --------------------------------------------------------------------------------------------------
-# Parameters that ZeRO divides over a data group: FSDP2's fully_shard, one unit per part.
-
-
-class Shard:
-    """The parameters of one part of a model, divided over a group, and their optimizer."""
-
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        mesh: DeviceMesh,
-        *,
-        gathers_twice: bool,
-        precision: Precision,
-        fp32_gradients: bool,
-        learning_rate: float,
-    ) -> None:
-        """Divide the parameters of modules, in place.
-
-        gathers_twice : ZeRO-3, where weights are given back after the forward.
-        """
-        self.modules = list(modules)
-        self._gathers_twice = gathers_twice
-        self._size = mesh.size()
-        for module in self.modules:
-            for parameter in module.parameters():
-                # the optimizer steps fp32 shards; narrower weights are gathered from them
-                parameter.data = parameter.data.float()
-        fully_shard(
-            self.modules if len(self.modules) > 1 else self.modules[0],
-            mesh=mesh,
-            reshard_after_forward=gathers_twice,
-            mp_policy=_policy(precision, fp32_gradients=fp32_gradients),
-        )
-        self._unit: Any = self.modules[0]
-        self._is_sum = _reduce_by_sum(self._unit)
-        self._parameters = list(dict.fromkeys(p for m in self.modules for p in m.parameters()))
-        self.optimizer = make_optimizer(self._parameters, learning_rate)
-
-    def before_backward(self, *, is_last: bool, reduces: bool) -> None:
-        """Say whether the next backward is the last of the step, and whether it sums gradients."""
-        self._unit.set_requires_gradient_sync(reduces, recurse=False)
-        # ZeRO-2 keeps its gathered weights for the micro-batches that follow
-        self._unit.set_reshard_after_backward(self._gathers_twice or is_last, recurse=False)
-
-    def finish_backward(self) -> None:
-        """Correct for versions of torch that can only average over the group."""
-        if not self._is_sum:
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(self._size)
-
-    def step(self, loss_scale: float = 1.0) -> None:
-        """Let the optimizer step with gradients of a scaled loss, and drop them."""
-        if loss_scale != 1:
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    local_tensor(parameter.grad).div_(loss_scale)
-        self.optimizer.step()
-        self.skip()
-
-    def skip(self) -> None:
-        """Drop the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
-
-
-def sums_by_itself() -> bool:
-    """Return whether this torch sums gradients over a group; before 2.8 it can only average."""
-    return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
-
-
-def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Make the module that runs all units one of FSDP's, so that they share streams and order."""
-    fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    assert isinstance(module, FSDPModule)
-
-
-def _policy(precision: Precision, *, fp32_gradients: bool) -> MixedPrecisionPolicy:
-    if precision == "fp32":
-        return MixedPrecisionPolicy()
-    narrow = torch_dtype(precision)
-    # weights are gathered in bf16 or fp16; shards of gradients are fp32 as the weights' are
-    return MixedPrecisionPolicy(
-        param_dtype=narrow, reduce_dtype=torch.float32 if fp32_gradients else narrow
-    )
-
-
-def _reduce_by_sum(unit: Any) -> bool:
-    """Let a unit sum gradients over its group; return False where it can only average them."""
-    if not sums_by_itself():
-        return False
-    # sums, not means: the loss is divided by the number of ranks already
-    unit.set_gradient_divide_factor(1.0)
-    # otherwise the factor is NCCL's own kind of reduction, which gloo has not
-    unit.set_force_sum_reduction_for_comms(True)
-    return True
 
 
 # --------------------------------------------------------------------------------------------------
@@ -298,8 +73,22 @@ class Part:
     """Has the modules as its children, or is the only one: gives parameters their names."""
     pieces: dict[str, Piece]
     unit: Replica | Shard
+    experts: Replica | Shard | None = None
+    """Of experts whose gradients are summed over other ranks than those of the rest."""
     streams: tuple[int, ...] = (0,)
     """Which streams of activations it takes; it makes the first of them."""
+
+    @property
+    def units(self) -> tuple[Replica | Shard, ...]:
+        """What holds its parameters."""
+        return (self.unit,) if self.experts is None else (self.unit, self.experts)
+
+    def num_shards(self, piece: Piece) -> int:
+        """Return into how many parts ZeRO divides a piece of a parameter."""
+        unit, axes = self.unit, self.layout.sync_axes
+        if piece.is_expert and self.experts is not None:
+            unit, axes = self.experts, self.layout.expert_sync_axes
+        return self.layout.cube.size(axes) if isinstance(unit, Shard) else 1
 
     def gradients(self) -> Iterator[tuple[str, Piece, torch.Tensor]]:
         """Yield what this rank holds of every gradient."""
@@ -329,7 +118,14 @@ def open_groups(
 ) -> PlanGroups:
     """Return the process groups of a plan; every rank calls this."""
     distinct = set(layouts(job, cube))
-    wanted = {axes for layout in distinct for axes in (layout.tensor_axes, layout.sync_axes)}
+    wanted = {
+        axes
+        for layout in distinct
+        for axes in (layout.tensor_axes, layout.context_axes, layout.sync_axes)
+    }
+    for layout in distinct:
+        if layout.expert_axes is not None:
+            wanted |= {layout.expert_axes, layout.expert_sync_axes}
     # an exchange between two layouts is an all-to-all over the whole stage
     if any(is_exchanged(one, other) for one in distinct for other in distinct):
         wanted.add(tuple(range(len(cube.factors))))
@@ -345,7 +141,9 @@ def open_groups(
 
 
 class Stage(nn.Module):
-    """What one rank runs of a plan: `stage(tokens or activations) -> activations or loss`.
+    """What one rank runs of a plan, or one of its chunks of layers where it has several.
+
+    `stage(tokens or activations) -> activations or loss`.
 
     An encoder-decoder has two streams, the decoder's and the encoder's: both come in and go out.
     Forwards and backwards of a step's micro-batches each come in order. The loss is scaled so
@@ -358,14 +156,15 @@ class Stage(nn.Module):
         groups: PlanGroups,
         parts: Sequence[Part],
         *,
+        chunk: int,
         entry: Sequence[Layout],
         exit_: Sequence[Layout],
     ) -> None:
         """Join the parts; `entry` and `exit_` are how each stream comes and goes."""
         super().__init__()
-        self.job, self.groups, self.parts = job, groups, tuple(parts)
-        self.is_first = groups.stage == 0
-        self.is_last = groups.stage == groups.num_stages - 1
+        self.job, self.groups, self.parts, self.chunk = job, groups, tuple(parts), chunk
+        self.is_first = chunk == 0
+        self.is_last = chunk == groups.num_stages * job.plan.num_chunks - 1
         self._entry, self._exit = tuple(entry), tuple(exit_)
         self.vocab = vocab_layout(job, groups.cube)
         self._layers = [part for part in parts if part.name.startswith(("layer", "encoder"))]
@@ -377,20 +176,25 @@ class Stage(nn.Module):
         self.held = nn.ModuleList(part.holder for part in parts)
         self._labels: Sequence[torch.Tensor] = ()
         self._forwards = self._backwards = 0
-        # ranks that see other tokens: of the data group, and of a Ulysses group
-        copies = self.vocab.data_degree * (self.vocab.degree if self.vocab.kind == "ulysses" else 1)
+        # ranks that see other tokens: of the data group, of a context and of a Ulysses group
+        copies = self.vocab.data_degree * self.vocab.context_degree
+        copies *= self.vocab.degree if self.vocab.kind == "ulysses" else 1
         # each loss is a mean: their sum over micro-batches and ranks becomes one too
         self._scale = 1.0 / (job.plan.num_microbatches * copies)
         self.loss_scale = 1.0
         """Of the losses, and so of the gradients, of this step; more than 1 in fp16 alone."""
         self._body: Callable[..., _Streams] = self._run
-        sharded = [m for p in parts if isinstance(p.unit, Shard) for m in p.modules]
-        if sharded:
-            root = _Root(sharded)
-            shard = next(p for p in parts if isinstance(p.unit, Shard))
-            make_root(root, groups.flat_mesh(shard.layout.sync_axes))
+        shards = [unit for unit in self.units if isinstance(unit, Shard)]
+        if shards:
+            root = _Root([module for unit in shards for module in unit.modules])
+            make_root(root, shards[0].mesh)
             # not a child: its units are children of `held` already
             self._body = lambda *xs: root(self._run, *xs)
+
+    @property
+    def units(self) -> Iterator[Replica | Shard]:
+        """What holds the parameters of all parts, in order."""
+        return (unit for part in self.parts for unit in part.units)
 
     def entry_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Return the shape of every stream that a stage after the first receives."""
@@ -403,7 +207,7 @@ class Stage(nn.Module):
     def token_shapes(self) -> tuple[tuple[int, int], ...]:
         """Return samples and tokens of a micro-batch, by stream, where embedding or head is."""
         plan, vocab = self.job.plan, self.vocab
-        split = vocab.degree if vocab.kind == "ulysses" else 1
+        split = vocab.context_degree * (vocab.degree if vocab.kind == "ulysses" else 1)
         samples = plan.global_batch // plan.num_microbatches // vocab.data_degree
         return tuple((samples, length // split) for length in stream_lengths(self.job.spec))
 
@@ -426,16 +230,16 @@ class Stage(nn.Module):
         self._backwards += 1
         is_last = self._backwards == self.job.plan.num_microbatches
         reduces = is_last or not self.job.async_grad_reduce
-        for part in self.parts:
-            if isinstance(part.unit, Shard):
-                part.unit.before_backward(is_last=is_last, reduces=reduces)
+        for unit in self.units:
+            if isinstance(unit, Shard):
+                unit.before_backward(is_last=is_last, reduces=reduces)
             else:
-                part.unit.before_backward(reduces=reduces)
+                unit.before_backward(reduces=reduces)
 
     def finish_backward(self) -> None:
         """Make the gradients of all micro-batches whole: over data, tensor group and both ends."""
-        for part in self.parts:
-            part.unit.finish_backward()
+        for unit in self.units:
+            unit.finish_backward()
         # after the sums over the data group, which write the same gradients
         for part in self.parts:
             self._sum_partial(part)
@@ -443,13 +247,13 @@ class Stage(nn.Module):
 
     def step(self) -> None:
         """Let the optimizers step."""
-        for part in self.parts:
-            part.unit.step(self.loss_scale)
+        for unit in self.units:
+            unit.step(self.loss_scale)
 
     def skip_step(self) -> None:
         """Drop the gradients of a step."""
-        for part in self.parts:
-            part.unit.skip()
+        for unit in self.units:
+            unit.skip()
 
     def squared_gradient_norm(self) -> torch.Tensor:
         """Return this rank's share: summed over all ranks it is the squared norm of the model.
@@ -459,12 +263,11 @@ class Stage(nn.Module):
         ranks = self.groups.cube.num_ranks
         total: Any = 0.0
         for part in self.parts:
-            shards = part.layout.sync_degree if isinstance(part.unit, Shard) else 1
             for name, piece, grad in part.gradients():
                 if part.name == "head" and name == self._copied_table():
                     continue  # the embedding on the first stage counts it
                 # each rank that has these elements counts its share of them
-                copies = ranks / (piece.pieces * shards)
+                copies = ranks / (piece.pieces * part.num_shards(piece))
                 total = total + grad.double().square().sum() / copies
         return torch.as_tensor(total / self.loss_scale**2, dtype=torch.float64)
 
@@ -563,20 +366,43 @@ def build_stage(
     device: torch.device | str,
     has_values: bool = True,
 ) -> Stage:
-    """Return this rank's stage of a plan.
+    """Return this rank's stage of a plan with one chunk a stage.
 
     has_values : False where tensors have no contents.
     """
+    (stage,) = build_stages(job, groups, device=device, has_values=has_values)
+    return stage
+
+
+def build_stages(
+    job: PlanJob,
+    groups: PlanGroups,
+    *,
+    device: torch.device | str,
+    has_values: bool = True,
+) -> tuple[Stage, ...]:
+    """Return this rank's chunks of a plan in the order in which a micro-batch meets them."""
     builder = _Builder(job, groups, torch.device(device), has_values)
     plan = job.plan
-    first = sum(plan.stage_sizes[: groups.stage])
-    layers = range(first, first + plan.stage_sizes[groups.stage])
+    chunks = range(plan.num_stages * plan.num_chunks)
+    return tuple(
+        _build_chunk(builder, chunk)
+        for chunk in chunks
+        if plan.stage_of_chunk(chunk) == groups.stage
+    )
+
+
+def _build_chunk(builder: _Builder, chunk: int) -> Stage:
+    job, groups = builder.job, builder.groups
+    sizes = job.plan.chunks
+    first = sum(sizes[:chunk])
+    layers = range(first, first + sizes[chunk])
     parts = []
     for k in layers:
         parts.append(builder.layer(k))
         if k + 1 == num_encoder_layers(job.spec):
             parts.append(builder.encoder_norm(k))
-    at_start, at_end = groups.stage == 0, groups.stage == plan.num_stages - 1
+    at_start, at_end = chunk == 0, chunk == len(sizes) - 1
     # a tied table on one stage is one parameter, which one unit must own
     if at_start and at_end and job.spec.tied_embeddings:
         parts = [builder.ends(), *parts]
@@ -586,7 +412,7 @@ def build_stage(
         if at_end:
             parts = [*parts, builder.vocab_part("last")]
     entry, exit_ = (entry_layouts(job, groups.cube, k) for k in (first, layers.stop))
-    return Stage(job, groups, parts, entry=entry, exit_=exit_)
+    return Stage(job, groups, parts, chunk=chunk, entry=entry, exit_=exit_)
 
 
 class _Builder:
@@ -604,15 +430,29 @@ class _Builder:
     def layer(self, index: int) -> Part:
         kind = self._types[index]
         spec, layout = self.spec.layers[kind], layer_layout(self.job, self.groups.cube, index)
-        full: Checkpoint = "full" if self.job.plan.layers[index].checkpoint else "none"
+        strategy = self.job.plan.layers[index]
+        full: Checkpoint = "full" if strategy.checkpoint else "none"
         module = build_layer(
             spec,
-            Sharding(degree=layout.degree, kind=layout.kind, checkpoint=full),
+            Sharding(
+                degree=layout.degree,
+                kind=layout.kind,
+                checkpoint=full,
+                expert_degree=layout.expert_degree,
+                whole_experts=layout.expert_axes is not None,
+                context_degree=layout.context_degree,
+                context_exchange=self.job.context_exchange,
+                routing=self.job.routing if self.has_values else "even",
+                recompute=strategy.recompute,
+            ),
             group=self.groups.group(layout.tensor_axes),
             dtype=self.dtype,
             device=self.device,
+            expert_group=self.groups.group(layout.expert_axes or ()),
+            context_group=self.groups.group(layout.context_axes),
         )
-        self._share_tables(module, (kind, layout.kind, layout.tensor_axes))
+        alike = (kind, layout.kind, layout.tensor_axes, layout.context_axes)
+        self._share_tables(module, alike)
         whole = self._whole(
             kind, lambda: build_layer(spec, Sharding(), dtype=self.dtype, device="meta")
         )
@@ -660,6 +500,10 @@ class _Builder:
             group=self.groups.group(self.vocab.tensor_axes),
             dtype=self.dtype,
             device=self.device,
+            context=(
+                self.vocab.context_degree,
+                self.groups.cube.index(self.groups.place, self.vocab.context_axes),
+            ),
         )
         if which == "last":
             take_encoder_norm(module)  # a part of its own
@@ -689,24 +533,13 @@ class _Builder:
         pieces = pieces_of(holder, whole, layout, self.groups.place)
         if self.has_values:
             fill(holder, pieces, seed=job.seed, where=name, tied=job.spec.tied_embeddings)
-        unit: Replica | Shard
-        if layout.is_sharded:
-            unit = Shard(
-                modules,
-                self.groups.flat_mesh(layout.sync_axes),
-                gathers_twice=layout.zero == "zero3",
-                precision=job.precision,
-                fp32_gradients=job.fp32_gradients,
-                learning_rate=job.learning_rate,
-            )
-        else:
-            unit = Replica(
-                list(holder.parameters()),
-                self.groups.group(layout.sync_axes),
-                precision=job.precision,
-                fp32_gradients=job.fp32_gradients,
-                learning_rate=job.learning_rate,
-            )
+        apart = [p for key, p in holder.named_parameters() if pieces[key].is_expert]
+        experts = None
+        if apart:
+            # first, so that the unit of the whole layer finds them taken
+            own = [m for key, m in holder.named_modules() if key.endswith(f".{EXPERT_WEIGHTS}")]
+            experts = self._unit(own, layout, layout.expert_sync_axes)
+        unit = self._unit(modules, layout, layout.sync_axes, others=apart, holder=holder)
         return Part(
             name=name,
             modules=modules,
@@ -714,5 +547,33 @@ class _Builder:
             holder=holder,
             pieces=pieces,
             unit=unit,
+            experts=experts,
             streams=streams,
         )
+
+    def _unit(
+        self,
+        modules: Sequence[nn.Module],
+        layout: Layout,
+        axes: Axes,
+        *,
+        others: Sequence[nn.Parameter] = (),
+        holder: nn.Module | None = None,
+    ) -> Replica | Shard:
+        """Return what holds the parameters of modules whose gradients are summed over these axes.
+
+        others : those of them that another unit has; holder : has the modules as its children.
+        """
+        job = self.job
+        options: dict[str, Any] = {
+            "precision": job.precision,
+            "fp32_gradients": job.fp32_gradients,
+            "learning_rate": job.learning_rate,
+        }
+        if layout.zero != "ddp" and self.groups.cube.size(axes) > 1:
+            mesh, twice = self.groups.flat_mesh(axes), layout.zero == "zero3"
+            return Shard(modules, mesh, gathers_twice=twice, others=others, **options)
+        (whole,) = (holder,) if holder is not None else modules
+        apart = set(others)
+        own = [p for p in whole.parameters() if p not in apart]
+        return Replica(own, self.groups.group(axes), **options)

@@ -71,8 +71,10 @@ def _broken(values: Mapping[str, Any], world: int) -> Iterator[str]:
     if any(key.startswith("parallelism_config.") for key in values) and product != world:
         text = " * ".join(f"{name}({size})" for name, size in numbers.items())
         yield f"{text} = {product} != num_processes({world})"
-    if numbers["tp"] > 1 and numbers["dp_replicate"] > 1 and numbers["dp_shard"] == 1:
-        yield "replicas beside tensor ranks need dp_shard_size above 1"
+    whole = numbers["dp_replicate"] > 1 and numbers["dp_shard"] == 1
+    for name, what in (("tp", "tensor"), ("cp", "context")):
+        if numbers[name] > 1 and whole:
+            yield f"replicas beside {what} ranks need dp_shard_size above 1"
     if numbers["cp"] > 1 and numbers["sp"] > 1:
         yield f"cp_size({numbers['cp']}) and sp_size({numbers['sp']}) exclude each other"
     if (

@@ -22,7 +22,7 @@ from autopar.estimate.job import (
     Recomputation,
 )
 from autopar.memory.activations import offloaded_bytes
-from autopar.memory.launch import Launch
+from autopar.memory.launch import Launch, Precision as LaunchPrecision
 from autopar.memory.sharded import recipe_of_launch
 
 __all__ = ["job_of_launch"]
@@ -35,14 +35,18 @@ _FP8: dict[str, Precision] = {
 }
 _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
     "alltoall": "all_to_all",
-    "allgather": "all_to_all",
+    "allgather": "allgather",
     "flex": "fused",
 }
 _ZERO = {"none": 0, "distributed": 1, "fsdp": 3}
 
 
-def job_of_launch(launch: Launch) -> Job:
-    """Return what a launch trains and how; raises InputError for what has no time."""
+def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
+    """Return what a launch trains and how; raises InputError for what has no time.
+
+    skew : tokens of the busiest rank of experts over the mean, where the launch does not fix it: 1
+    as published rates have it, or `autopar.training.mixtures.NATURAL_SKEW`.
+    """
     model, degrees, precision = launch.model, launch.degrees, launch.precision
     optimizer = launch.optimizer
     if optimizer.kind == "muon":
@@ -65,10 +69,12 @@ def job_of_launch(launch: Launch) -> Job:
         ep=degrees.ep,
         etp=degrees.etp if any(model.expert_layers) else 1,
         vpp=degrees.vpp,
+        schedule=degrees.schedule,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
         **_sharding(launch),
-        precision=_FP8[precision.fp8_recipe] if precision.fp8 else precision.kind,
+        precision=_precision(precision),
+        gathered_bytes=_gathered_bytes(launch),
         attention_kernel=_kernel(launch),
         dispatcher=_DISPATCHERS["alltoall" if experts is None else experts.dispatcher],
         router_fp32=experts is not None and experts.router_fp32,
@@ -81,7 +87,7 @@ def job_of_launch(launch: Launch) -> Job:
         graphs=launch.graphs,
         low_precision_attention=precision.fp8_attention,
         fused_experts=experts is not None and experts.fused_mlp,
-        skew=1.0 if experts is None or experts.skew is None else experts.skew,
+        skew=skew if experts is None or experts.skew is None else experts.skew,
         adapters=launch.adapters,
         frozen=launch.adapters is not None,
         state_bytes=optimizer.adam_bytes
@@ -91,6 +97,26 @@ def job_of_launch(launch: Launch) -> Job:
         overlap_offload=optimizer.overlap_offload,
         offloaded_weights=optimizer.offload_weights,
     )
+
+
+def _precision(precision: LaunchPrecision) -> Precision:
+    if precision.fp4:
+        return "nvfp4"
+    return _FP8[precision.fp8_recipe] if precision.fp8 else precision.kind
+
+
+def _gathered_bytes(launch: Launch) -> float | None:
+    """Return the bytes of a weight of a product that ranks gather; None: as products' sums are.
+
+    MXFP8's two copies have scales of their own, so bf16 weights are gathered, unless all is sharded
+    (Megatron-LM, `--reuse-grad-buf-for-mxfp8-param-ag` left out).
+    """
+    precision, sharded = launch.precision, launch.optimizer.sharding == "fsdp"
+    if launch.trainer is not None:
+        return 1.0 if launch.trainer.gathered_fp8 else None
+    if not precision.low_weights or (precision.fp8_recipe == "mxfp8" and not sharded):
+        return None
+    return precision.low_bytes
 
 
 def _sharding(launch: Launch) -> dict[str, Any]:
@@ -130,11 +156,12 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 _recomputed(launch, place, len(chunk[1])),
                 model.attention.has_window(layer),
                 layer < launch.offload.layers,
+                None if launch.of_layer(layer) is launch else launch.precision.kind,
             )
             for chunk in chunks
             for place, layer in enumerate(chunk[1])
         ]
-        for (is_mixture, recompute, windowed, whole), run in groupby(layers):
+        for (is_mixture, recompute, windowed, whole, precision), run in groupby(layers):
             # of layers that are computed again nothing but the input is there to offload
             offloaded = recompute != "full" and launch.offload.any
             yield Block(
@@ -143,6 +170,7 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 attention=_attention(launch, windowed=windowed),
                 mlp=_mixture(launch) if is_mixture else Mlp(width=model.ffn, gated=model.gated),
                 recompute=recompute,
+                precision=precision,
                 offloaded_bytes=float(
                     offloaded_bytes(
                         launch, experts=is_mixture, layer=0 if whole else launch.offload.layers
@@ -150,6 +178,7 @@ def _blocks(launch: Launch) -> Iterator[Block]:
                 )
                 if offloaded
                 else 0.0,
+                num_norms=None if model.norms == 2 else model.norms,
             )
 
 

@@ -98,6 +98,8 @@ def _with_degrees(
             sequence_parallel=tensor > 1,
             chunks=chunks,
             group=degrees.group if stages == degrees.pp else 0,
+            # another number of chunks is another schedule
+            schedule=degrees.schedule if pieces == degrees.vpp else None,
         ),
         tensor_overlap=launch.tensor_overlap and tensor > 1,
     )

@@ -181,6 +181,7 @@ def _expert_overlap(setting: Setting, ep: int, pp: int) -> Iterator[str]:
         (setting.text("moe-token-dispatcher-type") in ("alltoall", "flex"),
          "--moe-token-dispatcher-type alltoall or flex"),
         (setting.number("mtp-num-layers", 0) <= 1, "one MTP layer at most"),
+        (setting.has("bf16") or setting.has("fp16"), "--bf16 or --fp16"),
     )  # fmt: skip
     for kept, what in rules:
         if not kept:
@@ -344,6 +345,10 @@ _TABLE: tuple[tuple[_Broken, str], ...] = (
     (lambda s: s.has("first-last-layers-bf16") and s.has("fp8-format")
      and s.text("fp8-recipe") in ("", "delayed"),
      "--first-last-layers-bf16 needs another --fp8-recipe than delayed"),
+    (lambda s: s.has("first-last-layers-bf16") and any(
+        s.number(f"num-layers-at-{end}-in-bf16") > s.number("num-layers")
+        // s.number("pipeline-model-parallel-size") for end in ("start", "end")),
+     "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 are those of a stage at most"),
     (lambda s: s.text("fp8-recipe") == "custom" and s.has("fp8-format")
      and not s.has("fp8-quantizer-factory"),
      "--fp8-recipe custom needs --fp8-quantizer-factory"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch
+from autopar.pipeline.schedules import schedule_problem
 from autopar.records import dataclass
 from search.check.changes import Changes, Move
 from search.check.findings import Finding
@@ -144,14 +145,15 @@ def _of_pipeline(file: _File, launch: Launch) -> Iterator[str]:
     local = file.keys.values.get("training.local_batch_size", file.keys.values.get(
         "training.batch_size", 8))  # fmt: skip
     number = int(local) // launch.micro_batch if isinstance(local, int) else 0
-    if launch.degrees.vpp == 1 and number < pp:
-        yield f"1F1B needs as many micro-batches({number}) as there are stages({pp})"
-    rounds = max(1, number // pp)
-    if launch.degrees.vpp > 1 and number % rounds:
-        yield (
-            f"Interleaved1F1B: micro-batches({number}) % rounds of pp({rounds}) = "
-            f"{number % rounds} != 0"
-        )
+    problem = schedule_problem(
+        launch.degrees.pipeline,
+        stages=pp,
+        chunks=launch.degrees.vpp,
+        micro_batches=max(number, 1),
+        engine="torchtitan",
+    )
+    if problem is not None:
+        yield problem
 
 
 # --------------------------------------------------------------------------------------------------

@@ -367,6 +367,7 @@ def _export_launch(own: ExportSpec) -> int:
         num_nodes=question.num_nodes,
         gpus_per_node=question.gpus_per_node,
         model=question.spec.name,
+        spec=question.spec,
     )
     found = written(stored.launch, engine=cast(Any, engine), place=place)
     folder = Path(own.out or f"exports/{engine}")

@@ -287,7 +287,7 @@ class CostModel:
         sp = self.options.sequence_parallel
         # the same for all recomputation and ZeRO of a degree
         layer_degrees = [(s.tp, s.ulysses, s.cp, s.strided) for s in strategies]
-        vocab_degrees = [(v.tp, v.ulysses, 1, False) for v in vocab]
+        vocab_degrees = [(v.tp, v.ulysses, v.cp, False) for v in vocab]
         layout = {
             (tp, ulysses, cp, strided): layout_of(
                 LayerStrategy(tp=tp, ulysses=ulysses, cp=cp, strided=strided), sequence_parallel=sp

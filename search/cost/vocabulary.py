@@ -161,8 +161,8 @@ def vocab_rows(
     first, last = (token_bytes(layer, recipe) for layer in (spec.layers[0], spec.layers[-1]))
     buffer = gathered_bytes(rows, np.where(at.number == _FIRST, first, last), pricing)
     # logits are where the loss is: of the columns of the vocabulary, or with Ulysses of the tokens,
-    # a rank has 1/vtp
-    logits = rows.batch * model.logits_peak_bytes_per_sample / rows.tensor
+    # a rank has 1/vtp, of the tokens of its context rank
+    logits = rows.batch * model.logits_peak_bytes_per_sample / rows.shards
     logits[at.rows[_FIRST]] = 0.0
     if not options.global_memory_buffer:
         logits = logits + buffer
@@ -173,7 +173,7 @@ def vocab_rows(
         columns = np.array([padded_vocab_size(spec, 1 if v.ulysses else v.tp) for v in vocab])
         made = rows.batch * recipe.element * spec.layers[-1].seq_length * columns[rows.strategy]
         # the softmax has as many elements, of 4 bytes
-        made = np.minimum(made / rows.tensor, kept * recipe.element / (recipe.element + 4.0))
+        made = np.minimum(made / rows.shards, kept * recipe.element / (recipe.element + 4.0))
     staying = rows.batch * _staying(activations)[which]
     # of groups of their own, beside those of any layer
     opened = communicator_bytes(rows, pricing)
@@ -226,7 +226,7 @@ def vocab_rows(
                     v.tp
                     for p in {p for p, _, _ in tables}
                     for v, known in zip(vocab, measured[p > 1].tolist(), strict=True)
-                    if not known and data_degree(world, p, v.tp)
+                    if not known and data_degree(world, p, v.tp * v.cp)
                 }
             )
         ),
@@ -293,7 +293,8 @@ def _moments(
     )
     is_first = rows.sharded & rows.several & has_head & ~one
     # whole sums, which are among the states, make room for the buffer, and not for its share
-    left = 1.0 if shard_gradients else 1.0 / rows.optimizer_shards
+    divided = rows.divides_gradients(at_once=shard_gradients)
+    left = np.where(divided, 1.0, 1.0 / rows.optimizer_shards)
     held = np.where(is_first, recipe.gradient * head * left, 0.0)
     held = np.where(one, gathered + gradient, held)
     listed = listed_rows(rows, recipe)
@@ -346,6 +347,7 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
     """(3, E) documented state bytes, and activation bytes per sample; nan where not measured.
 
     Vocabulary Ulysses replicates the weights and shares the sequence: states[1], activation[1]/t.
+    A context rank has the weights of others and 1/c of the tokens.
     """
     states = np.full((len(POSITIONS), len(vocab)), np.nan)
     activations = np.full_like(states, np.nan)
@@ -358,7 +360,7 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
             entry = 1 if v.ulysses else v.tp
             states[i, k] = memory.model_state_bytes.get(entry, np.nan)
             kept = memory.activation_bytes_per_sample.get(entry, np.nan)
-            activations[i, k] = kept / v.tp if v.ulysses else kept
+            activations[i, k] = kept / ((v.tp if v.ulysses else 1) * v.cp)
     return states, activations
 
 
@@ -383,19 +385,20 @@ def _time(
 ) -> Asking[LayerTime]:
     """Return the times of all rows by category, in seconds.
 
-    `other`(b)/vtp belongs to the last (or only) stage, except the look-up on the first. Backward
-    is 2x, or the measured one, of which the look-up takes 2x as well.
+    `other`(b)/(vtp*vcp) belongs to the last (or only) stage, except the look-up on the first.
+    Backward is 2x, or the measured one, of which the look-up takes 2x as well.
     """
     coefficient, rate = pricing.hardware.overlap_coefficient, pricing.hardware.memory_bytes_per_s
     total = model.fits.seconds("forward", rows.batch, rows.table)
     assert total is not None, "forwards are always measured"
-    compute = total / rows.tensor
+    compute = total / rows.shards
     measured = model.fits.seconds("backward", rows.batch, rows.table)
     nothing = np.zeros_like(rows.batch)
     look_up = nothing
     if rate is not None:
         first_bytes = 3.0 * token_bytes(model.spec.layers[0], pricing.recipe)
-        look_up = rows.batch * first_bytes / rate
+        # context ranks look up tokens of their own
+        look_up = rows.batch * first_bytes / (rate * rows.context)
     # the part of the last stage's measurement that runs on the first
     shared = look_up / rows.tensor
     _, first, last = at.rows
@@ -407,7 +410,7 @@ def _time(
     backward = BACKWARD_FACTOR * compute
     if measured is not None:
         # measured with the look-up's backward, which runs on the first stage; 0 on the only one
-        rest = np.maximum(measured / rows.tensor - BACKWARD_FACTOR * shared, 0.0)
+        rest = np.maximum(measured / rows.shards - BACKWARD_FACTOR * shared, 0.0)
         backward = np.where(at.number == _FIRST, backward, rest)
     asked = _messages(at, rows, parameters, model, vocab, pricing)
     seconds = iter((yield [*asked.of_positions, *asked.tied]))
@@ -448,7 +451,7 @@ def _time(
     # what the reduction takes beside the gather
     unhidden = np.maximum(with_both - with_gather, 0.0)
     # behind the optimizer ZeRO-2's gather hides only under the next forward
-    tail = np.where(rows.zero2, with_tail - compute, 0.0)
+    tail = np.where(rows.whole_weights, with_tail - compute, 0.0)
     late = pricing.options.async_grad_reduce
     return LayerTime(
         forward={"forward": compute, "tp": tp_forward, "zero3": with_gather3 - compute},
@@ -488,7 +491,7 @@ def _estimated_time(
     microbatch = sum_of(forward) + sum_of(backward)
     summed = np.where(rows.zero3, 0.0, reduce)
     seen = scattered3 + reduction_seen_s(summed, microbatch, hiding)
-    gathered = np.where(rows.zero2, gather, 0.0)
+    gathered = np.where(rows.whole_weights, gather, 0.0)
     whole = scattered3 + reduction_seen_s(summed + gathered, microbatch, hiding)
     times = LayerTime(
         forward={**forward, "zero3": gathered3},
@@ -572,8 +575,8 @@ def _communication(
 ) -> tuple[list[Message], ...]:
     """Return the vocabulary-parallel messages of every position, in the order of `_exchanged_s`.
 
-    Embedding: RS (SP) or AR of b*S*h*e, and with SP the transposed AG. Head: AG and RS (SP) or AR.
-    Cross-entropy: AR of 4*b*S bytes. None where no row has any.
+    Embedding: RS (SP) or AR of b*S*h*e/c, and with SP the transposed AG. Head: AG and RS (SP) or
+    AR. Cross-entropy: AR of 4*b*S/c bytes. None where no row has any.
     """
     # with Ulysses a rank has the whole table, and tokens of its own
     if not rows.megatron.any():
@@ -582,7 +585,8 @@ def _communication(
     sequence_parallel = pricing.options.sequence_parallel
 
     def messages(number: int, part: slice) -> Iterator[Message]:
-        mine, batch = group[part], rows.batch[part]
+        # of the group's samples a context rank has 1/c of the tokens
+        mine, batch = group[part], (rows.batch / rows.context)[part]
 
         def of(layer: LayerSpec, *operations: str) -> Iterator[Message]:
             size = batch * token_bytes(layer, pricing.recipe)

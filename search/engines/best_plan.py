@@ -1,19 +1,20 @@
 """`autopar-search --engine NAME`: a fast plan that an engine runs as it is, or that of any engine.
 
-An engine with one degree for the whole model, embedding and head included, runs few of all plans.
-Its space is the union of smaller ones, one for each degree and kind of data parallelism, each
-given by options that anybody could type. Every one is searched exactly and its plan is handed to
-the exporter; where that loses something, the alternatives of the search are tried, and the first
-that loses nothing narrows the part to its stages and recomputed layers. The fastest of what the
-parts give is taken. A part whose best plan is lossy may hold a faster lossless plan than its
-alternatives: the answer is the best of the parts, no bound of the engine's whole space.
+An engine with one tensor and one context degree for the whole model, embedding and head included,
+runs few of all plans. Its space is the union of smaller ones, one for each pair of degrees and kind
+of data parallelism, each given by options that anybody could type. Every one is searched exactly
+and its plan is handed to the exporter; where that loses something, the alternatives of the search
+are tried, and the first that loses nothing narrows the part to its stages and recomputed layers.
+The fastest of what the parts give is taken. A part whose best plan is lossy may hold a faster
+lossless plan than its alternatives: the answer is the best of the parts, no bound of the engine's
+whole space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, Literal, cast
 
 from autopar.command.fields import words_of
@@ -26,7 +27,7 @@ from search.places import named_card
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import ROWS, Once, Request, extended, fill_options, with_places
-from search.space import divisors
+from search.space import context_degrees, divisors
 
 __all__ = ["BestPart", "EngineBest", "answered", "as_engine", "choose", "choose_any", "sweeps"]
 
@@ -212,9 +213,10 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
     if space.one_degree:
         most = session.options.max_tp_deg
         degrees = tuple(d for d in divisors(session.hardware.world_size) if d <= most)
+    contexts = _contexts(session, space)
     for changes, rules in space.parts:
-        for degree in degrees:
-            part = _added(request, changes, rules, degree, space)
+        for degree, context in product(degrees, contexts):
+            part = _added(request, changes, rules, degree, context, space)
             if part.given in tried:  # what was typed leaves no difference between two parts
                 continue
             tried.append(part.given)
@@ -263,9 +265,30 @@ def _short(error: InputError | InfeasibleError) -> str:
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
-def _added(request: Request, part: Part, rules: str, degree: int | None, space: Space) -> Request:
+def _contexts(session: Session, space: Space) -> list[int]:
+    """Return the context degrees of an engine's parts."""
+    if not space.context:
+        return [1]
+    tokens = min(layer.seq_length for layer in session.spec.layers)
+    return context_degrees(session.options, divisors(session.hardware.world_size), tokens)
+
+
+def _added(
+    request: Request,
+    part: Part,
+    rules: str,
+    degree: int | None,
+    context: int,
+    space: Space,
+) -> Request:
     """Return a request with the options of a part where it does not have them itself."""
     changes: Part = {**part}
+    if context == 1:
+        changes["disable_cp"] = True
+    else:
+        rules = ",".join((*filter(None, [rules]), f"cp={context},vcp={context}"))
+        if space.gathers:
+            changes["cp_kind"] = "all-gather"
     if degree is not None and degree > 1 and space.whole_sequences:
         changes["sequence_parallel"] = False
     pins = [f"tp={degree},vtp={degree}"] if degree is not None else []

@@ -32,6 +32,7 @@ from search.engines.job import (
     Lowered,
     Space,
     different,
+    further_parts,
     has_one_kind,
     layer_ranges,
     per_value,
@@ -141,6 +142,12 @@ def _check(spec: ModelSpec) -> None:
         raise UnsupportedError(
             f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
             "models of one kind of decoder layers"
+        )
+    parts = further_parts(spec)
+    if parts:
+        raise UnsupportedError(
+            f"{spec.name} has {' and '.join(parts)}, for which no arguments of Megatron-LM are "
+            "written from a plan"
         )
     layer = spec.layers[0]
     extra = spec.extra_embedding_parameters or spec.extra_head_parameters
@@ -335,7 +342,7 @@ def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
         degrees = _shared_degrees(layers)
         if degrees is None or not degrees.data(plan):
             continue
-        vocab = engine_vocab(degrees, plan, zero3=plan.vocab.zero3)
+        vocab = engine_vocab(degrees, layers, zero3=plan.vocab.zero3)
         candidate = replace(plan, layers=layers, vocab=vocab)
         if candidate == plan and wanted is not None and _runs(plan, degrees, job):
             return plan, degrees  # of one degree, whatever is wanted
@@ -431,7 +438,8 @@ def _degree_losses(before: Plan, after: Plan) -> Iterator[Loss]:
 
 
 def _vocab(vocab: VocabStrategy) -> str:
-    return f"Ulysses degree {vocab.tp}" if vocab.ulysses else f"tensor degree {vocab.tp}"
+    kind = f"Ulysses degree {vocab.tp}" if vocab.ulysses else f"tensor degree {vocab.tp}"
+    return kind + (f" and context degree {vocab.cp}" if vocab.cp > 1 else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -446,6 +454,7 @@ SPACE = Space(
         ({**REPLICAS}, ""),
         ({**REPLICAS, **ONE_DEGREE}, ""),
     ),
+    context=True,
     # the arguments ask for no `--tp-comm-overlap`, which takes buffers and the right libraries
     priced={"tp_overlap": False},
     stack="megatron-core",

@@ -128,21 +128,16 @@ def communication(strategy: LayerStrategy) -> str:
     return next(word for word, known in _WAYS.items() if known == way)
 
 
-def engine_vocab(degrees: MegatronDegrees, plan: Plan, *, zero3: bool) -> VocabStrategy:
+def engine_vocab(
+    degrees: MegatronDegrees, layers: Sequence[LayerStrategy], *, zero3: bool
+) -> VocabStrategy:
     """Return embedding and head as the engine splits them: weights by tensor, tokens by context.
 
-    A plan has no context degree for them. Without a tensor degree it is called Ulysses. With one,
-    a rank's tokens are those of a data degree where the batch divides so far; where it does not,
-    all is called one Ulysses group, whose ranks hold more weights than the engine's.
+    Where all layers exchange heads over the whole context group, that is Ulysses for them, too.
     """
-    tensor, context = degrees.tensor, degrees.context
-    if context == 1:
-        return VocabStrategy(tp=tensor, zero3=zero3)
-    # context ranks have tokens of their own, as data ranks do
-    data = plan.world_size // (plan.num_stages * tensor)
-    if tensor > 1 and plan.global_batch % (plan.num_microbatches * data) == 0:
-        return VocabStrategy(tp=tensor, zero3=zero3)
-    return VocabStrategy(tp=tensor * context, ulysses=True, zero3=zero3)
+    if degrees.context > 1 and all(s.ulysses and s.cp == 1 for s in layers):
+        return VocabStrategy(tp=degrees.context, ulysses=True, zero3=zero3)
+    return VocabStrategy(tp=degrees.tensor, zero3=zero3, cp=degrees.context)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -515,12 +510,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
         num_microbatches=batch // (micro * data),
         default_dp_type=default,
     )
-    vocab = engine_vocab(degrees, plan, zero3=zero3)
-    if tensor > 1 and context > 1 and vocab.ulysses:
-        notes.append(
-            f"embedding and head are priced as one Ulysses group of {vocab.tp}, with more weights "
-            "on a rank than Megatron-LM keeps: a plan has no context degree for them"
-        )
+    vocab = engine_vocab(degrees, plan.layers, zero3=zero3)
     _say_pricing(arguments, tensor, notes)
     _say_reductions(arguments, batch // (micro * data), notes)
     return replace(plan, vocab=vocab)

@@ -26,6 +26,7 @@ __all__ = [
     "Sections",
     "command",
     "connections",
+    "quoted",
     "script_text",
     "yaml_text",
 ]
@@ -106,7 +107,7 @@ def script_text(name: str, nodes: Nodes, sections: Sections, environment: Enviro
     ]
     for part, arguments in sections.items():
         lines.append(f"{part}_ARGS=(")
-        lines += ["    " + " ".join([f"--{flag}", *map(_quoted, w)]) for flag, w in arguments]
+        lines += ["    " + " ".join([f"--{flag}", *map(quoted, w)]) for flag, w in arguments]
         lines += [")", ""]
     lines += [_CHECKPOINTS, "MEGATRON_ARGS=("]
     lines += [f'    "${{{part}_ARGS[@]}}"' for part in (*sections, "CHECKPOINT")]
@@ -121,7 +122,7 @@ def _exports(environment: Environment) -> list[str]:
     ]
 
 
-def _quoted(word: str) -> str:
+def quoted(word: str) -> str:
     """Return a word for bash; variables stay variables."""
     return word if re.fullmatch(r"[A-Za-z0-9_.,:/+-]+", word) else f'"{word}"'
 

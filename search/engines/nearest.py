@@ -29,7 +29,7 @@ __all__ = [
     "whole_sequences",
 ]
 
-DataMode = Literal["ddp", "zero2", "zero3"]
+DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ _REASONS = {
     "default_dp_type": "shards all layers alike",
     "vtp": "shards embedding and head by the degree of the layers",
     "vsp": "shards embedding and head as the layers",
+    "vcp": "shards embedding and head as the layers",
     "embed_sdp": "shards embedding and head as the layers",
 }
 
@@ -167,14 +168,10 @@ def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
 def _vocabularies(vocab: VocabStrategy, shape: LayerStrategy) -> list[VocabStrategy]:
     """Return embedding and head under an engine that splits their tokens as the layers do.
 
-    With context parallelism alone the tokens of a rank are a piece of a sequence: as many as
-    whole samples over as many ranks, or as Ulysses of that degree.
+    Tokens of a context rank are its pieces of a sequence.
     """
-    same = VocabStrategy(tp=shape.tp, ulysses=shape.ulysses if shape.tp > 1 else vocab.ulysses)
-    if shape.cp == 1 or shape.tp > 1:
-        return [same]
-    pieces = VocabStrategy(tp=shape.cp, ulysses=True)
-    return [pieces, same] if (vocab.tp, vocab.ulysses) == (shape.cp, True) else [same, pieces]
+    ulysses = shape.ulysses if shape.tp > 1 else vocab.ulysses
+    return [VocabStrategy(tp=shape.tp, ulysses=ulysses, cp=shape.cp)]
 
 
 def _replicas(ranks: int, shape: LayerStrategy | VocabStrategy) -> int:
@@ -206,6 +203,7 @@ def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss
     of_plan: dict[str, Callable[[Plan], str]] = {
         "default_dp_type": lambda p: p.default_dp_type,
         "vtp": lambda p: f"degree {p.vocab.tp} for embedding and head",
+        "vcp": lambda p: f"context degree {p.vocab.cp} for embedding and head",
         "vsp": lambda p: f"{'Ulysses' if p.vocab.ulysses else 'vocabulary'} sharding",
         "embed_sdp": lambda p: f"{'zero3' if p.vocab.zero3 else default} for embedding and head",
     }

@@ -148,6 +148,8 @@ def read_accelerate(
             compiled=script.compiled,
             repeated_heads=script.repeated_heads,
             steps=script.steps,
+            adapters=script.adapters,
+            eight_bits=script.eight_bits,
         ),
         trainer=TorchTrainer(
             keeper="accelerate",
@@ -164,6 +166,7 @@ def read_accelerate(
         kind=precision,
         tp=tp,
         cp=cp,
+        states=_host_states(keys, zero),
     )
     return ReadLaunch(launch=launch, ignored=keys.ignored(_HARMLESS, _KNOWN))
 
@@ -177,16 +180,17 @@ def _precision(keys: Keys, script: TrainerScript) -> Literal["bf16", "fp16", "fp
     return "bf16" if word == "bf16" else "fp16"
 
 
+def _host_states(keys: Keys, zero: Zero) -> dict[str, Any]:
+    """Return what lies on the host: of FSDP all that is sharded, or nothing."""
+    if not (keys.flag("fsdp_config.fsdp_offload_params") and zero):
+        return {}
+    return {"offload": 1.0, "offload_master": True, "offload_weights": True}
+
+
 def _sharding(
     keys: Keys, kind: str, degrees: Mapping[str, int], world_size: int
 ) -> tuple[Zero, int]:
     """Return the ZeRO stage of a configuration, and copies of all states."""
-    if keys.flag("fsdp_config.fsdp_offload_params"):
-        raise keys.unpriced(
-            "fsdp_config.fsdp_offload_params",
-            "states are offloaded",
-            "leave it out to see the rest",
-        )
     if kind != "FSDP":
         return 0, 1
     version = keys.number("fsdp_config.fsdp_version", 1)

@@ -14,8 +14,9 @@ from typing import Any
 
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters, Target
 from search.configuration import Command, Configuration
-from search.launches.arguments import Ignored
+from search.launches.arguments import Ignored, UnpricedError
 from search.launches.bridge_keys import (
     ARGUMENTS,
     DATASET_LENGTHS,
@@ -448,6 +449,11 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
         found |= {"group-query-attention": True, "num-query-groups": groups}
     if get("model.activation_func") == "squared_relu":
         found["squared-relu"] = True
+    window = get("model.window_size")
+    if isinstance(window, list) and window:
+        found["window-size"] = ",".join(map(str, window))
+        if get("model.window_attn_skip_freq") is not None:
+            found["window-attn-skip-freq"] = get("model.window_attn_skip_freq")
     if get("model.attention_backend") is not None:
         found["attention-backend"] = str(get("model.attention_backend")).rpartition(".")[2]
     if get("model.moe_layer_freq") is not None and "num-experts" in found:
@@ -487,6 +493,8 @@ def _precision(settings: Mapping[str, Any]) -> dict[str, Any]:
     fp32 = get("mixed_precision.grad_reduce_in_fp32", get("ddp.grad_reduce_in_fp32"))
     if fp32 is False and get("mixed_precision.bf16") is True:
         found["grad-reduce-in-bf16"] = True
+    if fp32 is True and get("mixed_precision.fp16") is True:
+        found["accumulate-allreduce-grads-in-fp32"] = True
     return found
 
 
@@ -566,29 +574,29 @@ def launch_of_settings(
     return replace(read, launch=_beyond(read.launch, settings))
 
 
+def _real(value: Any) -> float:
+    """Return a number of a document, or of an override, which is a text; 0 for whatever is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0
+
+
 def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     """Return a launch with what Megatron-LM's arguments are not read for."""
     get = settings.get
-    model, experts = launch.model, launch.model.experts
-    attention = model.attention
-    window = get("model.window_size")
-    if isinstance(window, list) and window and isinstance(window[0], int) and window[0] >= 0:
-        # a window is the tokens before a query, and itself
-        every = get("model.window_attn_skip_freq")
-        attention = replace(
-            attention,
-            window=window[0] + 1,
-            whole_every=every if isinstance(every, int) and every > 0 else 0,
-        )
-    if experts is not None and get("model.use_transformer_engine_op_fuser") is True:
-        experts = replace(experts, fused_mlp=True)
     moments, master = 8, 4
-    if get("optimizer.use_precision_aware_optimizer") is True:
+    aware = get("optimizer.use_precision_aware_optimizer") is True
+    offload = 0.0
+    if get("optimizer.optimizer_cpu_offload") is True:
+        # its default is none, and Megatron-LM's all (optimizer_config.py)
+        offload = _real(get("optimizer.optimizer_offload_fraction"))
+    if aware:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
         # of fp32 weights only what bf16 ones have not is kept: `store_param_remainders`
         whole = launch.precision.fp8_weights or launch.precision.kind != "bf16"
-        whole |= launch.optimizer.sharding != "distributed"
+        whole |= launch.optimizer.sharding != "distributed" or offload > 0
         if not whole and get("optimizer.store_param_remainders") is not False:
             master = 2
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
@@ -598,11 +606,66 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     some = impl not in (None, "none", False)
     return replace(
         launch,
-        model=replace(model, attention=attention, experts=experts),
-        optimizer=replace(launch.optimizer, moments_bytes=moments, master_bytes=master),
+        optimizer=replace(
+            launch.optimizer,
+            moments_bytes=moments,
+            master_bytes=master,
+            offload=offload,
+            offload_master=aware and offload > 0,
+        ),
         precision=replace(
             launch.precision,
             fp8_attention=get("mixed_precision.fp8_dot_product_attention") is True,
         ),
         graphs="full" if full else "partial" if some else "none",
+        adapters=_adapters(launch, settings),
+    )
+
+
+_ADAPTED: Mapping[str, tuple[Target, ...]] = {
+    "linear_qkv": ("query", "key", "value"),
+    "linear_q_proj": ("query",),
+    "linear_q_down_proj": ("query",),
+    "linear_q_up_proj": ("query",),
+    "linear_kv_down_proj": ("key",),
+    "linear_kv_up_proj": ("key",),
+    "linear_proj": ("projection",),
+    "linear_fc1": ("fc1",),
+    "linear_fc2": ("fc2",),
+}
+"""Modules of Megatron-Core by what adapters stand beside."""
+
+
+def _adapters(launch: Launch, settings: Mapping[str, Any]) -> Adapters | None:
+    """Return the adapters of a configuration; the defaults are those of `peft/lora.py`.
+
+    What is named of an MLP is named of experts, too, of which those of a rank share one adapter.
+    Raises UnpricedError for modules that are not known.
+    """
+    own = {key: settings[f"peft.{key}"] for key in ("dim", "target_modules", "dropout")
+           if settings.get(f"peft.{key}") is not None}  # fmt: skip
+    if not own:
+        return None
+    names = own.get("target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])
+    listed = [str(name) for name in names] if isinstance(names, list) else [str(names)]
+    others = sorted({*listed} - {*_ADAPTED})
+    if others:
+        raise UnpricedError(
+            launch.name,
+            f"{others[0][:40]} is not priced",
+            key="peft.target_modules",
+            remedy=f"{', '.join(_ADAPTED)} are",
+        )
+    mixture = launch.model.experts is not None
+    targets = {target for name in listed for target in _ADAPTED[name]}
+    if mixture:
+        experts: dict[str, Target] = {"fc1": "expert_fc1", "fc2": "expert_fc2"}
+        targets |= {target for name, target in experts.items() if name in targets}
+    rank, dropout = own.get("dim", 32), own.get("dropout", 0.0)
+    return Adapters(
+        rank=rank if isinstance(rank, int) else 32,
+        targets=frozenset(targets),
+        fused=True,
+        shared_by_experts=mixture,
+        dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
     )

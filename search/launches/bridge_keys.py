@@ -39,7 +39,9 @@ VALUES: Mapping[str, str] = {
             "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type",
             "moe_expert_capacity_factor", "moe_router_score_function", "moe_latent_size",
             "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
-            "hybrid_override_pattern", "experimental_attention_variant",
+            "hybrid_override_pattern", "experimental_attention_variant", "moe_router_dtype",
+            "cpu_offloading_num_layers", "offload_modules", "activation_offload_fraction",
+            "min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks",
         )
     },
     "model.num_moe_experts": "num-experts",
@@ -55,6 +57,8 @@ VALUES: Mapping[str, str] = {
     "ddp.num_distributed_optimizer_instances": "num-distributed-optimizer-instances",
     "mixed_precision.fp8": "fp8-format",
     "mixed_precision.fp4": "fp4-format",
+    "mixed_precision.num_layers_at_start_in_bf16": "num-layers-at-start-in-bf16",
+    "mixed_precision.num_layers_at_end_in_bf16": "num-layers-at-end-in-bf16",
 }  # fmt: skip
 """Keys whose value is an argument's."""
 WHERE_TRUE: Mapping[str, str] = {
@@ -68,7 +72,8 @@ WHERE_TRUE: Mapping[str, str] = {
             "cross_entropy_loss_fusion", "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split", "cpu_offloading",
             "fine_grained_activation_offloading", "deterministic_mode", "mtp_use_repeated_layer",
-            "is_hybrid_model", "distribute_saved_activations",
+            "is_hybrid_model", "distribute_saved_activations", "cpu_offloading_weights",
+            "overlap_moe_expert_parallel_comm", "use_transformer_engine_op_fuser",
         )
     },
     "model.gated_linear_unit": "swiglu",
@@ -76,6 +81,9 @@ WHERE_TRUE: Mapping[str, str] = {
     "mixed_precision.bf16": "bf16",
     "mixed_precision.fp16": "fp16",
     "mixed_precision.fp8_param_gather": "fp8-param-gather",
+    "mixed_precision.fp4_param": "fp4-param-gather",
+    "mixed_precision.fp4_param_gather": "fp4-param-gather",
+    "mixed_precision.first_last_layers_bf16": "first-last-layers-bf16",
     "ddp.use_distributed_optimizer": "use-distributed-optimizer",
     "ddp.use_megatron_fsdp": "use-megatron-fsdp",
     "ddp.use_custom_fsdp": "use-megatron-fsdp",
@@ -85,6 +93,7 @@ WHERE_TRUE: Mapping[str, str] = {
     "comm_overlap.overlap_moe_expert_parallel_comm": "overlap-moe-expert-parallel-comm",
     "comm_overlap.defer_embedding_wgrad_compute": "defer-embedding-wgrad-compute",
     "optimizer.optimizer_cpu_offload": "optimizer-cpu-offload",
+    "optimizer.overlap_cpu_optimizer_d2h_h2d": "overlap-cpu-optimizer-d2h-h2d",
 }  # fmt: skip
 """Keys that are an argument where they are true."""
 UNLESS_TRUE: Mapping[str, str] = {
@@ -109,13 +118,11 @@ _OTHERS: Mapping[str, str] = {
     "model.cuda_graph_scope": "cuda-graph-scope",
     "model.window_size": "window-size",
     "model.window_attn_skip_freq": "window-attn-skip-freq",
-    "model.use_transformer_engine_op_fuser": "use-transformer-engine-op-fuser",
     "model.activation_func": "squared-relu",
     "mixed_precision": "bf16",
     "mixed_precision.fp8_recipe": "fp8-recipe",
     "mixed_precision.fp8_param": "fp8-param-gather",
     "mixed_precision.grad_reduce_in_fp32": "grad-reduce-in-bf16",
-    "mixed_precision.first_last_layers_bf16": "first-last-layers-bf16",
     "mixed_precision.fp8_dot_product_attention": "fp8-dot-product-attention",
     "ddp.grad_reduce_in_fp32": "grad-reduce-in-bf16",
     "ddp.overlap_grad_reduce": "overlap-grad-reduce",
@@ -128,10 +135,12 @@ _OTHERS: Mapping[str, str] = {
     "comm_overlap.bucket_size": "ddp-bucket-size",
     "comm_overlap.wgrad_deferral_limit": "wgrad-deferral-limit",
     "optimizer.use_precision_aware_optimizer": "use-precision-aware-optimizer",
+    "optimizer.optimizer_offload_fraction": "optimizer-offload-fraction",
     "optimizer.store_param_remainders": "store-param-remainders",
     "optimizer.exp_avg_dtype": "exp-avg-dtype",
     "optimizer.exp_avg_sq_dtype": "exp-avg-sq-dtype",
     "dataset.skip_getting_attention_mask_from_dataset": "no-create-attention-mask-in-dataloader",
+    **{f"peft.{name}": "peft" for name in ("dim", "target_modules", "dropout")},
 }
 """Keys whose arguments need more than the value."""
 FLAG_OF_KEY: Mapping[str, str] = {**VALUES, **WHERE_TRUE, **UNLESS_TRUE, **_OTHERS}
@@ -159,14 +168,15 @@ HARMLESS_KEYS = re.compile(
           delay_wgrad_compute|suggested_communication_unit_size|reuse_grad_buf_.*) |
     mixed_precision\.(params_dtype|pipeline_dtype|autocast_.*|loss_scale.*|initial_loss_scale|
           min_loss_scale|hysteresis|fp8_(margin|amax_.*|wgrad)|fp4_recipe|fp32|
-          num_layers_at_(start|end)_in_bf16|reuse_grad_buf_for_mxfp8_param_ag) |
+          reuse_grad_buf_for_mxfp8_param_ag) |
+    peft\.(_target_|alpha|lora_.*|a2a_experimental|network_alpha|dropout_position|normalize_.*) |
     comm_overlap\.(tp_comm_overlap_cfg(\..*)?|tp_comm_bootstrap_backend|overlap_p2p_comm|
           batch_p2p_comm|align_param_gather|overlap_param_gather_with_optimizer_step|
           delay_wgrad_compute|data_parallel_size) |
     model\.(.*init_method.*|rotary_(base|interleaved|scaling_factor)|rope_scaling.*|yarn_.*|
           scale_factor|low_freq_factor|high_freq_factor|old_context_len|layernorm_epsilon|
           layernorm_zero_centered_gamma|moe_(aux_loss_coeff|z_loss_coeff|router_(load_balancing_type|
-          bias_update_rate|group_topk|num_groups|dtype|topk_scaling_factor|padding_for_.*|
+          bias_update_rate|group_topk|num_groups|topk_scaling_factor|padding_for_.*|
           topk_limited_devices|force_biased)|per_layer_logging|token_drop_policy|token_dropping|
           hybridep_num_sms|deepep_num_sms|input_jitter_eps|enable_.*)|mtp_loss_scaling_factor|
           seq_len_interpolation_factor|calculate_per_token_loss|fp16_lm_cross_entropy|softmax_.*|
@@ -178,11 +188,12 @@ HARMLESS_KEYS = re.compile(
           overlap_p2p_comm.*|batch_p2p_.*|deallocate_pipeline_outputs|barrier_with_L1_time|
           config_logger_dir|parallel_output|scatter_embedding_sequence_parallel|
           variable_seq_lengths|bias_dropout_fusion|masked_softmax_fusion|persist_layer_norm|
-          cpu_offloading_.*|num_layers_at_(start|end)_in_bf16|first_last_layers_bf16|
+          cpu_offloading_(activations|double_buffering)|num_layers_at_(start|end)_in_bf16|
+          first_last_layers_bf16|
           init_model_with_meta_device|wgrad_deferral_limit|clone_scatter_output_in_embedding|
           async_tensor_model_parallel_allreduce|fused_single_qkv_rope|
           disable_parameter_transpose_cache|batch_invariant_mode|attention_output_gate|
-          offload_modules|min_offloaded_tensor_size|kitchen_.*|linear_.*|mamba_.*|mup_.*|dsa_.*|
+          kitchen_.*|linear_.*|mamba_.*|mup_.*|dsa_.*|
           inference_.*|qk_clip.*|.*_grouped_gemm_backend|mlp_chunks_for_prefill)
     """,
     re.VERBOSE,

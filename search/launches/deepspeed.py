@@ -8,6 +8,7 @@ Trainer, which also says what `auto` is (`HfTrainerDeepSpeedConfig`). What DeepS
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from autopar.memory.launch import (
 )
 from autopar.memory.recipes import Buckets, Zero
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters, BaseKind, Target
 from search.launches.keys import Keys, flattened
 from search.launches.megatron import ReadLaunch
 from search.launches.models import model_named
@@ -101,6 +103,10 @@ class TrainerScript:
     """The kernel of attention has no groups of its own."""
     steps: int | None = None
     """Of the run; None: not said."""
+    adapters: Adapters | None = None
+    """What is trained beside frozen weights."""
+    eight_bits: bool = False
+    """Moments are of 8 bits (bitsandbytes)."""
 
 
 def _number(flags: Mapping[str, tuple[str, ...]], *names: str) -> int | None:
@@ -163,6 +169,58 @@ def script_of(
         compiled=_yes(flags, "torch-compile"),
         repeated_heads=not attention.startswith("flash"),
         steps=_number(flags, "max-steps"),
+        adapters=_adapters(keys, flags),
+        eight_bits="".join(flags.get("optim", ())[:1]) in _EIGHT_BITS,
+    )
+
+
+_EIGHT_BITS = frozenset(
+    f"{paged}adamw{library}_8bit" for paged in ("", "paged_") for library in ("", "_bnb")
+)
+"""Optimizers of transformers' `--optim` with moments of 8 bits; paging is to the host, when there
+is no room."""
+_PROJECTIONS: Mapping[str, Target] = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "projection",
+    "gate_proj": "fc1",
+    "up_proj": "fc1",
+    "down_proj": "fc2",
+}
+"""What modules of decoders in transformers are called."""
+
+
+def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | None:
+    """Return the adapters that a script's arguments ask for; raises UnpricedError for other ones.
+
+    They are those of TRL's `ModelConfig` (`--use_peft`); without targets PEFT takes queries and
+    values of decoders like Llama.
+    """
+    if not _yes(flags, "use-peft"):
+        return None
+    names = flags.get("lora-target-modules", ())
+    targets = frozenset(_PROJECTIONS[name] for name in names if name in _PROJECTIONS)
+    others = sorted({*names} - {*_PROJECTIONS})
+    if others == ["all-linear"]:
+        targets = frozenset(_PROJECTIONS.values())
+    elif others:
+        raise keys.unpriced(
+            "--lora_target_modules",
+            f"{shorten(others[0])} is no projection of a decoder",
+            f"priced are all-linear and {', '.join(_PROJECTIONS)}",
+        )
+    base: BaseKind = "16 bits"
+    if _yes(flags, "load-in-4bit"):
+        base = "nf4"
+    elif _yes(flags, "load-in-8bit"):
+        base = "int8"
+    dropout = "".join(flags.get("lora-dropout", ("0.05",))[:1])
+    return Adapters(
+        rank=_number(flags, "lora-r", "lora-rank") or 16,
+        targets=targets or frozenset({"query", "value"}),
+        base=base,
+        dropout=float(dropout) if re.fullmatch(r"0?\.[0-9]+|0", dropout) else 0.05,
     )
 
 
@@ -178,9 +236,13 @@ def torch_launch(
     kind: Literal["bf16", "fp16", "fp32"],
     tp: int = 1,
     cp: int = 1,
+    states: Mapping[str, Any] | None = None,
 ) -> Launch:
     """Return a launch of a model of transformers without stages; raises InputError for degrees
-    that do not divide."""
+    that do not divide.
+
+    states : fields of `Optimizer`, where states are kept otherwise, or on the host.
+    """
     if world_size % (tp * cp):
         raise InputError(
             f"world size({world_size}) % (tp({tp}) * cp({cp})) = {world_size % (tp * cp)} != 0"
@@ -201,8 +263,12 @@ def torch_launch(
         steps=script.steps,
         precision=Precision(kind=kind),
         optimizer=Optimizer(
-            sharding=("none", "distributed", "zero2", "fsdp")[zero], overlap_gradients=True
+            kind="adam8bit" if script.eight_bits else "adam",
+            sharding=("none", "distributed", "zero2", "fsdp")[zero],
+            overlap_gradients=True,
+            **(states or {}),
         ),
+        adapters=script.adapters,
         recompute=Recompute(layers="uniform", number=1) if script.checkpointing else Recompute(),
         software=Software(gpu=gpu, attention=kernel),
         trainer=replace(
@@ -286,16 +352,6 @@ def _buckets(keys: Keys, hidden: int) -> Buckets:
 def _refuse(keys: Keys) -> None:
     """Raise UnpricedError for what memory depends on and nobody here prices."""
     asked = "leave it out to see the rest"
-    for part in ("offload_optimizer", "offload_param"):
-        device = keys.text(f"zero_optimization.{part}.device", "none")
-        if device not in ("none", ""):
-            raise keys.unpriced(f"zero_optimization.{part}", f"states are on {device}", asked)
-        keys.asked.update(
-            key for key in keys.values if key.startswith(f"zero_optimization.{part}.")
-        )
-    for key in ("cpu_offload", "cpu_offload_param"):
-        if keys.flag(f"zero_optimization.{key}"):
-            raise keys.unpriced(f"zero_optimization.{key}", "states are on cpu", asked)
     for key, plain in (
         ("zero_optimization.zero_hpz_partition_size", 1),
         ("zero_optimization.mics_shard_size", -1),
@@ -312,6 +368,42 @@ def _refuse(keys: Keys) -> None:
     name = keys.text("optimizer.type", "AdamW")
     if name.lower() not in ("adam", "adamw", "auto"):
         raise keys.unpriced("optimizer.type", f"{shorten(name)} keeps other states", asked)
+
+
+def _host_states(keys: Keys, stage: int) -> dict[str, Any]:
+    """Return what lies on the host: states, and with ZeRO-3 the weights.
+
+    `offload_optimizer` takes fp32 weights, moments and gradients, at stage 3 a `ratio` of them
+    (ZeRO-Offload++); raises UnpricedError for disks, and for weights without states.
+    """
+    asked = "leave it out to see the rest"
+    found = {}
+    for part, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_param")):
+        key = f"zero_optimization.offload_{part}"
+        device = keys.text(f"{key}.device", "none")
+        if keys.flag(f"zero_optimization.{old}"):
+            device = "cpu"
+        if device not in ("none", "", "cpu"):
+            raise keys.unpriced(key, f"states are on {device}", asked)
+        keys.asked.update(name for name in keys.values if name.startswith(f"{key}."))
+        found[part] = device == "cpu"
+    if not stage:
+        # nothing is divided, and nothing is offloaded (runtime/engine.py)
+        return {}
+    weights = found["param"] and stage == 3
+    if weights and not found["optimizer"]:
+        raise keys.unpriced(
+            "zero_optimization.offload_param", "weights alone are on cpu", "offload_optimizer too"
+        )
+    if not found["optimizer"]:
+        return {}
+    ratio = keys.text("zero_optimization.offload_optimizer.ratio", "1.0") if stage == 3 else "1.0"
+    if not re.fullmatch(r"0(\.[0-9]+)?|1(\.0+)?", ratio):
+        raise keys.fail(
+            "zero_optimization.offload_optimizer.ratio", f"expected 0 to 1, got {shorten(ratio)}"
+        )
+    share = 1.0 if weights else float(ratio)
+    return {"offload": share, "offload_master": share > 0, "offload_weights": weights}
 
 
 def read_deepspeed(
@@ -357,6 +449,7 @@ def read_deepspeed(
         accumulation=accumulation,
         kind=_kind(keys, script),
         tp=tp,
+        states=_host_states(keys, stage),
     )
     sections = {
         key for key in keys.values if key.startswith(("bf16.", "fp16.", "tensor_parallel."))

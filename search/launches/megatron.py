@@ -34,7 +34,7 @@ from autopar.training.offload import OFFLOADED, Offload, OffloadModule
 from search.configuration import Configuration, arguments_in
 from search.engines.megatron_arguments import LayoutError, parse_layout
 from search.launches.arguments import Ignored, LaunchArguments, is_open, words_of
-from search.launches.megatron_names import concern_of, harmless
+from search.launches.megatron_names import OTHER_MODELS, UNPRICED, concern_of, harmless
 from search.launches.release import Release, software_of
 
 __all__ = [
@@ -60,56 +60,6 @@ class ReadLaunch:
         return tuple(entry for entry in self.ignored if not entry.understood)
 
 
-_OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
-    (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
-    (("decoder-num-layers", "decoder-seq-length"), "a T5 model"),
-    (("binary-head", "bert-no-binary-head"), "a BERT model"),
-    (("retro-project-dir", "retro-add-retriever"), "a Retro model"),
-    (
-        ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type",
-         "vision-pretraining"),
-        "a multimodal model",
-    ),
-    (("flextron",), "an elastic model"),
-    (
-        ("experimental-attention-variant", "linear-attention-type", "attention-output-gate"),
-        "attention of another kind",
-    ),
-    (("quick-geglu",), "a gated activation that is not SwiGLU"),
-    (("use-legacy-models",), "the models before Megatron-Core"),
-)  # fmt: skip
-"""Flags by which other models are known, and what they are."""
-_UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
-    (("sft",), "sequences of several lengths share a micro-batch"),
-    (("yaml-cfg",), "the arguments are in another file"),
-    (("use-mp-args-from-checkpoint-args",), "degrees are those of a checkpoint"),
-    (("hybrid-context-parallel",), "context degrees change with the sequences"),
-    (("delta-offload-bytes-across-pp-ranks",), "stages offload different bytes"),
-    (("cpu-offloading-weights",), "weights of layers are offloaded"),
-    (("fp32-residual-connection",), "residual streams are of 4 bytes"),
-    (("distribute-saved-activations",), "saved inputs are scattered over tensor ranks"),
-    (
-        ("te-precision-config-file", "kitchen-config-file", "kitchen-recipe-number"),
-        "precisions of modules are in another file",
-    ),
-    (("optimizer-cpu-offload",), "optimizer states are offloaded"),
-    (("use-precision-aware-optimizer",), "the optimizer's states are of other precisions"),
-    (
-        ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
-        "CUDA graphs keep memory of their own",
-    ),
-    (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
-    (("fp4-format",), "products of 4 bits keep copies that are not known"),
-    (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),
-    (("moe-latent-size",), "experts of another width than the model are not known"),
-    (
-        ("heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json"),
-        "layers of several shapes are not known",
-    ),
-    (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
-)
 _OF_TIME = (
     "overlap-param-gather",
     "overlap-param-gather-with-optimizer-step",
@@ -299,7 +249,7 @@ def _steps(words: LaunchArguments, batch: int) -> int | None:
 
 
 def _refuse(words: LaunchArguments) -> None:
-    for flags, what in _OTHER_MODELS:
+    for flags, what in OTHER_MODELS:
         given = next((flag for flag in flags if flag in words.words), None)
         if given is not None:
             raise words.unpriced(
@@ -312,7 +262,7 @@ def _refuse(words: LaunchArguments) -> None:
     spec = " ".join(words.list("spec"))
     if spec not in ("", "local"):
         raise words.unpriced("spec", f"names layers that are not known: {spec[:60]}", "take it out")
-    for flags, why in _UNPRICED:
+    for flags, why in UNPRICED:
         given = next((flag for flag in flags if flag in words.words), None)
         # an implementation called none is none
         if given is not None and words.words[given] != ("none",):
@@ -434,6 +384,11 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         # kernels that weight inside are those of gated and of squared activations
         fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
         or (squared and words.has("use-fused-weighted-squared-relu")),
+        capacity=words.real("moe-expert-capacity-factor", 1.0)
+        if words.has("moe-expert-capacity-factor")
+        else None,
+        padded_capacity=words.has("moe-pad-expert-input-to-capacity"),
+        router_fp32=words.text("moe-router-dtype") in ("fp32", "fp64"),
     )
 
 
@@ -441,9 +396,7 @@ def _skew(words: LaunchArguments) -> float | None:
     """Return the tokens of the busiest rank over the mean where arguments fix them."""
     if words.has("moe-router-force-load-balancing"):
         return 1.0
-    # experts take no more than their capacity, and as much where they are filled up
-    capacity = words.has("moe-pad-expert-input-to-capacity")
-    return words.real("moe-expert-capacity-factor", 1.0) if capacity else None
+    return None
 
 
 def _expert_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
@@ -641,9 +594,56 @@ def _precision(words: LaunchArguments) -> Precision:
         fp8=fp8,
         fp8_weights=words.has("fp8-param-gather"),
         fp8_recipe=cast(Any, recipe),
+        fp4=words.has("fp4-format"),
+        fp4_weights=words.has("fp4-param-gather") and words.has("fp4-format"),
+        wide_ends=_wide_ends(words),
         gradients_bf16=words.has("grad-reduce-in-bf16"),
         gradients_fp32=words.has("accumulate-allreduce-grads-in-fp32"),
     )
+
+
+def _wide_ends(words: LaunchArguments) -> tuple[int, int]:
+    """Return the layers at both ends that stay in 16 bits; validate_args has one at each."""
+    if not words.has("first-last-layers-bf16"):
+        return 0, 0
+    first, last = (words.text(f"num-layers-at-{end}-in-bf16", "1") for end in ("start", "end"))
+    # none at an end is a number, too
+    return tuple(  # type: ignore[return-value]
+        0 if text == "0" else words.number(f"num-layers-at-{end}-in-bf16", 1)
+        for end, text in (("start", first), ("end", last))
+    )
+
+
+_STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+def _states(words: LaunchArguments, sharding: str) -> dict[str, Any]:
+    """Return in how many bytes states are kept, and which of them on the host.
+
+    fp32 weights lose what their bf16 copies have of them, where the distributed optimizer keeps
+    both (`store_param_remainders`); the host's are whole.
+    """
+    aware = words.has("use-precision-aware-optimizer")
+    found: dict[str, Any] = {}
+    if aware:
+        names = ("exp-avg-dtype", "exp-avg-sq-dtype")
+        found["moments_bytes"] = sum(
+            _STATE_BYTES[words.choice(name, tuple(_STATE_BYTES), "fp32")] for name in names
+        )
+    if words.has("optimizer-cpu-offload"):
+        found |= {
+            "offload": words.real("optimizer-offload-fraction", 1.0),
+            "offload_master": aware,
+            "overlap_offload": words.has("overlap-cpu-optimizer-d2h-h2d"),
+        }
+    elif (
+        aware
+        and sharding == "distributed"
+        and words.has("bf16")
+        and not words.has("fp8-param-gather")
+    ):
+        found["master_bytes"] = 2
+    return found
 
 
 def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
@@ -684,6 +684,7 @@ def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
         overlap_gradients=words.has("overlap-grad-reduce"),
         bucket=words.number("ddp-bucket-size") if words.has("ddp-bucket-size") else None,
         padded_buckets=words.has("ddp-pad-buckets-for-high-nccl-busbw"),
+        **_states(words, sharding),
     )
 
 

@@ -11,7 +11,14 @@ from __future__ import annotations
 import re
 from functools import cache
 
-__all__ = ["RELEASES", "alike", "concern_of", "harmless"]
+__all__ = [
+    "OTHER_MODELS",
+    "RELEASES",
+    "UNPRICED",
+    "alike",
+    "concern_of",
+    "harmless",
+]
 
 RELEASES = "core 0.8 to 0.16 and main of 2026"
 """Of which the names are."""
@@ -427,3 +434,53 @@ def _edits(one: str, other: str, most: int) -> int:
             return most + 1
         before, above = above, row
     return above[-1]
+
+
+OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
+    (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
+    (("decoder-num-layers", "decoder-seq-length"), "a T5 model"),
+    (("binary-head", "bert-no-binary-head"), "a BERT model"),
+    (("retro-project-dir", "retro-add-retriever"), "a Retro model"),
+    (
+        ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type",
+         "vision-pretraining"),
+        "a multimodal model",
+    ),
+    (("flextron",), "an elastic model"),
+    (
+        ("experimental-attention-variant", "linear-attention-type", "attention-output-gate"),
+        "attention of another kind",
+    ),
+    (("quick-geglu",), "a gated activation that is not SwiGLU"),
+    (("use-legacy-models",), "the models before Megatron-Core"),
+)  # fmt: skip
+"""Flags by which other models are known, and what they are."""
+UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
+    (("sft",), "sequences of several lengths share a micro-batch"),
+    (("yaml-cfg",), "the arguments are in another file"),
+    (("use-mp-args-from-checkpoint-args",), "degrees are those of a checkpoint"),
+    (("hybrid-context-parallel",), "context degrees change with the sequences"),
+    (("delta-offload-bytes-across-pp-ranks",), "stages offload different bytes"),
+    (("cpu-offloading-weights",), "weights of layers are offloaded"),
+    (("fp32-residual-connection",), "residual streams are of 4 bytes"),
+    (("distribute-saved-activations",), "saved inputs are scattered over tensor ranks"),
+    (
+        ("te-precision-config-file", "kitchen-config-file", "kitchen-recipe-number"),
+        "precisions of modules are in another file",
+    ),
+    (
+        ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
+        "CUDA graphs keep memory of their own",
+    ),
+    (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
+    (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),
+    (("moe-latent-size",), "experts of another width than the model are not known"),
+    (
+        ("heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json"),
+        "layers of several shapes are not known",
+    ),
+    (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
+)
+"""Flags that run, and what they do that nobody prices."""

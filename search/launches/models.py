@@ -16,9 +16,10 @@ from typing import Any
 from autopar.documents.catalog import model_names
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
-from autopar.errors import DocumentError
+from autopar.families.config import parse_hugging_face
 from autopar.memory.launch import Attention, Experts, Latent, Model
-from autopar.memory.profile import megatron_model
+from autopar.memory.profile import launch_model
+from autopar.model import ModelSpec
 from autopar.records import dataclass
 from search.launches.architectures import architecture
 
@@ -242,7 +243,7 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
     """Return a model by a shipped name, that of its repository, or a folder with its config.json.
 
     beside : the folder that relative names are looked up in. Returns None for one that is not
-    known here; raises DocumentError for a config.json that cannot be used.
+    known here; raises DocumentError or InputError for a config.json that cannot be used.
     """
     path = Path(name) if beside is None else beside / name
     for config in (path, path / "config.json"):
@@ -259,44 +260,25 @@ def _shipped(name: str) -> Model | None:
     if name not in model_names():
         return None
     spec = load_spec(name)
-    layer = spec.layers[0]
-    if len(spec.layers) > 1 or layer.cross_attention or not layer.causal:
+    if any(layer.cross_attention or not layer.causal for layer in spec.layers):
         return None
-    model = megatron_model(spec, layer)
-    # torch's embeddings have as many rows as there are words
-    return replace(model, expert_layers=model.expert_layers * spec.num_layers, vocab_divisor=1)
+    return _of_torch(spec)
+
+
+_ANY_LENGTH = 1
 
 
 def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
-    """Return the model of a config.json of Hugging Face; raises DocumentError where it has no
-    sizes of a dense decoder of Llama's kind."""
-    kind = str(config.get("model_type", ""))
-    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
-        raise DocumentError(
-            path,
-            f"the model type {kind!r} is not known here",
-            key="model_type",
-            remedy="give one of llama, mistral, qwen2, qwen3",
-        )
+    """Return the model of a config.json of Hugging Face.
 
-    def size(key: str, default: int | None = None) -> int:
-        value = config.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 10**7:
-            raise DocumentError(path, "expected a positive integer", key=key)
-        return value
+    Raises DocumentError for a family that is not known, InputError for one that a launch cannot
+    say.
+    """
+    # a launch says its own length, so the file need not
+    return _of_torch(parse_hugging_face(path, config, seq_length=_ANY_LENGTH))
 
-    heads = size("num_attention_heads")
-    if size("num_hidden_layers") > 4096:
-        raise DocumentError(path, "expected at most 4096", key="num_hidden_layers")
-    return _Sizes(
-        hidden=size("hidden_size"),
-        layers=size("num_hidden_layers"),
-        heads=heads,
-        groups=size("num_key_value_heads", heads),
-        width=size("head_dim", size("hidden_size") // heads),
-        ffn=size("intermediate_size"),
-        vocab=size("vocab_size"),
-        tied=config.get("tie_word_embeddings") is True,
-        head_norms=kind == "qwen3",
-        qkv_biases=kind == "qwen2",
-    ).model()
+
+def _of_torch(spec: ModelSpec) -> Model:
+    """Return a model as torch trainers build it from its published code."""
+    # embeddings have as many rows as there are words, and modules of further tokens are left out
+    return replace(launch_model(spec), vocab_divisor=1, mtp=0)

@@ -28,6 +28,7 @@ from autopar.memory.launch import (
     TorchTrainer,
     chunks_of_sizes,
 )
+from autopar.pipeline.schedules import SCHEDULES, TORCH_NAMES, Schedule, schedule_named
 from autopar.records import dataclass
 from search.launches.keys import Keys, flattened
 from search.launches.megatron import ReadLaunch
@@ -199,6 +200,7 @@ def read_titan(
     compiled, compiled_loss = _compiled(keys, generation)
     checkpoint, every = _checkpoint(keys)
     micro, batch = _batch(keys, degrees, generation)
+    schedule = _schedule(keys, degrees.pp)
     zero = _zero(keys, degrees)
     experts = any(model.expert_layers)
     product = degrees.tp * degrees.cp * degrees.pp
@@ -219,7 +221,8 @@ def read_titan(
             ep=degrees.ep,
             etp=degrees.etp if experts else 1,
             sequence_parallel=degrees.tp > 1,
-            chunks=_chunks(keys, model, degrees, generation),
+            chunks=_chunks(keys, model, degrees, generation, schedule),
+            schedule=schedule,
         ),
         seq=keys.number("training.seq_len", 2048),
         micro_batch=micro,
@@ -229,6 +232,7 @@ def read_titan(
         optimizer=Optimizer(
             sharding="none" if zero == 0 else "fsdp" if zero == 3 else "zero2",
             overlap_gradients=True,
+            **_states(keys, zero),
         ),
         recompute=Recompute(layers="uniform", number=1) if checkpoint == "full" else Recompute(),
         software=Software(gpu=gpu, attention="flash"),
@@ -277,17 +281,26 @@ def _dispatched(keys: Keys, model: Model) -> Model:
     return replace(model, experts=replace(experts, dispatcher="flex"))
 
 
+def _states(keys: Keys, zero: int) -> dict[str, Any]:
+    """Return what states are kept otherwise: on the host, or as 16-bit weights are."""
+    found: dict[str, Any] = {}
+    if keys.text("training.dtype", "float32") == "bfloat16":
+        found = {"master_bytes": 0, "moments_bytes": 4}
+    if keys.flag("training.enable_cpu_offload") and zero:
+        found |= {"offload": 1.0, "offload_master": True, "offload_weights": True}
+    return found
+
+
 def _refuse(keys: Keys) -> None:
     """Raise UnpricedError for what memory or time depends on and nobody here prices."""
     asked = "leave it out to see the rest"
     for key, why in (
-        ("training.enable_cpu_offload", "states are offloaded to the host"),
         ("optimizer.early_step_in_backward", "gradients are stepped as they are made"),
         ("liger_kernel.enable_fused_linear_cross_entropy", "the loss makes no logits"),
     ):
         if keys.flag(key):
             raise keys.unpriced(key, why, asked)
-    if keys.text("training.dtype", "float32") != "float32":
+    if keys.text("training.dtype", "float32") not in ("float32", "bfloat16"):
         raise keys.unpriced("training.dtype", "weights and states are of 16 bits", asked)
     name = keys.text("optimizer.name", "AdamW")
     if name not in ("Adam", "AdamW"):
@@ -405,33 +418,67 @@ def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
     return 3 if policy == "always" else 2
 
 
-_SINGLE = ("1F1B", "1f1b")
-_LOOPED = ("Interleaved1F1B", "interleaved_1f1b")
-
-
-def _chunks(
-    keys: Keys, model: Model, degrees: TitanDegrees, generation: Generation
-) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the layers of every stage: embedding and head count as a layer each in 0.2."""
-    layers, pp = model.num_layers, degrees.pp
+def _schedule(keys: Keys, pp: int) -> Schedule | None:
+    """Return the schedule of the pipeline; None where there is none."""
     if pp == 1:
-        return chunks_of_sizes([layers], 1)
+        return None
+    file = "parallelism.pipeline_parallel_schedule_csv"
+    if keys.text(file):
+        raise keys.unpriced(file, "is a schedule of one's own", "named ones are priced")
     name = keys.first(
         "parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"
     )
-    schedule = keys.text(name, "1F1B")
-    if schedule not in (*_SINGLE, *_LOOPED):
+    text = keys.text(name, "1F1B")
+    schedule = schedule_named(text)
+    if schedule is None:
         raise keys.unpriced(
-            name, f"{shorten(schedule)} is a schedule of which nobody counts what is live",
-            "priced are 1F1B and Interleaved1F1B",
+            name, f"{shorten(text)} is a schedule of which nobody counts what is live",
+            f"priced are {', '.join(TORCH_NAMES.values())}",
         )  # fmt: skip
+    return schedule
+
+
+def _chunks(
+    keys: Keys,
+    model: Model,
+    degrees: TitanDegrees,
+    generation: Generation,
+    schedule: Schedule | None,
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the layers of every stage: embedding and head count as a layer each in 0.2."""
+    pp = degrees.pp
+    if schedule is None:
+        return chunks_of_sizes([model.num_layers], 1)
+    sizes = _sizes(keys, model, degrees, generation, schedule)
+    if len(sizes) % pp:
+        raise InputError(f"stages({len(sizes)}) % pp({pp}) = {len(sizes) % pp} != 0")
+    facts, chunks = SCHEDULES[schedule], len(sizes) // pp
+    if chunks < facts.least_chunks or (facts.most_chunks and chunks > facts.most_chunks):
+        least = f"{facts.least_chunks}" + ("" if facts.most_chunks else " or more")
+        name = "stage" if least == "1" else "stages"
+        raise InputError(
+            f"{TORCH_NAMES[schedule]} has {least} {name} a rank, and {len(sizes)} stages are on "
+            f"pp({pp})"
+        )
+    return chunks_of_sizes(sizes, pp, schedule=schedule)
+
+
+def _sizes(
+    keys: Keys,
+    model: Model,
+    degrees: TitanDegrees,
+    generation: Generation,
+    schedule: Schedule,
+) -> list[int]:
+    """Return the layers of every part of the pipeline in the order of the model."""
+    layers, pp = model.num_layers, degrees.pp
     if keys.has("parallelism.module_fqns_per_model_part"):
-        return _listed(keys, model, pp)
+        return _listed(keys, model)
     points = keys.first(
         "parallelism.pipeline_parallel_split_points", "experimental.pipeline_parallel_split_points"
     )
     if keys.text(points):
-        return _split(keys, points, layers, pp)
+        return _split(keys, points, layers)
     ends = (0, 0)
     if generation == "0.2":
         ends = (
@@ -440,22 +487,18 @@ def _chunks(
         )
     counted = layers + sum(ends)
     each = keys.number("parallelism.pipeline_parallel_layers_per_stage", 0, least=0)
-    parts = -(-counted // each) if each else pp * (2 if schedule in _LOOPED else 1)
-    if parts % pp:
-        raise InputError(f"stages({parts}) % pp({pp}) = {parts % pp} != 0")
-    if parts != pp and schedule in _SINGLE:
-        raise InputError(f"{schedule} has one stage a rank, and {parts} stages are on pp({pp})")
+    parts = -(-counted // each) if each else pp * SCHEDULES[schedule].least_chunks
     base, extra = divmod(counted, parts)
     sizes = [base + (at < extra) for at in range(parts)]
     sizes[0] -= ends[0]
     sizes[-1] -= ends[1]
     if min(sizes) < 0:
         raise InputError(f"{layers} layers are too few for {parts} stages")
-    return chunks_of_sizes(sizes, pp)
+    return sizes
 
 
-def _split(keys: Keys, key: str, layers: int, pp: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Return stages from the names of the layers that they begin with."""
+def _split(keys: Keys, key: str, layers: int) -> list[int]:
+    """Return parts from the names of the layers that they begin with."""
     places = [0]
     for point in keys.text(key).split(","):
         number = point.strip().removeprefix("layers.")
@@ -463,25 +506,21 @@ def _split(keys: Keys, key: str, layers: int, pp: int) -> tuple[tuple[Chunk, ...
             raise keys.fail(key, f"expected rising names such as layers.8, got {shorten(point)}")
         places.append(int(number))
     places.append(layers)
-    sizes = [until - start for start, until in pairwise(places)]
-    if len(sizes) % pp:
-        raise InputError(f"stages({len(sizes)}) % pp({pp}) = {len(sizes) % pp} != 0")
-    return chunks_of_sizes(sizes, pp)
+    return [until - start for start, until in pairwise(places)]
 
 
-def _listed(keys: Keys, model: Model, pp: int) -> tuple[tuple[Chunk, ...], ...]:
+def _listed(keys: Keys, model: Model) -> list[int]:
     key = "parallelism.module_fqns_per_model_part"
     parts = keys.values[key]
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
         raise keys.fail(key, "expected a list of lists of module names")
     sizes = [sum(str(name).startswith("layers.") for name in part) for part in parts]
-    if sum(sizes) != model.num_layers or len(sizes) % pp:
+    if sum(sizes) != model.num_layers:
         raise keys.fail(
             key,
-            f"places {sum(sizes)} layers in {len(sizes)} stages, the model has "
-            f"{model.num_layers} and pp is {pp}",
+            f"places {sum(sizes)} layers in {len(sizes)} stages, the model has {model.num_layers}",
         )
-    return chunks_of_sizes(sizes, pp)
+    return sizes
 
 
 def _async(keys: Keys) -> bool:

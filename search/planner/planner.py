@@ -327,6 +327,7 @@ class Planner:
             self.options,
             world_size=self.hardware.world_size,
             num_layers=self.spec.num_layers,
+            num_tokens=min(layer.seq_length for layer in self.spec.layers),
             batches=batches,
             rules=self.rules,
         )
@@ -640,7 +641,9 @@ def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any,
             yield name, False, f"--{row.name}"
         elif name in widest and value != widest[name]:
             default = ", its default," if value == row.default else ""
-            words = f"--{row.name} {_words(written(row, value))}{default}"
+            # None is what inputs suggest
+            shown = row.shown if value is None else _words(written(row, value))
+            words = f"--{row.name} {shown}{default}"
             yield name, widest[name], words
 
 
@@ -668,7 +671,8 @@ def _difference(best: Plan, other: Plan) -> str:
         zero3 = "" if other.vocab.zero3 == best.vocab.zero3 else " without zero3"
         if other.vocab.zero3:
             zero3 = " zero3"
-        words.append(f"{kind}={other.vocab.tp}{zero3}")
+        context = "" if other.vocab.cp == best.vocab.cp else f" vcp={other.vocab.cp}"
+        words.append(f"{kind}={other.vocab.tp}{context}{zero3}")
     if (other.global_batch, other.num_microbatches) != (best.global_batch, best.num_microbatches):
         words.append(f"G={other.global_batch} m={other.num_microbatches}")
     return ", ".join(words) or "other strategies"

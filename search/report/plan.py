@@ -87,7 +87,8 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
     print_plain(
         console,
         f"embedding and head: {kind}{vocab.tp}"
-        f"-dp{plan.world_size // max(plan.num_stages * vocab.tp, 1)}"
+        + (f"-cp{vocab.cp}" if vocab.cp > 1 else "")
+        + f"-dp{plan.world_size // max(plan.num_stages * vocab.tp * vocab.cp, 1)}"
         + ("-zero3" if vocab.zero3 else "")
         + f"; layers without zero3: {plan.default_dp_type}",
     )

@@ -13,21 +13,32 @@ from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 from autopar.units import GIB
-from search.check.assessment import Target
-from search.degrees import fixed_of
+from search.check.assessment import Target, assess
+from search.degrees import fixed_of, training_of
 from search.options import SPACE_PANEL
 from search.places import named_card
 from search.request import BATCH_OPTIONS, ROWS, Request, model_spec, with_places
 from search.space import global_batches
-from search.uniform.choice import Fixed
-from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
-from search.uniform.solve import Solution, Solved, solve
+from search.uniform.choice import Choice, Fixed
+from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
+from search.uniform.solve import Effort, Solution, Solved, solve
 
 if TYPE_CHECKING:
     from autopar.estimate.card import Card
     from autopar.estimate.site import Site
 
-__all__ = ["Answer", "EngineAnswer", "Question", "answer", "answers", "open_launches"]
+__all__ = [
+    "Answer",
+    "EngineAnswer",
+    "Question",
+    "Remedy",
+    "answer",
+    "answers",
+    "evaluated",
+    "open_launches",
+    "remedies",
+    "target_of",
+]
 
 _TOKENS = 4 << 20
 """Of a step where nobody says its batch: what models of today are trained with at first."""
@@ -104,6 +115,16 @@ class Answer:
         return sum(one.solved.effort.cpu_s for one in self.engines if one.solved)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change with which a launch fits, and the fastest one then."""
+
+    words: str
+    """Options that say it."""
+    engine: EngineSpace
+    solution: Solution
+
+
 def answers(request: Request) -> bool:
     """Return whether a request is one for launches: estimated, and of what launches alone have.
 
@@ -156,6 +177,10 @@ def open_launches(request: Request) -> Question:
         assumed.append(f"--memory-constraint {card.memory_bytes / GIB:.4g} (all of {card.name})")
     if per_node < card.max_gpus_per_node:
         card = replace(card, max_gpus_per_node=per_node)
+    model = launch_model(spec)
+    for name, values in (("ep", request.degrees.ep), ("etp", request.degrees.etp)):
+        if model.experts is None and values is not None and 1 not in values:
+            raise OptionError(f"--{name}: {spec.name} has no experts; leave it out")
     world, seq = nodes * per_node, spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():
         batches = global_batches(options)
@@ -175,12 +200,13 @@ def open_launches(request: Request) -> Question:
         spec=spec,
         job=Job(
             name=spec.name,
-            model=launch_model(spec),
+            model=model,
             seq=seq,
             global_batches=batches,
             world=world,
             gpu=card.name,
             skew=request.degrees.moe_skew,
+            training=training_of(request.degrees),
         ),
         num_nodes=nodes,
         gpus_per_node=per_node,
@@ -194,16 +220,17 @@ def open_launches(request: Request) -> Question:
     )
 
 
-def answer(question: Question) -> Answer:
+def answer(question: Question, *, top: int = _TOP) -> Answer:
     """Return the fastest launches of every trainer that was asked for.
 
-    Raises InputError where none of them runs such a model at all.
+    top : families of degrees of each trainer that are found. Raises InputError where none of them
+    runs such a model at all.
     """
     found: list[EngineAnswer] = []
     for engine in question.engines:
         target = target_of(question, engine)
         try:
-            solved = solve(engine, question.job, target, question.fixed, top=_TOP)
+            solved = solve(engine, question.job, target, question.fixed, top=top)
         except InputError as error:
             found.append(EngineAnswer(engine=engine, target=target, solved=None, reason=str(error)))
             continue
@@ -214,6 +241,57 @@ def answer(question: Question) -> Answer:
     # equally fast ones stay in the order of the trainers
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
     return Answer(question=question, engines=tuple(found))
+
+
+_ENOUGH = 3
+"""Ways out of an answer without launches that are looked for."""
+
+
+def remedies(question: Question) -> tuple[Remedy, ...]:
+    """Return what would make a launch fit, cheapest first: what changes least of the training.
+
+    Moments of fewer bits, states on the host, adapters, adapters beside 4 bits, more machines; each
+    is searched as the question was, and only what fits is returned.
+    """
+    training = question.job.training
+    changed: list[tuple[str, Question]] = []
+    for other in (
+        replace(training, optimizer="adam-bf16"),
+        replace(training, optimizer="adam8bit"),
+        replace(training, offload=1.0),
+        replace(training, lora_rank=training.lora_rank or 32),
+        replace(training, lora_rank=training.lora_rank or 32, lora_base="nf4"),
+    ):
+        if other != training:
+            job = replace(question.job, training=other)
+            changed.append((other.words, replace(question, job=job)))
+    for factor in (2, 4):
+        nodes = factor * question.num_nodes
+        job = replace(question.job, world=nodes * question.gpus_per_node)
+        if all(batch % factor == 0 for batch in job.global_batches):
+            words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
+            changed.append((words, replace(question, job=job, num_nodes=nodes)))
+    found: list[Remedy] = []
+    for words, other_question in changed:
+        one = answer(other_question, top=1).best
+        if one is not None and one.best is not None:
+            found.append(Remedy(words=words, engine=one.engine, solution=one.best))
+        if len(found) == _ENOUGH:
+            break
+    return tuple(found)
+
+
+def evaluated(question: Question, engine: EngineSpace, choice: Choice) -> EngineAnswer:
+    """Return one launch of an engine with its price, whether it fits or not; raises InputError."""
+    target = target_of(question, engine)
+    launch = launch_of(engine, question.job, choice)
+    assessment = assess(launch, target)
+    if assessment.step is None:
+        raise InputError(f"the launch has no step time: {assessment.untimed}")
+    solution = Solution(choice=choice, launch=launch, assessment=assessment)
+    effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
+    solved = Solved(engine=engine, solutions=(solution,), smallest=None, effort=effort)
+    return EngineAnswer(engine=engine, target=target, solved=solved)
 
 
 def target_of(question: Question, engine: EngineSpace) -> Target:

@@ -29,7 +29,16 @@ from autopar.memory.launch import (
 )
 from autopar.memory.recipes import Keeper, Zero
 from autopar.records import dataclass
-from search.uniform.choice import FULL, NONE, Choice, Dispatcher, Precision, recompute_of
+from search.uniform.choice import (
+    FULL,
+    NONE,
+    Choice,
+    Dispatcher,
+    Precision,
+    Training,
+    recompute_of,
+    trained,
+)
 
 __all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of"]
 
@@ -47,6 +56,7 @@ class Job:
     """Kind of device, by its card's name."""
     skew: float | None = None
     """Tokens of the busiest expert rank over the mean, in the times of a step; None: even."""
+    training: Training = Training()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +121,8 @@ def _precision(choice: Choice) -> LaunchPrecision:
     }
     if choice.precision == "bf16":
         return LaunchPrecision()
+    if choice.precision == "nvfp4":
+        return LaunchPrecision(fp4=True)
     return LaunchPrecision(fp8=True, fp8_recipe=recipes[choice.precision])
 
 
@@ -118,7 +130,7 @@ def _precisions(gpu: str) -> tuple[Precision, ...]:
     """Return the precisions of products that a device has."""
     name = gpu.upper()
     if name.startswith(BLACKWELL):
-        return ("bf16", "fp8", "mxfp8")
+        return ("bf16", "fp8", "mxfp8", "nvfp4")
     if name.startswith(HOPPER):
         return ("bf16", "fp8", "fp8-blockwise")
     return ("bf16",)
@@ -197,7 +209,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         1: "distributed",
         3: "fsdp",
     }
-    return Launch(
+    launch = Launch(
         name=job.name,
         model=model,
         degrees=_degrees(job, choice),
@@ -210,6 +222,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
         attention_masks=False,
     )
+    return trained(launch, job.training)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -229,7 +242,7 @@ def _torch(
     sharding: tuple[Literal["none", "distributed", "zero2", "fsdp"], ...] = (
         *("none", "distributed", "zero2", "fsdp"),
     )
-    return Launch(
+    launch = Launch(
         name=job.name,
         model=job.model,
         degrees=_degrees(job, choice),
@@ -244,6 +257,7 @@ def _torch(
         software=Software(gpu=job.gpu, attention=kernel),
         trainer=own,
     )
+    return trained(launch, job.training)
 
 
 def _torchtitan(job: Job, choice: Choice) -> Launch:

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autopar import __version__
-from autopar.documents.checks import StrictObject, published, validate_document
+from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError
 from autopar.memory.launch import Launch, chunks_of_sizes
 from autopar.records import dataclass
+from autopar.training.launch_file import (
+    FORMAT,
+    DegreesEntry,
+    HardwareEntry,
+    LaunchDocument,
+    LaunchEntry,
+)
 from search.report.check import assessed_entry
 from search.request import build_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
@@ -25,8 +32,6 @@ from search.uniform.engines import engine_space, launch_of
 from search.uniform.solve import Solution
 
 __all__ = [
-    "FORMAT",
-    "LaunchDocument",
     "StoredLaunch",
     "file_name",
     "is_launch",
@@ -34,69 +39,6 @@ __all__ = [
     "read_launch",
     "result_document",
 ]
-
-FORMAT = "autopar-launch"
-_VERSION: Literal[1] = 1
-
-
-class DegreesEntry(StrictObject):
-    """Every degree and setting of a launch."""
-
-    tp: int
-    cp: int
-    pp: int
-    dp: int
-    ep: int
-    etp: int
-    edp: int
-    """Ranks that hold the same experts; of a model without them those of a layer."""
-    vpp: int
-    schedule: str
-    zero: int
-    micro_batch_size: int
-    num_microbatches: int
-    global_batch_size: int
-    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8"]
-    recompute: str
-    dispatcher: Literal["alltoall", "flex"]
-    overlap_experts: bool
-    layers_of_chunks: list[list[int]]
-    """Of every stage, the layers of each of its chunks."""
-
-
-class HardwareEntry(StrictObject):
-    """The cluster."""
-
-    card: str
-    num_nodes: int
-    num_gpus_per_node: int
-
-
-class LaunchEntry(StrictObject):
-    """A launch, and what is predicted of it."""
-
-    engine: str
-    degrees: DegreesEntry
-    samples_per_s: float
-    predicted: dict[str, Any]
-    """Seconds, bytes and shares: as `autopar check --json` has them."""
-
-
-@published("launch")
-class LaunchDocument(StrictObject):
-    """A launch of a trainer with one set of degrees, as `autopar-search` writes it."""
-
-    format: Literal["autopar-launch"]
-    version: Literal[1]
-    autopar: str
-    status: Literal["optimal", "infeasible"]
-    request: dict[str, Any]
-    """Options of the search, as typed."""
-    model: str
-    hardware: HardwareEntry
-    seq_length: int
-    launch: LaunchEntry | None
-    assumed: list[str]
 
 
 def _degrees(choice: Choice, world: int) -> DegreesEntry:
@@ -138,7 +80,7 @@ def launch_document(answer: Answer, request: Mapping[str, object]) -> LaunchDocu
     launch = None if best is None or best.best is None else _launch(answer, best, best.best)
     return LaunchDocument(
         format="autopar-launch",
-        version=_VERSION,
+        version=1,
         autopar=__version__,
         status="optimal" if launch else "infeasible",
         request={name: request[name] for name in sorted(request)},
@@ -204,6 +146,7 @@ class StoredLaunch:
 
     engine: str
     question: Question
+    choice: Choice
     launch: Launch
 
 
@@ -213,15 +156,18 @@ def is_launch(path: Path | str) -> bool:
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
-def read_launch(path: Path | str) -> StoredLaunch:
-    """Return the launch of a file; raises InputError where it is not one that its trainer runs."""
+def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
+    """Return the launch of a file; raises InputError where it is not one that its trainer runs.
+
+    typed : options that stand before those of the file's search.
+    """
     where = Path(path)
     document = validate_document(LaunchDocument, where, load_object(where).data)
     if document.launch is None:
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
-    question = open_launches(build_request(document.request))
+    question = open_launches(build_request({**document.request, **(typed or {})}))
     entry = document.launch.degrees
     sizes = entry.layers_of_chunks
     if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
@@ -250,4 +196,6 @@ def read_launch(path: Path | str) -> StoredLaunch:
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp),
     )
     launch = launch_of(engine_space(document.launch.engine), question.job, choice)
-    return StoredLaunch(engine=document.launch.engine, question=question, launch=launch)
+    return StoredLaunch(
+        engine=document.launch.engine, question=question, choice=choice, launch=launch
+    )

@@ -58,8 +58,9 @@ class Openings:
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
         if data == of_experts == 1 and self.fixed.zero is None:
             # one rank has nothing to share: all of them are one
-            return sharded[:1]
-        return kept(sharded, self.fixed.zero)
+            sharded = sharded[:1]
+        left = kept(sharded, self.fixed.zero)
+        return tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
 
     def chunks(self, choice: Choice) -> tuple[int, ...]:
         """Return the numbers of chunks of a stage."""

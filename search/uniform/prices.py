@@ -106,6 +106,7 @@ class Prices:
         self._updates: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
         self._kinds: dict[object, Launch] = {}
+        self._trains: dict[object, bool] = {}
         self._spreads: dict[object, tuple[F64, F64]] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, tuple[F64, F64]] = {}
@@ -152,6 +153,18 @@ class Prices:
             global_batch=choice.micro_batch * dp,
             chunks=self._one_stage(),
         )
+
+    def has(self, choice: Choice) -> bool:
+        """Return whether the engine trains as the job says at a choice's sharding at all."""
+        key = (choice.precision, choice.zero)
+        if key not in self._trains:
+            one = self.plain(Choice(precision=choice.precision, zero=choice.zero))
+            try:
+                self.engine.launch(replace(self.job, world=1), one)
+                self._trains[key] = True
+            except InputError:
+                self._trains[key] = False
+        return self._trains[key]
 
     def unit(self, choice: Choice) -> Unit:
         """Return what choices of these degrees have in common; raises InputError."""
@@ -245,9 +258,7 @@ class Prices:
             def launch(zero: int) -> Launch:
                 return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
 
-            found = self._bounds[key] = Bounds(
-                launch(self.engine.zero[0]), self.words, kinds, launch
-            )
+            found = self._bounds[key] = Bounds(launch(self._zero), self.words, kinds, launch)
         return found
 
     def stages(self, choice: Choice, fixed: Fixed) -> tuple[int, ...]:
@@ -363,7 +374,12 @@ class Prices:
         return found
 
     def _update_s(self, unit: Unit, choice: Choice) -> float:
-        """Return what the optimizer takes of an average stage: no less than of the largest."""
+        """Return what the optimizer takes of an average stage: no less than of the largest.
+
+        Nothing where adapters alone are trained, which are few.
+        """
+        if unit.job.frozen:
+            return 0.0
         key = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp, choice.zero)
         found = self._updates.get(key)
         if found is None:

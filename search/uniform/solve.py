@@ -62,7 +62,7 @@ class Effort:
 
     degrees: int
     """Combinations of degrees, micro-batch and precision that are legal."""
-    choices: int
+    choices: int = 1
     """All choices: these with their stages, chunks, sharding and recomputation, of which some may
     be refused by the engine; the layouts of as many chunks count once."""
     opened: int
@@ -95,11 +95,11 @@ class Solved:
     """No two of one family of degrees."""
     smallest: Solution | None
     """Where nothing fits, the launch with the smallest peak that was found."""
-    shortage: Shortage | None
+    shortage: Shortage | None = None
     """What the smallest one lacks."""
-    least_s: float | None
+    least_s: float | None = None
     """Seconds for each sequence of a step that no launch that fits is below; None: none fits."""
-    complete: bool
+    complete: bool = True
     """Nothing was left to look at, or nothing that could be better; False: time was up."""
     effort: Effort
 

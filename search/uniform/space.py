@@ -236,6 +236,8 @@ class Space:
         for pp in stages:
             live = np.arange(pp, 0, -1, dtype=np.float64)
             for zero in kept(engine.zero if pp == 1 else engine.zero_with_stages, fixed.zero):
+                if not self.prices.has(Choice(precision=way.precision, zero=zero)):
+                    continue
                 whole, shared = self._states(way, zero, staged=pp > 1)
                 data = job.world / (tp * pp)
                 of_experts = job.world / (way.ep * way.etp * pp)
@@ -265,5 +267,8 @@ class Space:
             launch = self.prices.engine.launch(
                 replace(self.prices.job, world=1), self.prices.plain(choice)
             )
-            found = self._seconds[key] = np.array(states_of_launch(launch, staged=staged))
+            # of frozen weights there is no more than they are, which is left out
+            frozen = launch.adapters is not None
+            states = (0.0, 0.0) if frozen else states_of_launch(launch, staged=staged)
+            found = self._seconds[key] = np.array(states)
         return float(found[0]), float(found[1])

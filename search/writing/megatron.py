@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autopar.memory.launch import BLACKWELL, Attention, Experts, Launch, Model
+from autopar.memory.launch import BLACKWELL, Attention, Experts, Launch, Model, Optimizer
+from autopar.training.offload import Offload
 from search.engines.job import ROTARY_BASE, required
 from search.engines.megatron_arguments import Argument, Flag
 from search.engines.megatron_files import (
@@ -29,9 +30,16 @@ from search.engines.megatron_files import (
 from search.launches.architectures import architecture
 from search.launches.release import Release, software_of
 from search.writing.place import Draft, Place, refuse_others, spec_of, step_count
-from search.writing.stages import stage_arguments
+from search.writing.stages import layer_pattern, stage_arguments
 
-__all__ = ["environment_of", "notes_of", "sections_of", "write"]
+__all__ = [
+    "asked_attention",
+    "environment_of",
+    "flex_backend",
+    "notes_of",
+    "sections_of",
+    "write",
+]
 
 _TITLE = "Megatron-LM"
 
@@ -64,7 +72,7 @@ def sections_of(launch: Launch, place: Place) -> Sections:
             (Flag.MICRO_BATCH, (str(launch.micro_batch),)),
             (Flag.GLOBAL_BATCH, (str(launch.global_batch),)),
         ],
-        "RECOMPUTE": [*_recompute(launch)],
+        "RECOMPUTE": [*_recompute(launch), *_offload(launch.offload)],
         "PRECISION": [*_precision(launch)],
         "OPTIMIZER": [*_optimizer(launch)],
         "TRAINING": [
@@ -172,14 +180,13 @@ def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argumen
     yield _one("moe-ffn-hidden-size", experts.ffn)
     if experts.shared_ffn:
         yield _one("moe-shared-expert-intermediate-size", experts.shared_ffn)
-    pattern = _pattern(model.expert_layers)
+    pattern = layer_pattern(model.expert_layers)
     if pattern != "1":
         yield _one("moe-layer-freq", pattern)
     yield _one("moe-token-dispatcher-type", experts.dispatcher)
     if experts.dispatcher == "flex":
-        # over NVLink between nodes, and over InfiniBand; probabilities are of 4 bytes there
-        linked = launch.software.gpu.upper().startswith(("GB200", "GB300"))
-        yield _one("moe-flex-dispatcher-backend", "hybridep" if linked else "deepep")
+        yield _one("moe-flex-dispatcher-backend", flex_backend(launch))
+    if experts.router_fp32:
         yield _one("moe-router-dtype", "fp32")
     yield from _where(
         ("moe-grouped-gemm", experts.grouped),
@@ -190,26 +197,16 @@ def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argumen
         ("use-fused-weighted-squared-relu", experts.fused_weighting and not model.gated),
         ("moe-use-legacy-grouped-gemm", launch.software.compiled_experts),
     )
-    if experts.skew == 1.0:
-        yield ("moe-router-force-load-balancing", ())
-    elif experts.skew is not None:
-        yield _one("moe-expert-capacity-factor", experts.skew)
-        yield ("moe-pad-expert-input-to-capacity", ())
+    yield from _where(("moe-router-force-load-balancing", experts.skew == 1.0))
+    if experts.capacity is not None:
+        yield _one("moe-expert-capacity-factor", experts.capacity)
+    yield from _where(("moe-pad-expert-input-to-capacity", experts.padded_capacity))
 
 
-def _pattern(layers: tuple[bool, ...]) -> str:
-    """Return which layers have experts: every Nth of them, or a sum of lists without spaces."""
-    for every in range(1, len(layers) + 1):
-        if layers == tuple(layer % every == 0 for layer in range(len(layers))):
-            return str(every)
-    runs: list[tuple[bool, int]] = []
-    for is_mixture in layers:
-        if runs and runs[-1][0] == is_mixture:
-            runs[-1] = (is_mixture, runs[-1][1] + 1)
-        else:
-            runs.append((is_mixture, 1))
-    # `_eval_pattern` takes digits, brackets, commas, + and *
-    return "(" + "+".join(f"[{int(kind)}]*{number}" for kind, number in runs) + ")"
+def flex_backend(launch: Launch) -> str:
+    """Return who dispatches tokens: over NVLink between nodes another one than over InfiniBand."""
+    linked = launch.software.gpu.upper().startswith(("GB200", "GB300"))
+    return "hybridep" if linked else "deepep"
 
 
 _ROUTER: Mapping[str, str] = {
@@ -295,13 +292,32 @@ def _precision(launch: Launch) -> Iterator[Argument]:
         yield _one("fp8-format", _FP8_FORMATS.get(precision.fp8_recipe, "hybrid"))
         yield _one("fp8-recipe", precision.fp8_recipe)
         yield from _where(("fp8-param-gather", precision.fp8_weights))
+    if precision.fp4:
+        # a scale of 16 elements
+        yield _one("fp4-format", "e2m1")
+        yield _one("fp4-recipe", "nvfp4")
+        yield from _where(("fp4-param-gather", precision.fp4_weights))
+    if precision.low and any(precision.wide_ends):
+        first, last = precision.wide_ends
+        yield ("first-last-layers-bf16", ())
+        yield _one("num-layers-at-start-in-bf16", first)
+        yield _one("num-layers-at-end-in-bf16", last)
     if launch.loss_fusion != "none":
         yield ("cross-entropy-loss-fusion", ())
         yield _one("cross-entropy-fusion-impl", launch.loss_fusion)
     if software.local_layers:
         yield _one("transformer-impl", "local")
-    elif software.attention != _usual_attention(launch):
-        yield _one("attention-backend", software.attention)
+    kernel = asked_attention(launch)
+    if kernel is not None:
+        yield _one("attention-backend", kernel)
+
+
+def asked_attention(launch: Launch) -> str | None:
+    """Return the kernel of attention where it is not what a launch gets without asking for it."""
+    software = launch.software
+    if software.local_layers or software.attention == _usual_attention(launch):
+        return None
+    return software.attention
 
 
 def _usual_attention(launch: Launch) -> str:
@@ -328,6 +344,7 @@ def _optimizer(launch: Launch) -> Iterator[Argument]:
         # weights of a large model would not fit on the device before they are sharded
         yield ("init-model-with-meta-device", ())
         yield _one("ckpt-format", "fsdp_dtensor")
+    yield from _states(optimizer)
     if optimizer.instances > 1:
         yield _one("num-distributed-optimizer-instances", optimizer.instances)
     yield from _where(
@@ -339,6 +356,42 @@ def _optimizer(launch: Launch) -> Iterator[Argument]:
     )
     if optimizer.bucket is not None:
         yield _one("ddp-bucket-size", optimizer.bucket)
+
+
+_MOMENTS = {
+    8: ("fp32", "fp32"), 6: ("bf16", "fp32"), 5: ("fp8", "fp32"), 4: ("bf16", "bf16"),
+    3: ("fp8", "bf16"), 2: ("fp8", "fp8"),
+}  # fmt: skip
+"""Types of Adam's two moments by their bytes together."""
+
+
+def _states(optimizer: Optimizer) -> Iterator[Argument]:
+    """Yield in what the optimizer's states are kept, and where."""
+    small = optimizer.moments_bytes in _MOMENTS and optimizer.moments_bytes != 8
+    if small or optimizer.master_bytes != 4 or optimizer.offload_master:
+        # fp32 weights are what their bf16 copies have not (`store_param_remainders`)
+        first, second = _MOMENTS.get(optimizer.moments_bytes, _MOMENTS[8])
+        yield ("use-precision-aware-optimizer", ())
+        yield _one("exp-avg-dtype", first)
+        yield _one("exp-avg-sq-dtype", second)
+    if optimizer.offload:
+        yield ("optimizer-cpu-offload", ())
+        yield _one("optimizer-offload-fraction", optimizer.offload)
+        yield from _where(("overlap-cpu-optimizer-d2h-h2d", optimizer.overlap_offload))
+
+
+def _offload(offload: Offload) -> Iterator[Argument]:
+    """Yield which activations wait on the host."""
+    if not offload.any:
+        return
+    if offload.layers:
+        yield ("cpu-offloading", ())
+        yield _one("cpu-offloading-num-layers", offload.layers)
+        return
+    yield ("fine-grained-activation-offloading", ())
+    yield ("offload-modules", tuple(sorted(offload.modules)))
+    yield _one("activation-offload-fraction", offload.fraction)
+    yield _one("min-offloaded-tensor-size", offload.least_elements)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,5 +429,5 @@ def notes_of(launch: Launch, place: Place) -> Iterator[str]:
             "experts are forced to be balanced, which is for measuring alone: to train, take "
             "--moe-router-force-load-balancing out"
         )
-    elif experts.skew is not None:
-        yield f"tokens beyond {experts.skew} times the mean of an expert are dropped"
+    if experts.capacity is not None:
+        yield f"tokens beyond {experts.capacity} times the mean of an expert are dropped"

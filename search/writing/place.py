@@ -32,6 +32,8 @@ class Place:
     """The name that the model has: a shipped one, a recipe's, of Hugging Face; None: it is known by
     its sizes alone. What a launch does not hold, such as the base of rotary positions, is taken
     from where a model of that name stands."""
+    spec: ModelSpec | None = None
+    """The model itself, where it is at hand."""
 
     @property
     def num_gpus(self) -> int:
@@ -93,6 +95,8 @@ def spec_of(place: Place, model: Model) -> ModelSpec | None:
 
     Raises InputError where it is one of another model.
     """
+    if place.spec is not None:
+        return place.spec
     if place.model is None or place.model not in model_names():
         return None
     spec = load_spec(place.model)

@@ -1,4 +1,4 @@
-"""Which layers stand on which stage, as Megatron-LM's arguments say it.
+"""Which layers stand on which stage and which have experts, as Megatron-LM's arguments say it.
 
 Even stages need a number of chunks at most; embedding and loss that count as a layer each have
 flags of their own, and every other order is a layout.
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.errors import InputError
-from autopar.memory.launch import Chunk, Launch, even_chunks
+from autopar.memory.launch import Chunk, Degrees, Launch, even_chunks
+from autopar.pipeline.orders import rank_of
 from search.engines.megatron_arguments import Argument, Flag
 
-__all__ = ["layout_of", "stage_arguments"]
+__all__ = ["even_ends", "layer_pattern", "layout_of", "parts_in_order", "stage_arguments"]
 
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
@@ -26,7 +27,7 @@ def stage_arguments(launch: Launch) -> Iterator[Argument]:
     at the last.
     """
     degrees = launch.degrees
-    ends = _even_ends(launch)
+    ends = even_ends(launch)
     if ends is None:
         yield (Flag.LAYOUT, (layout_of(launch),))
     else:
@@ -39,7 +40,7 @@ def stage_arguments(launch: Launch) -> Iterator[Argument]:
         yield (_GROUP, (str(degrees.group),))
 
 
-def _even_ends(launch: Launch) -> tuple[int, int] | None:
+def even_ends(launch: Launch) -> tuple[int, int] | None:
     """Return for how many layers embedding and loss count in even stages; None: they are uneven."""
     degrees, model = launch.degrees, launch.model
     # interleaved stages of one rank have no flag
@@ -60,8 +61,7 @@ def layout_of(launch: Launch) -> str:
 
     Raises InputError where the embedding is not at its beginning, or the head not at its end.
     """
-    stages = launch.degrees.chunks
-    parts = [stage[turn] for turn in range(launch.degrees.vpp) for stage in stages]
+    parts = parts_in_order(launch.degrees)
     first = 0
     for place, (embeds, layers, _, heads) in enumerate(parts):
         if embeds != (place == 0) or heads != (place == len(parts) - 1):
@@ -74,6 +74,13 @@ def layout_of(launch: Launch) -> str:
     return "|".join(map(_part, parts))
 
 
+def parts_in_order(degrees: Degrees) -> list[Chunk]:
+    """Return the chunks of all stages in the order in which a micro-batch meets them."""
+    left = [list(stage) for stage in degrees.chunks]
+    parts = range(degrees.pp * degrees.vpp)
+    return [left[rank_of(degrees.pipeline, part, degrees.pp)].pop(0) for part in parts]
+
+
 def _part(chunk: Chunk) -> str:
     embeds, layers, further, heads = chunk
     return "E" * embeds + _run("t", len(layers)) + _run("m", further) + "L" * heads
@@ -81,3 +88,18 @@ def _part(chunk: Chunk) -> str:
 
 def _run(kind: str, number: int) -> str:
     return kind * number if number < 2 else f"{kind}*{number}"
+
+
+def layer_pattern(layers: tuple[bool, ...]) -> str:
+    """Return which layers have experts: every Nth of them, or a sum of lists without spaces."""
+    for every in range(1, len(layers) + 1):
+        if layers == tuple(layer % every == 0 for layer in range(len(layers))):
+            return str(every)
+    runs: list[tuple[bool, int]] = []
+    for is_mixture in layers:
+        if runs and runs[-1][0] == is_mixture:
+            runs[-1] = (is_mixture, runs[-1][1] + 1)
+        else:
+            runs.append((is_mixture, 1))
+    # `_eval_pattern` takes digits, brackets, commas, + and *
+    return "(" + "+".join(f"[{int(kind)}]*{number}" for kind, number in runs) + ")"

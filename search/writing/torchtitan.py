@@ -13,9 +13,11 @@ from typing import Any
 
 from autopar.errors import UnsupportedError
 from autopar.memory.launch import Experts, Launch, Model, TorchTrainer
+from autopar.pipeline.schedules import TORCH_NAMES
 from search.engines.job import one_line, required, shell_lines, torchrun
 from search.launches.models import FLAVOURS, flavour
 from search.writing.place import Draft, Place, refuse_others
+from search.writing.stages import parts_in_order
 
 __all__ = ["VERSION", "flavour_of", "write"]
 
@@ -23,6 +25,8 @@ VERSION = "0.2.2"
 _TITLE = f"torchtitan {VERSION}"
 _FILE = "autopar_torchtitan.toml"
 _Section = dict[str, Any]
+_MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3")
+"""Names of this release, of those that `FLAVOURS` has from others as well."""
 
 
 def write(launch: Launch, place: Place) -> Draft:
@@ -59,12 +63,12 @@ def flavour_of(model: Model) -> tuple[str, str]:
 
     Raises UnsupportedError where none of its flavours has them.
     """
-    for name, sizes in FLAVOURS.items():
-        for size in sizes:
-            known = flavour(name, size)
-            if known is not None and _shape(known) == _shape(model):
-                return name, size
-    listed = ", ".join(f"{name} {size}" for name, sizes in FLAVOURS.items() for size in sizes)
+    names = [(name, size) for name in _MODELS for size in FLAVOURS[name]]
+    for name, size in names:
+        known = flavour(name, size)
+        if known is not None and _shape(known) == _shape(model):
+            return name, size
+    listed = ", ".join(f"{name} {size}" for name, size in names)
     raise UnsupportedError(
         f"{_TITLE} has no model of {model.num_layers} layers of width {model.hidden} like that of "
         f"the launch; its flavours that are known here are {listed}"
@@ -115,6 +119,11 @@ def _training(launch: Launch) -> _Section:
         )
     if launch.steps is not None:
         found["steps"] = launch.steps
+    if launch.optimizer.master_bytes == 0:
+        # weights and states are of 16 bits
+        found["dtype"] = "bfloat16"
+    if launch.optimizer.offload_weights:
+        found["enable_cpu_offload"] = True
     return found
 
 
@@ -150,17 +159,16 @@ def _parallelism(launch: Launch, trainer: TorchTrainer) -> _Section:
 
 def _stages(launch: Launch) -> _Section:
     degrees = launch.degrees
-    parts = [stage[turn] for turn in range(degrees.vpp) for stage in degrees.chunks]
     modules = [
         [
             *(("tok_embeddings",) if embeds else ()),
             *(f"layers.{layer}" for layer in layers),
             *(("norm", "output") if heads else ()),
         ]
-        for embeds, layers, _, heads in parts
+        for embeds, layers, _, heads in parts_in_order(degrees)
     ]
     return {
-        "pipeline_parallel_schedule": "1F1B" if degrees.vpp == 1 else "Interleaved1F1B",
+        "pipeline_parallel_schedule": TORCH_NAMES[degrees.pipeline],
         "pipeline_parallel_microbatch_size": launch.micro_batch,
         "module_fqns_per_model_part": modules,
     }

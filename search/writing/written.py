@@ -16,7 +16,7 @@ from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.check.read import read_checked
 from search.check.trainer import CheckedFile
-from search.writing import accelerate, deepspeed, megatron, torchtitan
+from search.writing import accelerate, bridge, deepspeed, megatron, torchtitan
 from search.writing.differences import losses_of
 from search.writing.place import Draft, Engine, Place, WrittenLaunch
 
@@ -38,6 +38,7 @@ class _Writer:
 
 _WRITERS: Mapping[Engine, _Writer] = {
     "megatron": _Writer(title="Megatron-LM", write=megatron.write),
+    "megatron-bridge": _Writer(title="Megatron-Bridge", write=bridge.write),
     "torchtitan": _Writer(title=f"torchtitan {torchtitan.VERSION}", write=torchtitan.write),
     "deepspeed": _Writer(title="DeepSpeed", write=deepspeed.write),
     "accelerate": _Writer(title="accelerate", write=accelerate.write),

@@ -7,6 +7,7 @@ parallelism that the launched processes would read from their environment.
 import json
 import os
 import sys
+from pathlib import Path
 
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -15,6 +16,8 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 results = []
 for path in sys.argv[1:]:
+    # a file that a configuration names is one of the folder that it is launched in
+    os.chdir(Path(path).parent)
     config = load_config_from_file(path)
     parsed = launch_command_parser().parse_args(["--config_file", path, "train.py"])
     args, _, _ = _validate_launch_command(parsed)

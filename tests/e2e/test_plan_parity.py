@@ -12,8 +12,8 @@ import pytest
 
 from profiler.plan.job import PlanJob
 from tests.gloo import run_ranks
-from tests.plan_cases import jobs, short_jobs, slow_jobs
-from tests.plan_ranks import Compared, compare_all, run_all
+from tests.plan_cases import folded_jobs, jobs, short_jobs, slow_jobs
+from tests.plan_ranks import Compared, compare_all, compare_broken, run_all
 
 pytest.importorskip("torch", reason="the profilers need torch")
 
@@ -43,10 +43,45 @@ def test_plans_train_as_one_process_does(world: int) -> None:
     assert _problems(world, jobs(world)) == {}
 
 
+_FOLDED = (
+    *("cp2-beside-tp2", "ep2-over-tp2", "interleaved", "recomputed-experts"),
+    *("latent", "normed-no-sp", "biased-experts"),
+)
+
+
+def test_a_few_folded_plans_train_as_one_process_does() -> None:
+    """Of context, of experts, of chunks and of recomputation one each; and of today's layers."""
+    assert _problems(2, {name: folded_jobs(2)[name] for name in _FOLDED}) == {}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 4])
+def test_folded_plans_train_as_one_process_does(world: int) -> None:
+    assert _problems(world, folded_jobs(world)) == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
 def test_more_plans_train_as_one_process_does(world: int) -> None:
     assert _problems(world, slow_jobs(world)) == {}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("what", "plan"),
+    [
+        ("gradients of experts are not summed", "ep2-zero3"),
+        ("front and back of a sequence are swapped", "cp2-tp2"),
+        ("gradients of keys stay with the next rank", "cp2-tp2"),
+        ("tokens go to the experts in the order of the ranks that send them", "ep4"),
+        ("what is made again is half of what it was", "interleaved-ep2"),
+    ],
+)
+def test_a_mistake_in_the_executor_is_found(what: str, plan: str) -> None:
+    job = folded_jobs(4)[plan]
+    ranks = run_ranks(compare_broken, 4, {plan: job}, what, timeout_s=400)
+    bounds = {"gradients": _FP32["gradients"]}
+    assert any(_beyond(rank[plan], bounds) for rank in ranks)
 
 
 def test_a_run_finds_losses_times_and_memory_of_all_ranks() -> None:

@@ -22,7 +22,7 @@ from autopar.memory.account import account_of
 from autopar.memory.launch import Attention, Experts, Latent, Launch, Model
 from search.check.assessment import Target
 from search.check.job import job_of_launch
-from search.uniform.choice import Choice, Fixed
+from search.uniform.choice import Choice, Fixed, Training
 from search.uniform.engines import ENGINES, Job, launch_of
 from search.uniform.layout import layouts
 from search.uniform.prices import Prices
@@ -256,7 +256,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     batches = draw.choice([(64,), (48,), (32, 64), (128,)])
     job = Job(
         name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
-        skew=draw.choice([None, None, 1.3]),
+        skew=draw.choice([None, None, 1.3]), training=_training(seed),
     )  # fmt: skip
     words = [*engine.recompute(model)]
     if engine.blocks:
@@ -293,6 +293,17 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         memory_bytes=_memory(draw, target, every),
         priced=every,
     )
+
+
+def _training(seed: int) -> Training:
+    """Return of every eighth question adapters, or states of fewer bits or on the host."""
+    kinds = (
+        Training(lora_rank=8),
+        Training(optimizer="adam-bf16"),
+        Training(lora_rank=16, lora_base="nf4"),
+        Training(offload=1.0),
+    )
+    return kinds[seed // 8 % len(kinds)] if seed % 8 == 7 else Training()
 
 
 def _memory(draw: random.Random, target: Target, every: tuple[Priced, ...]) -> float:

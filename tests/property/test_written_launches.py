@@ -9,6 +9,20 @@ from search.writing.written import checked, written
 from tests.launch_cases import megatron_launches, titan_launches, torch_launches
 from tests.often import often
 
+NOT_IN_BRIDGE = tuple(
+    f"Megatron-Bridge cannot say {what}: "
+    for what in (
+        # its own rows of positions are those of a sequence
+        "model.max positions",
+        # of recipes that have no section of overlaps
+        "tensor overlap",
+        "deferred head",
+        # arguments of Megatron-LM without a key
+        "software.compiled experts",
+        "the product with the router's probabilities in one kernel",
+    )
+)
+
 
 def place_of(launch: Launch) -> Place:
     """Return nodes of four GPUs for a launch, or one."""
@@ -54,3 +68,11 @@ def test_deepspeed_says_all_of_a_launch(launch: Launch) -> None:
 def test_accelerate_says_all_of_a_launch(launch: Launch) -> None:
     """The same of accelerate, whose plug-in is handed what DeepSpeed keeps."""
     read_back(launch, "accelerate")
+
+
+@often(40, 600, megatron_launches())
+def test_bridge_says_all_of_a_launch_that_it_can(launch: Launch) -> None:
+    """Overrides of a recipe are the launch again, but for what no key of theirs says."""
+    found = written(launch, engine="megatron-bridge", place=place_of(launch))
+
+    assert [loss for loss in found.losses if not loss.startswith(NOT_IN_BRIDGE)] == []

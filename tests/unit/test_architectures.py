@@ -11,7 +11,9 @@ import pytest
 from autopar.documents.spec import load_spec, write_spec
 from autopar.errors import DocumentError, InputError
 from autopar.estimate.job import Experts, blocks_of, layer_blocks
-from autopar.memory.launch import Latent
+from autopar.memory.activations import layer_saved_bytes
+from autopar.memory.launch import Degrees, Latent, Launch, even_chunks
+from autopar.memory.parameters import layer_weights, stage_weights
 from autopar.memory.profile import launch_model
 from autopar.model import (
     LatentSpec,
@@ -175,3 +177,49 @@ def test_what_no_launch_can_say_is_refused(change: dict[str, int], words: str) -
     spec = ModelSpec(name="two", layers=(WINDOWED, replace(WINDOWED, **change)), vocab_size=100)
     with pytest.raises(InputError, match=words):
         launch_model(spec)
+
+
+def test_norms_behind_each_part_are_counted() -> None:
+    """Gemma's four norms a layer: their weights, and what attention and MLP put out."""
+    layer = replace(WINDOWED, num_norms=4, norm_parameters_per_hidden=4)
+    four = ModelSpec(name="four", layers=(layer,), vocab_size=128)
+    two = replace(four, layers=(WINDOWED,))
+    seq, hidden = layer.seq_length, layer.hidden_size
+    assert parameter_count(layer) == parameter_count(WINDOWED) + 2 * hidden
+
+    def launch(spec: ModelSpec) -> Launch:
+        chunks = even_chunks(spec.num_layers, 1)
+        return Launch(
+            model=launch_model(spec),
+            degrees=Degrees(world=1, chunks=chunks),
+            seq=seq,
+            micro_batch=1,
+            global_batch=1,
+        )
+
+    def weights(spec: ModelSpec) -> int:
+        return sum(weight.elements for weight in layer_weights(launch(spec), experts=False))
+
+    assert weights(four) == parameter_count(layer)
+    assert weights(two) == parameter_count(WINDOWED)
+    saved = [layer_saved_bytes(launch(spec), experts=False) for spec in (two, four)]
+    # two tensors of 16 bits, and two fp32 numbers of each token for each norm
+    assert saved[1] - saved[0] == 2 * seq * hidden * 2 + 2 * 8 * seq
+
+
+@pytest.mark.parametrize(
+    "spec", [DEEPSEEK, ModelSpec(name="w", layers=(WINDOWED,), vocab_size=128)]
+)
+def test_a_launch_has_the_parameters_of_its_spec(spec: ModelSpec) -> None:
+    """Tensor by tensor as Megatron-LM makes them, and by the formula of the spec."""
+    model = replace(launch_model(spec), vocab_divisor=1)
+    launch = Launch(
+        model=model,
+        degrees=Degrees(world=1, chunks=even_chunks(spec.num_layers, 1, mtp=spec.mtp_layers)),
+        seq=4096,
+        micro_batch=1,
+        global_batch=1,
+    )
+    counted = sum(weight.elements for chunk in stage_weights(launch, 0) for weight in chunk)
+    # the module's words are a copy where it stands on another stage, and here they are the same
+    assert counted == model_parameter_count(spec)

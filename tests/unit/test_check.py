@@ -712,7 +712,7 @@ def test_what_cannot_be_checked_is_one_sentence(
         ({"hybrid_override_pattern": "M-M*"}, "belongs to a hybrid of Mamba"),
         ({"decoder_seq_length": 512}, "belongs to a T5 model"),
         ({"optimizer": "sgd"}, "sgd keeps other states"),
-        ({"optimizer_cpu_offload": True}, "optimizer states are offloaded"),
+        ({"cpu_offloading_weights": True}, "weights of layers are offloaded"),
     ],
 )
 def test_other_trainings_are_said_and_not_priced(

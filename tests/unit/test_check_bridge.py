@@ -240,7 +240,9 @@ def test_windows_graphs_and_small_moments(tmp_path: Path) -> None:
     assert 2 * moments[0] == moments[1]
     assert first.step is not None
     assert second.step is not None
-    assert second.step.total_s < first.step.total_s
+    # the host that graphs spare, and the bytes that wider moments move
+    assert second.step.terms_s["host"] < first.step.terms_s["host"]
+    assert second.step.optimizer_s > first.step.optimizer_s
     assert any("CUDA graphs keep memory" in text for text in texts(whole, "not priced"))
     # 61 layers in 16 stages, of which the last has one and the further token's
     stages = plain.launch.degrees.chunks
@@ -341,8 +343,6 @@ def _billions(sizes: Mapping[str, Any]) -> float:
         ([*LLAMA, "-tp", "8", "model.sequence_parallel=false"], "no effect",
          "model.sequence_parallel, since -tp counts"),
         ([*LLAMA, "--new_flag", "7"], "not understood", "--new_flag 7 may change time"),
-        ([*LLAMA, "-ol", "20"], "not priced", "-ol activations are offloaded"),
-        ([*LLAMA, "-c", "nvfp4"], "not priced", "products of 4 bits keep copies"),
         ([*LLAMA, "--task", "lora"], "not priced", "--task lora trains adapters"),
         ([*LLAMA, "-mr", "llama9_1t"], "not priced", "the sizes of llama9_1t on h100 in fp8_cs"),
         (["-m", "nemotronh", "-mr", "nemotron_3_nano", "-g", "h100", "-ng", "16"], "not priced",

@@ -90,12 +90,11 @@ def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> N
         assert found.interval_s is not None
         low, high = found.interval_s
         inside.append(low < float(row["iter_time_s"]) < high)
-    assert len(inside) >= 85
+    assert len(inside) >= 101
     assert sum(inside) / len(inside) > 0.9
-    # without its further token DeepSeek-V3 had layouts that no table has
-    assert {line for line, why in refused.items() if why == "illegal"} == {157, 160}
-    others = [why for why in refused.values() if why != "illegal"]
-    assert all("4 bits" in why or "offloaded" in why for why in others)
+    # without its further token DeepSeek-V3 had layouts that no table has; a preset that offloads
+    # layers has no pipeline beside it
+    assert refused == {156: "illegal", 157: "illegal", 160: "illegal"}
 
 
 def test_presets_are_what_was_published() -> None:

@@ -15,16 +15,24 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from autopar.estimate.layer import machine_of
+from autopar.estimate.step import step_time
 from autopar.memory.account import account_of
 from autopar.memory.launch import Degrees, Launch, even_chunks
 from autopar.memory.parameters import stage_weights
+from autopar.memory.sharded import instants
+from autopar.pipeline import SCHEDULES, TORCH_NAMES, in_flight
 from autopar.units import GIB
+from search.check.job import job_of_launch
 from search.check.read import read_checked, trainer_of
 from search.check.trainer import CheckedFile
 from search.commands import check
 from search.configuration import read_configuration
 from search.launches.models import FLAVOURS, flavour
 from search.launches.torchtitan import read_titan
+from tests.step_cases import card_named, stack_named
+
+MACHINE = machine_of(card_named("h100-80gb"), stack_named("torchtitan-compiled"))
 
 _2024 = """
 [job]
@@ -292,6 +300,83 @@ def test_flavours_of_0_2_are_priced(
     assert share == pytest.approx(size / degrees.world, rel=0.25)
 
 
+def _scheduled(name: str, batch: int = 16) -> str:
+    line = f'pipeline_parallel_schedule = "{name}"'
+    return _modern("llama3", "405B", tp=8, pp=8, batch=batch, more=line)
+
+
+def test_schedules_keep_what_their_order_has_in_flight(
+    checked: Callable[..., CheckedFile],
+) -> None:
+    """All micro-batches before any backward, as many as there are stages, or fewer behind."""
+    saved: dict[str, list[int]] = {}
+    for name in TORCH_NAMES.values():
+        file = checked(_scheduled(name), 512)
+        assert file.launch is not None, file.findings
+        assert not [one for one in file.findings if one.kind != "no effect"]
+        degrees = file.launch.degrees
+        assert TORCH_NAMES[degrees.pipeline] == name
+        facts = SCHEDULES[degrees.pipeline]
+        # the loss is where the model ends
+        assert degrees.chunks[0 if facts.v_shaped else -1][-1][3]
+        instants_of = [list(instants(file.launch, stage)) for stage in (1, 6)]
+        saved[name] = [
+            max(
+                part.num_bytes
+                for each in found
+                for part in each.parts
+                if part.name == "saved activations"
+            )
+            for found in instants_of
+        ]
+        time = step_time(MACHINE, job_of_launch(file.launch))
+        assert sum(time.terms_s.values()) == pytest.approx(time.total_s)
+    live = {
+        TORCH_NAMES[schedule]: in_flight(schedule, 8, facts.least_chunks, 16)
+        for schedule, facts in SCHEDULES.items()
+    }
+    for name, (early, late) in saved.items():
+        # stages in the middle have as many layers each
+        assert early / late == pytest.approx(live[name][1] / live[name][6], rel=0.1)
+        assert early / saved["GPipe"][0] == pytest.approx(live[name][1] / 16, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_scheduled("DualPipeV", 8), "2 * stages(8) = 16"),
+        (_scheduled("Interleaved1F1B", 17), "micro-batches(17) % rounds of stages(2) = 1 != 0"),
+    ],
+)
+def test_micro_batches_that_a_schedule_refuses(
+    text: str, said: str, checked: Callable[..., CheckedFile]
+) -> None:
+    found = [one.text for one in checked(text, 512).findings if one.kind == "illegal"]
+    assert any(said in one for one in found), found
+
+
+def test_a_check_says_an_unusual_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    for name, said in (("ZBVZeroBubble", "pp 8 x 2 chunks under ZBV, dp"), ("1F1B", "pp 8, dp")):
+        path.write_text(_scheduled(name), encoding="utf-8")
+        assert check.run([str(path), "--hardware", "h100:64x8", "--no-neighbours"]) in (0, 1)
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_chunks_that_a_schedule_has_not(checked: Callable[..., CheckedFile]) -> None:
+    text = _scheduled("ZBVZeroBubble").replace(
+        "[activation", "pipeline_parallel_layers_per_stage = 4\n[activation", 1
+    )
+    file = checked(text, 512)
+    assert file.launch is None
+    assert any(
+        "ZBVZeroBubble has 2 stages a rank, and 32 stages are on pp(8)" in one.text
+        for one in file.findings
+    ), file.findings
+
+
 @pytest.mark.parametrize("name", FLAVOURS)
 def test_every_flavour_has_its_published_parameters(name: str) -> None:
     """Counted tensor by tensor, in billions."""
@@ -377,11 +462,14 @@ def test_broken_ones_are_found(
         (_modern("llama3", "9B"), 64, "not priced", "'9B' is not known here; known are 8B, 70B"),
         (_modern("flux", "dev"), 64, "not priced", "model.name 'flux' is not known here"),
         (_H200.replace('"AdamW"', '"Muon"'), 32, "not priced", "'Muon' keeps other states"),
-        (_H200.replace("steps = 2000", "enable_cpu_offload = true"), 32, "not priced",
-         "states are offloaded to the host"),
+        (_H200.replace("steps = 2000", 'dtype = "float16"'), 32, "not priced",
+         "weights and states are of 16 bits"),
         (_modern("llama3", "405B", tp=8, pp=8, batch=16, more=
-            'pipeline_parallel_schedule = "ZBVZeroBubble"'), 512, "not priced",
-         "'ZBVZeroBubble' is a schedule"),
+            'pipeline_parallel_schedule = "PipelineScheduleMulti"'), 512, "not priced",
+         "'PipelineScheduleMulti' is a schedule"),
+        (_modern("llama3", "405B", tp=8, pp=8, batch=16, more=
+            'pipeline_parallel_schedule_csv = "own.csv"'), 512, "not priced",
+         "is a schedule of one's own"),
     ],
 )  # fmt: skip
 def test_what_is_to_say(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import re
 import subprocess
 import tokenize
@@ -246,8 +247,8 @@ NUMBER = re.compile(r"(?<![\w.])\d[\d'_]*(?:\.\d*)?(?:[eE][+-]?\d+)?(?![\w.])")
 def datasheet_numbers() -> dict[float, str]:
     """Return peaks, bandwidths and capacities of the cards, in every unit they are written in.
 
-    Rates of three digits and more are also sought in 1e9 and 1e12 per second; shorter figures and
-    sizes of memory in GiB are numbers of many other things.
+    Rates of three digits and more are also sought in 1e9 and 1e12 per second; shorter figures,
+    powers of two and sizes of memory in GiB are numbers of many other things.
     """
     found = {}
     for name in catalog.card_names():
@@ -259,7 +260,8 @@ def datasheet_numbers() -> dict[float, str]:
                     found[float(value)] = where
                 if RATE.search(key):
                     for scaled in (value / 1e9, value / 1e12):
-                        if len(f"{scaled:.6g}".replace(".", "").strip("0")) >= 3:
+                        digits = len(f"{scaled:.6g}".replace(".", "").strip("0"))
+                        if digits >= 3 and not math.log2(scaled).is_integer():
                             found[scaled] = where
     return found
 

@@ -149,7 +149,7 @@ def test_experts_may_be_of_a_width_that_the_tensor_degree_does_not_divide() -> N
     ("changes", "expected"),
     [
         ({"num_chunks": 2}, "1f1b has 1 chunk a stage, and the plan has num_chunks(2)"),
-        ({"pipeline_type": "looped_bfs"}, "looped_bfs needs num_chunks(1) >= 2"),
+        ({"pipeline_type": "looped_bfs"}, "looped_bfs has 2 or more chunks a stage"),
         ({"pipeline_type": "dual_pipe_v"}, "dual_pipe_v has 2 chunks a stage"),
         (
             {**INTERLEAVED, "pipeline_type": "dual_pipe_v", "num_microbatches": 2},

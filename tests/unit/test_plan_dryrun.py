@@ -93,8 +93,34 @@ _JOBS = {
         plan=_plan(_L(zero3=True), vocab=VocabStrategy(zero3=True)), spec=T5
     ),
 }
-_QUICK = ("zero3 in bf16, checkpointed", "mixed")
-"""ZeRO-3, tensor and Ulysses ranks, checkpoints, and the precision that has masters of weights."""
+_EXPERTS = replace(_TINY.layers[0], num_experts=4, experts_per_token=2, ffn_hidden_size=64)
+_JOBS |= {
+    "rings, and recomputation": PlanJob(
+        plan=_plan(
+            _L(cp=2),
+            _L(cp=2, zero3=True, recompute=("core_attn", "layernorm")),
+            _L(cp=2, recompute=("mlp",)),
+            _L(tp=2, recompute=("layernorm", "mlp")),
+            vocab=VocabStrategy(cp=2),
+        ),
+        spec=_TINY,
+    ),
+    "gathered keys": PlanJob(
+        plan=_plan(_L(cp=2)), spec=_TINY, precision="bf16", context_exchange="all_gather"
+    ),
+    "experts": PlanJob(
+        plan=_plan(
+            _L(ep=2),
+            _L(tp=2, ep=2, zero3=True),
+            _L(ep=2, zero3=True, recompute=("moe_act",)),
+            _L(ep=2, recompute=("layernorm", "moe")),
+        ),
+        spec=replace(_TINY, layers=(_EXPERTS,)),
+    ),
+}
+_QUICK = ("zero3 in bf16, checkpointed", "mixed", "rings, and recomputation", "experts")
+"""ZeRO-3, tensor and Ulysses ranks, checkpoints, and the precision that has masters of weights;
+context and expert ranks, and recomputed modules."""
 _PIPELINE = PlanJob(plan=_plan(_L(), num_stages=2, num_microbatches=4), spec=_TINY)
 
 
@@ -107,20 +133,21 @@ def _count_real(jobs: dict[str, PlanJob]) -> dict[str, tuple[int, dict[str, int]
     from profiler.plan.arithmetic import check_job
     from profiler.plan.exchange import local_batch
     from profiler.plan.run import Trainer
-    from profiler.plan.stage import build_stage, open_groups
+    from profiler.plan.stage import build_stages, open_groups
 
     device = torch.device("cpu")
     found = {}
     for name, job in jobs.items():
         groups = open_groups(job, check_job(job), rank=dist.get_rank(), device_type="cpu")
-        stage = build_stage(job, groups, device=device)
-        optimizers = [part.unit.optimizer for part in stage.parts]
-        trainer = Trainer(stage, job, device)
-        batch = local_batch(job, stage.vocab, groups.place, step=0, device=device)
+        stages = build_stages(job, groups, device=device)
+        optimizers = [unit.optimizer for stage in stages for unit in stage.units]
+        trainer = Trainer(stages, job, device)
+        model = trainer.stages
+        batch = local_batch(job, stages[0].vocab, groups.place, step=0, device=device)
         counts = []
         for _ in range(6):
             counts.append(
-                count_step(lambda: trainer.step(batch), model=stage, optimizers=optimizers)  # noqa: B023
+                count_step(lambda: trainer.step(batch), model=model, optimizers=optimizers)  # noqa: B023
             )
             dist.barrier()
         # Gloo's threads may hold what they have sent for a moment longer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from autopar.documents.spec import load_spec, write_spec
 from autopar.errors import DocumentError, InputError
 from autopar.families.config import parse_hugging_face
+from autopar.memory.launch import Degrees, Launch, even_chunks
+from autopar.memory.parameters import stage_weights
 from autopar.memory.profile import launch_model
-from autopar.model import LayerSpec, ModelSpec, model_parameter_count
+from autopar.model import LayerSpec, ModelSpec, head_dim, model_parameter_count
 from autopar.plans import tensor_degrees
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -46,6 +49,9 @@ BILLIONS = {  # what papers and model cards say, none of them counted here
     "bloom": 176.2,
     "gpt-neox-20b": 20.6,
 }
+
+
+NO_LAUNCH = {"t5-3b", "flan-t5-xl", "bert-large", "olmo-7b"}
 
 
 def spec_of(name: str) -> ModelSpec:
@@ -109,18 +115,44 @@ def test_layers_are_as_the_files_say() -> None:
 def test_what_a_launch_can_say_it_says(name: str) -> None:
     """Every decoder with norms that have parameters becomes a launch; others say why not."""
     spec = spec_of(name)
-    if name in ("t5-3b", "flan-t5-xl", "bert-large"):
-        with pytest.raises(InputError, match="decoder-only"):
-            launch_model(spec)
-        return
-    if name == "olmo-7b":
-        with pytest.raises(InputError, match="neither RMSNorms nor LayerNorms"):
+    if name in NO_LAUNCH:
+        words = "neither RMSNorms nor LayerNorms" if name == "olmo-7b" else "decoder-only"
+        with pytest.raises(InputError, match=words):
             launch_model(spec)
         return
     model = launch_model(spec)
     assert model.num_layers == spec.num_layers
     windows = [model.attention.has_window(layer) for layer in range(model.num_layers)]
     assert sum(windows) == sum(map(narrow_layers, spec.layers))
+
+
+def unsaid(layer: LayerSpec) -> int:
+    """Return the parameters of a layer that no launch says: vectors beside its matrices."""
+    heads, experts = layer.num_heads or 0, layer.num_experts or 0
+    found = heads * layer.attention_sinks + experts * layer.router_biases
+    found += layer.hidden_size * layer.shared_expert_gate
+    if layer.wide_qk_norms:
+        # all heads have weights of their own; a launch has those of one query and one key
+        found += (heads + (layer.num_kv_heads or 0) - 2) * head_dim(layer)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(FILES) - NO_LAUNCH))
+def test_a_launch_has_the_parameters_of_its_model(name: str) -> None:
+    """Tensor by tensor, modules of further tokens included, but for a few vectors."""
+    spec = spec_of(name)
+    launch = Launch(
+        model=replace(launch_model(spec), vocab_divisor=1),
+        degrees=Degrees(world=1, chunks=even_chunks(spec.num_layers, 1, mtp=spec.mtp_layers)),
+        seq=8,
+        micro_batch=1,
+        global_batch=1,
+    )
+    counted = sum(weight.elements for chunk in stage_weights(launch, 0) for weight in chunk)
+    beside = sum(layer.num_layers * unsaid(layer) for layer in spec.layers)
+    # of BLOOM the norm behind the embedding, of Phi the head's biases
+    ends = spec.extra_embedding_parameters + spec.extra_head_parameters
+    assert counted + beside + ends == model_parameter_count(spec)
 
 
 def narrow_layers(layer: LayerSpec) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from autopar import hardware
 from autopar.estimate import collectives, kernels, layer, stack, step
+from autopar.estimate.parts import experts
 from autopar.estimate.stack import BYTE_CLASSES, StackDocument, load_stack
 from tests.step_cases import STACKS
 
@@ -65,9 +66,9 @@ def test_every_key_of_a_stack_is_explained(root: Path) -> None:
         (r"a micro-batch's time, and ([\d.]+)\. The two", stack.HIDDEN_REDUCTION),
         (r"and ([\d.]+) of the shorter", layer._CONTEXT_FRACTION),
         (r"2 x \((\d+) us \+", collectives.TRANSFER_SYNCHRONISE_S * 1e6),
-        (r"sorting takes ([\d.]+) times", layer._UNFUSED_PERMUTE),
+        (r"sorting takes ([\d.]+) times", experts._UNFUSED_PERMUTE),
         (r"the exchange ([\d.]+) times", collectives._PLAIN_EXCHANGE),
-        (r"a router \((\d+) bytes", layer._ROUTER_BYTES),
+        (r"a router \((\d+) bytes", experts._ROUTER_BYTES),
         (r"their bytes take ([\d.]+) times", layer._MAMBA_SLOW),
         (r"host\^6\)\^\(1/(\d)\)", hardware._HOST_POWER),
     ],

@@ -33,6 +33,7 @@ from autopar.estimate.parts.operations import (
     split_of,
     transfer_s,
 )
+from autopar.training.mixtures import taken_share
 
 __all__ = ["expert_parts", "expert_sends"]
 
@@ -47,7 +48,7 @@ def expert_parts(
     machine: Machine, job: Job, hidden: int, mlp: Experts, split: Split
 ) -> Iterator[Part]:
     n = split.routed
-    own = n * mlp.per_token * job.skew
+    own = n * mlp.per_token * _taken(job)
     # ranks that share an expert have all tokens of each other
     copies = own * job.etp
     held = mlp.number / job.ep
@@ -118,8 +119,15 @@ def expert_parts(
         yield from mlp_parts(machine, job, hidden, mlp.shared_width, mlp.gated, name, split)
 
 
+def _taken(job: Job) -> float:
+    """Return the tokens of the busiest rank's experts over the mean."""
+    return taken_share(job.skew, capacity=job.capacity, padded=job.padded_capacity)
+
+
 def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends:
     """Return dispatch and combine, and their gradients', which go the other way."""
+    if job.dispatcher == "allgather":
+        return _gathered_sends(machine, job, mlp.latent or hidden)
     shared = _shared_expert_s(machine, job, mlp.latent or hidden, mlp)
     if job.ep == 1:
         return Sends(shared, shared, 4 if job.etp > 1 else 0)
@@ -128,7 +136,7 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends
     shape = group(machine, job.ep, job.etp)
     # a card's own figures are of few tokens, as in inference, and too slow for many
     network = replace(machine.card.network, exchange=None)
-    routed = split_of(job).routed * job.skew
+    routed = split_of(job).routed * _taken(job)
     dispatch, combine = (
         as_number(
             moe_exchange_time_s(
@@ -149,11 +157,36 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends
     return Sends(once, once, 12 if job.etp > 1 else 8)
 
 
+def _gathered_sends(machine: Machine, job: Job, width: int) -> Sends:
+    """Return what it takes that all tokens come to all ranks of experts, and their sums go back.
+
+    An all-gather of t h (EP ETP - 1) elements in front and a reduce-scatter of as many behind, in
+    fp32 where probabilities are, whatever the number of experts that a token visits; the backward
+    has the reverse (Megatron-Core moe/token_dispatcher.py, MoEAllGatherTokenDispatcher).
+    """
+    ranks = job.ep * job.etp
+    if ranks == 1:
+        return Sends()
+    elements = split_of(job).routed * ranks * width
+    summed = 4.0 if job.router_fp32 else job.element_bytes
+    there = [
+        transfer_s(machine, operation, elements * each, ranks, 1)
+        for operation, each in (("allgather", job.element_bytes), ("reducescatter", summed))
+    ]
+    back = [
+        transfer_s(machine, operation, elements * each, ranks, 1)
+        for operation, each in (("allgather", summed), ("reducescatter", job.element_bytes))
+    ]
+    # maps of who goes where are gathered, too
+    return Sends(sum(there), sum(back), 6)
+
+
 def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> float:
     """Return what ranks that share an expert gather in front of it and scatter behind it."""
     if job.etp == 1:
         return 0.0
-    size = split_of(job).routed * mlp.per_token * job.skew * job.etp * width * job.element_bytes
+    copies = split_of(job).routed * mlp.per_token * _taken(job)
+    size = copies * job.etp * width * job.element_bytes
     return sum(
         transfer_s(machine, operation, size, job.etp, 1)
         for operation in ("allgather", "reducescatter")

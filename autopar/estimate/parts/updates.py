@@ -1,16 +1,24 @@
-"""What an optimizer's step takes: of the states that a device updates, and of those the host does.
+"""What an update takes, on the device and on the host, and copies to the host and back.
 
-How gradients come to the ranks that update them is `autopar.estimate.step`.
+How gradients come to the ranks that update them, and what compute there is to hide a copy under, is
+`autopar.estimate.step`.
 """
 
 from __future__ import annotations
 
-from autopar.estimate.job import FP32_STATES, Job
-from autopar.estimate.memory_bound import optimizer_s
+from autopar.estimate.job import FP32_STATES, Block, Job, parameters
+from autopar.estimate.kernel_constants import ELEMENT_BYTES
+from autopar.estimate.memory_bound import cast_s, optimizer_s
 from autopar.estimate.parts.operations import Machine
-from autopar.training.offload import Host, host_update_s
+from autopar.training.offload import Host, copy_s, exposed_s, host_update_s
 
-__all__ = ["host_of", "optimizer_time_s"]
+__all__ = [
+    "activation_copies_s",
+    "host_of",
+    "optimizer_time_s",
+    "weight_copies_s",
+    "weights_cast_s",
+]
 
 
 def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) -> float:
@@ -55,3 +63,40 @@ def host_of(machine: Machine) -> Host:
         * card.need("host.efficiency", "offloading"),
         memory_bytes_per_s=card.need("host.memory_bytes_per_s", "offloading"),
     )
+
+
+def activation_copies_s(
+    machine: Machine, offloaded_bytes: float, forward_s: float, device_s: float
+) -> float:
+    """Return what copies of a layer's activations to the host and back add to its micro-batch.
+
+    They go down while the forward computes the layer and up while the backward does, each on a
+    stream of its own (Megatron-Core pipeline_parallel/fine_grained_activation_offload.py): seen is
+    what takes longer than that. What they take of the device's memory rate is left out.
+
+    forward_s, device_s : of the layer's forward, and of forward and backward.
+    """
+    copied = copy_s(host_of(machine), offloaded_bytes)
+    forward = min(forward_s, device_s)
+    return exposed_s(copied, forward) + exposed_s(copied, device_s - forward)
+
+
+def weight_copies_s(machine: Machine, loaded_bytes: float, device_s: float) -> float:
+    """Return what loading a stage's weights adds to its micro-batch.
+
+    A rank's own part comes in front of the forward and again of the backward, ahead of the layer
+    that is computed (DeepSpeed's prefetch, FSDP2's CPUOffloadPolicy), and is then gathered.
+    """
+    if not loaded_bytes:
+        return 0.0
+    return exposed_s(2.0 * copy_s(host_of(machine), loaded_bytes), device_s)
+
+
+def weights_cast_s(machine: Machine, job: Job, block: Block) -> float:
+    """Return the seconds of quantising a layer's weights, which keep their value for a step."""
+    moved = machine.stack.figures.cast["bytes"]
+    if ELEMENT_BYTES[job.precision] >= ELEMENT_BYTES["bf16"] or not moved:
+        return 0.0
+    experts, dense = parameters(block)
+    held = experts / (job.ep * job.etp) + (0.0 if job.experts_only else dense / job.tp)
+    return float(cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved))

@@ -147,6 +147,7 @@ ItemPlan Subproblem<D>::solve(double limit, const Watch& watch, std::int64_t& st
   known_ = ItemPlan{};
   lower_ = 0;
   limit_ = limit;
+  looked_just_above_ = false;
   try {
     if (!feasible_ || !search(watch, states)) return ItemPlan{};
   } catch (const TooManyLabels&) {
@@ -338,6 +339,18 @@ void Subproblem<D>::cut_below(const Box& box, const Path& path) {
   if (widest < D) cut(box, widest, std::min(path.largest[widest], box.high[widest]));
 }
 
+// Before labels are made without a limit, plans just above the bound are looked for, once: how many
+// labels there are grows fast with what is between it and the ceiling.
+template <int D>
+bool Subproblem<D>::look_just_above(double& share) {
+  const Ticks part = (ceiling_ - lower_) / kJustAbove;
+  if (looked_just_above_ || part == 0) return false;
+  looked_just_above_ = true;
+  share = static_cast<double>(part) / static_cast<double>(lower_ + 1);
+  ceiling_ = lower_ + part;
+  return true;
+}
+
 template <int D>
 bool Subproblem<D>::cut_wide(const Box& box, double share) {
   std::size_t widest = D;
@@ -396,6 +409,7 @@ void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share,
   }
   if (!open_path(path, box, false, states)) {
     if (cut_wide(box, kNarrow)) return;
+    if (look_just_above(share)) return push(box);
     open_path(path, box, true, states);
   }
   assembled_step(path, box);

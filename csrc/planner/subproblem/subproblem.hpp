@@ -58,6 +58,7 @@ class Subproblem {
   static constexpr double kFirstShare = 1.0 / 16;
   static constexpr double kOpeningShare = 1.0 / 1024;
   static constexpr double kGrowth = 4.0;
+  static constexpr Ticks kJustAbove = 64;  // of what is between bound and ceiling
   // What else is learnt may make the rest of a round of openings needless: so many labels end it.
   static constexpr std::int64_t kRoundStates = 20'000;
   // A frontier of more labels than that waits until the box is narrow, as a share of T: how many
@@ -207,6 +208,7 @@ class Subproblem {
   double limit_ = 0.0;  // of the question
   Ticks lower_ = 0;     // nothing is faster
   Ticks ceiling_ = 0;   // plans are looked for below it
+  bool looked_just_above_ = false;
   // of the path under some limits: least sums by (j, l) and by entry layout; the first layer of
   // every stage that was looked at, and one behind the last
   std::uint32_t path_ = 0;
@@ -224,6 +226,7 @@ class Subproblem {
   void cut(const Box& box, std::size_t d, Ticks top);
   void cut_below(const Box& box, const Path& path);
   bool cut_wide(const Box& box, double share);
+  bool look_just_above(double& share);
   Ticks most() const;
   Ticks ceiling(double share) const;
   void forget_ceiling();

@@ -15,7 +15,8 @@ from torch import nn
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import ModelSpec, padded_vocab_size
-from profiler.model.layers.blocks import Norm, build_layer, has_norm_biases, made_of
+from profiler.model.layers.attention import Norm, has_norm_biases
+from profiler.model.layers.blocks import build_layer, made_of
 from profiler.model.layers.parallel import (
     ColumnParallel,
     TensorGroup,
@@ -23,7 +24,7 @@ from profiler.model.layers.parallel import (
     all_reduce,
     reduce_scatter,
 )
-from profiler.model.layers.sharding import Sharding
+from profiler.model.layers.sharding import Routing, Sharding, held_tokens
 from profiler.model.modules import Built
 
 __all__ = [
@@ -47,6 +48,7 @@ def build_vocab(
     group: Any = None,
     dtype: torch.dtype,
     device: torch.device | str,
+    context: tuple[int, int] = (1, 0),
 ) -> nn.Module:
     """Return what surrounds the layers on one rank of a vocabulary group; takes `vocab_inputs`.
 
@@ -54,7 +56,7 @@ def build_vocab(
     the layers between left out. `group` is as in `build_layer`. Encoder-decoder models have a
     second sequence throughout, whose activations follow the first's. Tied tables are one on the
     only stage, and one each on the first and the last. Parameters that a spec knows by their
-    number alone are there and do nothing.
+    number alone are there and do nothing. `context` is degree and place in a context group.
     Raises InputError for what cannot be built.
     """
     on = TensorGroup(degree=degree, kind=kind, group=group)
@@ -70,7 +72,7 @@ def build_vocab(
                 f"{spec.learned_positions} learned positions; give a shorter one"
             )
     with made_of(dtype, device):
-        return _Vocab(spec, part, on)
+        return _Vocab(spec, part, on, context)
 
 
 def take_encoder_norm(last: Any) -> Norm | None:
@@ -215,9 +217,11 @@ def _own(numbers: Any, first: int, count: int) -> tuple[Any, Any]:
 
 
 class _Vocab(nn.Module):
-    def __init__(self, spec: ModelSpec, part: VocabPart, on: TensorGroup) -> None:
+    def __init__(
+        self, spec: ModelSpec, part: VocabPart, on: TensorGroup, context: tuple[int, int]
+    ) -> None:
         super().__init__()
-        self.on, self.part = on, part
+        self.on, self.part, self.context = on, part, context
         first, last = spec.layers[0], spec.layers[-1]
         # padded, so that every rank has as many rows
         vocab = padded_vocab_size(spec, on.weight_ranks)
@@ -263,8 +267,10 @@ class _Vocab(nn.Module):
         if self.positions is None:
             return x
         # behind the embedding a rank has its own tokens alone
-        start = len(x) * on.rank if on.splits_sequence else 0
-        places = torch.arange(start, start + len(x), device=x.device)
+        shard = (on.degree, on.rank) if on.splits_sequence else (1, 0)
+        length = len(x) * shard[0] * self.context[0]
+        held = held_tokens(length, context=self.context, shard=shard)
+        places = torch.cat([torch.arange(*ends, device=x.device) for ends in held])
         # every rank has the whole table of positions, so there is no group
         return x + _Embed.apply(places, self.positions, None, False, 0)[:, None]
 
@@ -289,14 +295,20 @@ def _unused(count: int) -> Any:
 # A whole model of a spec with few layers, on one device: embedding, layers, head and loss.
 
 
-def build_stack(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str) -> Built:
+def build_stack(
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    routing: Routing = "even",
+) -> Built:
     """Return the model of a spec, with as many layers and tokens as the spec says.
 
     `make_batch` gives tokens and labels as (sequence, batch), for an encoder-decoder the
     encoder's tokens after them, at the lengths of the spec. Raises InputError for what cannot be
     built.
     """
-    whole = Sharding()
+    whole = Sharding(routing=routing)
     first = build_vocab(spec, "first", dtype=dtype, device=device)
     layers = [
         [build_layer(layer, whole, dtype=dtype, device=device) for _ in range(layer.num_layers)]

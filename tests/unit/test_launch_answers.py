@@ -1,0 +1,202 @@
+"""Launches of trainers with one set of degrees, from the command line to their files and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autopar.errors import InputError, OptionError
+from search.commands import check, export, search as search_command
+from search.degrees import DegreeOptions, fixed_of, rules_of
+from search.request import build_request
+from search.uniform.answer import Answer, answer, answers, open_launches
+from search.uniform.choice import PRECISIONS
+from search.uniform.files import is_launch, launch_document, read_launch, result_document
+
+_SMALL = {
+    "model": "mixtral-8x7b",
+    "hardware": "h200:1x8",
+    "seq-length": "4096",
+    "settle-bsz": "64",
+    "num-layers": "8",
+}
+_FIXED = {"engine": "megatron", "tp": "2", "ep": "4", "cp": "1", "micro-batch-size": "1,2"}
+
+
+def _answer(**more: object) -> Answer:
+    request = build_request({**_SMALL, **{key.replace("_", "-"): v for key, v in more.items()}})
+    assert answers(request)
+    return answer(open_launches(request))
+
+
+@pytest.fixture(scope="module")
+def small() -> Answer:
+    return _answer(**{key.replace("-", "_"): value for key, value in _FIXED.items()})
+
+
+def test_a_mixture_is_answered_with_launches_and_degrees_that_are_given_are_kept(
+    small: Answer,
+) -> None:
+    best = small.best
+    assert best is not None
+    assert best.solved is not None
+    for solution in best.solved.solutions:
+        choice = solution.choice
+        assert (choice.tp, choice.ep, choice.cp) == (2, 4, 1)
+        assert choice.micro_batch in (1, 2)
+        assert choice.precision == "bf16"
+        assert solution.launch.degrees.ep == 4
+        assert solution.assessment.odds_of_oom <= 0.01
+
+
+def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answer) -> None:
+    best = small.best
+    assert best is not None
+    assert best.solved is not None
+    rates = [solution.samples_per_s for solution in best.solved.solutions]
+    assert rates == sorted(rates, reverse=True)
+    families = [
+        (s.choice.pp, s.choice.tp, s.choice.ep, s.choice.etp, s.choice.zero)
+        for s in best.solved.solutions
+    ]
+    assert len(set(families)) == len(families)
+
+
+def test_a_file_makes_the_same_launch_again(small: Answer, tmp_path: Path) -> None:
+    request = {**_SMALL, **_FIXED}
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(launch_document(small, request).model_dump()))
+    assert is_launch(path)
+    best = small.best
+    assert best is not None
+    assert best.best is not None
+    stored = read_launch(path)
+    assert stored.engine == "megatron"
+    assert stored.launch == best.best.launch
+
+
+def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_path: Path) -> None:
+    document = launch_document(small, {**_SMALL, **_FIXED}).model_dump()
+    document["launch"]["degrees"]["layers_of_chunks"].append([1])
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="other stages than pp"):
+        read_launch(path)
+
+
+def test_the_object_of_json_names_every_degree(small: Answer) -> None:
+    document = result_document(small, {**_SMALL, **_FIXED})
+    degrees = document["launch"]["degrees"]
+    world = degrees["tp"] * degrees["cp"] * degrees["dp"] * degrees["pp"]
+    assert world == 8
+    assert degrees["ep"] * degrees["etp"] * degrees["edp"] * degrees["pp"] == 8
+    batch = degrees["dp"] * degrees["micro_batch_size"] * degrees["num_microbatches"]
+    assert batch == degrees["global_batch_size"] == 64
+    assert sum(map(sum, degrees["layers_of_chunks"])) == 8
+    assert document["launch"]["predicted"]["step_time_s"] > 0
+    assert [one["engine"] for one in document["engines"]] == ["megatron"]
+
+
+def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
+    assert search_command.run([*words, "--json", "found.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "fastest launch: Megatron-LM" in shown
+    assert "what it is the fastest of" in shown
+    (written,) = Path("configs").glob("autopar_launch_*.json")
+    assert export.run([str(written), "--out", "out"]) == 0
+    capsys.readouterr()
+    assert check.run(["out/launch.sh", "--hardware", "h200:1x8", "--json", "-"]) == 0
+    (checked,) = json.loads(capsys.readouterr().out)["launches"]
+    found = json.loads(Path("found.json").read_text())["launch"]["predicted"]
+    assert checked["step_time_s"] == pytest.approx(found["step_time_s"], rel=1e-9)
+    assert checked["odds_of_oom"] == pytest.approx(found["odds_of_oom"], rel=1e-6)
+    peaks = [stage["peak_bytes"] for stage in found["stages"]]
+    assert [stage["peak_bytes"] for stage in checked["stages"]] == peaks
+
+
+def test_a_launch_is_priced_again_also_where_it_does_not_fit(
+    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
+    assert search_command.run(["--evaluate", str(path), "--json", "-"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["status"] == "evaluated"
+    first = launch_document(small, {}).model_dump()["launch"]
+    assert again["launch"]["degrees"] == first["degrees"]
+    step_s = first["predicted"]["step_time_s"]
+    assert again["launch"]["predicted"]["step_time_s"] == pytest.approx(step_s, rel=1e-9)
+    assert search_command.run(["--evaluate", str(path), "--memory-constraint", "16"]) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_model_without_experts_has_no_degrees_of_them() -> None:
+    with pytest.raises(OptionError, match="--ep: llama3-8b has no experts"):
+        open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
+
+
+def test_a_launch_is_written_for_its_own_trainer_alone(
+    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
+    assert export.run([str(path), "--to", "torchtitan", "--out", "none"]) == 2
+    assert "is a launch of megatron" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
+    code = search_command.run([*words, "--memory-constraint", "4", "--output-config-path", "none"])
+    assert code == 3
+    assert "megatron: nothing fits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "is_one"),
+    [
+        ({}, True),
+        ({"engine": "torchtitan"}, True),
+        ({"engine": "galvatron"}, False),
+        ({"engine": "none"}, False),
+        ({"frontier": True}, False),
+        ({"max-cp-deg": "2"}, False),
+        ({"stack": "megatron-core"}, True),
+        ({"model": "llama3-8b", "num-layers": "4"}, False),
+        ({"model": "llama3-8b", "num-layers": "4", "vpp": "2"}, True),
+    ],
+)
+def test_which_requests_are_for_launches(given: dict[str, object], is_one: bool) -> None:
+    assert answers(build_request({**_SMALL, **given})) == is_one
+
+
+def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
+    read = build_request(
+        {"tp": "2,4", "recompute": "none,mlp+core_attn, block 4", "precision": "any"}
+    ).degrees
+    assert read.tp == (2, 4)
+    assert read.recompute == ("none", "core_attn+mlp", "block 4")
+    assert fixed_of(read).precision == PRECISIONS
+    with pytest.raises(OptionError, match=r"--recompute: .*got 'core-atn'"):
+        build_request({"recompute": "core-atn"})
+    with pytest.raises(OptionError, match=r"--precision: .*did you mean"):
+        build_request({"precision": "fp"})
+    with pytest.raises(OptionError, match="--zero: expected an integer"):
+        build_request({"zero": "4"})
+
+
+def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:
+    rules = rules_of(DegreeOptions(tp=(4,), cp=(2,), pp=(2,), zero=(3,), recompute=("full",)))
+    assert rules == {"pin": ("tp=4,pp=2,cp=2,ckpt=1,zero3=1",), "max_cp_deg": 2}
+    assert rules_of(DegreeOptions(ep=(1,), precision=("bf16",))) == {}
+    with pytest.raises(OptionError, match="--ep: 8 is of launches"):
+        rules_of(DegreeOptions(ep=(8,)))
+    with pytest.raises(OptionError, match="--tp: plans whose layers differ take one value"):
+        rules_of(DegreeOptions(tp=(2, 4)))
