@@ -415,7 +415,7 @@ _Real = float | NDArray[np.float64]
 _HOST_POWER = 6.0
 
 
-def together_s(device_s: _Real, host_s: float) -> _Real:
+def together_s(device_s: _Real, host_s: _Real) -> _Real:
     """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
 
     Devices and hosts work at the same time: nearly the longer of the two.

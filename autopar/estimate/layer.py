@@ -49,6 +49,7 @@ from autopar.estimate.parts.operations import (
     Sends,
     Split,
     accumulation_bytes,
+    as_number,
     element_part,
     group,
     machine_of,
@@ -62,8 +63,11 @@ __all__ = [
     "LayerTimes",
     "Machine",
     "Part",
+    "Real",
     "Sends",
     "Split",
+    "as_number",
+    "context_sends",
     "embedding_times",
     "group",
     "head_sends_s",
@@ -74,6 +78,7 @@ __all__ = [
     "machine_of",
     "optimizer_time_s",
     "split_of",
+    "tensor_sends",
     "transfer_s",
 ]
 
@@ -102,16 +107,16 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     """
     tensor, experts, context = Sends(), Sends(), Sends()
     if block.attention is not None:
-        context = _context_sends(machine, job, block.attention)
-        tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
+        context = context_sends(machine, job, block.attention)
+        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
     if block.mamba is not None:
-        tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
+        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
     if isinstance(block.mlp, Mlp):
-        tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
+        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
     elif block.mlp is not None:
         experts = expert_sends(machine, job, block.hidden, block.mlp)
         if block.mlp.shared_width:
-            tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
+            tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
     return LayerTimes(
         parts=tuple(layer_parts(machine, job, block, split_of(job))),
         tensor=tensor,
@@ -338,7 +343,7 @@ def _mamba_parts(
 # Transfers
 
 
-def _tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
+def tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
     """Return the collectives of one half of a layer.
 
     All-reduces of n h; with sequence parallelism an all-gather before and a reduce-scatter after,
@@ -361,8 +366,13 @@ _CONTEXT_FRACTION = 0.1
 """Of the shorter of attention and its ring's transfers, what the longer does not hide."""
 
 
-def _context_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
-    """Return what a ring of keys and values adds to its attention; backward twice the bytes."""
+def context_sends(
+    machine: Machine, job: Job, attention: Attention, core_s: tuple[float, float] | None = None
+) -> Sends:
+    """Return what a ring of keys and values adds to its attention; backward twice the bytes.
+
+    core_s : of attention forward and backward, where somebody has them.
+    """
     if job.cp == 1:
         return Sends()
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
@@ -373,7 +383,10 @@ def _context_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
     for backward in (False, True):
         # the backward also sends the gradients of keys and values
         ring = (job.cp - 1) * step * (2 if backward else 1)
-        core = float(_core_s(machine, job, attention, split_of(job), backward=backward))
+        if core_s is None:
+            core = float(_core_s(machine, job, attention, split_of(job), backward=backward))
+        else:
+            core = core_s[backward]
         seconds.append(max(0.0, ring - core) + _CONTEXT_FRACTION * min(ring, core))
     return Sends(seconds[0], seconds[1], 3 * (job.cp - 1))
 

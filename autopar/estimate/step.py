@@ -28,7 +28,9 @@ from autopar.estimate.layer import (
     LayerTimes,
     Machine,
     Part,
+    Real,
     Sends,
+    as_number,
     embedding_times,
     head_sends_s,
     head_times,
@@ -50,6 +52,7 @@ __all__ = [
     "StepTime",
     "ends_seconds",
     "layer_seconds",
+    "seconds_of_times",
     "stage_transfer_s",
     "step_time",
 ]
@@ -224,6 +227,15 @@ def layer_seconds(
     return sum(found.values()), host
 
 
+def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Real, Real]:
+    """Return the same of a layer, or a half of one, whose times are known; or arrays of them.
+
+    times : parts and sends may be arrays that broadcast, of many micro-batches and degrees.
+    """
+    found, host = _layer(machine, job, times, 0.0)
+    return sum(found.values()), host
+
+
 def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
     """Return the device's seconds of a micro-batch's embedding, and of its head and loss."""
     ends = _ends(job)
@@ -252,9 +264,14 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     _check(job)
     if known is None:
         known = KnownLayers(machine)
-    stages = [
-        _stage(machine, job, blocks, index, known) for index, blocks in enumerate(stage_blocks(job))
-    ]
+    # most stages of a pipeline are alike
+    alike: dict[object, _Stage] = {}
+    stages = []
+    for index, blocks in enumerate(stage_blocks(job)):
+        key = (blocks, index == 0, index == job.pp - 1)
+        if key not in alike:
+            alike[key] = _stage(machine, job, blocks, index, known)
+        stages.append(alike[key])
     times = [stage.total_s for stage in stages]
     longest = max(range(len(times)), key=times.__getitem__)
     number = job.micro_batches
@@ -269,7 +286,8 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
             return seconds
         return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
 
-    summed, gathered = max((_reduction_s(machine, job, stage) for stage in stages), key=sum)
+    unlike = alike.values()
+    summed, gathered = max((_reduction_s(machine, job, stage) for stage in unlike), key=sum)
     visible = visible_s(summed + gathered)
     if job.reduce_every_micro_batch:
         # new weights are gathered once, behind the last
@@ -287,7 +305,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
     terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
-    terms["optimizer"] = optimizer = max(_optimizer_s(machine, job, stage) for stage in stages)
+    terms["optimizer"] = optimizer = max(_optimizer_s(machine, job, stage) for stage in unlike)
     return StepTime(
         total_s=sum(terms.values()),
         terms_s={key: terms.get(key, 0.0) for key in TERMS},
@@ -483,7 +501,7 @@ def _expert_group(job: Job) -> _Group:
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
     for part in parts:
-        terms[part.kind] += float(part.forward_s + part.input_s + part.weight_s)
+        terms[part.kind] += as_number(part.forward_s + part.input_s + part.weight_s)
 
 
 def _layer(
@@ -526,14 +544,16 @@ def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
 
 def _recomputed(job: Job, times: LayerTimes) -> float:
     if job.recompute == "full":
-        return sum(float(part.forward_s) for part in times.parts)
+        whole: float = sum(as_number(part.forward_s) for part in times.parts)
+        return whole
     wanted = set(job.recompute)
     if "per_op" in wanted:
         shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
-        return sum(shares[part.kind] * float(part.forward_s) for part in times.parts)
+        by_op: float = sum(shares[part.kind] * as_number(part.forward_s) for part in times.parts)
+        return by_op
     if "moe" in wanted:
         wanted |= {"moe_act", "shared_experts"}
-    again = sum(float(part.forward_s) for part in times.parts if part.module in wanted)
+    again: float = sum(as_number(part.forward_s) for part in times.parts if part.module in wanted)
     # attention of a ring gets its keys and values again
     return again + (times.context.forward_s if "core_attn" in wanted else 0.0)
 

@@ -6,7 +6,7 @@ Prices come from `autopar.memory` and `autopar.estimate.step`; what would be bet
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from autopar.errors import InputError
@@ -97,10 +97,14 @@ def assess(
     target: Target,
     stages: Iterable[int] | None = None,
     timing: Timing | None = None,
+    count: Callable[[Launch, int], Account] = account_of,
 ) -> Assessment:
-    """Return the price of a launch; stages default to all, timing to what `timing_of` has."""
+    """Return the price of a launch; stages default to all, timing to what `timing_of` has.
+
+    count : returns the memory of a stage, for somebody who has counted some already.
+    """
     asked = range(launch.degrees.pp) if stages is None else sorted({*stages})
-    accounts = tuple(account_of(launch, stage) for stage in asked)
+    accounts = tuple(count(launch, stage) for stage in asked)
     peaks = [account.peak_bytes for account in accounts]
     odds = odds_of_any(launch, peaks, target.capacity_bytes)
     job, step, untimed = timing or timing_of(launch, target)

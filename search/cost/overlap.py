@@ -177,7 +177,7 @@ def _host_waited_s(device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hidi
     host = hiding.host_forward_s * (1.0 + raw.again) + hiding.host_backward_s
     host = host + calls * hiding.host_collective_s + raw.routing_s
     # arrays of both are taken, too
-    waited: F64 = together_s(device_s, host) - device_s  # type: ignore[arg-type]
+    waited: F64 = together_s(device_s, host) - device_s
     return waited
 
 

@@ -1,21 +1,33 @@
-"""Where layers lie: the chunks of a pipeline that a choice of stages can have.
+"""Where layers lie: the chunks of a pipeline that a choice of stages can have, and what they hold.
 
 Even chunks as trainers make them by themselves, with embedding and head counted as a layer or not,
-and one layout whose longest stage is shortest. What a layout takes is `search.uniform.prices`'s.
+and one layout whose longest stage is shortest. Where that stage's layers do not divide into its
+chunks there is no such layout: chunks of a stage take turns, and those that are one layer short
+would let its neighbours wait, which a step time that knows stages alone does not see. What a layout
+takes is `search.uniform.prices`'s.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
+import numpy as np
+
+from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.memory.launch import Chunk, chunks_of_sizes, even_chunks
+from autopar.records import dataclass
 
-__all__ = ["balanced_sizes", "layouts"]
+__all__ = ["Arrangement", "Layout", "arranged", "balanced_sizes", "layouts"]
 
+Layout = tuple[tuple[Chunk, ...], ...]
+"""Chunks of every stage."""
 _ENDS = ((0, 0), (1, 1), (0, 1), (1, 0))
 """For how many layers embedding and head count."""
+_MOST_LAYOUTS = 1 << 14
 
 
 def layouts(
@@ -27,7 +39,7 @@ def layouts(
     *,
     mtp: int = 0,
     any_layout: bool = True,
-) -> Iterator[tuple[tuple[Chunk, ...], ...]]:
+) -> Iterator[Layout]:
     """Yield the layouts that are tried of so many stages and chunks of each, no two alike.
 
     layer_s : seconds of every layer in execution order; first_s, last_s : of embedding and head.
@@ -35,21 +47,32 @@ def layouts(
     number = len(layer_s)
     if stages == 1:
         if chunks == 1:
-            yield chunks_of_sizes([number], 1, mtp=mtp)
+            yield _of_sizes((number,), 1, mtp)
         return
-    seen = []
+    seen = _even(number, stages, chunks, mtp)
+    yield from seen
+    if any_layout:
+        sizes = balanced_sizes(layer_s, first_s, last_s, stages, chunks)
+        if sizes is not None:
+            found = _of_sizes(tuple(sizes), stages, mtp)
+            if found not in seen:
+                yield found
+
+
+@lru_cache(maxsize=_MOST_LAYOUTS)
+def _of_sizes(sizes: tuple[int, ...], stages: int, mtp: int) -> Layout:
+    return chunks_of_sizes([*sizes], stages, mtp=mtp)
+
+
+@lru_cache(maxsize=_MOST_LAYOUTS)
+def _even(number: int, stages: int, chunks: int, mtp: int) -> tuple[Layout, ...]:
+    seen: list[Layout] = []
     for ends in _ENDS:
         with suppress(InputError):
             found = even_chunks(number, stages, chunks, mtp=mtp, ends=ends)
             if min(len(chunk[1]) for stage in found for chunk in stage) > 0:
                 seen.append(found)
-                yield found
-    if any_layout:
-        sizes = balanced_sizes(layer_s, first_s, last_s, stages, chunks)
-        if sizes is not None:
-            found = chunks_of_sizes(sizes, stages, mtp=mtp)
-            if found not in seen:
-                yield found
+    return tuple(seen)
 
 
 def balanced_sizes(
@@ -58,23 +81,26 @@ def balanced_sizes(
     """Return the layers of every chunk in execution order, so that the longest stage is short.
 
     Each layer goes to the stage that is shortest with it, of equally long ones to that in the
-    middle: the longest stage is shortest where layers are alike. None: a chunk would be empty.
+    middle: the longest stage is shortest where layers are alike. None: a chunk would be empty, or
+    the layers of the longest stage do not divide into its chunks.
     """
     parts = stages * chunks
     if len(layer_s) < parts:
         return None
     # what most layers take; the others are few, in front of them
     usual = sorted(layer_s)[len(layer_s) // 2]
-    loads = [0.0] * stages
+    loads = [chunks * usual] * stages
     loads[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
     loads[-1] += last_s
     counts = [chunks] * stages
-    loads = [load + chunks * usual for load in loads]
-    middle = [abs(2 * stage - stages + 1) for stage in range(stages)]
+    queue = [(load, abs(2 * at - stages + 1), at) for at, load in enumerate(loads)]
+    heapq.heapify(queue)
     for _ in range(len(layer_s) - parts):
-        at = min(range(stages), key=lambda stage: (loads[stage], middle[stage]))
+        load, middle, at = queue[0]
         counts[at] += 1
-        loads[at] += usual
+        heapq.heapreplace(queue, (load + usual, middle, at))
+    if max(counts) % chunks:
+        return None
     sizes = [0] * parts
     for stage, count in enumerate(counts):
         base, more = divmod(count, chunks)
@@ -84,3 +110,82 @@ def balanced_sizes(
             late = chunk >= chunks - more if stage == 0 else chunk < more
             sizes[chunk * stages + stage] = base + late
     return sizes
+
+
+# --------------------------------------------------------------------------------------------------
+# Layouts by the kinds of their layers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrangement:
+    """A layout by how many layers of each kind its stages have, stages that are alike once.
+
+    `again` is what `block N` computes again, the first N of each chunk, for N from 0 to the layers
+    of the longest chunk.
+    """
+
+    layers: F64
+    """[stage, kind]"""
+    again: F64
+    """[N, stage, kind]"""
+    times: F64
+    """Of each stage how many there are: 1 of the first and of the last."""
+    ends: tuple[int, int]
+    """Where the first and the last stage are in these arrays."""
+    at: tuple[int, ...]
+    """The first of the stages that are alike, which has the most micro-batches live."""
+    chunks: tuple[F64, ...]
+    """Of each stage: [chunk, kind]."""
+    chunks_again: tuple[F64, ...]
+    """[N, chunk, kind]"""
+    final: tuple[tuple[int, ...], ...]
+    """Of each stage, the kinds of the last layers of its chunks."""
+    longest: int
+    """Layers of a chunk at the most."""
+
+
+@lru_cache(maxsize=_MOST_LAYOUTS)
+def arranged(layout: Layout, kinds: tuple[int, ...]) -> Arrangement:
+    """Return a layout by kinds of layers; `kinds` are those of the model's, counted from 0."""
+    number, last = max(kinds) + 1, len(layout) - 1
+    of_stages = [
+        tuple(tuple(kinds[layer] for layer in chunk[1]) for chunk in stage) for stage in layout
+    ]
+    longest = max(len(chunk) for stage in of_stages for chunk in stage)
+    places: dict[object, int] = {}
+    counts: list[F64] = []
+    times: list[int] = []
+    first: list[int] = []
+    for at, stage in enumerate(of_stages):
+        key = (stage, at == 0, at == last)
+        if key not in places:
+            places[key] = len(counts)
+            # [chunk, N, kind]: of the first N layers
+            counts.append(np.stack([_prefixes(chunk, number, longest) for chunk in stage]))
+            times.append(0)
+            first.append(at)
+        times[places[key]] += 1
+    summed = np.stack([one.sum(axis=0) for one in counts], axis=1)
+    ends = (0, len(counts) - 1)
+    return Arrangement(
+        layers=summed[-1],
+        again=summed,
+        times=np.array(times, dtype=np.float64),
+        ends=ends,
+        at=tuple(first),
+        chunks=tuple(one[:, -1] for one in counts),
+        chunks_again=tuple(one.swapaxes(0, 1) for one in counts),
+        final=tuple(tuple(chunk[-1] for chunk in of_stages[at]) for at in first),
+        longest=longest,
+    )
+
+
+@lru_cache(maxsize=_MOST_LAYOUTS)
+def _prefixes(chunk: tuple[int, ...], kinds: int, longest: int) -> F64:
+    """Return [N, kind]: of the first N layers of a chunk, how many are of each kind."""
+    found = np.zeros((longest + 1, kinds))
+    for place in range(longest):
+        found[place + 1] = found[place]
+        if place < len(chunk):
+            found[place + 1, chunk[place]] += 1
+    return found

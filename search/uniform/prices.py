@@ -1,7 +1,8 @@
 """What a choice takes: its step time and memory as `autopar check` prices them, and lower bounds.
 
 Exact prices are those of `autopar.estimate.step` and `autopar.memory.account`. The bounds are never
-above them, and cost a hundredth: they say which choices need no price.
+above them, and cost a hundredth: they say which choices need no price. Those of memory are
+`search.uniform.memory`'s, those of all degrees together `search.uniform.coarse`'s.
 """
 
 from __future__ import annotations
@@ -11,41 +12,47 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
+from autopar.arrays import F64
 from autopar.errors import InputError
-from autopar.estimate.job import Block, Experts, Job as StepJob, Recomputation, parameters
+from autopar.estimate.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.estimate.layer import optimizer_time_s
 from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
     ends_seconds,
-    layer_seconds,
+    seconds_of_times,
     stage_transfer_s,
     step_time,
 )
-from autopar.memory.activations import input_bytes, layer_saved_bytes
-from autopar.memory.launch import Launch, chunks_of_sizes
-from autopar.memory.risk import CONTEXT_BYTES, reserve_share
-from autopar.memory.states import states_per_parameter
+from autopar.hardware import together_s
+from autopar.memory.account import Account, account_of
+from autopar.memory.launch import Launch, Recompute, chunks_of_sizes
 from autopar.records import dataclass
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
-from search.uniform.choice import FULL, NONE, Choice, recompute_of
+from search.space import divisors
+from search.uniform.choice import FULL, NONE, Choice, Fixed, kept, recompute_of
 from search.uniform.engines import EngineSpace, Job, launch_of
+from search.uniform.layout import Arrangement, arranged
+from search.uniform.memory import Bounds, Room, live_forwards
 
-__all__ = ["LayerPrice", "Prices", "Unit"]
+__all__ = ["Prices", "Unit", "arrangement_of", "degrees_of"]
+
+_ROUNDING = 1.0 - 1e-9
+"""So that sums in another order are no larger than the exact ones."""
+_MORE = 1.0 + 1e-9
+"""The same of what there is room for."""
 
 
-class LayerPrice(NamedTuple):
-    """One kind of layer on one rank, for one micro-batch."""
+class _Weights(NamedTuple):
+    """Elements of a rank of one kind of layer."""
 
-    block: Block
     number: int
     """Layers of this kind in the model."""
-    device_s: float
-    host_s: float
-    expert_weights: float
-    dense_weights: float
-    """Of a rank."""
+    dense: float
+    experts: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,17 +62,33 @@ class Unit:
     choice: Choice
     """Of one stage, on as few ranks as these degrees have."""
     job: StepJob
-    layers: tuple[LayerPrice, ...]
     kinds: tuple[int, ...]
-    """Of every layer in execution order, which of `layers` it is."""
+    """Of every layer in execution order."""
+    weights: tuple[_Weights, ...]
+    number: F64
+    """[kind]: layers of the model."""
+    device_s: F64
+    host_s: F64
+    """[recomputation, kind]: of a micro-batch of one layer; the last two rows are those of nothing
+    and of whole layers."""
     first_s: float
     last_s: float
     """Of embedding, and of head and loss."""
+    bounds: Bounds
 
     @property
     def layer_s(self) -> tuple[float, ...]:
         """Of every layer in execution order."""
-        return tuple(self.layers[kind].device_s for kind in self.kinds)
+        plain = self.device_s[-2]
+        return tuple(float(plain[kind]) for kind in self.kinds)
+
+
+def degrees_of(choice: Choice) -> tuple[object, ...]:
+    """Return what choices of one unit have in common."""
+    return (
+        *(choice.tp, choice.cp, choice.ep, choice.etp, choice.micro_batch, choice.precision),
+        *(choice.dispatcher, choice.overlap_experts),
+    )
 
 
 class Prices:
@@ -75,103 +98,204 @@ class Prices:
         self.engine = engine
         self.job = job
         self.target = target
-        self._known = KnownLayers(target.machine)
-        self._counts: dict[object, tuple[tuple[tuple[int, int], ...], ...]] = {}
-        self._transfers: dict[tuple[int, int, int], float] = {}
-        self._updates: dict[tuple[int, int, int], float] = {}
-        self._recomputed: dict[tuple[int, str], tuple[tuple[float, float], ...]] = {}
-        self._saved: dict[tuple[int, str], tuple[int, ...]] = {}
-        self._states: dict[object, float] = {}
+        self.words = engine.recompute(job.model)
+        self.known = KnownLayers(target.machine)
+        self._units: dict[object, Unit] = {}
+        self._bounds: dict[object, Bounds] = {}
+        self._transfers: dict[object, float] = {}
+        self._updates: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
-        self._launches: dict[int, Launch] = {}
+        self._kinds: dict[object, Launch] = {}
+        self._trains: dict[object, bool] = {}
+        self._spreads: dict[object, tuple[F64, F64]] = {}
+        self._layouts_s: dict[object, tuple[F64, F64]] = {}
+        self._layouts_bytes: dict[object, tuple[F64, F64]] = {}
+        self._timings: dict[Choice, Timing | None] = {}
+        self._accounts: dict[tuple[Choice, int], Account] = {}
+        self._stages: dict[object, tuple[int, ...]] = {}
         self._zero = engine.zero[-1]
-        self._with_trainer = engine.name != "megatron"
         nodes = max(1.0, job.world / target.machine.card.max_gpus_per_node)
-        self._stragglers = 1.0 + STRAGGLERS * math.log2(nodes)
-        # of kinds of launches that with the least to leave free
-        least = min(reserve_share(kind, target.oom_risk) for kind in ("dense", "experts"))
-        self._most_bytes = (target.capacity_bytes - CONTEXT_BYTES) / (1.0 + least)
+        self.stragglers = 1.0 + STRAGGLERS * math.log2(nodes)
 
     # ----------------------------------------------------------------------------------------------
-    # What choices have in common, and bounds.
+    # What choices have in common
 
-    def unit(self, choice: Choice) -> Unit:
-        """Return what choices of these degrees have in common; raises InputError."""
-        dp = math.lcm(choice.tp * choice.cp, choice.ep * choice.etp) // (choice.tp * choice.cp)
-        plain = replace(
+    def base(self, choice: Choice) -> StepJob:
+        """Return a job of one data rank that has the settings of a choice."""
+        key = (choice.tp, choice.precision, choice.dispatcher, choice.overlap_experts)
+        found = self._bases.get(key)
+        if found is None:
+            one = Choice(
+                tp=choice.tp,
+                etp=choice.tp,
+                zero=self._zero,
+                precision=choice.precision,
+                dispatcher=choice.dispatcher,
+                overlap_experts=choice.overlap_experts,
+                chunks=self._one_stage(),
+            )
+            launch = self.engine.launch(replace(self.job, world=choice.tp), one)
+            found = self._bases[key] = self._step_job(launch)
+        return found
+
+    def _one_stage(self) -> tuple[tuple[tuple[bool, tuple[int, ...], int, bool], ...], ...]:
+        return chunks_of_sizes([self.job.model.num_layers], 1, mtp=self.job.model.mtp)
+
+    def plain(self, choice: Choice) -> Choice:
+        """Return a choice of one stage and of as few data ranks as its degrees have."""
+        inner = choice.tp * choice.cp
+        dp = math.lcm(inner, choice.ep * choice.etp) // inner
+        return replace(
             choice,
             pp=1,
             vpp=1,
             recompute=NONE,
             global_batch=choice.micro_batch * dp,
-            chunks=chunks_of_sizes([self.job.model.num_layers], 1, mtp=self.job.model.mtp),
+            chunks=self._one_stage(),
         )
-        for problem in self.engine.refused(self.job, plain):
-            raise InputError(problem)
+
+    def has(self, choice: Choice) -> bool:
+        """Return whether the engine trains as the job says at a choice's sharding at all."""
+        key = (choice.precision, choice.zero)
+        if key not in self._trains:
+            one = self.plain(Choice(precision=choice.precision, zero=choice.zero))
+            try:
+                self.engine.launch(replace(self.job, world=1), one)
+                self._trains[key] = True
+            except InputError:
+                self._trains[key] = False
+        return self._trains[key]
+
+    def unit(self, choice: Choice) -> Unit:
+        """Return what choices of these degrees have in common; raises InputError."""
+        key = degrees_of(choice)
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = self._unit(self.plain(choice))
+        return found
+
+    def _unit(self, plain: Choice) -> Unit:
+        dp = plain.global_batch // plain.micro_batch
         job = replace(
-            self._base(plain),
-            cp=choice.cp,
+            self.base(plain),
+            cp=plain.cp,
             dp=dp,
-            gpus=choice.tp * choice.cp * dp,
-            ep=choice.ep,
-            etp=choice.etp,
-            micro_batch=choice.micro_batch,
+            gpus=plain.tp * plain.cp * dp,
+            ep=plain.ep,
+            etp=plain.etp,
+            micro_batch=plain.micro_batch,
             global_batch=plain.global_batch,
         )
-        layers: list[LayerPrice] = []
-        kinds: list[int] = []
         alike: dict[Block, int] = {}
+        kinds: list[int] = []
         for block in job.blocks:
-            one = replace(block, number=1)
-            if one not in alike:
-                alike[one] = len(layers)
-                device, host = layer_seconds(self.target.machine, job, one, self._known)
-                experts, dense = parameters(one)
-                layers.append(
-                    LayerPrice(
-                        block=one,
-                        number=0,
-                        device_s=device,
-                        host_s=host,
-                        expert_weights=experts / (choice.ep * choice.etp),
-                        dense_weights=dense / choice.tp,
-                    )
-                )
-            at = alike[one]
-            layers[at] = layers[at]._replace(number=layers[at].number + block.number)
+            at = alike.setdefault(replace(block, number=1), len(alike))
             kinds += [at] * block.number
-        first, last = ends_seconds(job, self._known)
+        number = [kinds.count(at) for at in range(len(alike))]
+        again = self._again(job)
+        # [kind, recomputation, device or host]
+        seconds = np.array([self._by_word(job, block, again) for block in alike])
+        first, last = ends_seconds(job, self.known)
+        weights = []
+        for block, count in zip(alike, number, strict=True):
+            experts, dense = parameters(block)
+            weights.append(_Weights(count, dense / job.tp, experts / (job.ep * job.etp)))
         return Unit(
             choice=plain,
             job=job,
-            layers=tuple(layers),
             kinds=tuple(kinds),
+            weights=tuple(weights),
+            number=np.array(number, dtype=np.float64),
+            device_s=np.ascontiguousarray(seconds[:, :, 0].T),
+            host_s=np.ascontiguousarray(seconds[:, :, 1].T),
             first_s=first,
             last_s=last,
+            bounds=self._memory(plain, tuple(kinds)),
         )
 
-    def _base(self, choice: Choice) -> StepJob:
-        """Return a job of one data rank that has the settings of a choice."""
-        ranks = choice.tp
-        key = (ranks, choice.precision, choice.dispatcher, choice.overlap_experts)
-        found = self._bases.get(key)
+    def _again(self, job: StepJob) -> dict[str, StepJob]:
+        """Return a job that makes nothing again, all of a layer, or each of the modules alone."""
+        words = {NONE, FULL, *(module for word in self.words for module in word.split("+"))}
+        return {word: replace(job, recompute=_step_words(word)) for word in words}
+
+    def _by_word(
+        self, job: StepJob, block: Block, again: dict[str, StepJob]
+    ) -> list[tuple[float, float]]:
+        """Return the seconds of a layer by recomputation, and of none and of all of it.
+
+        What single modules take again adds up: no two of them are one inside the other.
+        """
+
+        times = self.known.times(job, block)
+
+        def seconds(word: str) -> tuple[float, float]:
+            device, host = seconds_of_times(self.target.machine, again[word], times)
+            return float(device), float(host)
+
+        plain, full = seconds(NONE), seconds(FULL)
+        alone: dict[str, float] = {}
+        found = []
+        for word in self.words:
+            if word in (NONE, FULL):
+                found.append(plain if word == NONE else full)
+                continue
+            more = 0.0
+            for module in word.split("+"):
+                if module not in alone:
+                    alone[module] = seconds(module)[0] - plain[0]
+                more += alone[module]
+            found.append((plain[0] + more, plain[1]))
+        return [*found, plain, full]
+
+    def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
+        """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
+        own = replace(plain, overlap_experts=False)
+        key = degrees_of(own)
+        found = self._bounds.get(key)
         if found is None:
-            one = replace(
-                choice, cp=1, ep=1, etp=choice.tp, micro_batch=1, global_batch=1, zero=self._zero
+            world = plain.tp * plain.cp * (plain.global_batch // plain.micro_batch)
+
+            def launch(zero: int) -> Launch:
+                return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
+
+            found = self._bounds[key] = Bounds(launch(self._zero), self.words, kinds, launch)
+        return found
+
+    def stages(self, choice: Choice, fixed: Fixed) -> tuple[int, ...]:
+        """Return the numbers of stages of which a rank has whole samples and whole experts.
+
+        A pipeline has as many micro-batches as stages at least: with fewer, stages would never all
+        be at work.
+        """
+        inner, expert = choice.tp * choice.cp, choice.ep * choice.etp
+        key = (inner, expert, choice.micro_batch, choice.global_batch, fixed.pp, fixed.dp)
+        found = self._stages.get(key)
+        if found is None:
+            most = self.job.model.num_layers if self.engine.pipelines else 1
+            found = self._stages[key] = tuple(
+                pp
+                for pp in kept(divisors(self.job.world // inner), fixed.pp)
+                if pp <= most
+                and kept((self.job.world // (inner * pp),), fixed.dp)
+                and self.job.world // pp % expert == 0
+                and choice.global_batch % (choice.micro_batch * self.job.world // (inner * pp)) == 0
+                and self.micro_batches(replace(choice, pp=pp)) >= pp
             )
-            launch = self.engine.launch(replace(self.job, world=ranks), one)
-            found = self._bases[key] = self._step_job(launch)
         return found
 
-    def _unit_launch(self, unit: Unit) -> Launch:
-        """Return the launch of a unit, of which memory is counted."""
-        found = self._launches.get(id(unit))
-        if found is None:
-            world = replace(self.job, world=unit.job.gpus)
-            found = self._launches[id(unit)] = self.engine.launch(world, unit.choice)
-        return found
+    # ----------------------------------------------------------------------------------------------
+    # Bounds
 
-    def least_s(self, unit: Unit, choice: Choice, recompute: str = NONE) -> float:
+    def whole_s(self, unit: Unit) -> F64:
+        """Return the seconds of a micro-batch of the whole model, by row of a unit's seconds.
+
+        No sum of stages is below it: the time of device and host together is convex and of the
+        first degree.
+        """
+        ends = unit.first_s + unit.last_s
+        return _both_s(unit.device_s @ unit.number + ends, unit.host_s @ unit.number)
+
+    def least_s(self, choice: Choice, whole_s: float) -> float:
         """Return seconds that no step of these degrees falls below, whatever its stages.
 
         M micro-batches of the whole model spread evenly over its ranks: no bubble, and nothing
@@ -179,70 +303,69 @@ class Prices:
         """
         replicas = self.job.world / (choice.tp * choice.cp)
         rounds = choice.global_batch / (choice.micro_batch * replicas)
-        return self._stragglers * rounds * self._whole_s(unit, recompute)
+        return self.stragglers * rounds * whole_s * _ROUNDING
 
-    def spread_s(self, unit: Unit, choice: Choice, recompute: str) -> float:
+    def spread_s(self, choice: Choice, chunks: int, whole_s: float, sends_s: float) -> float:
         """Return the same of a choice with its stages: as if all were equally long."""
-        dp = self.job.world // (choice.tp * choice.cp * choice.pp)
-        number = choice.global_batch // (choice.micro_batch * dp)
-        rounds = number + (choice.pp - 1) / choice.vpp
-        stage = self._whole_s(unit, recompute) / choice.pp + self._transfer_s(unit, choice)
-        return self._stragglers * rounds * stage
+        rounds = self.micro_batches(choice) + (choice.pp - 1) / chunks
+        return self.stragglers * rounds * (whole_s / choice.pp + sends_s) * _ROUNDING
 
-    def recomputations(self, unit: Unit, words: Sequence[str]) -> tuple[str, ...]:
-        """Return words of recomputation in the order of their times."""
-        return tuple(sorted(words, key=lambda one: (self._whole_s(unit, one), one)))
+    def partly_s(self, unit: Unit, lacking_bytes: float, off: F64) -> float:
+        """Return the whole model's seconds with as many layers made again as free some bytes.
 
-    def stages_s(self, unit: Unit, choice: Choice) -> float:
-        """Return seconds that the step of a choice does not fall below.
+        off : bytes that each of them frees, by kind.
+        """
+        device, host = unit.device_s[-2], unit.host_s[-2]
+        each = np.maximum(off, 1e-300)
+        more = lacking_bytes * ((unit.device_s[-1] - device) / each).min()
+        later = lacking_bytes * ((unit.host_s[-1] - host) / each).min()
+        ends = unit.first_s + unit.last_s
+        plain = device @ unit.number + ends, host @ unit.number
+        return float(_both_s(plain[0] + max(0.0, more), plain[1] + max(0.0, later)))
+
+    def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+        """Return seconds that a step does not fall below, by recomputation and by `block N`.
 
         Everything but the visible reduction of gradients, and the traffic of sharded weights: M
         times the longest stage, and the others once for each chunk.
         """
-        dp = self.job.world // (choice.tp * choice.cp * choice.pp)
-        number = choice.global_batch // (choice.micro_batch * dp)
-        send = self._transfer_s(unit, choice)
-        times = [seconds + send for seconds in self._stage_s(unit, choice)]
-        longest = max(times)
+        key = (unit, choice)
+        if key not in self._layouts_s:
+            self._layouts_s[key] = self._stages_s(unit, choice, arrangement)
+        return self._layouts_s[key]
+
+    def _stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+        plain, full = slice(-2, -1), slice(-1, None)
+        by_word = [rows[:-2] @ arrangement.layers.T for rows in (unit.device_s, unit.host_s)]
+        by_block = [
+            (rows[plain] @ arrangement.layers.T)[0]
+            + arrangement.again @ (rows[full] - rows[plain])[0]
+            for rows in (unit.device_s, unit.host_s)
+        ]
+        first, last = arrangement.ends
+        number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
         chunks = choice.vpp if choice.pp > 1 else 1
-        pipeline = number * longest + (sum(times) - longest) / chunks
-        return self._stragglers * pipeline + self._update_s(unit, choice)
-
-    def _stage_s(self, unit: Unit, choice: Choice) -> list[float]:
-        """Return the seconds of a micro-batch on each stage, transfers between them left out."""
-        again, recompute = 0, choice.recompute
-        if recompute.startswith("block"):
-            again, recompute = int(recompute.removeprefix("block ")), NONE
-        plain = self._seconds(unit, recompute)
-        full = self._seconds(unit, FULL) if again else plain
         found = []
-        for stage in self._kinds(unit, choice, again):
-            device = sum(
-                n * plain[kind][0] + r * full[kind][0] for kind, (n, r) in enumerate(stage)
-            )
-            host = sum(n * plain[kind][1] + r * full[kind][1] for kind, (n, r) in enumerate(stage))
-            found.append([device, host])
-        found[0][0] += unit.first_s
-        found[-1][0] += unit.last_s
-        return [_both_s(device, host) for device, host in found]
+        for device, host in (by_word, by_block):
+            device[:, first] += unit.first_s
+            device[:, last] += unit.last_s
+            times = _both_s(device, host) + send
+            longest = times.max(axis=1)
+            others = times @ arrangement.times - longest
+            pipeline = number * longest + others / chunks
+            found.append((self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING)
+        return found[0], found[1]
 
-    def _kinds(
-        self, unit: Unit, choice: Choice, again: int
-    ) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return of each stage how many layers of each kind there are: kept, and made again."""
-        key = (unit.kinds, choice.chunks, again)
-        found = self._counts.get(key)
-        if found is None:
-            found = self._counts[key] = tuple(
-                _counted(unit.kinds, [chunk[1] for chunk in stage], len(unit.layers), again)
-                for stage in choice.chunks
-            )
-        return found
+    def micro_batches(self, choice: Choice) -> int:
+        """Return the micro-batches of a step."""
+        dp = self.job.world // (choice.tp * choice.cp * choice.pp)
+        return choice.global_batch // (choice.micro_batch * dp)
 
-    def _transfer_s(self, unit: Unit, choice: Choice) -> float:
+    def transfer_s(self, unit: Unit, choice: Choice) -> float:
+        """Return what sends between stages add to a micro-batch of a stage."""
         if choice.pp == 1:
             return 0.0
-        key = (id(unit), choice.pp, choice.vpp)
+        key = (choice.tp, choice.cp, choice.micro_batch, choice.pp, choice.vpp, choice.precision)
         found = self._transfers.get(key)
         if found is None:
             dp = self.job.world // (choice.tp * choice.cp * choice.pp)
@@ -251,180 +374,155 @@ class Prices:
         return found
 
     def _update_s(self, unit: Unit, choice: Choice) -> float:
-        """Return what the optimizer takes of an average stage: no less than of the largest."""
-        key = (id(unit), choice.pp, choice.zero)
+        """Return what the optimizer takes of an average stage: no less than of the largest.
+
+        Nothing where adapters alone are trained, which are few.
+        """
+        if unit.job.frozen:
+            return 0.0
+        key = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp, choice.zero)
         found = self._updates.get(key)
         if found is None:
             pp = choice.pp
             data = self.job.world // (choice.tp * pp)
             of_experts = self.job.world // (choice.ep * choice.etp * pp)
-            dense = sum(layer.number * layer.dense_weights for layer in unit.layers) / pp
-            experts = sum(layer.number * layer.expert_weights for layer in unit.layers) / pp
+            dense = sum(one.number * one.dense for one in unit.weights) / pp
+            experts = sum(one.number * one.experts for one in unit.weights) / pp
             resident = dense + experts
             own = dense / data + experts / of_experts if choice.zero else resident
             if choice.zero == 3:
                 resident = own
-            found = optimizer_time_s(self.target.machine, unit.job, own, resident)
+            launch = unit.bounds.variant(choice.zero)
+            job = self._step_job(launch)
+            found = optimizer_time_s(self.target.machine, job, own, resident)
             self._updates[key] = found
         return found
 
-    def _whole_s(self, unit: Unit, recompute: str) -> float:
-        device = host = 0.0
-        for layer, (one, waited) in zip(unit.layers, self._seconds(unit, recompute), strict=True):
-            device += layer.number * one
-            host += layer.number * waited
-        # the time of both together is convex and of the first degree: no sum of stages is below it
-        return _both_s(device + unit.first_s + unit.last_s, host)
+    # ----------------------------------------------------------------------------------------------
+    # Memory
 
-    def _seconds(self, unit: Unit, recompute: str) -> tuple[tuple[float, float], ...]:
-        """Return the seconds of device and host of each kind of layer that computes this again."""
-        key = (id(unit), recompute)
-        found = self._recomputed.get(key)
-        if found is None:
-            what = _step_words(recompute)
-            found = self._recomputed[key] = tuple(
-                layer_seconds(
-                    self.target.machine, unit.job, replace(layer.block, recompute=what), self._known
-                )
-                for layer in unit.layers
+    def room_bytes(self, unit: Unit, choice: Choice, room: Room, *, again: bool) -> float:
+        """Return the highest peak that leaves enough free; again : some of it is recomputed."""
+        key = (choice.precision, choice.dispatcher, choice.zero, again)
+        launch = self._kinds.get(key)
+        if launch is None:
+            launch = unit.bounds.variant(choice.zero)
+            if again and launch.trainer is None:
+                launch = replace(launch, recompute=Recompute(layers="uniform", number=1))
+            self._kinds[key] = launch
+        return room.bytes_for(launch) * _MORE
+
+    def least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+        """Return bytes that the fullest stage has at least, by recomputation and by `block N`."""
+        key = (unit, choice)
+        if key not in self._layouts_bytes:
+            self._layouts_bytes[key] = self._least_bytes(unit, choice, arrangement)
+        return self._layouts_bytes[key]
+
+    def _least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+        states = self._states(unit, choice)
+        found: list[tuple[F64, F64]] = []
+        for place, stage in enumerate(arrangement.at):
+            live = live_forwards(
+                stage,
+                stages=choice.pp,
+                chunks=choice.vpp,
+                micro_batches=self.micro_batches(choice),
+                ahead=int(choice.overlap_experts),
             )
-        return found
+            found.append(
+                unit.bounds.of_stage(place, arrangement, live, zero=choice.zero, states=states)
+            )
+        words, blocks = zip(*found, strict=True)
+        return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
-    def may_fit(self, unit: Unit, choice: Choice, recompute: str) -> bool:
-        """Return whether states and saved activations of the first stage leave room for the rest.
+    def _states(self, unit: Unit, choice: Choice) -> tuple[float, float]:
+        data = self.job.world // (choice.tp * choice.pp)
+        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
+        return unit.bounds.state_bytes(choice.zero, data, of_experts, staged=choice.pp > 1)
 
-        Counted without what else there is, so that False is certain. recompute : instead of the
-        choice's own.
+    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+        """Return bytes that some stage has at least, wherever the layers lie.
+
+        By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least: a
+        mean of all stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of
+        layers with w bytes of their own and a for each micro-batch, and no higher than the fullest.
+        The other array is what one layer that is computed again whole takes off that mean of
+        layers of which nothing is, by kind.
         """
-        return self.least_bytes(unit, choice, recompute) <= self._most_bytes
+        key = (unit, choice.pp, choice.zero)
+        if key not in self._spreads:
+            self._spreads[key] = self._spread_bytes(unit, choice)
+        return self._spreads[key]
 
-    def least_bytes(self, unit: Unit, choice: Choice, recompute: str) -> float:
-        """Return bytes that the first stage has allocated at least, at its fullest moment."""
-        if self._with_trainer:
-            # moments of units that come and go: only the exact count is right, and it is quick
-            return 0.0
-        again = 0
-        if recompute.startswith("block"):
-            again, recompute = int(recompute.removeprefix("block ")), NONE
-        kept, full = self._kept_bytes(unit, recompute), self._kept_bytes(unit, FULL)
-        smallest = min(
-            sum(one * kept[kind] + other * full[kind] for kind, (one, other) in enumerate(chunk))
-            for chunk in self._first_stage(unit, choice, again)
-        )
-        # of chunks that differ each live one is the smallest at least
-        return self._state_bytes(unit, choice) + self._live(choice) * smallest
-
-    def _first_stage(
-        self, unit: Unit, choice: Choice, again: int
-    ) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return of each chunk of the first stage its layers by kind: kept, and made again."""
-        key = (unit.kinds, choice.chunks[0], again)
-        found = self._counts.get(key)
-        if found is None:
-            found = self._counts[key] = tuple(
-                _counted(unit.kinds, [chunk[1]], len(unit.layers), again)
-                for chunk in choice.chunks[0]
-            )
-        return found
-
-    def _live(self, choice: Choice) -> int:
-        """Return how many forwards of chunks the first stage has saved at least, at the most."""
-        dp = self.job.world // (choice.tp * choice.cp * choice.pp)
-        number = choice.global_batch // (choice.micro_batch * dp)
-        ahead = 1 if choice.overlap_experts else 0
-        if choice.vpp == 1:
-            return min(choice.pp - 1 + ahead + 1, number)
-        warm = 2 * (choice.pp - 1) + (choice.vpp - 1) * choice.pp + ahead
-        return min(warm + 1, number * choice.vpp)
-
-    def _state_bytes(self, unit: Unit, choice: Choice) -> float:
-        """Return weights, gradients and optimizer of the first stage, padding left out."""
-        key = (id(unit), choice.chunks[0], choice.zero, choice.pp)
-        found = self._states.get(key)
-        if found is None:
-            data = self.job.world // (choice.tp * choice.pp)
-            of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-            precision = self._unit_launch(unit).precision
-            each, of_expert = (
-                states_per_parameter(precision, replicas=replicas, sharding=_SHARDING[choice.zero])
-                for replicas in (data, of_experts)
-            )
-            model = self.job.model
-            found = each * model.vocab * model.hidden / choice.tp
-            for chunk in self._first_stage(unit, choice, 0):
-                for layer, (number, _) in zip(unit.layers, chunk, strict=True):
-                    found += number * each * layer.dense_weights
-                    found += number * of_expert * layer.expert_weights
-            self._states[key] = found
-        return found
-
-    def _kept_bytes(self, unit: Unit, recompute: str) -> tuple[int, ...]:
-        """Return what a layer of each kind saves of a micro-batch."""
-        key = (id(unit), recompute)
-        found = self._saved.get(key)
-        if found is None:
-            launch = replace(self._unit_launch(unit), recompute=recompute_of(recompute))
-            if recompute == FULL:
-                found = (input_bytes(launch),) * len(unit.layers)
-            else:
-                found = tuple(
-                    layer_saved_bytes(launch, experts=isinstance(layer.block.mlp, Experts))
-                    for layer in unit.layers
-                )
-            self._saved[key] = found
-        return found
+    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+        sizes = unit.bounds.sizes
+        dense, experts = self._states(unit, choice)
+        own = sizes.static + dense * sizes.dense + experts * sizes.experts
+        saved = np.vstack([sizes.saved, sizes.plain, sizes.full])
+        live = np.arange(choice.pp, 0, -1, dtype=np.float64)
+        number = unit.number
+        mean_own = own @ number / number.sum()
+        mean_saved = saved @ number / number.sum()
+        # [row, stage]
+        weights = 1.0 / (mean_own + mean_saved[:, None] * live)
+        weights /= weights.sum(axis=1, keepdims=True)
+        # [row, stage, kind]
+        of_stages = weights[:, :, None] * (own + live[:, None] * saved[:, None, :])
+        found = of_stages.min(axis=1) @ number
+        off = (weights[-2] * live).max() * (sizes.plain - sizes.full)
+        return found * _ROUNDING, off
 
     # ----------------------------------------------------------------------------------------------
-    # Prices.
+    # Prices
 
     def launch(self, choice: Choice) -> Launch:
         """Return the launch of a choice; raises InputError with what its engine refuses."""
         return launch_of(self.engine, self.job, choice)
 
-    def timing(self, launch: Launch) -> Timing:
-        """Return the step time of a launch; raises InputError where it has none."""
-        job = self._step_job(launch)
-        return Timing(job, step_time(self.target.machine, job, self._known), None)
+    def timed(self, choice: Choice) -> Timing | None:
+        """Return the step time of a choice; None where it is refused, or has none."""
+        if choice not in self._timings:
+            try:
+                job = self._step_job(self.launch(choice))
+                step = step_time(self.target.machine, job, self.known)
+                self._timings[choice] = Timing(job, step, None)
+            except InputError:
+                self._timings[choice] = None
+        return self._timings[choice]
 
-    def counted(
-        self, launch: Launch, timing: Timing, stages: Sequence[int] | None = None
+    def account(self, choice: Choice, stage: int, launch: Launch) -> Account:
+        """Return the counted memory of a stage."""
+        key = (choice, stage)
+        found = self._accounts.get(key)
+        if found is None:
+            found = self._accounts[key] = account_of(launch, stage)
+        return found
+
+    def assessed(
+        self, choice: Choice, launch: Launch, target: Target, stages: Sequence[int]
     ) -> Assessment:
-        """Return the price of a launch with the memory of some stages; default: of all."""
-        return assess(launch, self.target, stages, timing)
-
-    def fits(self, one: Assessment) -> bool:
-        """Return whether the odds of running out of memory are as asked for."""
-        return one.odds_of_oom <= self.target.oom_risk
+        """Return the price of a choice with the memory of some stages."""
+        return assess(
+            launch,
+            target,
+            stages,
+            timing=self.timed(choice),
+            count=lambda one, stage: self.account(choice, stage, one),
+        )
 
     def _step_job(self, launch: Launch) -> StepJob:
         job = job_of_launch(launch)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
 
 
-_SHARDING = ("none", "distributed", "zero2", "fsdp")
+def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
+    """Return a choice's layout by kinds of layers."""
+    return arranged(choice.chunks, unit.kinds)
 
 
-def _counted(
-    kinds: tuple[int, ...], chunks: Sequence[tuple[int, ...]], number: int, again: int
-) -> tuple[tuple[int, int], ...]:
-    """Return the layers of chunks by kind: kept ones, and the first few that are made again."""
-    counts = [[0, 0] for _ in range(number)]
-    for chunk in chunks:
-        for place, layer in enumerate(chunk):
-            counts[kinds[layer]][place < again] += 1
-    return tuple((one, other) for one, other in counts)
-
-
-_HOST_POWER = 6.0
-_ROUNDING = 1.0 - 1e-12
-"""So that sums in another order are no larger than the exact ones."""
-
-
-def _both_s(device_s: float, host_s: float) -> float:
-    """Return `together_s` of two numbers, in a tenth of its time."""
-    longest = max(device_s, host_s, 1e-300)
-    powers = (device_s / longest) ** _HOST_POWER + (host_s / longest) ** _HOST_POWER
-    return float(longest * powers ** (1.0 / _HOST_POWER) * _ROUNDING)
+def _both_s(device_s: F64, host_s: F64) -> F64:
+    return np.asarray(together_s(device_s, host_s))
 
 
 def _step_words(recompute: str) -> Recomputation:

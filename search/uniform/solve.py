@@ -1,39 +1,39 @@
 """The fastest launches of one engine that fit: best first by lower bounds, exactly.
 
 Every choice of the space is either priced or excluded by a bound that its step time, or its memory,
-cannot be below. Open choices wait in one queue by their bound, coarse ones (degrees alone) are
-opened into finer ones (stages, layouts, sharding, recomputation), and the first exact price that
-comes out of the queue and fits is that of the fastest launch of all.
+cannot be below. Open choices wait in one queue by their bound; coarse ones are opened into finer
+ones (degrees, stages, chunks of them, layouts with sharding and recomputation), and the first exact
+price that comes out of the queue and fits is that of the fastest launch of all.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
+
+import numpy as np
 
 from autopar.errors import InputError
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
-from search.check.assessment import Assessment, Target, Timing
-from search.space import divisors
-from search.uniform.choice import NONE, Choice, Fixed, kept
+from search.check.assessment import Assessment, Target
+from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import EngineSpace, Job
-from search.uniform.layout import layouts
-from search.uniform.prices import Prices, Unit
+from search.uniform.memory import Room
+from search.uniform.openings import Openings, Options
+from search.uniform.prices import Prices, Unit, arrangement_of
+from search.uniform.smallest import smallest_launch
+from search.uniform.space import Space
 
-__all__ = ["Effort", "Solution", "Solved", "choices", "solve"]
-
-_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+__all__ = ["Effort", "Shortage", "Solution", "Solved", "Uniform", "solve"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """A launch that fits, and its price."""
+    """A launch, and its price."""
 
     choice: Choice
     launch: Launch
@@ -42,9 +42,18 @@ class Solution:
     @property
     def samples_per_s(self) -> float:
         """Sequences of all GPUs together."""
+        return self.choice.global_batch / self._step_s
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds of a step for each of its sequences."""
+        return self._step_s / self.choice.global_batch
+
+    @property
+    def _step_s(self) -> float:
         step = self.assessment.step
         assert step is not None, "a solution has a step time"
-        return self.choice.global_batch / step.total_s
+        return step.total_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +62,28 @@ class Effort:
 
     degrees: int
     """Combinations of degrees, micro-batch and precision that are legal."""
+    choices: int = 1
+    """All choices: these with their stages, chunks, sharding and recomputation, of which some may
+    be refused by the engine; the layouts of as many chunks count once."""
     opened: int
+    """Degrees whose stages were looked at."""
     timed: int
     """Choices whose step was priced."""
     counted: int
-    """Choices whose memory was counted to the end."""
+    """Choices whose memory was counted."""
     cpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """What a launch lacks where none fits."""
+
+    stage: int
+    """The fullest."""
+    missing_bytes: float
+    """Of its peak, what is above the highest one that leaves enough free."""
+    least_bytes: float
+    """No choice has a fullest stage below it; the peak itself where the launch is the smallest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,251 +94,313 @@ class Solved:
     solutions: tuple[Solution, ...]
     """No two of one family of degrees."""
     smallest: Solution | None
-    """Where nothing fits, the launch with the smallest peak."""
+    """Where nothing fits, the launch with the smallest peak that was found."""
+    shortage: Shortage | None = None
+    """What the smallest one lacks."""
+    least_s: float | None = None
+    """Seconds for each sequence of a step that no launch that fits is below; None: none fits."""
+    complete: bool = True
+    """Nothing was left to look at, or nothing that could be better; False: time was up."""
     effort: Effort
+
+    @property
+    def gap(self) -> float:
+        """By how much the best launch may be slower than the fastest there is, as a share of it.
+
+        0 where the search was complete.
+        """
+        if not self.solutions or not self.least_s:
+            return 0.0
+        return self.solutions[0].sample_s / self.least_s - 1.0
+
+
+_MOST_S = 5.0
+"""Of CPU that are spent on the smallest launch where nothing fits."""
+_DEGREES, _STAGES, _CHUNKS, _LAYOUT, _EXACT = 4, 3, 2, 1, 0
+"""Levels of entries: of equally long ones exact ones come first."""
 
 
 class _Entry(NamedTuple):
     """A choice in the queue, and what is known of it."""
 
     seconds: float
-    """Per sequence: the step, or what it is not below."""
+    """For each sequence: the step's, or what it is not below."""
     level: int
-    """What the seconds are: 0 of the step itself, 1 of a choice, 2 of its layout with this and
-    every later recomputation, 3 of its degrees. Exact ones come first of equal ones."""
     choice: Choice
     number: int
     unit: Unit | None = None
+    options: Options | None = None
     at: int = 0
-    """Of the recomputations of a layout, in the order of their times."""
-    options: tuple[str, ...] = ()
-    timing: Timing | None = None
-    launch: Launch | None = None
+    """Of the options."""
 
 
-def choices(engine: EngineSpace, job: Job, fixed: Fixed) -> Iterator[Choice]:
-    """Yield the legal combinations of degrees, micro-batch and precision, stages still open."""
-    model = job.model
-    heads = model.attention.heads
-    world = job.world
-    tensor = kept((t for t in divisors(world) if heads % t == 0), fixed.tp)
-    context = kept((c for c in divisors(world) if job.seq % (2 * c) == 0), fixed.cp)
-    if not engine.context:
-        context = kept((1,), context)
-    experts: tuple[int, ...] = (1,)
-    if model.experts is not None:
-        number = model.experts.number
-        found = (e for e in divisors(world) if number % e == 0) if engine.experts else (1,)
-        experts = kept(found, fixed.ep)
-    precisions = kept(engine.precisions(job.gpu), fixed.precision)
-    for tp, cp, ep in product(tensor, context, experts):
-        if world % (tp * cp):
-            continue
-        splits: tuple[int, ...] = (1,)
-        if model.experts is not None:
-            splits = kept(engine.expert_tensor(tp), fixed.etp)
-        dispatchers = kept(engine.dispatchers, fixed.dispatcher) if ep > 1 else ("alltoall",)
-        overlaps = [False]
-        if ep > 1 and engine.overlaps_experts and fixed.overlap_experts is not False:
-            overlaps = [True] if fixed.overlap_experts else [False, True]
-        for etp, batch, size, precision, dispatcher, overlap in product(
-            splits,
-            job.global_batches,
-            kept(_MICRO_BATCHES, fixed.micro_batch),
-            precisions,
-            dispatchers,
-            overlaps,
-        ):
-            yield Choice(
-                tp=tp,
-                cp=cp,
-                ep=ep,
-                etp=etp,
-                micro_batch=size,
-                precision=precision,
-                dispatcher=dispatcher,
-                overlap_experts=overlap,
-                global_batch=batch,
-            )
+class Uniform:
+    """The launches of one engine for one job, which can be asked for more than once."""
+
+    def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:
+        self.engine = engine
+        self.job = job
+        self.target = target
+        self.prices = Prices(engine, job, target)
+        self.space = Space(self.prices)
+
+    def solve(
+        self,
+        fixed: Fixed | None = None,
+        *,
+        top: int = 1,
+        seconds: float | None = None,
+        memory_bytes: float | None = None,
+        oom_risk: float | None = None,
+    ) -> Solved:
+        """Return the fastest launches that fit, the best of each family of degrees.
+
+        seconds : of CPU after which the best that was found is returned, with its gap. memory_bytes
+        and oom_risk : of a device, instead of the target's. Raises InputError where the engine runs
+        no launch of this job at all.
+        """
+        began = time.process_time()
+        target = self.target
+        if memory_bytes is not None:
+            card = replace(target.machine.card, memory_bytes=memory_bytes)
+            target = replace(target, machine=replace(target.machine, card=card))
+        if oom_risk is not None:
+            target = replace(target, oom_risk=oom_risk)
+        search = _Search(self, target, fixed or Fixed(), top)
+        deadline = None if seconds is None else began + seconds
+        search.run(deadline)
+        return search.solved(began, deadline)
 
 
-def _stages(engine: EngineSpace, job: Job, choice: Choice, fixed: Fixed) -> list[int]:
-    """Return the numbers of stages of which a rank has whole samples and whole experts."""
-    inner = choice.tp * choice.cp
-    found = []
-    most = job.model.num_layers if engine.pipelines else 1
-    for pp in kept(divisors(job.world // inner), fixed.pp):
-        dp = job.world // (inner * pp)
-        if pp > most or (fixed.dp is not None and dp not in fixed.dp):
-            continue
-        if choice.global_batch % (choice.micro_batch * dp):
-            continue
-        if (inner * dp) % (choice.ep * choice.etp):
-            continue
-        number = choice.global_batch // (choice.micro_batch * dp)
-        if pp > 1 and number < pp:
-            continue
-        found.append(pp)
-    return found
+def solve(
+    engine: EngineSpace,
+    job: Job,
+    target: Target,
+    fixed: Fixed | None = None,
+    *,
+    top: int = 1,
+    seconds: float | None = None,
+) -> Solved:
+    """Return the fastest launches of an engine that fit, the best of each family of degrees.
+
+    seconds : of CPU after which the best that was found is returned, with its gap. Raises
+    InputError where the engine runs no launch of this job at all.
+    """
+    return Uniform(engine, job, target).solve(fixed, top=top, seconds=seconds)
 
 
 class _Search:
-    def __init__(self, prices: Prices, fixed: Fixed, top: int) -> None:
-        self.prices = prices
-        self.engine, self.job = prices.engine, prices.job
-        self.fixed = fixed
-        self.top = top
+    """One question to a space."""
+
+    def __init__(self, uniform: Uniform, target: Target, fixed: Fixed, top: int) -> None:
+        self.prices, self.space = uniform.prices, uniform.space
+        self.engine, self.job = uniform.engine, uniform.job
+        self.target, self.fixed, self.top = target, fixed, top
+        self.room = Room(target.capacity_bytes, target.oom_risk)
         self.queue: list[_Entry] = []
-        self.number = 0
+        self.found: dict[object, Solution] = {}
         self.opened = self.timed = self.counted = 0
-        self.recompute = kept(self.engine.recompute(self.job.model), fixed.recompute)
+        self.complete = True
+        self.least_s: float | None = None
+        self.openings = Openings(self.prices, fixed, self.room)
+        self.degrees = self.space.degrees(fixed)
 
-    def push(self, entry: _Entry) -> None:
-        self.number += 1
-        heapq.heappush(self.queue, entry._replace(number=self.number))
+    # ----------------------------------------------------------------------------------------------
 
-    def run(self) -> tuple[tuple[Solution, ...], int]:
-        legal = 0
-        for choice in choices(self.engine, self.job, self.fixed):
-            if not _stages(self.engine, self.job, choice, self.fixed):
+    def push(self, seconds: float, level: int, choice: Choice, **known: object) -> None:
+        """Put a choice into the queue."""
+        self.pushed += 1
+        heapq.heappush(
+            self.queue,
+            _Entry(seconds, level, choice, self.pushed, **known),  # type: ignore[arg-type]
+        )
+
+    pushed = 0
+
+    def coarse(self) -> Iterator[tuple[float, Choice]]:
+        """Yield the degrees that may fit by their bounds."""
+        seconds, size, way, laid, batch = self.degrees
+        most = self.room.most_bytes
+        at = np.flatnonzero(size <= most)
+        for place in at[np.argsort(seconds[at], kind="stable")]:
+            choice = self.space.choice(
+                self.space.ways[way[place]], self.space.laid[laid[place]], int(batch[place])
+            )
+            yield float(seconds[place]), choice
+
+    def entries(self) -> Iterator[_Entry]:
+        """Yield the choices of the queue by their bounds; what is opened meanwhile is in it."""
+        coarse = self.coarse()
+        following = next(coarse, None)
+        while self.queue or following:
+            while following and (not self.queue or following[0] <= self.queue[0].seconds):
+                self.push(following[0], _DEGREES, following[1])
+                following = next(coarse, None)
+            yield heapq.heappop(self.queue)
+
+    def run(self, deadline: float | None) -> None:
+        """Look for the best launches until they are found, or time is up."""
+        late = False
+        for entry in self.entries():
+            if not late and deadline is not None and time.process_time() > deadline:
+                late, self.complete = True, False
+                if not self.found:
+                    self.least_s = entry.seconds
+            if entry.level < _DEGREES and _family(entry.choice) in self.found:
                 continue
-            with suppress(InputError):
-                unit = self.prices.unit(choice)
-                legal += 1
-                least = self.prices.least_s(unit, choice) / choice.global_batch
-                self.push(_Entry(least, 3, choice, 0, unit))
-        found: dict[tuple[object, ...], Solution] = {}
-        while self.queue and len(found) < self.top:
-            entry = heapq.heappop(self.queue)
-            if _family(entry.choice) in found and entry.level < 3:
-                continue
-            if entry.level == 3:
-                self.open(entry)
-            elif entry.level == 2:
-                self.recompute_next(entry)
-            elif entry.level == 1:
-                self.time(entry)
-            else:
-                solution = self.priced(entry)
-                if solution is not None:
-                    found[_family(entry.choice)] = solution
-        return tuple(found.values()), legal
-
-    def spread(self, unit: Unit, choice: Choice, recompute: str) -> float:
-        return self.prices.spread_s(unit, choice, recompute) / choice.global_batch
+            if late and entry.level == _LAYOUT:
+                # the slowest recomputation leaves the most room
+                assert entry.options is not None, "a layout has options"
+                entry = entry._replace(at=len(entry.options.words) - 1)
+            self.open(entry)
+            if len(self.found) >= self.top or (late and self.found):
+                break
 
     def open(self, entry: _Entry) -> None:
-        """Push the layouts of some degrees."""
-        unit = entry.unit
-        assert unit is not None, "degrees have their times"
+        """Push what is finer than an entry, or take it where it is a launch."""
+        if entry.level == _DEGREES:
+            self.open_degrees(entry)
+        elif entry.level == _STAGES:
+            self.open_stages(entry)
+        elif entry.level == _CHUNKS:
+            self.open_chunks(entry)
+        elif entry.level == _LAYOUT:
+            self.open_layout(entry)
+        else:
+            self.take(entry)
+
+    # ----------------------------------------------------------------------------------------------
+    # Degrees, stages, chunks
+
+    def open_degrees(self, entry: _Entry) -> None:
+        """Push the numbers of stages of some degrees that may fit."""
+        try:
+            unit = self.prices.unit(entry.choice)
+        except InputError:
+            return
         self.opened += 1
-        words = self.prices.recomputations(unit, self.recompute)
-        for choice in self.layouts(unit, entry.choice):
-            blocks = self.blocks(choice)
-            for options in filter(None, (words, blocks)):
-                # the least that any of a chain takes is what its first one does
-                seconds = self.spread(unit, choice, NONE if options == blocks else options[0])
-                self.push(_Entry(seconds, 2, choice, 0, unit, 0, options))
+        for choice in self.openings.stages(entry.choice):
+            chunks = self.openings.chunks(choice)
+            least = self.least_whole_s(unit, choice)
+            if not chunks or least == np.inf:
+                continue
+            # sends of a few chunks are the shortest, bubbles of many
+            few = [v for v in chunks if v <= 2] or chunks[:1]
+            sends = min(self.prices.transfer_s(unit, replace(choice, vpp=v)) for v in few)
+            seconds = self.prices.spread_s(choice, max(chunks), least, sends)
+            self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
 
-    def blocks(self, choice: Choice) -> tuple[str, ...]:
-        """Return the words for some layers of each chunk, from one on: ever more time."""
-        if not self.engine.blocks:
-            return ()
-        longest = max(len(chunk[1]) for stage in choice.chunks for chunk in stage)
-        words = tuple(f"block {number}" for number in range(1, longest))
-        return kept(words, self.fixed.recompute)
+    def least_whole_s(self, unit: Unit, choice: Choice) -> float:
+        """Return the same of any sharding."""
+        whole = self.prices.whole_s(unit)
+        return min(
+            (
+                self.openings.least_whole_s(unit, replace(choice, zero=zero), whole)
+                for zero in self.openings.zeros(choice)
+            ),
+            default=np.inf,
+        )
 
-    def recompute_next(self, entry: _Entry) -> None:
-        """Push a layout with one recomputation, and with all later ones."""
-        unit, options = entry.unit, entry.options
-        assert unit is not None, "degrees have their times"
-        for at in range(entry.at, len(options)):
-            if self.prices.may_fit(unit, entry.choice, options[at]):
-                choice = replace(entry.choice, recompute=options[at])
-                seconds = self.prices.stages_s(unit, choice) / choice.global_batch
-                self.push(_Entry(seconds, 1, choice, 0, unit))
-                if at + 1 < len(options):
-                    # of a layout more layers take more; other words do so of a whole model
-                    blocks = options[at].startswith("block")
-                    after = seconds if blocks else self.spread(unit, choice, options[at + 1])
-                    self.push(entry._replace(seconds=after, at=at + 1))
-                return
+    def open_stages(self, entry: _Entry) -> None:
+        """Push the numbers of chunks."""
+        unit = entry.unit
+        assert unit is not None, "stages have a unit"
+        least = self.least_whole_s(unit, entry.choice)
+        for vpp in self.openings.chunks(entry.choice):
+            choice = replace(entry.choice, vpp=vpp)
+            sends = self.prices.transfer_s(unit, choice)
+            seconds = self.prices.spread_s(choice, vpp, least, sends)
+            self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
-    def time(self, entry: _Entry) -> None:
-        """Price the step of a choice."""
-        with suppress(InputError):
-            launch = self.prices.launch(entry.choice)
-            timing = self.prices.timing(launch)
-            assert timing.step is not None, "a job that is timed has a step"
+    def open_chunks(self, entry: _Entry) -> None:
+        """Push the layouts of so many chunks with their recomputations that may fit."""
+        unit = entry.unit
+        assert unit is not None, "chunks have a unit"
+        for choice in self.openings.layouts(unit, entry.choice):
+            options = self.openings.fastest(unit, choice)
+            if options.words:
+                self.push(float(options.values[0]), _LAYOUT, choice, unit=unit, options=options)
+
+    # ----------------------------------------------------------------------------------------------
+    # Launches
+
+    def open_layout(self, entry: _Entry) -> None:
+        """Price the fastest recomputation of a layout that is left."""
+        assert entry.options is not None, "a layout has options"
+        words = entry.options.words
+        choice = replace(entry.choice, recompute=words[entry.at])
+        timing = self.prices.timed(choice)
+        if timing is not None and timing.step is not None:
             self.timed += 1
-            seconds = timing.step.total_s / entry.choice.global_batch
-            self.push(_Entry(seconds, 0, entry.choice, 0, timing=timing, launch=launch))
+            seconds = timing.step.total_s / choice.global_batch
+            self.push(seconds, _EXACT, choice, unit=entry.unit)
+        if entry.at + 1 < len(words):
+            at = entry.at + 1
+            self.push(
+                float(entry.options.values[at]),
+                _LAYOUT,
+                entry.choice,
+                unit=entry.unit,
+                options=entry.options,
+                at=at,
+            )
 
-    def layouts(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
-        """Yield choices with stages, chunks, layers on them and sharding."""
-        job, engine = self.job, self.engine
-        seconds = unit.layer_s
-        for pp in _stages(engine, job, choice, self.fixed):
-            dp = job.world // (choice.tp * choice.cp * pp)
-            number = choice.global_batch // (choice.micro_batch * dp)
-            most = job.model.num_layers // pp if pp > 1 else 1
-            # an interleaved pipeline runs groups of as many micro-batches as there are stages
-            chunks = [v for v in range(1, most + 1) if v == 1 or number % pp == 0]
-            sharded = engine.zero if pp == 1 else engine.zero_with_stages
-            # one data rank has nothing to share: all of them are one
-            zeros = kept(sharded, self.fixed.zero)
-            if dp * choice.cp == 1 and self.fixed.zero is None:
-                zeros = zeros[:1]
-            for vpp in kept(chunks, self.fixed.vpp):
-                for chunk in layouts(
-                    seconds,
-                    unit.first_s,
-                    unit.last_s,
-                    pp,
-                    vpp,
-                    mtp=job.model.mtp,
-                    any_layout=engine.any_layout,
-                ):
-                    for zero in zeros:
-                        yield replace(choice, pp=pp, vpp=vpp, zero=zero, chunks=chunk)
-
-    def priced(self, entry: _Entry) -> Solution | None:
-        """Return a choice with its memory, None where it does not fit."""
-        assert entry.launch is not None, "its step is priced"
-        assert entry.timing is not None, "its step is priced"
+    def take(self, entry: _Entry) -> None:
+        """Take a launch whose step is priced, where it fits."""
+        choice = entry.choice
+        launch = self.prices.launch(choice)
         self.counted += 1
-        # the first stage is nearly always the fullest, and the others take as long to count
-        for stages in ((0,), None):
-            whole = self.prices.counted(entry.launch, entry.timing, stages)
-            if not self.prices.fits(whole):
-                return None
-        return Solution(choice=entry.choice, launch=entry.launch, assessment=whole)
+        assert entry.unit is not None, "a launch has a unit"
+        # of stages that are alike the first has the most micro-batches live, so it is the fullest
+        stages = arrangement_of(entry.unit, choice).at
+        for stage in stages:
+            peak = self.prices.account(choice, stage, launch).peak_bytes
+            if self.target.odds(launch, peak) > self.target.oom_risk:
+                return
+        if not self.found and self.least_s is None:
+            self.least_s = entry.seconds
+        self.found[_family(choice)] = self.solution(choice, launch, stages)
+
+    def solution(self, choice: Choice, launch: Launch, stages: Sequence[int]) -> Solution:
+        """Return a choice with its price."""
+        assessment = self.prices.assessed(choice, launch, self.target, stages)
+        return Solution(choice=choice, launch=launch, assessment=assessment)
+
+    def nearest(self, deadline: float | None) -> tuple[Solution | None, Shortage | None]:
+        """Return the launch that needs the least memory, and what it lacks."""
+        until = time.process_time() + _MOST_S if deadline is None else deadline
+        found = smallest_launch(self.space, self.degrees, self.openings, until)
+        if found is None:
+            return None, None
+        solution = self.solution(found.choice, found.launch, found.stages)
+        fullest = solution.assessment.fullest
+        return solution, Shortage(
+            stage=fullest.stage,
+            missing_bytes=fullest.peak_bytes - self.room.bytes_for(found.launch),
+            least_bytes=found.least_bytes,
+        )
+
+    def solved(self, began: float, deadline: float | None) -> Solved:
+        """Return what was found."""
+        smallest, shortage = (None, None) if self.found else self.nearest(deadline)
+        return Solved(
+            engine=self.engine,
+            solutions=tuple(self.found.values()),
+            smallest=smallest,
+            shortage=shortage,
+            least_s=self.least_s,
+            complete=self.complete,
+            effort=Effort(
+                degrees=len(self.degrees.seconds),
+                choices=self.openings.number(self.space, self.degrees),
+                opened=self.opened,
+                timed=self.timed,
+                counted=self.counted,
+                cpu_s=time.process_time() - began,
+            ),
+        )
 
 
 def _family(choice: Choice) -> tuple[object, ...]:
     """Return what alternatives differ in: degrees and sharding, not settings of them."""
     return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp, choice.zero, choice.precision)
-
-
-def solve(
-    engine: EngineSpace, job: Job, target: Target, fixed: Fixed | None = None, *, top: int = 1
-) -> Solved:
-    """Return the fastest launches of an engine that fit, the best of each family of degrees.
-
-    Raises InputError where the engine runs no launch of this job at all.
-    """
-    began = time.process_time()
-    search = _Search(Prices(engine, job, target), fixed or Fixed(), top)
-    solutions, legal = search.run()
-    return Solved(
-        engine=engine,
-        solutions=solutions,
-        smallest=None,
-        effort=Effort(
-            degrees=legal,
-            opened=search.opened,
-            timed=search.timed,
-            counted=search.counted,
-            cpu_s=time.process_time() - began,
-        ),
-    )

@@ -25,6 +25,7 @@ from autopar.estimate.parts.operations import (
     Part,
     Sends,
     Split,
+    as_number,
     cast_parts,
     element_part,
     group,
@@ -135,12 +136,13 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends
     shape = group(machine, job.ep, job.etp)
     # a card's own figures are of few tokens, as in inference, and too slow for many
     network = replace(machine.card.network, exchange=None)
+    routed = split_of(job).routed * _taken(job)
     dispatch, combine = (
-        float(
+        as_number(
             moe_exchange_time_s(
                 network,
                 direction,
-                split_of(job).routed * _taken(job),
+                routed,
                 shape,
                 hidden=mlp.latent or hidden,
                 top_k=mlp.per_token,
@@ -165,7 +167,7 @@ def _gathered_sends(machine: Machine, job: Job, width: int) -> Sends:
     ranks = job.ep * job.etp
     if ranks == 1:
         return Sends()
-    elements = float(split_of(job).routed) * ranks * width
+    elements = split_of(job).routed * ranks * width
     summed = 4.0 if job.router_fp32 else job.element_bytes
     there = [
         transfer_s(machine, operation, elements * each, ranks, 1)
@@ -186,6 +188,6 @@ def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> fl
     copies = split_of(job).routed * mlp.per_token * _taken(job)
     size = copies * job.etp * width * job.element_bytes
     return sum(
-        transfer_s(machine, operation, float(size), job.etp, 1)
+        transfer_s(machine, operation, size, job.etp, 1)
         for operation in ("allgather", "reducescatter")
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ __all__ = [
     "Sends",
     "Split",
     "accumulation_bytes",
+    "as_number",
     "cast_parts",
     "element_part",
     "group",
@@ -218,13 +219,22 @@ def cast_parts(
     yield Part(f"{name} cast", module, "cast", forward, backward)
 
 
+def as_number(value: Real) -> Any:
+    """Return a number as a float, whatever array of one it is; an array of many as it is."""
+    return value if np.ndim(value) else float(value)
+
+
 def transfer_s(
-    machine: Machine, operation: str, size_bytes: float, ranks: int, stride: int
+    machine: Machine, operation: str, size_bytes: Real, ranks: int, stride: int
 ) -> float:
-    """Return the seconds of a collective of groups of `ranks`, `stride` apart."""
+    """Return the seconds of a collective of groups of `ranks`, `stride` apart.
+
+    A number of one size, an array for an array.
+    """
     if ranks == 1:
         return 0.0
     shape = group(machine, ranks, stride)
-    return collective_time_s(
-        machine.card.network, operation, float(size_bytes), shape, machine.factors
+    found: float = collective_time_s(
+        machine.card.network, operation, as_number(size_bytes), shape, machine.factors
     )
+    return found

@@ -1,0 +1,208 @@
+"""How long searches over launches with one set of degrees take, and how they grow.
+
+`python -m benchmarks.bench_uniform [--only WORD ...] [--limit S] [--json LEDGER]`. Every case runs
+in a process of its own, so that its peak memory is its own: a first question, the same one again,
+one about less memory and one about a fixed degree. The answer is held against its bound, and
+against `autopar check` of the launch that was found. Growth is that of one mixture in its layers,
+GPUs and experts. Cards and models are shipped; nothing is measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autopar.estimate.accuracy import load_accuracy
+from autopar.estimate.card import load_card
+from autopar.estimate.layer import machine_of
+from autopar.estimate.stack import load_stack
+from autopar.memory.launch import Model
+from autopar.records import dataclass
+from autopar.units import GIB
+from benchmarks.bench_growth import exponent
+from benchmarks.metadata import ROOT, append, peak_memory_bytes
+from search.check.assessment import Target, assess
+from search.launches.models import flavour, model_named
+from search.uniform.choice import Fixed
+from search.uniform.engines import Job, engine_space
+from search.uniform.solve import Uniform
+
+__all__ = ["CASES", "Case", "main", "measure"]
+
+_CARD = "h100-80gb"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A question, and the line of growth that it is a point of."""
+
+    model: tuple[str, str]
+    """Family and size."""
+    world: int
+    batch: int
+    seq: int = 4096
+    engine: str = "megatron"
+    layers: int | None = None
+    experts: int | None = None
+    axis: str = ""
+    size: float = 0.0
+
+
+_MIXTURE = ("qwen3", "30B-A3B")
+CASES: dict[str, Case] = {
+    "qwen3-235b-256": Case(model=("qwen3", "235B-A22B"), world=256, batch=2048),
+    "deepseek-v3-1024": Case(model=("deepseek_v3", "671B"), world=1024, batch=16384),
+    "llama3-70b-64": Case(model=("llama3", "70B"), world=64, batch=512, seq=8192),
+    "llama3-70b-1024": Case(model=("llama3", "70B"), world=1024, batch=2048, seq=8192),
+    "llama3-70b-16384": Case(model=("llama3", "70B"), world=16384, batch=16384, seq=8192),
+    "mixtral-64": Case(model=("", "mixtral-8x7b"), world=64, batch=512),
+    "torchtitan-llama3-8b-64": Case(
+        model=("llama3", "8B"), world=64, batch=512, seq=8192, engine="torchtitan"
+    ),
+    **{
+        f"layers-{n}": Case(
+            model=_MIXTURE, world=64, batch=1024, layers=n, axis="layers", size=n
+        )
+        for n in (12, 24, 48, 96)
+    },
+    **{
+        f"gpus-{n}": Case(model=_MIXTURE, world=n, batch=4096, axis="GPUs", size=n)
+        for n in (16, 64, 256, 1024)
+    },
+    **{
+        f"experts-{n}": Case(
+            model=_MIXTURE, world=64, batch=1024, experts=n, axis="experts", size=n
+        )
+        for n in (16, 32, 64, 128)
+    },
+}  # fmt: skip
+
+
+def _model(case: Case) -> Model:
+    family, size = case.model
+    model = flavour(family, size) if family else model_named(size)
+    assert model is not None, case.model
+    if case.layers is not None:
+        model = replace(model, expert_layers=(True,) * case.layers)
+    if case.experts is not None:
+        assert model.experts is not None, case.model
+        model = replace(model, experts=replace(model.experts, number=case.experts))
+    return model
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Return the seconds, the memory and the counts of a case, once its answer is right."""
+    engine = engine_space(case.engine)
+    target = Target(
+        machine=machine_of(load_card(_CARD), load_stack(engine.stack)),
+        accuracy=load_accuracy(),
+        site_known=False,
+        oom_risk=0.01,
+    )
+    job = Job(
+        name=" ".join(case.model).strip(),
+        model=_model(case),
+        seq=case.seq,
+        global_batches=(case.batch,),
+        world=case.world,
+        gpu=_CARD,
+    )
+    began, uniform = time.process_time(), Uniform(engine, job, target)
+    solved = uniform.solve()
+    cpu = {"first": time.process_time() - began}
+    for name, options in (
+        ("again", {}),
+        ("70 GiB", {"memory_bytes": 70.0 * GIB}),
+        ("tp 2", {"fixed": Fixed(tp=(2,))}),
+    ):
+        began = time.process_time()
+        uniform.solve(**options)  # type: ignore[arg-type]
+        cpu[name] = time.process_time() - began
+    found = {
+        "cpu_s": cpu,
+        "peak_bytes": peak_memory_bytes(),
+        "choices": solved.effort.choices,
+        "degrees": solved.effort.degrees,
+        "opened": solved.effort.opened,
+        "timed": solved.effort.timed,
+        "counted": solved.effort.counted,
+        "answer": "nothing fits",
+    }
+    if solved.solutions:
+        best = solved.solutions[0]
+        checked = assess(best.launch, target)
+        assert checked.step is not None
+        assert best.assessment.step is not None
+        assert solved.gap == 0.0
+        assert abs(checked.step.total_s / best.assessment.step.total_s - 1.0) < 1e-9
+        assert checked.odds_of_oom <= target.oom_risk
+        line = best.choice.line(case.world, experts=job.model.experts is not None)
+        found["answer"] = f"{checked.step.total_s:.3f} s: {line}"
+    return found
+
+
+def _asked(name: str, limit_s: float) -> dict[str, Any] | None:
+    """Return what a process of its own measured, None where it was ended."""
+    command = [sys.executable, "-m", "benchmarks.bench_uniform", "--one", name]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=True
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _line(name: str, row: dict[str, Any] | None) -> str:
+    if row is None:
+        return f"{name:24s} ended"
+    cpu = " ".join(f"{seconds:7.2f}" for seconds in row["cpu_s"].values())
+    counts = f"{row['choices']:12.3g} {row['degrees']:7d} {row['opened']:6d} {row['timed']:6d}"
+    size = row["peak_bytes"] / (1 << 20)
+    return f"{name:24s} {cpu} {size:6.0f} {counts} {row['counted']:7d}  {row['answer']}"
+
+
+def main() -> int:
+    """Print one line per case and one per axis."""
+    parser = argparse.ArgumentParser(description="Searches over launches with one set of degrees.")
+    parser.add_argument("--only", nargs="+", default=[""], help="words in the names of cases")
+    parser.add_argument("--limit", type=float, default=120.0, help="wall seconds of a process")
+    parser.add_argument("--json", type=Path, help="append the result to this file")
+    parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(CASES[given.one])))
+        return 0
+    print(
+        f"{'CPU seconds':24s} {'first':>7s} {'again':>7s} {'70 GiB':>7s} {'tp 2':>7s} {'MiB':>6s} "
+        f"{'choices':>12s} {'degrees':>7s} {'opened':>6s} {'timed':>6s} {'counted':>7s}  answer"
+    )
+    rows: dict[str, dict[str, Any] | None] = {}
+    for name in CASES:
+        if any(word in name for word in given.only):
+            rows[name] = _asked(name, given.limit)
+            print(_line(name, rows[name]), flush=True)
+    for axis in dict.fromkeys(case.axis for case in CASES.values() if case.axis):
+        done = [
+            (CASES[name].size, row["cpu_s"]["first"])
+            for name, row in rows.items()
+            if row is not None and CASES[name].axis == axis
+        ]
+        if len(done) > 2:
+            slope = exponent(*map(list, zip(*done, strict=True)))
+            print(f"{axis:24s} exponent {slope:.2f}")
+    append(given.json, "uniform", {"cases": rows})
+    return 1 if None in rows.values() else 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())

@@ -1,0 +1,378 @@
+"""Bytes that a launch has allocated at least, from a few sums: which choices need no count.
+
+The count is `autopar.memory.account`'s. A bound takes one moment of it, the last forward before the
+first backward, on the first or the last stage: states without padding, what live micro-batches have
+saved, what is kept from step to step, and what that forward makes. It is a thousandth below the
+count or less where that moment is the fullest; blocks of the allocator are in it where they are
+those of activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast, get_args
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.memory import kept, torch_layers
+from autopar.memory.activations import copied_qkv_bytes, input_bytes, saved_parts
+from autopar.memory.allocator import recycled_bytes
+from autopar.memory.launch import Checkpointing, Chunk, Launch, Recompute
+from autopar.memory.parameters import Weight, chunk_weights, layer_weights
+from autopar.memory.peak import backward_bytes, deferred_head_bytes, dispatched_bytes, head_bytes
+from autopar.memory.risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
+from autopar.memory.sharded import recipe_of_launch
+from autopar.records import dataclass
+from search.uniform.choice import FULL, NONE, recompute_of
+from search.uniform.layout import Arrangement
+
+__all__ = ["Bounds", "Live", "Room", "live_forwards", "states_of_launch"]
+
+
+_LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
+
+
+class Live(NamedTuple):
+    """What a stage has saved when its warm-up's last forward, the next one, is through."""
+
+    chunks: F64
+    """Micro-batches of each chunk."""
+    forward: int
+    """The chunk of that forward."""
+
+
+def live_forwards(stage: int, *, stages: int, chunks: int, micro_batches: int, ahead: int) -> Live:
+    """Return what is live before the first backward of 1F1B, or of its interleaved form.
+
+    ahead : forwards more, beside whose exchanges another micro-batch runs.
+    """
+    behind = stages - stage - 1
+    if chunks == 1:
+        return Live(np.array([float(min(behind + ahead + 1, micro_batches))]), 0)
+    # arXiv 2104.04473: two for each stage behind, and a group for each chunk but the last
+    warm = 2 * behind + (chunks - 1) * stages + ahead
+    number = min(warm + 1, micro_batches * chunks)
+    groups, rest = divmod(number, stages * chunks)
+    places = np.arange(chunks) * stages
+    live = groups * stages + np.clip(rest - places, 0, stages)
+    return Live(live.astype(np.float64), (number - 1) % (stages * chunks) // stages)
+
+
+class Room:
+    """Bytes that the tensors of a launch may take on a device, by the kind of launch."""
+
+    def __init__(self, capacity_bytes: float, risk: float) -> None:
+        self._left = capacity_bytes - CONTEXT_BYTES
+        self._risk = risk
+
+    @property
+    def most_bytes(self) -> float:
+        """The highest peak that leaves enough free in any kind of launch."""
+        least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
+        return max(0.0, self._left) / (1.0 + least)
+
+    def bytes_for(self, launch: Launch) -> float:
+        """Return the highest peak at which the odds of running out are as asked for."""
+        return max(0.0, self._left) / (1.0 + reserve_share(kind_of(launch), self._risk))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sizes:
+    """Bytes and elements of a rank by kind of layer, for one micro-batch."""
+
+    saved: F64
+    """[recomputation, kind]"""
+    full: F64
+    """[kind]: of a layer that is computed again as a whole."""
+    plain: F64
+    """[kind]: of one of which nothing is."""
+    static: F64
+    """[kind]: kept from step to step for each layer."""
+    dense: F64
+    experts: F64
+    """[kind]: elements of trained weights."""
+    again: float
+    """What the backward makes of a layer that is computed again as a whole, at least."""
+
+
+class Bounds:
+    """Bounds of launches that have degrees, micro-batch and precision in common."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        words: Sequence[str],
+        kinds: tuple[int, ...],
+        variant: Callable[[int], Launch],
+    ) -> None:
+        """Take a launch of one stage.
+
+        words : recomputations; kinds : of every layer; variant : returns the launch with another
+        sharding.
+        """
+        self._launch = launch
+        self._words = tuple(words)
+        self.variant = variant
+        self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
+        self._torch = launch.trainer is not None
+        self._fixed: dict[object, float] = {}
+        self._forwards: dict[object, float] = {}
+        self._each: dict[tuple[int, bool], tuple[float, float]] = {}
+        self._tables: dict[object, tuple[float, float]] = {}
+        self.sizes = self._sizes()
+
+    def _experts(self, kind: int) -> bool:
+        return self._launch.model.expert_layers[self._layer_of[kind]]
+
+    def _sizes(self) -> Sizes:
+        launch, number = self._launch, len(self._layer_of)
+        mixture = [self._experts(kind) for kind in range(number)]
+        unlike = {experts: mixture.index(experts) for experts in mixture}
+        weights = {experts: layer_weights(launch, experts=experts) for experts in unlike}
+        elements = {experts: _elements(found) for experts, found in weights.items()}
+        saved = {
+            experts: self._by_word(experts, self._layer_of[at]) for experts, at in unlike.items()
+        }
+        static = {
+            experts: 0.0 if self._torch else self._static(self._layer_of[at])
+            for experts, at in unlike.items()
+        }
+        return Sizes(
+            saved=np.array([saved[one][:-2] for one in mixture]).T,
+            plain=np.array([saved[one][-2] for one in mixture]),
+            full=np.array([saved[one][-1] for one in mixture]),
+            static=np.array([static[one] for one in mixture]),
+            dense=np.array([elements[one][0] for one in mixture]),
+            experts=np.array([elements[one][1] for one in mixture]),
+            again=0.0
+            if self._torch
+            else min(self._again(self._layer_of[at]) for at in unlike.values()),
+        )
+
+    def _by_word(self, experts: bool, layer: int) -> list[float]:
+        """Return what a layer saves by recomputation, and with none and with all of it.
+
+        What single modules leave out adds up: no two of them are one inside the other.
+        """
+        plain, full = (self._saved(word, experts, layer) for word in (NONE, FULL))
+        less: dict[str, float] = {}
+        found = []
+        for word in self._words:
+            if word == NONE:
+                found.append(plain)
+            elif word == FULL:
+                found.append(full)
+            else:
+                modules = word.split("+")
+                for one in modules:
+                    if one not in less:
+                        less[one] = plain - self._saved(one, experts, layer)
+                found.append(plain - sum(less[one] for one in modules))
+        return [*found, plain, full]
+
+    def _saved(self, word: str, experts: bool, layer: int) -> float:
+        """Return what a layer saves, with the blocks of the allocator where those are known."""
+        launch = self._launch
+        if launch.trainer is not None:
+            own = replace(
+                launch, trainer=replace(launch.trainer, checkpoint=cast(Checkpointing, word))
+            )
+            return float(torch_layers.chunk_saved_bytes(own, (False, (layer,), 0, False)))
+        expandable = launch.software.expandable_segments
+        if word == FULL:
+            return float(recycled_bytes(input_bytes(launch), expandable=expandable))
+        own = replace(launch, recompute=recompute_of(word))
+        hole = copied_qkv_bytes(own)
+        return float(
+            sum(
+                recycled_bytes(
+                    size,
+                    expandable=expandable,
+                    hole_bytes=hole if name == "dropout mask" else 0,
+                )
+                for name, size in saved_parts(own, experts=experts)
+            )
+        )
+
+    def _static(self, layer: int) -> float:
+        chunk = [(False, (layer,), 0, False)]
+        found = kept.routing_bytes(self._launch, chunk)
+        if self._launch.model.attention.latent is not None:
+            found += kept.rotary_bytes(self._launch, chunk)
+        return float(found)
+
+    def _again(self, layer: int) -> float:
+        own = replace(self._launch, recompute=Recompute(layers="uniform", number=1))
+        made, freed = backward_bytes(own, (False, (layer,), 0, False))
+        return float(made - freed)
+
+    # ----------------------------------------------------------------------------------------------
+
+    def state_bytes(
+        self, zero: int, replicas: int, expert_replicas: int, *, staged: bool
+    ) -> tuple[float, float]:
+        """Return the bytes of a trained element of dense layers, and of experts, at a sharding."""
+        whole, shared = self._per_element(zero, staged=staged)
+        return whole + shared / replicas, whole + shared / expert_replicas
+
+    def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float]:
+        """Return the bytes of an element that every rank has, and those that ranks share."""
+        found = self._each.get((zero, staged))
+        if found is None:
+            found = states_of_launch(self.variant(zero), staged=staged)
+            self._each[zero, staged] = found
+        return found
+
+    def of_stage(
+        self,
+        place: int,
+        arrangement: Arrangement,
+        live: Live,
+        *,
+        zero: int,
+        states: tuple[float, float],
+    ) -> tuple[F64, F64]:
+        """Return the bytes of a stage, by its place, by recomputation and by `block N`.
+
+        states : bytes of an element of dense layers and of experts.
+        """
+        sizes, counts = self.sizes, arrangement.chunks[place]
+        layers = counts.sum(axis=0)
+        dense, experts = states
+        first, last = (place == end for end in arrangement.ends)
+        fixed = layers @ (sizes.static + dense * sizes.dense + experts * sizes.experts)
+        fixed += self._fixed_bytes(layers > 0, first, last, dense, experts)
+        final = arrangement.final[place][live.forward]
+        has_head = last and live.forward == len(counts) - 1
+        fixed += self._forward_bytes(final, has_head)
+        if zero == 3 and not self._torch:
+            fixed += self._gathered(arrangement.final[place][-1])
+        weights = live.chunks @ counts
+        by_word = fixed + sizes.saved @ weights
+        if FULL in self._words and not self._torch and not (last and self._launch.model.mtp):
+            at = self._words.index(FULL)
+            by_word[at] += max(0.0, sizes.again - self._forward_bytes(final, has_head))
+        again = live.chunks @ arrangement.chunks_again[place]
+        by_block = fixed + sizes.plain @ weights - again @ (sizes.plain - sizes.full)
+        return by_word, by_block
+
+    def _gathered(self, kind: int) -> float:
+        """Return the one layer at least that is gathered of fully sharded weights."""
+        return 2.0 * float(self.sizes.dense[kind] + self.sizes.experts[kind])
+
+    def _fixed_bytes(
+        self, present: F64, first: bool, last: bool, dense: float, experts: float
+    ) -> float:
+        """Return embedding and head, workspaces, and what else is no layer's."""
+        key = (tuple(present), first, last)
+        found = self._fixed.get(key)
+        if found is None:
+            found = self._fixed[key] = self._kept(present, first, last)
+        of_dense, of_experts = self._ends(first, last)
+        return found + dense * of_dense + experts * of_experts
+
+    def _ends(self, first: bool, last: bool) -> tuple[float, float]:
+        """Return the elements of embedding, head and modules of further tokens."""
+        key = (first, last)
+        found = self._tables.get(key)
+        if found is None:
+            # such modules are weights of Megatron-LM's launches alone
+            mtp = self._launch.model.mtp if last and not self._torch else 0
+            found = _elements(chunk_weights(self._launch, (first, (), mtp, last)))
+            self._tables[key] = found
+        return found
+
+    def _kept(self, present: F64, first: bool, last: bool) -> float:
+        launch = self._launch
+        if self._torch:
+            return 0.0
+        layers = tuple(self._layer_of[kind] for kind in np.flatnonzero(present).tolist())
+        chunk: Chunk = (first, layers, launch.model.mtp if last else 0, last)
+        found = (
+            kept.cublas_bytes(launch.software)
+            + kept.engine_workspace_bytes(launch)
+            + kept.gather_bytes(launch, [chunk])
+            + kept.overlap_bytes(launch)
+            + kept.accumulation_bytes(launch, [chunk_weights(launch, chunk)])
+            + kept.mask_bytes(launch, [chunk])
+        )
+        if launch.model.attention.latent is None:
+            found += kept.rotary_bytes(launch, [chunk])
+        return float(found)
+
+    def _forward_bytes(self, kind: int, has_head: bool) -> float:
+        """Return what a chunk's forward makes beside what it saves."""
+        key = (kind, has_head)
+        found = self._forwards.get(key)
+        if found is None:
+            launch = self._launch
+            chunk: Chunk = (False, (self._layer_of[kind],), 0, False)
+            if self._torch:
+                # the loss comes when all has been saved
+                found = (
+                    float(torch_layers.loss_bytes(launch) + torch_layers.final_bytes(launch))
+                    if has_head
+                    else 0.0
+                )
+            elif has_head:
+                found = float(head_bytes(launch, launch.model.mtp) + deferred_head_bytes(launch))
+            else:
+                found = float(dispatched_bytes(launch, chunk))
+            self._forwards[key] = found
+        return found
+
+
+def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
+    """Return the trained elements of dense layers, and of experts."""
+    trained = [weight for weight in weights if weight.trained]
+    return (
+        float(sum(weight.elements for weight in trained if not weight.expert)),
+        float(sum(weight.elements for weight in trained if weight.expert)),
+    )
+
+
+def states_of_launch(launch: Launch, *, staged: bool) -> tuple[float, float]:
+    """Return bytes of a trained element that every rank has, and those that ranks share.
+
+    At the end of a forward, of a launch of one stage; staged : of the same with a pipeline.
+    """
+    if launch.trainer is None:
+        return _megatron_states(launch)
+    return _torch_states(launch, staged=staged)
+
+
+def _megatron_states(launch: Launch) -> tuple[float, float]:
+    precision, optimizer = launch.precision, launch.optimizer
+    element = float(precision.element_bytes)
+    on_device = 1.0 - optimizer.offload
+    master = optimizer.master_bytes * (on_device if optimizer.offload_master else 1.0)
+    moments = optimizer.adam_bytes * on_device * (0.5 if optimizer.kind == "muon" else 1.0)
+    shared = (master if element == 2 else 0.0) + moments
+    # 8-bit weights themselves are half a byte at least
+    stored = 0.5 if precision.fp8_weights or precision.fp4_weights else element
+    whole = stored + precision.gradient_bytes
+    if optimizer.sharding == "none":
+        return whole + shared, 0.0
+    if optimizer.sharding == "fsdp":
+        return 0.0, whole + shared
+    return whole, shared
+
+
+def _torch_states(launch: Launch, *, staged: bool) -> tuple[float, float]:
+    trainer = launch.trainer
+    assert trainer is not None, "layers of torch have a trainer"
+    if staged:
+        # `torch.distributed.pipelining` reduces behind the last micro-batch
+        launch = replace(launch, trainer=replace(trainer, each_micro_batch=False))
+    recipe = recipe_of_launch(launch)
+    # earlier micro-batches have left their gradients, and a pipeline has several
+    there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or staged]
+    whole = sum(entry.each_bytes for entry in there if not entry.sharded)
+    shared = sum(entry.each_bytes for entry in there if entry.sharded)
+    if trainer.keeper == "torchtitan" and staged:
+        # what is summed waits whole, and weights that are not given back are gathered
+        whole += sum(one.each_bytes for one in recipe.passing if one.what == "whole gradients")
+        whole += launch.precision.element_bytes if trainer.zero in (1, 2) else 0
+    return whole, shared

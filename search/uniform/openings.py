@@ -1,0 +1,197 @@
+"""What a choice of degrees can still be: stages, chunks, layouts, sharding and recomputation.
+
+The values of each, in their order, and what of them may fit by bounds. Which of them is fastest is
+`search.uniform.solve`'s, which is smallest `search.uniform.smallest`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.arrays import F64, Bool
+from search.uniform.choice import NONE, Choice, Fixed, kept
+from search.uniform.layout import layouts
+from search.uniform.memory import Room
+from search.uniform.prices import Prices, Unit, arrangement_of
+from search.uniform.space import Degrees, Space
+
+__all__ = ["Openings", "Options"]
+
+
+class Options(NamedTuple):
+    """Recomputations of a layout, and what they are ordered by."""
+
+    values: F64
+    words: tuple[str, ...]
+
+
+class Openings:
+    """The values that somebody has left of an engine's, for a job."""
+
+    def __init__(self, prices: Prices, fixed: Fixed, room: Room) -> None:
+        self.prices = prices
+        self.engine, self.job = prices.engine, prices.job
+        self.fixed = fixed
+        self.room = room
+        self.words = np.array(
+            [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
+        )
+        self._limits: dict[object, tuple[F64, float]] = {}
+        self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
+
+    # ----------------------------------------------------------------------------------------------
+    # Values
+
+    def stages(self, choice: Choice) -> Iterator[Choice]:
+        """Yield a choice of degrees with its numbers of stages."""
+        for pp in self.prices.stages(choice, self.fixed):
+            yield replace(choice, pp=pp)
+
+    def zeros(self, choice: Choice) -> tuple[int, ...]:
+        """Return the shardings over data ranks."""
+        sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
+        data = self.job.world // (choice.tp * choice.pp)
+        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
+        if data == of_experts == 1 and self.fixed.zero is None:
+            # one rank has nothing to share: all of them are one
+            sharded = sharded[:1]
+        left = kept(sharded, self.fixed.zero)
+        return tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
+
+    def chunks(self, choice: Choice) -> tuple[int, ...]:
+        """Return the numbers of chunks of a stage."""
+        most = self.job.model.num_layers // choice.pp if choice.pp > 1 else 1
+        # an interleaved pipeline runs groups of as many micro-batches as there are stages
+        groups = self.prices.micro_batches(choice) % choice.pp == 0
+        found = [v for v in range(1, most + 1) if v == 1 or groups]
+        return kept(found, self.fixed.vpp)
+
+    def layouts(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
+        """Yield a choice of stages and chunks with its layouts and shardings."""
+        found = layouts(
+            unit.layer_s,
+            unit.first_s,
+            unit.last_s,
+            choice.pp,
+            choice.vpp,
+            mtp=self.job.model.mtp,
+            any_layout=self.engine.any_layout,
+        )
+        for layout in found:
+            for zero in self.zeros(choice):
+                one = replace(choice, zero=zero, chunks=layout)
+                if next(self.engine.refused(self.job, one), None) is None:
+                    yield one
+
+    def blocks(self, longest: int) -> list[int]:
+        """Return of how many layers of each chunk all may be computed again, from 1 on."""
+        if not self.engine.blocks:
+            return []
+        if self.fixed.recompute is None:
+            return [*range(1, longest)]
+        return [one for one in range(1, longest) if f"block {one}" in self.fixed.recompute]
+
+    @property
+    def blocks_are_free(self) -> bool:
+        """Whether some layers of each chunk may be computed again whole."""
+        fixed = self.fixed.recompute
+        free = fixed is None or any(word.startswith("block ") for word in fixed)
+        return self.engine.blocks and free
+
+    def number(self, space: Space, degrees: Degrees) -> int:
+        """Return how many choices there are: degrees with all stages, chunks and the rest.
+
+        Counted, not made: the layouts of as many chunks are one choice, with as many layers to
+        make again as even ones have.
+        """
+        if self.fixed not in space.numbers:
+            space.numbers[self.fixed] = self._number(space, degrees)
+        return space.numbers[self.fixed]
+
+    def _number(self, space: Space, degrees: Degrees) -> int:
+        laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
+        ways = np.array([(one.ep, one.etp) for one in space.ways])[degrees.way]
+        rows = np.column_stack([laid, ways, degrees.batch])
+        words: dict[tuple[int, bool], int] = {}
+        total = 0
+        for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
+            tp, cp, size, ep, etp, batch = map(int, row)
+            degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
+            for choice in self.stages(degree):
+                key = (choice.pp, self.prices.micro_batches(choice) % choice.pp == 0)
+                if key not in words:
+                    words[key] = sum(map(self._words_of, self._longest(choice)))
+                total += int(times) * len(self.zeros(choice)) * words[key]
+        return total
+
+    def _longest(self, choice: Choice) -> list[int]:
+        """Return the layers of a longest chunk, by the number of chunks."""
+        layers = self.job.model.num_layers
+        return [-(-layers // (choice.pp * vpp)) for vpp in self.chunks(choice)]
+
+    def _words_of(self, longest: int) -> int:
+        return int(self.words.sum()) + len(self.blocks(longest))
+
+    # ----------------------------------------------------------------------------------------------
+    # What may fit
+
+    def limits(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+        """Return the bytes that tensors may take, by recomputation, and with `block N`."""
+        key = (choice.precision, choice.dispatcher, choice.zero)
+        found = self._limits.get(key)
+        if found is None:
+            plain, again = (
+                self.prices.room_bytes(unit, choice, self.room, again=again)
+                for again in (False, True)
+            )
+            found = self._limits[key] = (np.where(self._plain, plain, again), again)
+        return found
+
+    def least_whole_s(self, unit: Unit, choice: Choice, whole_s: F64) -> float:
+        """Return the seconds of a micro-batch of the whole model, as it is recomputed to fit.
+
+        Infinite where nothing fits on so many stages.
+        """
+        size, off = self.prices.spread_bytes(unit, choice)
+        limits, again = self.limits(unit, choice)
+        fits = self.words & (size[:-2] <= limits)
+        least = float(whole_s[:-2][fits].min()) if fits.any() else np.inf
+        if self.blocks_are_free and size[-1] <= again:
+            lacking = max(0.0, float(size[-2]) - again)
+            least = min(least, self.prices.partly_s(unit, lacking, off))
+        return least
+
+    def sizes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, list[int]]:
+        """Return bytes of a layout at least, by recomputation and by `block N`, and these N."""
+        arrangement = arrangement_of(unit, choice)
+        words, blocks = self.prices.least_bytes(unit, choice, arrangement)
+        return words, blocks, self.blocks(arrangement.longest)
+
+    def fastest(self, unit: Unit, choice: Choice) -> Options:
+        """Return the recomputations of a layout that may fit by their steps' seconds at least."""
+        words, blocks, numbers = self.sizes(unit, choice)
+        limits, again = self.limits(unit, choice)
+        may = self.words & (words <= limits)
+        free = [number for number in numbers if blocks[number] <= again]
+        if not (may.any() or free):
+            return Options(np.zeros(0), ())
+        arrangement = arrangement_of(unit, choice)
+        of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
+        batch = choice.global_batch
+        return self._ordered(may, of_words / batch, free, of_blocks / batch)
+
+    def smallest(self, unit: Unit, choice: Choice) -> Options:
+        """Return the recomputations of a layout by the bytes of its fullest stage at least."""
+        words, blocks, numbers = self.sizes(unit, choice)
+        return self._ordered(self.words, words, numbers, blocks)
+
+    def _ordered(self, may: Bool, words: F64, numbers: list[int], blocks: F64) -> Options:
+        names = [word for word, one in zip(self.prices.words, may, strict=True) if one]
+        names += [f"block {number}" for number in numbers]
+        values = np.concatenate([words[may], blocks[numbers]])
+        order = np.argsort(values, kind="stable")
+        return Options(values[order], tuple(names[at] for at in order))

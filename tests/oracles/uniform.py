@@ -1,0 +1,318 @@
+"""Small questions for one set of degrees, and their answers by pricing every launch there is.
+
+Nothing here bounds or skips anything: all products of all values are tried, what an engine refuses
+is left out, every other launch has its step priced by itself and each of its stages counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autopar.errors import InputError
+from autopar.estimate.accuracy import load_accuracy
+from autopar.estimate.card import load_card
+from autopar.estimate.layer import machine_of
+from autopar.estimate.stack import load_stack
+from autopar.estimate.step import KnownLayers, step_time
+from autopar.memory.account import account_of
+from autopar.memory.launch import Attention, Experts, Latent, Launch, Model
+from search.check.assessment import Target
+from search.check.job import job_of_launch
+from search.uniform.choice import Choice, Fixed, Training
+from search.uniform.engines import ENGINES, Job, launch_of
+from search.uniform.layout import layouts
+from search.uniform.prices import Prices
+from search.uniform.solve import Uniform
+
+__all__ = ["Priced", "Question", "every_choice", "question"]
+
+_CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """A launch with its exact price."""
+
+    choice: Choice
+    launch: Launch
+    seconds: float
+    """Of a step for each of its sequences."""
+    peaks: tuple[int, ...]
+    """Of every stage, in bytes."""
+
+    def fits(self, target: Target) -> bool:
+        return target.odds(self.launch, max(self.peaks)) <= target.oom_risk
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Question:
+    """A question that is small enough to try everything."""
+
+    seed: int
+    uniform: Uniform
+    fixed: Fixed
+    memory_bytes: float
+    """Of a device: as much as the instance wants, none or little."""
+    priced: tuple[Priced, ...]
+
+    @cached_property
+    def target(self) -> Target:
+        found = self.uniform.target
+        card = replace(found.machine.card, memory_bytes=self.memory_bytes)
+        return replace(found, machine=replace(found.machine, card=card))
+
+    @cached_property
+    def best(self) -> Priced | None:
+        """The fastest launch that fits."""
+        fits = [one for one in self.priced if one.fits(self.target)]
+        return min(fits, key=lambda one: one.seconds, default=None)
+
+    @cached_property
+    def smallest(self) -> int:
+        """The peak of the launch whose fullest stage is the emptiest, in bytes."""
+        return min(max(one.peaks) for one in self.priced)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
+    """Yield all products of all values that somebody has left, whether they can be run or not."""
+    engine, job = prices.engine, prices.job
+    model, world = job.model, job.world
+
+    def left(values: object, name: str) -> list[object]:
+        wanted = getattr(fixed, name)
+        return [one for one in values if wanted is None or one in wanted]  # type: ignore[attr-defined]
+
+    number = model.experts.number if model.experts else 1
+    degrees = itertools.product(
+        left(_divisors(world), "tp"),
+        left(_divisors(world) if engine.context else [1], "cp"),
+        left(_divisors(world) if engine.pipelines else [1], "pp"),
+        left([e for e in _divisors(world) if engine.experts and number % e == 0] or [1], "ep"),
+        left([1, 2, 4, 8, 16, 32, 64], "micro_batch"),
+        job.global_batches,
+    )
+    for tp, cp, pp, ep, size, batch in degrees:
+        if world % (tp * cp * pp) or model.attention.heads % tp or pp > model.num_layers:
+            continue
+        if cp > 1 and job.seq % (2 * cp):
+            continue
+        dp = world // (tp * cp * pp)
+        micro_batches, rest = divmod(batch, size * dp)
+        if (fixed.dp is not None and dp not in fixed.dp) or rest or micro_batches < pp:
+            continue
+        for etp in left({*engine.expert_tensor(tp)} if model.experts else {1}, "etp"):
+            if (tp * cp * dp) % (ep * etp):
+                continue
+            one = Choice(tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
+            yield from _settings(prices, one, fixed, micro_batches)
+
+
+def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> Iterator[Choice]:
+    engine, job = prices.engine, prices.job
+    spread = one.ep > 1
+    zeros = engine.zero if one.pp == 1 else engine.zero_with_stages
+    if job.world == one.tp * one.pp == one.ep * one.etp * one.pp and fixed.zero is None:
+        # without data ranks all shardings are one launch
+        zeros = zeros[:1]
+    chunks = range(1, job.model.num_layers // one.pp + 1) if one.pp > 1 else [1]
+    for precision, dispatcher, overlap, zero, vpp in itertools.product(
+        [p for p in engine.precisions(job.gpu) if p in fixed.precision],
+        [d for d in engine.dispatchers if not fixed.dispatcher or d in fixed.dispatcher]
+        if spread
+        else ["alltoall"],
+        [o for o in (False, True) if fixed.overlap_experts in (None, o)]
+        if spread and engine.overlaps_experts
+        else [False],
+        [z for z in zeros if fixed.zero is None or z in fixed.zero],
+        [v for v in chunks if fixed.vpp is None or v in fixed.vpp],
+    ):
+        if vpp > 1 and micro_batches % one.pp:
+            continue
+        choice = replace(
+            one, precision=precision, dispatcher=dispatcher, overlap_experts=overlap, zero=zero,
+            vpp=vpp,
+        )  # fmt: skip
+        try:
+            unit = prices.unit(choice)
+        except InputError:
+            continue
+        times = unit.layer_s, unit.first_s, unit.last_s
+        for layout in layouts(*times, one.pp, vpp, mtp=job.model.mtp, any_layout=engine.any_layout):
+            words = [*engine.recompute(job.model)]
+            if engine.blocks:
+                longest = max(len(chunk[1]) for stage in layout for chunk in stage)
+                words += [f"block {n}" for n in range(1, longest)]
+            for word in words:
+                if fixed.recompute is None or word in fixed.recompute:
+                    yield replace(choice, chunks=layout, recompute=word)
+
+
+def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
+    """Return every launch with its exact price."""
+    prices, job = uniform.prices, uniform.job
+    machine = uniform.target.machine
+    known = KnownLayers(machine)
+    found = []
+    for choice in every_choice(prices, fixed):
+        try:
+            launch = launch_of(uniform.engine, job, choice)
+            step = job_of_launch(launch)
+            if job.skew is not None:
+                step = replace(step, skew=job.skew)
+            seconds = step_time(machine, step, known).total_s / choice.global_batch
+        except InputError:
+            continue
+        peaks = tuple(account_of(launch, stage).peak_bytes for stage in range(choice.pp))
+        found.append(Priced(choice=choice, launch=launch, seconds=seconds, peaks=peaks))
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------
+# Questions
+
+
+def _model(draw: random.Random) -> Model:
+    layers = draw.choice([2, 3, 4, 4, 6, 8])
+    heads, width = draw.choice([(4, 64), (8, 64), (8, 128), (16, 64)])
+    hidden = draw.choice([512, 1024, 2048])
+    mixture = draw.random() < 0.55
+    latent = None
+    if draw.random() < 0.25:
+        latent = Latent(
+            query_rank=draw.choice([None, 256]),
+            key_value_rank=128,
+            key_width=64,
+            rotary_width=32,
+            value_width=64,
+        )
+    experts = None
+    kinds = [False] * layers
+    if mixture:
+        experts = Experts(
+            number=draw.choice([4, 8, 16]),
+            per_token=draw.choice([1, 2, 4]),
+            ffn=draw.choice([256, 512]),
+            shared_ffn=draw.choice([0, 0, 512]),
+            grouped=True,
+        )
+        dense = draw.choice([0, 0, 1])
+        every = draw.choice([1, 1, 2])
+        kinds = [at >= dense and at % every == every - 1 for at in range(layers)]
+        kinds[-1] = True
+    window = draw.choice([None, None, 256])
+    return Model(
+        hidden=hidden,
+        ffn=draw.choice([1024, 2048, 4096]),
+        attention=Attention(
+            heads=heads,
+            groups=heads if latent else draw.choice([heads, max(1, heads // 4)]),
+            width=96 if latent else width,
+            head_norms=draw.random() < 0.4,
+            latent=latent,
+            window=None if latent else window,
+            whole_every=draw.choice([0, 2]),
+            dropout=0.0,
+        ),
+        vocab=draw.choice([2000, 32000, 50257]),
+        expert_layers=tuple(kinds),
+        experts=experts,
+        gated=True,
+        biases=draw.random() < 0.2 and not mixture,
+        tied=draw.random() < 0.3,
+        norm=draw.choice(["layer", "rms"]),
+        positions="rotary",
+        hidden_dropout=draw.choice([0.0, 0.0, 0.1]),
+        mtp=draw.choice([0, 0, 0, 1]),
+    )
+
+
+def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
+    return tuple(sorted(draw.sample(values, min(most, len(values)))))
+
+
+def question(seed: int, *, most: int = 120) -> Question:
+    """Return a random question of no more than so many launches."""
+    draw = random.Random(seed)
+    while True:
+        found = _drawn(seed, draw, most)
+        if found is not None:
+            return found
+
+
+def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
+    engine = draw.choice([ENGINES[0], ENGINES[0], *ENGINES])
+    model = _model(draw)
+    card = draw.choice(_CARDS)
+    world = draw.choice([4, 8, 8, 16, 24, 32, 64])
+    seq = draw.choice([512, 1024, 2048])
+    batches = draw.choice([(64,), (48,), (32, 64), (128,)])
+    job = Job(
+        name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
+        skew=draw.choice([None, None, 1.3]), training=_training(seed),
+    )  # fmt: skip
+    words = [*engine.recompute(model)]
+    if engine.blocks:
+        words += ["block 1", "block 2"]
+    fixed = Fixed(
+        tp=_some(draw, [1, 2, 4], 2),
+        cp=_some(draw, [1, 1, 2], 2),
+        pp=_some(draw, [1, 2, 3, 4], 2),
+        ep=_some(draw, [1, 2, 4, 8], 2),
+        micro_batch=_some(draw, [1, 2, 4], 2),
+        recompute=tuple(draw.sample(words, min(3, len(words)))),
+        precision=("bf16", "fp8") if draw.random() < 0.2 else ("bf16",),
+        dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),
+        overlap_experts=draw.choice([None, False]),
+        zero=draw.choice([None, None, None, (1, 2), (3,)]),
+    )
+    target = Target(
+        machine=machine_of(load_card(card), load_stack(engine.stack)),
+        accuracy=load_accuracy(),
+        site_known=False,
+        oom_risk=draw.choice([0.01, 0.05]),
+    )
+    uniform = Uniform(engine, job, target)
+    number = sum(1 for _ in itertools.islice(every_choice(uniform.prices, fixed), most + 1))
+    if not 4 <= number <= most:
+        return None
+    every = priced(uniform, fixed)
+    if not every:
+        return None
+    return Question(
+        seed=seed,
+        uniform=uniform,
+        fixed=fixed,
+        memory_bytes=_memory(draw, target, every),
+        priced=every,
+    )
+
+
+def _training(seed: int) -> Training:
+    """Return of every eighth question adapters, or states of fewer bits or on the host."""
+    kinds = (
+        Training(lora_rank=8),
+        Training(optimizer="adam-bf16"),
+        Training(lora_rank=16, lora_base="nf4"),
+        Training(offload=1.0),
+    )
+    return kinds[seed // 8 % len(kinds)] if seed % 8 == 7 else Training()
+
+
+def _memory(draw: random.Random, target: Target, every: tuple[Priced, ...]) -> float:
+    """Return the memory of a device: of six questions three bind, one has no answer."""
+    fullest = sorted(max(one.peaks) for one in every)
+    kind = draw.randrange(6)
+    if kind == 0:
+        return 0.9 * fullest[0]
+    if kind <= 3:
+        # about what one of them takes beside context and reserve
+        return 1.1 * draw.choice(fullest) + (1 << 30)
+    return target.machine.card.memory_bytes

@@ -1,0 +1,301 @@
+"""Launches with one set of degrees: the search against pricing every launch there is.
+
+The oracle enumerates and prices by itself (`tests.oracles.uniform`); here its optimum is held
+against the search's, and every bound against the exact price of what it bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from search.uniform import memory, openings, prices, solve, space
+from search.uniform.choice import Fixed
+from search.uniform.prices import arrangement_of
+from search.uniform.solve import Solved, Uniform
+from tests.oracles.uniform import Priced, Question, question
+
+SEEDS = 48
+MORE_SEEDS = 300
+MUTATED_SEEDS = (3, 13, 18, *range(30))
+
+
+@lru_cache(maxsize=SEEDS)
+def asked(seed: int) -> Question:
+    return question(seed, most=40)
+
+
+def fresh(asked: Question) -> Uniform:
+    """Return the question's space with nothing known of it."""
+    old = asked.uniform
+    return Uniform(old.engine, old.job, old.target)
+
+
+def check(asked: Question, uniform: Uniform) -> Solved:
+    """Hold every bound and the answer against the exact prices."""
+    check_degrees(asked, uniform)
+    for one in asked.priced:
+        check_bounds(one, uniform)
+    solved = uniform.solve(asked.fixed, memory_bytes=asked.memory_bytes)
+    assert solved.complete
+    assert solved.gap == 0.0
+    words = [one.choice for one in asked.priced if "block" not in one.choice.recompute]
+    assert solved.effort.choices >= len({replace(choice, chunks=()) for choice in words})
+    if asked.best is None:
+        assert solved.solutions == ()
+        check_smallest(asked, solved)
+        return solved
+    assert len(solved.solutions) == 1
+    solution = solved.solutions[0]
+    step = solution.assessment.step
+    assert step is not None
+    found = step.total_s / solution.choice.global_batch
+    assert found == pytest.approx(asked.best.seconds, rel=1e-9)
+    assert solved.least_s == pytest.approx(found, rel=1e-12)
+    # it is one of those that were priced, with the same memory
+    same = next(one for one in asked.priced if one.choice == solution.choice)
+    assert same.fits(asked.target)
+    assert solution.assessment.fullest.peak_bytes == max(same.peaks)
+    assert solution.assessment.odds_of_oom == pytest.approx(
+        asked.target.odds(same.launch, max(same.peaks))
+    )
+    assert solved.smallest is None
+    return solved
+
+
+def check_smallest(asked: Question, solved: Solved) -> None:
+    """Where nothing fits, the launch that needs least is the one that really does."""
+    assert solved.smallest is not None
+    assert solved.shortage is not None
+    peak = solved.smallest.assessment.fullest.peak_bytes
+    assert peak == asked.smallest
+    assert solved.shortage.least_bytes == peak
+    assert solved.shortage.missing_bytes > 0
+    # with so much more memory, and what is to be left free of it, it fits
+    room = peak - solved.shortage.missing_bytes
+    card = asked.memory_bytes - memory.CONTEXT_BYTES
+    enough = card * peak / room + memory.CONTEXT_BYTES if room > 0 else 4 * peak + (2 << 30)
+    uniform = asked.uniform
+    again = uniform.solve(asked.fixed, memory_bytes=1.001 * enough)
+    assert again.solutions
+
+
+def check_degrees(asked: Question, uniform: Uniform) -> None:
+    """Bounds of all degrees together are below each launch that has them."""
+    degrees = uniform.space.degrees(asked.fixed)
+    known = {}
+    for place in range(len(degrees.seconds)):
+        choice = uniform.space.choice(
+            uniform.space.ways[degrees.way[place]],
+            uniform.space.laid[degrees.laid[place]],
+            int(degrees.batch[place]),
+        )
+        key = (*prices.degrees_of(choice), choice.global_batch)
+        known[key] = degrees.seconds[place], degrees.bytes[place]
+    for one in asked.priced:
+        seconds, size = known[*prices.degrees_of(one.choice), one.choice.global_batch]
+        assert seconds <= one.seconds
+        assert size <= max(one.peaks)
+
+
+def check_bounds(one: Priced, uniform: Uniform) -> None:
+    """Bounds of a launch are below its price, coarse ones below finer ones."""
+    found, choice = uniform.prices, one.choice
+    unit = found.unit(choice)
+    arrangement = arrangement_of(unit, choice)
+    step_s, peak = one.seconds * choice.global_batch, max(one.peaks)
+    word_s, block_s = found.stages_s(unit, choice, arrangement)
+    word_bytes, block_bytes = found.least_bytes(unit, choice, arrangement)
+    spread, off = found.spread_bytes(unit, choice)
+    sends = found.transfer_s(unit, choice)
+    whole = found.whole_s(unit)
+    if choice.recompute.startswith("block "):
+        at = int(choice.recompute.removeprefix("block "))
+        lower_s, lower_bytes = block_s[at], block_bytes[at]
+        assert spread[-1] <= peak
+        part = found.partly_s(unit, max(0.0, float(spread[-2]) - peak), off)
+        assert found.spread_s(choice, choice.vpp, part, sends) <= step_s
+        # more layers of a chunk that are made again take more time and less memory
+        assert (np.diff(block_s) >= 0).all()
+        assert (np.diff(block_bytes) <= 0).all()
+    else:
+        at = found.words.index(choice.recompute)
+        lower_s, lower_bytes = word_s[at], word_bytes[at]
+        assert spread[at] <= peak
+        assert found.spread_s(choice, choice.vpp, float(whole[at]), sends) <= step_s
+    assert found.least_s(choice, float(whole[-2])) <= step_s
+    assert lower_s <= step_s
+    assert lower_bytes <= peak
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_answer_is_that_of_pricing_everything(seed: int) -> None:
+    """Optimum, memory, bounds and, where nothing fits, the smallest launch."""
+    check(asked(seed), fresh(asked(seed)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + MORE_SEEDS))
+def test_more_answers(seed: int) -> None:
+    """The same of many and larger questions."""
+    found = question(seed, most=200)
+    check(found, fresh(found))
+
+
+def test_questions_are_of_all_kinds() -> None:
+    """Memory binds in many of them, some have no answer, and all engines are asked."""
+    every = [asked(seed) for seed in range(SEEDS)]
+    best = [one.best for one in every]
+    binds = sum(
+        found is not None and found.seconds > min(launch.seconds for launch in one.priced)
+        for one, found in zip(every, best, strict=True)
+    )
+    assert binds >= 0.2 * SEEDS
+    assert sum(found is None for found in best) >= 0.1 * SEEDS
+    launches = [launch.choice for one in every for launch in one.priced]
+    for name in ("pp", "tp", "cp", "ep", "vpp", "micro_batch", "zero"):
+        assert len({getattr(choice, name) for choice in launches}) > 1, name
+    assert {one.uniform.engine.name for one in every} == {
+        "megatron", "torchtitan", "deepspeed", "accelerate"
+    }  # fmt: skip
+    assert any(choice.recompute.startswith("block") for choice in launches)
+    assert any(choice.overlap_experts for choice in launches)
+    assert any(one.uniform.job.model.mtp for one in every)
+    assert any(one.uniform.job.skew for one in every)
+    assert any(one.uniform.job.model.attention.latent for one in every)
+
+
+def test_the_first_stage_is_bounded_closely() -> None:
+    """Of Megatron-LM's launches bounds are a few percent below the count, where it matters."""
+    ratios = []
+    for seed in range(SEEDS):
+        found, uniform = asked(seed), asked(seed).uniform
+        if uniform.engine.name != "megatron":
+            continue
+        for one in found.priced:
+            unit = uniform.prices.unit(one.choice)
+            arrangement = arrangement_of(unit, one.choice)
+            sizes = uniform.prices.least_bytes(unit, one.choice, arrangement)[0]
+            if one.choice.recompute in uniform.prices.words:
+                at = uniform.prices.words.index(one.choice.recompute)
+                ratios.append(sizes[at] / max(one.peaks))
+    assert np.median(ratios) > 0.95
+
+
+def scaled(function: Callable[..., object], factor: float) -> Callable[..., object]:
+    def changed(*args: object, **options: object) -> object:
+        found = function(*args, **options)
+        if isinstance(found, tuple):
+            return (*(one * factor for one in found[:2]), *found[2:])
+        return found * factor  # type: ignore[operator]
+
+    return changed
+
+
+MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object]]] = {
+    "bounds of degrees are 5 % too high": (
+        space.Space, "_bound_s", lambda old: scaled(old, 1.05)
+    ),
+    "bytes of degrees are too high": (
+        space.Space, "_bound_bytes", lambda old: scaled(old, 3.0)
+    ),
+    "bounds of whole models are too high": (
+        prices.Prices, "least_s", lambda old: scaled(old, 1.3)
+    ),
+    "bounds of stages are too high": (prices.Prices, "spread_s", lambda old: scaled(old, 1.05)),
+    "bounds of layouts are too high": (prices.Prices, "stages_s", lambda old: scaled(old, 1.05)),
+    "bytes of layouts are 5 % too high": (
+        prices.Prices, "least_bytes", lambda old: scaled(old, 1.05)
+    ),
+    "bytes of stages are too high": (
+        prices.Prices, "spread_bytes", lambda old: scaled(old, 1.5)
+    ),
+    "transfers count twice": (prices.Prices, "transfer_s", lambda old: scaled(old, 2.0)),
+    "optimizers count three times": (prices.Prices, "_update_s", lambda old: scaled(old, 3.0)),
+    "one sharding's states are used for all": (
+        memory.Bounds, "state_bytes", lambda old: lambda self, zero, *ranks, staged: old(
+            self, 0, 1, 1, staged=staged
+        ),
+    ),
+    "one more micro-batch is live": (
+        prices, "live_forwards", lambda old: lambda stage, **sizes: old(
+            stage, **{**sizes, "ahead": sizes["ahead"] + 1}
+        ),
+    ),
+    "part of the room is left": (memory.Room, "bytes_for", lambda old: scaled(old, 0.85)),
+    "less is there in any kind of launch": (
+        openings.Openings, "limits", lambda old: lambda self, unit, choice: (
+            0.93 * old(self, unit, choice)[0], 0.93 * old(self, unit, choice)[1]
+        ),
+    ),
+    "the first stage is the only one that is counted": (
+        solve, "arrangement_of", lambda old: lambda unit, choice: _First(old(unit, choice))
+    ),
+    "chunks are never looked at": (
+        openings.Openings, "chunks", lambda old: lambda self, choice: old(self, choice)[:1]
+    ),
+    "layers are never made again in blocks": (
+        openings.Openings, "blocks", lambda old: lambda self, longest: []
+    ),
+    "a sharding is left out": (
+        openings.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
+    ),
+}  # fmt: skip
+"""What could be wrong in a bound or in a term; each is found by one question at least."""
+
+
+class _First:
+    """A layout of which the first stage is all that is known."""
+
+    def __init__(self, arrangement: object) -> None:
+        self.at = arrangement.at[:1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_what_could_be_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong bound or term is seen by the questions of this file."""
+    owner, attribute, change = MUTATIONS[name]
+    questions = [asked(seed) for seed in MUTATED_SEEDS]
+    monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+
+    def differs(one: Question) -> bool:
+        try:
+            check(one, fresh(one))
+        except (AssertionError, AttributeError, IndexError, StopIteration):
+            return True
+        return False
+
+    assert any(differs(one) for one in questions)
+
+
+def test_a_second_question_is_answered_alike() -> None:
+    """What is known from one question changes no answer of another."""
+    for seed in range(8):
+        one = asked(seed)
+        kept_uniform = fresh(one)
+        kept_uniform.solve(one.fixed)
+        kept_uniform.solve(Fixed(recompute=("full",)))
+        check(one, kept_uniform)
+
+
+def test_out_of_time_has_a_gap() -> None:
+    """Without time the answer is a launch that fits, and says how far it may be off."""
+    late = 0
+    for seed in range(20):
+        one = asked(seed)
+        if one.best is None:
+            continue
+        solved = fresh(one).solve(one.fixed, memory_bytes=one.memory_bytes, seconds=0.0)
+        if not solved.solutions:
+            continue
+        found = next(launch for launch in one.priced if launch.choice == solved.solutions[0].choice)
+        assert found.fits(one.target)
+        assert solved.least_s is not None
+        assert solved.least_s <= one.best.seconds * (1 + 1e-12)
+        assert solved.gap >= found.seconds / one.best.seconds - 1 - 1e-9
+        late += not solved.complete
+    assert late > 0
