@@ -27,6 +27,7 @@ __all__ = [
     "OtherTime",
     "ShardedTime",
     "TimePoint",
+    "attention_weights",
     "embedding_parameter_counts",
     "final_norm_parameters",
     "head_dim",
@@ -297,7 +298,7 @@ def parameter_count(layer: LayerSpec) -> int:
     experts, E MLPs, a router of hE (and E biases) and the MLP that all tokens visit. With latent
     attention as `_latent_parameters`. Raises InputError when a, f are unknown.
     """
-    attention = _attention_parameters(layer)
+    attention = attention_weights(layer)
     if layer.ffn_hidden_size is None:
         raise InputError("the width of the MLP is unknown; give a model spec (--model)")
     h = layer.hidden_size
@@ -316,7 +317,8 @@ def _mlp_parameters(layer: LayerSpec, width: int) -> int:
     return (up + 1) * h * width + ((up * width + h) if layer.biases else 0)
 
 
-def _attention_parameters(layer: LayerSpec) -> int:
+def attention_weights(layer: LayerSpec) -> int:
+    """Return the parameters of one attention of a layer, its biases and inner norms included."""
     width, h = head_dim(layer), layer.hidden_size
     heads = layer.num_heads or 0
     sinks = heads if layer.attention_sinks else 0

@@ -43,7 +43,8 @@ __all__ = [
 
 
 PipelineType = Schedule
-ZeroDefault = Literal["ddp", "zero2"]
+ZeroDefault = Literal["ddp", "zero1", "zero2"]
+"""What data ranks share of a layer without ZeRO-3: nothing, the optimizer, or gradients as well."""
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 """What selective recomputation can be of, in Megatron-Core's words."""
 
@@ -109,8 +110,8 @@ class LayerStrategy:
         if self.zero3:
             parts.append("zero3")
         # without a second rank to reduce with the default shards nothing
-        elif default_dp == "zero2" and (data_degree > 1 or self.ulysses or self.cp > 1):
-            parts.append("zero2")
+        elif default_dp != "ddp" and (data_degree > 1 or self.ulysses or self.cp > 1):
+            parts.append(default_dp)
         if self.checkpoint:
             parts.append("ckpt")
         if self.recompute:
@@ -506,6 +507,7 @@ def refinements(plan: Plan) -> tuple[str, ...]:
     modules = sorted({module for s in layers for module in s.recompute})
     found += [f"recomputation of {', '.join(modules)}"] if modules else []
     found += [f"context degree {plan.vocab.cp} of embedding and head"] if plan.vocab.cp > 1 else []
+    found += ["ZeRO-1"] if plan.default_dp_type == "zero1" else []
     # GPipe and 1F1B are the schedules of one chunk a stage
     if plan.pipeline_type not in ("1f1b", "gpipe"):
         found.append(f"schedule {plan.pipeline_type}")

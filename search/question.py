@@ -88,9 +88,9 @@ def read_plan_for(
 
 def check_known(plan: Plan, where: Path | str) -> None:
     """Raise DocumentError where a plan says what the planner and its exports do not know."""
-    from autopar.plans import refinements  # of those who take a plan of a file
+    from search.planner.prediction import unpriced  # of those who take a plan of a file
 
-    unknown = refinements(dataclasses.replace(plan, vocab=dataclasses.replace(plan.vocab, cp=1)))
+    unknown = unpriced(plan)
     if unknown:
         raise DocumentError(
             where,

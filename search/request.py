@@ -615,8 +615,8 @@ def fill_options(
         )
     if "default-dp-type" not in given:
         lines.append(
-            f"--default-dp-type {options.default_dp_type} (`zero2` shards optimizer states, "
-            "`any` tries both)"
+            f"--default-dp-type {options.default_dp_type} (`zero1` and `zero2` shard optimizer "
+            "states, `any` tries all)"
         )
     if not {"profile-mode", "time-profile-mode"} & set(given):
         # Estimated times exist for several batches and contain a launch cost, which the

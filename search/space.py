@@ -365,9 +365,7 @@ def build_space(
             + "; check --sp-space, the --disable-* options, --pin and --forbid"
         )
     shards = sorted({s.tp * s.cp for s in strategies})
-    types: tuple[ZeroDefault, ...] = (
-        ("ddp", "zero2") if options.default_dp_type == "any" else (options.default_dp_type,)
-    )
+    types = _defaults(options)
     batch_rules = any(rule.kind == "batch" for rule in rules.rules)
     index: dict[Table, int] = {}
     candidates: list[tuple[int, int]] = []
@@ -386,6 +384,10 @@ def build_space(
                 if not whole[g] or (batch_rules and not rules.allows_batch(batch, m)):
                     continue
                 for kind in types:
+                    # with one reduction a step ZeRO-2 holds what ZeRO-1 holds: a second name, which
+                    # fewer engines know
+                    if kind == "zero1" and "zero2" in types and m > 1 and options.async_grad_reduce:
+                        continue
                     # batches of equal p and g share a table, which is priced once
                     at = index.setdefault((p, g, kind), len(index))
                     candidates.append((at, m))
@@ -399,6 +401,15 @@ def build_space(
         uniform=preset.uniform or not options.fine_grained_mode,
         only_data_degree_1=options.disable_dp,
     )
+
+
+def _defaults(options: SearchOptions) -> tuple[ZeroDefault, ...]:
+    """Return what layers without ZeRO-3 may do."""
+    if options.default_dp_type != "any":
+        return (options.default_dp_type,)
+    # of engines that are told ZeRO-1 and do what is counted for it; Galvatron has no such word, and
+    # of others the parts of their spaces say what they are told
+    return ("ddp", "zero1", "zero2") if options.memory_of is None else ("ddp", "zero2")
 
 
 def _stages(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from hypothesis import assume, given, settings, strategies as st
@@ -25,6 +26,9 @@ from autopar.memory.launch import (
     even_chunks,
 )
 from autopar.memory.recipes import BUCKETS, Buckets
+from autopar.pipeline.schedules import SCHEDULES
+from autopar.training.adapters import Adapters
+from autopar.training.offload import Offload
 from search.launches.models import FLAVOURS, flavour
 
 __all__ = ["megatron_launches", "some", "titan_launches", "torch_launches"]
@@ -122,6 +126,21 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
     window = one(None, None, 128)
     rotary = one("learned", "rotary", "none")
     micro, number = one(1, 4), one(1, 2, 3, 7) * pp
+    low = fp8 is not None
+    fp4 = gpu == "GB200" and not low and dense_kind == "bf16" and yes()
+    precision = Precision(
+        kind="bf16" if low else dense_kind,
+        fp8=low,
+        fp8_recipe=fp8 or "delayed",
+        fp8_weights=low and optimizer.sharding != "none" and yes(),
+        fp4=fp4,
+        fp4_weights=fp4 and yes(),
+        wide_ends=one((0, 0), (1, 1), (min(2, layers // pp), 0))
+        if fp4 or fp8 not in (None, "delayed")
+        else (0, 0),
+        gradients_bf16=(low or dense_kind == "bf16") and yes(),
+        gradients_fp32=not low and dense_kind == "fp16" and yes(),
+    )
     fused_accumulation = optimizer.sharding != "fsdp" and yes()
     try:
         return Launch(
@@ -172,16 +191,10 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
             steps=one(None, 50, 100_000),
             micro_batch=micro,
             global_batch=micro * number * replicas,
-            precision=Precision(
-                kind="bf16" if fp8 is not None else dense_kind,
-                fp8=fp8 is not None,
-                fp8_recipe=fp8 or "delayed",
-                fp8_weights=fp8 is not None and optimizer.sharding != "none" and yes(),
-                gradients_bf16=(fp8 is not None or dense_kind == "bf16") and yes(),
-                gradients_fp32=fp8 is None and dense_kind == "fp16" and yes(),
-            ),
-            optimizer=optimizer,
+            precision=precision,
+            optimizer=_with_states(d, optimizer, precision),
             recompute=recompute,
+            offload=_offload(d),
             software=Software(
                 gpu=gpu,
                 attention="local" if local else one("fused", "flash", "unfused"),
@@ -233,6 +246,41 @@ def _optimizer(d: _Draw, *, pp: int, ranks: int) -> Optimizer:
     )
 
 
+def _with_states(d: _Draw, optimizer: Optimizer, precision: Precision) -> Optimizer:
+    """Return an optimizer whose states are small, or on the host, where they are sharded."""
+    if optimizer.sharding != "distributed":
+        return optimizer
+    moments, offload = d.one(8, 6, 4, 3), d.one(0.0, 0.0, 0.5, 1.0)
+    aware = moments != 8 or d.yes()
+    # what a bf16 weight has of its fp32 one is not kept twice on the device
+    twice = precision.kind != "bf16" or precision.fp8_weights or offload > 0
+    return replace(
+        optimizer,
+        moments_bytes=moments,
+        master_bytes=2 if aware and not twice else 4,
+        offload=offload,
+        offload_master=aware and offload > 0,
+        overlap_offload=offload > 0 and d.yes(),
+    )
+
+
+def _host_states(d: _Draw, keeper: str, zero: int) -> Optimizer:
+    """Return the states of a launch of torch: on the device, or some of them on the host."""
+    kind = d.one("adam", "adam8bit")
+    if not zero or d.yes():
+        return Optimizer(kind=kind)
+    weights = keeper == "accelerate" or (zero == 3 and d.yes())
+    share = d.one(1.0, 0.5) if zero == 3 and not weights else 1.0
+    return Optimizer(kind=kind, offload=share, offload_master=True, offload_weights=weights)
+
+
+def _offload(d: _Draw) -> Offload:
+    modules = frozenset(d.one(("core_attn",), ("core_attn", "attn_proj", "moe_act")))
+    return d.one(  # type: ignore[no-any-return]
+        Offload(), Offload(), Offload(modules=modules, fraction=d.one(0.5, 1.0))
+    )
+
+
 def _experts(d: _Draw, ep: int, *, gated: bool, recompute: Recompute) -> Experts:
     dispatcher = d.one("allgather", "alltoall", "flex")
     return Experts(
@@ -245,7 +293,9 @@ def _experts(d: _Draw, ep: int, *, gated: bool, recompute: Recompute) -> Experts
         fused_permutation=d.yes(),
         fused_weighting=gated or d.yes(),
         fused_mlp=d.one(False, False, True),
-        skew=d.one(None, 1.0, *((1.3,) if dispatcher != "flex" else ())),
+        skew=d.one(None, 1.0),
+        capacity=d.one(None, 1.25) if dispatcher != "flex" else None,
+        router_fp32=d.yes(),
     )
 
 
@@ -257,10 +307,13 @@ def _chunks(d: _Draw, layers: int, pp: int, vpp: int, mtp: int) -> tuple[tuple[C
             return even_chunks(layers, pp, vpp, mtp=mtp, ends=ends)
         except InputError:
             pass
-    sizes = [0] * (pp * vpp)
-    for _ in range(layers):
-        sizes[d.draw(st.integers(0, pp * vpp - 1))] += 1
-    return chunks_of_sizes(sizes, pp, mtp=mtp)
+    return chunks_of_sizes(_sizes(d, layers, pp * vpp), pp, mtp=mtp)
+
+
+def _sizes(d: _Draw, layers: int, parts: int) -> list[int]:
+    """Return layers of so many parts; a part may have none."""
+    cuts = sorted(d.draw(st.lists(st.integers(0, layers), min_size=parts - 1, max_size=parts - 1)))
+    return [until - start for start, until in pairwise((0, *cuts, layers))]
 
 
 @st.composite
@@ -276,7 +329,9 @@ def titan_launches(draw: st.DrawFn) -> Launch:
     tp = one(*(n for n in (1, 2, 4) if groups % n == 0 and model.attention.heads % n == 0))
     cp = one(1, 1, 2)
     pp = one(1, 1, 2, 4) if not model.tied and model.num_layers >= 8 else 1
-    vpp = one(1, 2) if pp > 1 else 1
+    schedule = one(*SCHEDULES) if pp > 1 else "1f1b"
+    facts = SCHEDULES[schedule]
+    vpp = one(facts.least_chunks, facts.most_chunks or 3)
     replicas, shard = one(1, 2), one(1, 2, 4)
     if shard * cp == 1 and tp * pp > 1:
         replicas = 1
@@ -289,7 +344,8 @@ def titan_launches(draw: st.DrawFn) -> Launch:
         own = cp if etp == tp else cp * tp
         ep = own * one(*(n for n in (1, 2, 4) if shard % n == 0))
         etp = etp if ep > 1 else tp
-    micro, number = one(1, 2), pp * one(1, 2)
+    # V-shaped ones want one for each part of the model
+    micro, number = one(1, 2), pp * one(2, 4)
     zero = (3 if pp == 1 or yes() else 2) if sharded else 0
     if sharded and pp == 1 and yes():
         zero = 2
@@ -311,7 +367,10 @@ def titan_launches(draw: st.DrawFn) -> Launch:
                 ep=ep,
                 etp=etp,
                 sequence_parallel=tp > 1,
-                chunks=_chunks(d, model.num_layers, pp, vpp, 0),
+                chunks=chunks_of_sizes(
+                    _sizes(d, model.num_layers, pp * vpp), pp, schedule=schedule
+                ),
+                schedule=schedule if pp > 1 else None,
             ),
             seq=one(1024, 4096),
             micro_batch=micro,
@@ -321,6 +380,14 @@ def titan_launches(draw: st.DrawFn) -> Launch:
                 kind="fp32" if wide else one("bf16", "fp32"),
                 fp8=fp8 is not None,
                 fp8_recipe=fp8 or "tensorwise",
+            ),
+            optimizer=replace(
+                one(Optimizer(), Optimizer(master_bytes=0, moments_bytes=4)),
+                **(
+                    {"offload": 1.0, "offload_master": True, "offload_weights": True}
+                    if zero and yes()
+                    else {}
+                ),
             ),
             tensor_overlap=tp > 1 and compiled and yes(),
             software=Software(gpu="B200"),
@@ -401,6 +468,13 @@ def torch_launches(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"
         global_batch=micro * number * dp,
         steps=one(None, 100),
         precision=Precision(kind=kind),
+        optimizer=_host_states(d, keeper, zero),
+        adapters=one(
+            None,
+            None,
+            Adapters(rank=8, targets=frozenset({"query", "value"}), dropout=0.1),
+            Adapters(rank=32, targets=frozenset({"projection", "fc1", "fc2"}), base="nf4"),
+        ),
         trainer=TorchTrainer(
             keeper=keeper,
             zero=zero,

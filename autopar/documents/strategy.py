@@ -121,7 +121,8 @@ _PIPELINE_NAMES: dict[str, PipelineType] = {
     "gpipe": "gpipe",
 }
 _OWN_PIPELINES = {**_PIPELINE_NAMES, **{kind: kind for kind in get_args(PipelineType)}}
-_DP_NAMES: dict[str, ZeroDefault] = {"ddp": "ddp", "zero2": "zero2"}
+_DP_NAMES: dict[str, ZeroDefault] = {"ddp": "ddp", "zero1": "zero1", "zero2": "zero2"}
+_STAGES: dict[ZeroDefault, int] = {"ddp": 0, "zero1": 1, "zero2": 2}
 _LIST = WithJsonSchema({"type": ["string", "array", "integer"]})
 
 _Count = Annotated[
@@ -338,12 +339,11 @@ class _PaddleFile(_File):
                 "dp_size_list",
             )
         kinds = set(self.sharding_stage_list) - {3}
-        # stage 1 shards the optimizer alone, which no plan says
-        if 1 in kinds or len(kinds) > 1:
+        if len(kinds) > 1:
             stages = ", ".join(map(str, sorted(set(self.sharding_stage_list))))
             raise key_error(
-                f"holds the stages {stages}; besides 3 a plan has one of 0 (ddp) and 2 (zero2) for "
-                "all layers",
+                f"holds the stages {stages}; besides 3 a plan has one of 0 (ddp), 1 (zero1) and 2 "
+                "(zero2) for all layers",
                 "sharding_stage_list",
             )
         index = list(self.pp_stage_idx_list)
@@ -369,7 +369,10 @@ class _PaddleFile(_File):
                 f"tp({tp}) * dp({dp}) * pp({self.pp_size}) = {world} != world_size({given})",
                 key="dp_size_list",
             )
-        default: ZeroDefault = "zero2" if 2 in self.sharding_stage_list else "ddp"
+        default: ZeroDefault = "ddp"
+        for kind, stage in _STAGES.items():
+            if stage in self.sharding_stage_list:
+                default = kind
         if "default_dp_type" in self.model_fields_set:
             default = self.default_dp_type
         return _plan(
@@ -588,8 +591,10 @@ def paddle_document(plan: Plan) -> dict[str, object]:
 
     layers = plan.layers
     assert not any(s.strided or s.cp > 1 for s in layers)
-    _check_said(plan, refinements(plan), "PaddleNLP's strategy file")
-    other = 2 if plan.default_dp_type == "zero2" else 0
+    # its stage 1 is ZeRO-1
+    said = replace(plan, default_dp_type="ddp")
+    _check_said(plan, refinements(said), "PaddleNLP's strategy file")
+    other = _STAGES[plan.default_dp_type]
     sharding = [3 if s.zero3 else other for s in layers]
     document: dict[str, object] = {
         "pp_size": plan.num_stages,
@@ -607,8 +612,8 @@ def paddle_document(plan: Plan) -> dict[str, object]:
     }
     if plan.pipeline_type == "gpipe":
         document["pipeline_type"] = "gpipe"
-    if plan.default_dp_type == "zero2" and 2 not in sharding:
-        document["default_dp_type"] = "zero2"
+    if other and other not in sharding:
+        document["default_dp_type"] = plan.default_dp_type
     return document
 
 

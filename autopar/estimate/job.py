@@ -7,6 +7,7 @@ those are `autopar.estimate.card`, `site` and `stack`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import field, replace
 from itertools import groupby
 from typing import Literal
@@ -40,6 +41,7 @@ __all__ = [
     "parameters",
     "projection_targets",
     "stage_blocks",
+    "type_blocks",
 ]
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
@@ -318,6 +320,16 @@ def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
     return tuple(found)
 
 
+def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
+    """Return for each layer type the blocks that its layers are: two where some have a window."""
+    layers = tuple(zip(spec.layer_types, layer_blocks(spec), strict=True))
+    found = []
+    for kind in range(len(spec.layers)):
+        numbers = Counter(block for own, block in layers if own == kind)
+        found.append(tuple(replace(block, number=n) for block, n in numbers.items()))
+    return tuple(found)
+
+
 def _kind_blocks(spec: ModelSpec, index: int) -> tuple[Block, Block]:
     """Return one layer of a type, with its window and without."""
     layer = spec.layers[index]
@@ -562,6 +574,7 @@ def job_of_plan(
         cp=first.cp,
         pp=plan.num_stages,
         dp=dp,
+        schedule="gpipe" if plan.pipeline_type == "gpipe" and plan.num_stages > 1 else None,
         stage_layers=plan.stage_sizes,
         vocab_tp=plan.vocab.tp,
         vocab_zero=3 if plan.vocab.zero3 else default,
@@ -631,8 +644,6 @@ def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -
 
 def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
     notes = []
-    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
-        notes.append("GPipe is priced as 1F1B, whose step takes as long")
     sharded = any(strategy.zero3 for strategy in plan.layers)
     if sharded and async_grad_reduce and plan.num_microbatches > 1:
         notes.append("gradients of ZeRO-3 are scattered in every micro-batch, not once a step")

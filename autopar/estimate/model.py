@@ -11,6 +11,7 @@ from autopar.documents import catalog
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile
 from autopar.model import (
+    LatentSpec,
     LayerMemory,
     LayerProfile,
     LayerSpec,
@@ -20,8 +21,10 @@ from autopar.model import (
     OtherTime,
     ShardedTime,
     TimePoint,
+    attention_weights,
     embedding_parameter_counts,
     head_dim,
+    layer_norms,
     padded_vocab_size,
     parameter_count,
 )
@@ -74,6 +77,14 @@ __all__ = [
 #         R = 4*S*E + 12*c*S              fp32 probabilities; weights and numbers of the chosen
 #         O = c*S*h*e (eager: twice)      output of the experts; eager keeps it weighted as well
 #     R and O belong to the tokens of a rank, as X does. All experts are on every rank, 1/t of each.
+# The MLP that all tokens visit adds an M of its width, and its gate S*h*e + 2*S*e around it.
+#
+# Norms of queries and keys keep what they read and 4 bytes of each of its heads. Latent attention
+# (DeepSeek-V2, arXiv 2405.04434, section 2.1) of ranks q and r, and heads that are n wide without
+# positions, p wide with them and v wide in their values, keeps
+#         L = S*(q + r + p)*e + S*(q + r)*e + 8*S     latents, these normed, a number of each norm
+#         A = S*a*(2*(n + p) + v)*e + S*a*v*e + 4*S*a  q, k and v of all heads, output, log-sum-exp
+#     where L belongs to the tokens of a rank, as X does. A window changes none of it.
 #
 # `kernels="fused"` is exactly that. `kernels="eager"` adds what unfused code of today's runtimes
 # keeps beside it: the sequence-first copy of the attention output (S*a*d*e); with RMSNorm the fp32
@@ -110,19 +121,24 @@ def activation_bytes(
     heads, width = layer.num_heads, head_dim(layer)
     kv_heads = layer.num_kv_heads or heads
     kv_share = max(kv_heads, degree) * width / degree  # at least one head on every rank
-    num_norms = 3 if layer.cross_attention else 2
+    num_norms = layer_norms(layer)
     layer_norm = layer.norm_parameters_per_hidden == 2 * num_norms
     eager = kernels == "eager"
 
     # 4 bytes a token: fp32 mean and deviation of a LayerNorm, one number of an RMSNorm
-    around = num_norms * (2.0 * s * h * e + 4 * s * (2 if layer_norm else 1))
+    around = num_norms * (s * h * e + 4.0 * s * (2 if layer_norm else 1))
+    # products read what norms in front of them put out; behind them nothing keeps it
+    around += min(num_norms, 3 if layer.cross_attention else 2) * s * h * e
     # RMSNorm in steps keeps its input in fp32 beside the normalised value
     if eager and not layer_norm:
         around += num_norms * 4.0 * s * h
     query = s * heads * width * e / degree
     logsumexp = 4.0 * s * heads / degree
-    inside = 0.0
+    inside, latents = 0.0, 0.0
     lengths = [s] + ([memory_seq_length or s] if layer.cross_attention else [])
+    if layer.latent is not None:
+        inside, latents = _latent_bytes(layer, layer.latent, s, degree, e, eager=eager)
+        around, lengths = around + latents, []
     for index, kv_length in enumerate(lengths):
         # q and the attention output are of the same width, k and v of the other
         inside += 2 * query + 2.0 * kv_length * kv_share * e + logsumexp
@@ -130,6 +146,9 @@ def activation_bytes(
             # what their norms read; in steps it is kept in fp32 besides, as around the blocks
             elements = s * heads * width / degree + kv_length * kv_share
             inside += elements * (e + (4 if eager else 0))
+            # a number of each row: of a head, or of all heads together
+            rows = s * heads / degree + kv_length * kv_share / width
+            inside += 4.0 * (s + kv_length if layer.wide_qk_norms else rows)
         if eager:
             # the sequence-first copy of the output
             inside += query
@@ -143,10 +162,32 @@ def activation_bytes(
         visited = layer.experts_per_token or layer.num_experts
         # the experts' input is whole on every rank, so not over the degree
         inside += visited * (mlp + s * h * e)
+        if layer.shared_expert_width:
+            inside += mlp / layer.ffn_hidden_size * layer.shared_expert_width
+        if layer.shared_expert_gate:
+            # the product of gate and output keeps both, the gate's own function what it puts out
+            around += s * h * e + 2.0 * s * e
         around += 4.0 * s * layer.num_experts + 12.0 * s * visited
         around += (2 if eager else 1) * visited * s * h * e
     # sequence parallelism splits what lies around the blocks; without it every rank has all of it
     return around / (degree if sequence_parallel else 1) + inside
+
+
+def _latent_bytes(
+    layer: LayerSpec, latent: LatentSpec, s: int, degree: int, e: int, *, eager: bool
+) -> tuple[float, float]:
+    """Return what latent attention keeps of its heads, and of its latents (formula: above)."""
+    heads = (layer.num_heads or 0) / degree
+    query, rank = latent.query_rank or 0, latent.key_value_rank
+    value, both = latent.value_width, 2.0 * (latent.key_width + latent.rotary_width)
+    # eager: the sequence-first copy of the output, and queries before they are turned
+    copies = value + both / 2 if eager else 0
+    inside = s * heads * ((both + 2.0 * value + copies) * e + 4.0)
+    narrow = float(s * (query + rank + latent.rotary_width) * e)
+    if layer.qk_norms:
+        norms = 1 + (latent.query_rank is not None)
+        narrow += s * (query + rank) * (e + (4 if eager else 0)) + 4.0 * s * norms
+    return inside, narrow
 
 
 def checkpoint_bytes(layer: LayerSpec, seq_length: int, element_bytes: int = 2) -> float:
@@ -172,7 +213,7 @@ def other_memory(
     """
     first, last = spec.layers[0], spec.layers[-1]
     s_last = seq_lengths[-1]
-    layer_norm = last.norm_parameters_per_hidden >= 4
+    layer_norm = last.norm_parameters_per_hidden >= 2 * layer_norms(last)
     norm = s_last * last.hidden_size * (2 * element_bytes + (4 if kernels == "eager" else 0))
     if layer_norm:
         norm = s_last * last.hidden_size * 2 * element_bytes
@@ -227,6 +268,12 @@ def logits_peak_bytes(spec: ModelSpec, seq_length: int) -> float:
 #                                     rank; sp: 2*c + c/t, or c + (1 + c*F - c)/t
 #     attention   as above            M has c*(2 + 2*F) (gated: c*(2 + 4*F)) for its MLP
 #
+#     shared      1/t more            of what is not over t with sp: the gradient of an MLP that all
+#                                     tokens visit waits for that of the experts
+#
+# Norms behind attention and MLP: their inputs are gone, one in the line of the MLP and two in that
+# of attention, with 4 bytes a token (LayerNorm: 8) each.
+#
 # and the weights of the visits, 2*c*S bytes (sp: 4*c*S/t, Ulysses: 2*c*S/t). Every rule is at least
 # what `profile-model --source exact` counts of the built-in layers, and equal to it for the models
 # that are shipped, but for 1 % of a mixture's.
@@ -268,6 +315,9 @@ def backward_bytes(
     key_value = max(layer.num_kv_heads or layer.num_heads, degree) * width / h
     # gradients of output and q are 2*A wide, those of k and v 2*K
     attention = 2.0 * layer.num_heads * width / h + 2.0 * key_value
+    if layer.latent is not None:
+        # of all heads: q and k of their width, v and the output of that of values
+        attention = 2.0 * layer.num_heads * (width + layer.latent.value_width) / h
     if visited:
         weights = {"sp": 4.0 / t, "tp": 2.0, "ulysses": 2.0 / t}[kind] * visited * seq_length
         # of every visited expert 2 + 2*n*F is gone by then
@@ -275,10 +325,17 @@ def backward_bytes(
         return unit * _mixture(layer, visited, t, kind, inner, gradients, attention) + weights
     # M = 2 + 2*n*F is gone; its 2 turns the 1 of the table into the - 1 of the lines below
     attention -= 2.0 * gradients
+    # a norm behind the MLP, and then that behind attention, have let their inputs go
+    behind = 0.0
+    if layer_norms(layer) > 3:
+        statistics = 8 if layer.norm_parameters_per_hidden > layer_norms(layer) else 4
+        behind = 1.0 + statistics / (h * element_bytes)
     if kind == "tp":
         # without sp what lies outside the tensor-parallel region is whole on every rank
-        return unit * max(1.0 + gradients / t, 2.0, attention / t - 1.0)
-    moments = [(1.0 + gradients) / t, 2.0 / t, (attention - 1.0) / t]
+        mlp = 1.0 + gradients / t - behind
+        return unit * max(mlp, 2.0, attention / t - 1.0 - 2.0 * behind)
+    moments = [1.0 + gradients - behind, 2.0, attention - 1.0 - 2.0 * behind]
+    moments = [moment / t for moment in moments]
     if kind == "sp" and degree > 1:
         # in front of the row-parallel product sp gathers a whole gradient on every rank
         moments.append(1.0 + max(1.0 + inner, 2.0) / t)
@@ -305,9 +362,11 @@ def _mixture(
         (attention - 1.0) / t,
     ]
     if kind == "sp" and t > 1.0:
+        # the gradient of what all tokens visit waits for that of the experts
+        waiting = 1.0 / t if layer.shared_expert_width else 0.0
         # sp: tokens sorted by expert are whole on every rank while they are routed
-        moments.append(2.0 * visited + visited / t)
-        moments.append(visited + (1.0 + visited * inner - visited) / t)
+        moments.append(2.0 * visited + visited / t + waiting)
+        moments.append(visited + (1.0 + visited * inner - visited) / t + waiting)
     return max(moments)
 
 
@@ -361,19 +420,36 @@ def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> flo
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         raise InputError("heads and MLP width are unknown; give a model spec (--model)")
     h, width = layer.hidden_size, head_dim(layer)
-    query = layer.num_heads * width
+    query = value = layer.num_heads * width
     key_value = 2 * (layer.num_kv_heads or layer.num_heads) * width
     # a token visits so many MLPs, each of two or three matrices, and asks a router for them
     visited = layer.experts_per_token or layer.num_experts or 1
-    matrices = visited * (3 if layer.gated_mlp else 2) * layer.ffn_hidden_size
-    matrices += 2 * query + key_value + (layer.num_experts or 0)
-    flop = 2.0 * seq_length * h * matrices
+    mlps = visited * layer.ffn_hidden_size + layer.shared_expert_width
+    weights = h * ((3 if layer.gated_mlp else 2) * mlps + (layer.num_experts or 0))
+    if layer.latent is None:
+        weights += h * (2 * query + key_value)
+    else:
+        value = layer.num_heads * layer.latent.value_width
+        weights += attention_weights(replace(layer, qk_norms=False, attention_sinks=False))
+    flop = 2.0 * seq_length * weights
     # two products of all pairs
-    flop += 4.0 * seq_length * seq_length * query * (0.5 if layer.causal else 1.0)
+    flop += 2.0 * (query + value) * _pairs(layer, seq_length)
     if layer.cross_attention:
         flop += 2.0 * h * (2 * seq_length * query + memory_seq_length * key_value)
         flop += 4.0 * seq_length * memory_seq_length * query
     return flop
+
+
+def _pairs(layer: LayerSpec, seq_length: int) -> float:
+    """Return the pairs of a query and a key that it sees, the mean of a type's layers."""
+    every = seq_length * seq_length * (0.5 if layer.causal else 1.0)
+    if layer.window is None or layer.window >= seq_length:
+        return every
+    # the first queries see fewer, and so do the last ones where there is no order
+    narrow = layer.window * (seq_length - layer.window / 2.0) * (1.0 if layer.causal else 2.0)
+    number = layer.num_layers
+    whole = number // layer.whole_every if layer.whole_every else 0
+    return (whole * every + (number - whole) * min(narrow, every)) / number
 
 
 def sample_flop(spec: ModelSpec) -> float:
@@ -430,9 +506,9 @@ def estimate_model(
     figures. Raises InputError.
     """
     from autopar.estimate.card import load_card  # the planner needs the counts alone
-    from autopar.estimate.job import blocks_of
+    from autopar.estimate.job import blocks_of, type_blocks
     from autopar.estimate.layer import machine_of
-    from autopar.estimate.profile import cells_job, layer_cells, other_cells
+    from autopar.estimate.profile import cells_job, layer_cells, mean_cells, other_cells
     from autopar.estimate.stack import load_stack
 
     device = load_card(card)
@@ -457,20 +533,26 @@ def estimate_model(
     vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
     vocab = padded_vocab_size(spec)
     for lengths in dict.fromkeys(cases):
-        blocks = blocks_of(_resized(spec, lengths))
+        own_lengths = _resized(spec, lengths)
+        blocks, kinds = blocks_of(own_lengths), type_blocks(own_lengths)
         for index, (layer, length) in enumerate(zip(spec.layers, lengths, strict=True)):
             # cross-attention reads what the layer type in front of it, the encoder, puts out
             source_length = lengths[index - 1] if layer.cross_attention and index else None
-            whole, cells = layer_cells(
-                machine,
-                cells_job(spec.name, blocks, vocab, length, precision),
-                blocks[index],
-                batches=batches,
-                degrees=tensor_degrees(layer),
-                sequence_parallel=sequence_parallel,
-            )
-            times[index] += whole
-            sharded[index] += cells
+            alike = [
+                layer_cells(
+                    machine,
+                    cells_job(spec.name, blocks, vocab, length, precision),
+                    block,
+                    batches=batches,
+                    degrees=tensor_degrees(layer),
+                    sequence_parallel=sequence_parallel,
+                )
+                for block in kinds[index]
+            ]
+            # a layer of the type is the mean of those with a window and those without
+            numbers = [block.number for block in kinds[index]]
+            times[index] += mean_cells([whole for whole, _ in alike], numbers)
+            sharded[index] += mean_cells([cells for _, cells in alike], numbers)
             memory[index][length] = LayerMemory(
                 parameter_count=float(parameter_count(layer)),
                 activation_bytes_per_sample={

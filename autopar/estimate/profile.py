@@ -8,7 +8,8 @@ plan's time is the planner's cost model, which asks for them without the host's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from autopar.estimate.layer import (
 from autopar.hardware import HostCalls, host_calls, together_s
 from autopar.model import OtherTime, ShardedTime, TimePoint
 
-__all__ = ["cells_job", "layer_cells", "other_cells"]
+__all__ = ["cells_job", "layer_cells", "mean_cells", "other_cells"]
 
 _Kind = Literal["sp", "tp", "ulysses"]
 
@@ -115,6 +116,25 @@ def layer_cells(
                     seconds = float(forward_s[column])
                     whole.append(TimePoint(batch=batch, seq_length=job.seq, forward_s=seconds))
     return whole, cells
+
+
+_Cell = TypeVar("_Cell", TimePoint, ShardedTime)
+
+
+def mean_cells(kinds: Sequence[Sequence[_Cell]], numbers: Sequence[int]) -> list[_Cell]:
+    """Return the cells of a layer type from those of its kinds of layers, of so many each."""
+    total = sum(numbers)
+    found = []
+    for same in zip(*kinds, strict=True):
+        first = same[0]
+        seconds = {
+            name: sum(n * getattr(cell, name) for cell, n in zip(same, numbers, strict=True))
+            / total
+            for name in ("forward_s", "backward_s", "recompute_s", "optimizer_s")
+            if getattr(first, name, None) is not None
+        }
+        found.append(first if len(same) == 1 else replace(first, **seconds))
+    return found
 
 
 def other_cells(

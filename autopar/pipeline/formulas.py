@@ -61,23 +61,26 @@ def step_s(
     if p == v == 1:
         return m * (forward_s[0] + input_s[0] + weight_s[0])
     check_schedule(schedule, stages=p, chunks=v, micro_batches=m, group=group)
+    if SCHEDULES[schedule].v_shaped:
+        return _v_shaped_s(schedule, forward_s, input_s, weight_s, m, send_s)
     down, up = _sends(p, v)
     forward = [f + send_s * n for f, n in zip(forward_s, down, strict=True)]
     inputs = [i + send_s * n for i, n in zip(input_s, up, strict=True)]
     if schedule in ("gpipe", "looped_bfs"):
         backward = [i + w for i, w in zip(inputs, weight_s, strict=True)]
-        return _sweep_s(forward, m, v) + _sweep_s(backward, m, v)
-    if SCHEDULES[schedule].v_shaped:
-        return _v_shaped_s(schedule, forward, inputs, weight_s, m)
+        # what each sweep ends with has nobody to send to
+        last = 2 * send_s * (v > 1)
+        return _sweep_s(forward, m, v) + _sweep_s(backward, m, v) - last
     if m < p:
         # no rank comes to a steady state; there is little to replay
         return replay(
             schedule,
-            forward,
-            inputs,
+            forward_s,
+            input_s,
             weight_s,
             micro_batches=m,
             chunks=v,
+            send_s=send_s,
             group=group,
             ahead=ahead,
         ).step_s
@@ -142,6 +145,7 @@ def _v_shaped_s(
     inputs: Sequence[float],
     weights: Sequence[float],
     m: int,
+    send_s: float,
 ) -> float:
     """Return the replay of 2 p micro-batches, and the slowest stage for each one more.
 
@@ -149,9 +153,15 @@ def _v_shaped_s(
     micro-batch, so a step is the largest of straight lines over their number: convex, and at the
     end as steep as the slowest stage.
     """
-    first = min(m, 2 * len(forward))
-    found = replay(schedule, forward, inputs, weights, micro_batches=first, chunks=2)
-    slowest = max(map(sum, zip(forward, inputs, weights, strict=True)))
+    p = len(forward)
+    first = min(m, 2 * p)
+    found = replay(schedule, forward, inputs, weights, micro_batches=first, chunks=2, send_s=send_s)
+    # each chunk sends up and down, but not at the ends of the model, nor within a rank
+    sends = [4 - 2 * (rank == 0) - 2 * (rank == p - 1) for rank in range(p)]
+    slowest = max(
+        sum(each) + send_s * number
+        for *each, number in zip(forward, inputs, weights, sends, strict=True)
+    )
     return found.step_s + (m - first) * slowest
 
 

@@ -18,23 +18,38 @@ class DegreesEntry(StrictObject):
     """Every degree and setting of a launch."""
 
     tp: int
+    """Tensor ranks, with sequence parallelism."""
     cp: int
+    """Context ranks."""
     pp: int
+    """Pipeline stages."""
     dp: int
+    """Data ranks of dense layers: tp * cp * pp * dp GPUs."""
     ep: int
+    """Ranks over which experts are spread."""
     etp: int
+    """Ranks that share the widths of an expert."""
     edp: int
     """Ranks that hold the same experts; of a model without them those of a layer."""
     vpp: int
+    """Chunks of layers of a stage."""
     schedule: str
+    """Order of the micro-batches of a pipeline."""
     zero: int
+    """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded."""
     micro_batch_size: int
+    """Sequences of a micro-batch on one data rank."""
     num_microbatches: int
+    """Of a step, in each pipeline."""
     global_batch_size: int
-    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8"]
+    """Sequences of a step."""
+    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
+    """Of products."""
     recompute: str
+    """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
     dispatcher: Literal["alltoall", "flex"]
     overlap_experts: bool
+    """Exchanges of one micro-batch run beside the compute of another."""
     layers_of_chunks: list[list[int]]
     """Of every stage, the layers of each of its chunks."""
 
@@ -43,16 +58,21 @@ class HardwareEntry(StrictObject):
     """The cluster."""
 
     card: str
+    """Name of the device's datasheet."""
     num_nodes: int
+    """Machines."""
     num_gpus_per_node: int
+    """Of each machine."""
 
 
 class LaunchEntry(StrictObject):
     """A launch, and what is predicted of it."""
 
     engine: str
+    """Trainer that it is of."""
     degrees: DegreesEntry
     samples_per_s: float
+    """Of all GPUs together."""
     predicted: dict[str, Any]
     """Seconds, bytes and shares: as `autopar check --json` has them."""
 
@@ -64,11 +84,17 @@ class LaunchDocument(StrictObject):
     format: Literal["autopar-launch"]
     version: Literal[1]
     autopar: str
-    status: Literal["optimal", "infeasible"]
+    """Release that wrote it."""
+    status: Literal["optimal", "infeasible", "evaluated"]
+    """Whether the launch is the fastest that fits, or one that somebody had."""
     request: dict[str, Any]
     """Options of the search, as typed."""
     model: str
+    """Its name."""
     hardware: HardwareEntry
     seq_length: int
+    """Tokens of a sequence."""
     launch: LaunchEntry | None
+    """None: nothing fits."""
     assumed: list[str]
+    """Defaults that nobody had said otherwise, one sentence each."""

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "planner/instance.hpp"
+#include "planner/stage/narrowed.hpp"
 #include "planner/stage/stage_kernel.hpp"
 #include "planner_dump.hpp"
 #include "planner_plans.hpp"
@@ -514,6 +515,67 @@ void check_stages(int rounds) {
 }
 
 }  // namespace
+
+namespace {
+
+// Of the ways to run a stage, those that the bound lets through keep their options, and a frontier
+// of these is as good as any of them.
+template <int D>
+void check_narrowed(int rounds) {
+  std::mt19937 random(D + 10);
+  int narrowed = 0, fewer_layouts = 0, through = 0;
+  for (int round = 0; round < rounds; ++round) {
+    CAPTURE(round);
+    RandomStage<D> stage(random);
+    const auto all = stage.all();
+    if (all.empty()) continue;
+    const auto vector = [&](const StagePoint<D>& point) {
+      typename StepBound<D>::Vector cost{};
+      const std::size_t entries = D == 1 ? 1 : D + 3;
+      for (std::size_t d = 0; d < entries; ++d) cost[d] = stage.problem.bound.entry(point.cost, d);
+      return cost;
+    };
+    // a limit that some of them are within
+    StageProblem<D>& p = stage.problem;
+    p.bound.tail_weight = 0.25;
+    p.bound.incumbent = p.bound.least(vector(all[random() % all.size()]));
+    const Narrowed<D> narrow(p);
+    std::size_t before = 0, after = 0;
+    for (const auto& options : p.options) before += options.size();
+    if (narrow.possible()) {
+      for (const auto& options : narrow.problem().options) after += options.size();
+      narrowed += after < before;
+      fewer_layouts += narrow.problem().num_layouts < p.num_layouts;
+    }
+    std::int64_t states = 0;
+    const auto frontier = solve_stage_frontier<D>(p, states);
+    for (const auto& point : all) {
+      if (p.bound.prunes(vector(point))) continue;
+      ++through;
+      REQUIRE(narrow.possible());
+      for (std::size_t i = 0; i < point.strategies.size(); ++i) {
+        const auto& kept = narrow.problem().options[planner_plans::at(p.layer_type[i])];
+        CHECK(std::any_of(kept.begin(), kept.end(), [&](const auto& option) {
+          return option.strategy == point.strategies[i];
+        }));
+      }
+      CHECK(std::any_of(frontier.begin(), frontier.end(), [&](const auto& kept) {
+        return p.bound.least(vector(kept)) <= p.bound.least(vector(point));
+      }));
+    }
+  }
+  CHECK(narrowed > rounds / 8);
+  CHECK(fewer_layouts > rounds / 16);
+  CHECK(through > rounds);
+}
+
+}  // namespace
+
+TEST_CASE("options are left out that nothing within the bound has") {
+  SUBCASE("one stage") { check_narrowed<1>(1500); }
+  SUBCASE("1F1B") { check_narrowed<2>(1500); }
+  SUBCASE("GPipe") { check_narrowed<3>(1500); }
+}
 
 TEST_CASE("stage frontiers beat every way to run the stage, quick points are such a way") {
   SUBCASE("one stage") { check_stages<1>(1500); }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -12,11 +12,21 @@ import numpy as np
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
+from autopar.model import ModelSpec
 from autopar.pipeline.formulas import in_flight
 from autopar.plans import LayerStrategy, PipelineType, Plan, violations
 from autopar.records import dataclass
+from profiler.model.layers.sharding import not_divided
 from profiler.plan.job import PlanJob
+from profiler.plan.weights import (
+    Tensors,
+    expert_shapes,
+    final_norm,
+    first_shapes,
+    held,
+    last_shapes,
+    layer_shapes,
+)
 
 __all__ = [
     "SCHEDULES",
@@ -27,19 +37,13 @@ __all__ = [
     "RunArithmetic",
     "StageArithmetic",
     "StaticReport",
-    "Tensors",
     "Weights",
     "check_job",
     "cube_of",
     "entry_layouts",
     "examine",
-    "expert_shapes",
-    "first_shapes",
-    "has_own_grid",
-    "held",
-    "last_shapes",
+    "has_whole_experts",
     "layer_layout",
-    "layer_shapes",
     "layer_streams",
     "layouts",
     "micro_batches_in_flight",
@@ -48,105 +52,6 @@ __all__ = [
     "stream_lengths",
     "vocab_layout",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Parameters that a rank holds, exactly: the shapes of its tensors, and ZeRO's pieces of them.
-#
-# The shapes are those of `profiler.model.layers.blocks` and `vocab`; ZeRO divides every tensor
-# along its first dimension (torch's FSDP2), so a rank has whole rows and the first ranks have the
-# most.
-
-
-class Tensors(NamedTuple):
-    """Tensors of one shape: rows, elements of a row, and how many tensors there are."""
-
-    rows: int
-    row: int
-    copies: int = 1
-
-
-def layer_shapes(
-    layer: LayerSpec, degree: int, *, whole_experts: bool = False
-) -> tuple[Tensors, ...]:
-    """Return the parameters of one layer on a rank whose weights are divided by `degree`.
-
-    A rank has at least one key-value head. With `whole_experts` those of the layer are left out,
-    since their ranks are others (`expert_shapes`). Raises InputError where heads or MLP width are
-    unknown.
-    """
-    width = head_dim(layer)
-    if layer.ffn_hidden_size is None:
-        raise InputError("the width of the MLP is unknown; give a model spec (--model)")
-    h, heads = layer.hidden_size, layer.num_heads or 1
-    kv_heads = layer.num_kv_heads or heads
-    query, pair = heads // degree * width, max(1, kv_heads // degree) * width
-    # rows are output features, as in torch's linears: what ZeRO divides
-    attention = [Tensors(query, h), Tensors(pair, h, 2), Tensors(h, query)]
-    if layer.biases or layer.qkv_biases:
-        attention += [Tensors(query, 1), Tensors(pair, 1, 2)]
-    if layer.biases:
-        attention.append(Tensors(h, 1))
-    if layer.qk_norms:
-        attention.append(Tensors(width, 1, 2))
-    ffn, ups = layer.ffn_hidden_size // degree, 2 if layer.gated_mlp else 1
-    if layer.num_experts is not None:  # experts are stacked and have no biases
-        mlp = [Tensors(layer.num_experts, h), Tensors(layer.num_experts, 1, layer.router_biases)]
-        shared = layer.shared_expert_width // degree
-        mlp += [Tensors(shared, h, ups), Tensors(h, shared)]
-        mlp.append(Tensors(h, 1, layer.shared_expert_gate))
-        if not whole_experts:
-            mlp += expert_shapes(layer, 1, width=ffn)
-    else:
-        mlp = [Tensors(ffn, h, ups), Tensors(h, ffn)]
-        if layer.biases:
-            mlp += [Tensors(ffn, 1, ups), Tensors(h, 1)]
-    blocks = 2 if layer.cross_attention else 1
-    return (*attention * blocks, *mlp, Tensors(h, 1, layer.norm_parameters_per_hidden))
-
-
-def expert_shapes(layer: LayerSpec, degree: int, *, width: int) -> tuple[Tensors, ...]:
-    """Return the experts on one of `degree` ranks, each of so many features; without the router."""
-    own, ups = (layer.num_experts or 0) // degree, 2 if layer.gated_mlp else 1
-    # stacked by expert: ZeRO divides between experts, not inside of one
-    return (Tensors(own, layer.hidden_size * width, ups + 1),)
-
-
-def first_shapes(spec: ModelSpec, degree: int) -> tuple[Tensors, ...]:
-    """Return the parameters in front of the layers on a rank of a vocabulary degree."""
-    h = spec.layers[0].hidden_size
-    shapes = [Tensors(_rows(spec, degree), h)]
-    if spec.learned_positions:
-        shapes.append(Tensors(spec.learned_positions, h))
-    return (*shapes, Tensors(spec.extra_embedding_parameters, 1))
-
-
-def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Tensors, ...]:
-    """Return the parameters behind the layers on a rank of a vocabulary degree.
-
-    own_table : whether the output matrix is another tensor than the embedding's on this rank.
-    """
-    last = spec.layers[-1]
-    head = [Tensors(_rows(spec, degree), last.hidden_size)] if own_table else []
-    # the encoder ends with a norm too, which lies behind its last layer
-    return (*head, _final_norm(last), Tensors(spec.extra_head_parameters, 1))
-
-
-def held(shapes: Iterable[Tensors], pieces: int = 1) -> int:
-    """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
-    # FSDP2 gives ranks ceil(rows / pieces) rows until none are left
-    return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
-
-
-def _final_norm(layer: LayerSpec) -> Tensors:
-    """Return the parameters of the norm behind a stack of such layers."""
-    # of one norm: a layer has two, with cross-attention three
-    each = layer.norm_parameters_per_hidden // (2 + layer.cross_attention)
-    return Tensors(layer.hidden_size, 1, each)
-
-
-def _rows(spec: ModelSpec, degree: int) -> int:
-    return padded_vocab_size(spec, degree) // degree
 
 
 # --------------------------------------------------------------------------------------------------
@@ -325,8 +230,8 @@ def cube_of(plan: Plan) -> Cube:
 
 def layer_layout(job: PlanJob, cube: Cube, layer: int) -> Layout:
     """Return how one layer of a plan lies on the cube."""
-    kind = job.spec.layers[job.spec.layer_types[layer]]
-    return _layout(job, cube, job.plan.layers[layer], has_experts=kind.num_experts is not None)
+    strategy = job.plan.layers[layer]
+    return _layout(job, cube, strategy, whole_experts=has_whole_experts(job, layer))
 
 
 def vocab_layout(job: PlanJob, cube: Cube) -> Layout:
@@ -378,15 +283,13 @@ def entry_layouts(job: PlanJob, cube: Cube, layer: int) -> tuple[Layout, ...]:
 
 
 def _layout(
-    job: PlanJob, cube: Cube, strategy: LayerStrategy, *, has_experts: bool = False
+    job: PlanJob, cube: Cube, strategy: LayerStrategy, *, whole_experts: bool = False
 ) -> Layout:
     kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
     tensor = _axes(cube, strategy.tp, strided=strategy.strided)
-    experts = None
-    if has_experts and has_own_grid(strategy):
-        # neighbours, whatever other groups they are in (Megatron-Core's order of ranks with whole
-        # experts: its expert grid has neither tensor nor context ranks)
-        experts = _axes(cube, strategy.ep)
+    # neighbours, whatever other groups they are in (Megatron-Core's order of ranks with whole
+    # experts: its expert grid has neither tensor nor context ranks)
+    experts = _axes(cube, strategy.ep) if whole_experts else None
     return Layout(
         cube=cube,
         kind=kind,
@@ -397,10 +300,12 @@ def _layout(
     )
 
 
-def has_own_grid(strategy: LayerStrategy) -> bool:
-    """Return whether whole experts lie on ranks, and not pieces of each on tensor ranks."""
-    split = 1 if strategy.ulysses else strategy.tp
-    return strategy.ep > 1 or strategy.expert_tp != split
+def has_whole_experts(job: PlanJob, layer: int) -> bool:
+    """Return whether experts lie whole on a grid of their own, not in pieces on tensor ranks."""
+    strategy = job.plan.layers[layer]
+    if strategy.ep == 1 and strategy.expert_tp == _split(strategy):
+        return False
+    return job.spec.layers[job.spec.layer_types[layer]].num_experts is not None
 
 
 def _zero(plan: Plan, strategy: LayerStrategy) -> str:
@@ -433,12 +338,13 @@ def check_job(job: PlanJob) -> Cube:
 def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
     """Raise InputError where a legal strategy is not run here."""
     kind = job.spec.layers[job.spec.layer_types[layer]]
-    if kind.cross_attention and strategy.cp > 1:
+    alone = not_divided(kind) if strategy.cp > 1 else None
+    if alone is not None:
         raise InputError(
-            f"layer {layer} has cross-attention and context degree {strategy.cp}, which is not run "
-            "here; give it context degree 1"
+            f"layer {layer} has {alone} and context degree {strategy.cp}, which is not run here; "
+            "give it context degree 1"
         )
-    if kind.num_experts is None or not has_own_grid(strategy):
+    if not has_whole_experts(job, layer):
         return
     if strategy.expert_tp > 1:
         raise InputError(
@@ -700,10 +606,10 @@ def _layer_weights(job: PlanJob, layer: int) -> tuple[Weights, ...]:
     """Return the weights of a layer, and of its experts where other ranks have the same ones."""
     plan, strategy = job.plan, job.plan.layers[layer]
     kind = job.spec.layers[job.spec.layer_types[layer]]
-    apart = kind.num_experts is not None and has_own_grid(strategy)
+    apart = has_whole_experts(job, layer)
     shapes = layer_shapes(kind, _split(strategy), whole_experts=apart)
     if layer + 1 == num_encoder_layers(job.spec):
-        shapes = (*shapes, _final_norm(kind))
+        shapes = (*shapes, final_norm(kind))
     found = _weights(plan, strategy, shapes)
     if not apart:
         return (found,)

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import InputError
 from autopar.records import dataclass
-from profiler.model.layers.blocks import Norm
+from profiler.model.layers.attention import Norm
 from profiler.model.layers.experts import EXPERT_WEIGHTS
 from profiler.model.layers.sharding import held_tokens
 from profiler.plan.arithmetic import Axes, Cube, Layout, stream_lengths
@@ -142,6 +142,7 @@ class PlanGroups:
 
 _SPREAD = 0.02
 _NORM_SPREAD = 0.1
+_HEAD_NORMS = ("query_norm.weight", "key_norm.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +177,7 @@ def pieces_of(
     t = layout.degree if layout.splits_weights else 1
     tensor_rank = layout.cube.index(place, layout.tensor_axes) if t > 1 else 0
     keys = _key_value_names(module)
+    norms = _head_norm_names(module)
     found = {}
     for name, shape in shapes(module).items():
         full = whole[name]
@@ -195,8 +197,8 @@ def pieces_of(
         assert len(dims) <= 1, (name, shape, full)
         pieces = full[dims[0]] // shape[dims[0]] if dims else 1
         # Norms and biases of a divided sequence see their own tokens, shared keys their own
-        # queries; other replicas have the whole gradient already.
-        partial = pieces < t and (layout.splits_sequence or name in keys)
+        # queries, norms of heads their own heads; other replicas have the whole gradient already.
+        partial = pieces < t and (layout.splits_sequence or name in keys or name in norms)
         found[name] = Piece(
             name=name,
             whole=full,
@@ -260,6 +262,11 @@ def _key_value_names(module: Any) -> set[str]:
         if "key_value" in parts or ("query" in parts and parts[-1] != "0"):
             names.add(name)
     return names
+
+
+def _head_norm_names(module: Any) -> set[str]:
+    """Return names of the parameters of norms that are one for all heads."""
+    return {name for name in shapes(module) if name.endswith(_HEAD_NORMS)}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,11 +24,11 @@ from profiler.plan.arithmetic import (
     StageArithmetic,
     StaticReport,
     examine,
-    held,
     stage_weights,
 )
 from profiler.plan.job import DryRunRank, Mode, PlanJob, RunResult, Verdict
 from profiler.plan.question import Question
+from profiler.plan.weights import held
 
 __all__ = [
     "AT_THE_PEAK",

@@ -14,7 +14,8 @@ from autopar.model import ModelSpec
 from autopar.records import dataclass
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
-from profiler.model.layers.blocks import Norm, build_layer, has_norm_biases, made_of
+from profiler.model.layers.attention import Norm, has_norm_biases
+from profiler.model.layers.blocks import build_layer, made_of
 from profiler.model.layers.experts import EXPERT_WEIGHTS
 from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.layers.vocab import build_vocab, take_encoder_norm

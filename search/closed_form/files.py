@@ -239,6 +239,10 @@ def _only_layer(spec: ModelSpec) -> LayerSpec:
         what = "is an encoder-decoder model"
     elif any(layer.num_experts for layer in spec.layers):
         what = "is a mixture of experts"
+    elif any(layer.latent is not None for layer in spec.layers):
+        what = "has latent attention"
+    elif any(layer.window and layer.window < layer.seq_length for layer in spec.layers):
+        what = "has windows of attention"
     # alike in all but how many there are
     elif any(
         vars(layer) != {**vars(first), "num_layers": layer.num_layers} for layer in spec.layers

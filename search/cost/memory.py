@@ -59,21 +59,24 @@ def state_bytes(
 ) -> F64:
     """Return weights, gradients and optimizer of `parameters`, exactly shared by ZeRO, in bytes.
 
-    As an engine lists them, else those of FSDP2: ZeRO-2 shards the optimizer and gradients, ZeRO-3
-    weights too; with one reduction per step (`shard_gradients` False) full gradients are kept until
-    then.
+    As an engine lists them, else those of FSDP2: ZeRO-1 shards the optimizer, ZeRO-2 gradients too,
+    ZeRO-3 weights too; with one reduction per step (`shard_gradients` False), and of ZeRO-1, full
+    gradients are kept until then.
 
     kept : of the only micro-batch, whose activations are gone where its sharded gradients appear:
         then N*e_g/z - kept of them are added, at least 0.
     """
     weights = recipe.weight / rows.weight_shards
     # fp32 shards are their own masters
-    optimizer = np.where(rows.zero2, recipe.optimizer, recipe.optimizer - recipe.own_masters)
+    optimizer = np.where(
+        rows.whole_weights, recipe.optimizer, recipe.optimizer - recipe.own_masters
+    )
     # sums over several micro-batches stay whole until the one reduction of a step
-    gradients = recipe.gradient / (rows.optimizer_shards if shard_gradients else 1.0)
+    divided = rows.divides_gradients(at_once=shard_gradients)
+    gradients = recipe.gradient / np.where(divided, rows.optimizer_shards, 1.0)
     own = parameters * gradients
     # unsharded sums have a buffer of their own from the beginning of a step
-    own = np.where(rows.sharded & rows.several, np.maximum(own - kept, 0.0), own)
+    own = np.where(divided & rows.sharded & rows.several, np.maximum(own - kept, 0.0), own)
     result: F64 = parameters * (weights + optimizer / rows.optimizer_shards) + own
     if not recipe.lists:
         return result
@@ -138,8 +141,8 @@ def _by_kind(rows: Rows, recipe: Recipe, at_once: bool, part: Callable[[KindByte
 
 def _chosen(rows: Rows, values: Sequence[float]) -> F64:
     """Return the value of every row's kind, in the order of KINDS."""
-    replicas, zero2, zero3 = values
-    return np.where(rows.zero3, zero3, np.where(rows.sharded, zero2, replicas))
+    replicas, zero1, zero2, zero3 = values
+    return np.select([rows.zero3, rows.zero2, rows.zero1], [zero3, zero2, zero1], replicas)
 
 
 def reducing_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
@@ -150,11 +153,10 @@ def reducing_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradien
     first new gradients beside gathered weights, 2*N*w, and later the buffer and what comes out of
     it alone, N*e_g*(1 + 1/z).
     """
-    if shard_gradients:
-        most = np.full_like(parameters, recipe.weight + recipe.gradient)
-    else:
-        buffer = recipe.gradient * (1.0 + 1.0 / rows.optimizer_shards)
-        most = np.maximum(recipe.weight * (1.0 + rows.zero3), buffer)
+    buffer = recipe.gradient * (1.0 + 1.0 / rows.optimizer_shards)
+    beside_sums = np.maximum(recipe.weight * (1.0 + rows.zero3), buffer)
+    divided = rows.divides_gradients(at_once=shard_gradients)
+    most = np.where(divided, recipe.weight + recipe.gradient, beside_sums)
     result: F64 = parameters * np.where(rows.sharded & rows.several, most, 0.0)
     return result
 
@@ -193,15 +195,14 @@ def layer_transient_bytes(
     own = parameters * recipe.gradient / rows.optimizer_shards
     # of one micro-batch the states have the larger of both, see `state_bytes`
     gone = kept - own if accumulates else np.maximum(kept - own, 0.0)
-    if not shard_gradients:
-        gone = kept
+    divided = rows.divides_gradients(at_once=shard_gradients)
+    gone = np.where(divided, gone, kept)
     reducing = reducing_bytes(parameters, rows, recipe, shard_gradients=shard_gradients)
     reduced = reducing + 2.0 * tokens - gone
     begins = working + gathered_weight_bytes(parameters, rows, recipe) + fresh
-    if shard_gradients:
-        # FSDP2 keeps the buffer of one reduction until the next: here that of a layer alike
-        buffer = np.where(is_shard, parameters * recipe.gradient, 0.0)
-        begins = begins + np.maximum(buffer - gone, 0.0)
+    # FSDP2 keeps the buffer of one reduction until the next: here that of a layer alike
+    buffer = np.where(is_shard & divided, parameters * recipe.gradient, 0.0)
+    begins = begins + np.maximum(buffer - gone, 0.0)
     found: F64 = np.maximum(begins, reduced)
     if not recipe.lists:
         return found
@@ -510,6 +511,9 @@ def _derived(
     element = spec.seq_length * recipe.element
     # k and v of all ranks together, which the degree divides again below
     copies = attentions * 2.0 * more * head_dim(spec) * element
+    if spec.qk_norms:
+        # keys in front of their norm as well, and an fp32 number of each
+        copies += attentions * more * (head_dim(spec) * element + 4.0 * spec.seq_length)
     text = f"those at {name}={below} times {below}/{degree}"
     if name == "ulysses" or more:
         text += ", and copies of k and v"

@@ -1,7 +1,7 @@
 """Bytes of a parameter and of an activation element, as a plan's rows are priced with them.
 
 What each engine keeps, and why, is in `autopar.memory.recipes`; here its figures become those of
-the three kinds of data parallelism that a plan's layers have: replicas, ZeRO-2 and ZeRO-3.
+the kinds of data parallelism that a plan's layers have: replicas, ZeRO-1, ZeRO-2 and ZeRO-3.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from search.options import SearchOptions
 
 __all__ = ["KINDS", "Kind", "KindBytes", "Recipe"]
 
-Kind = Literal["ddp", "zero2", "zero3"]
-KINDS: tuple[Kind, ...] = ("ddp", "zero2", "zero3")
+Kind = Literal["ddp", "zero1", "zero2", "zero3"]
+KINDS: tuple[Kind, ...] = ("ddp", "zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,7 @@ def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, Kin
     is_megatron = engine == "megatron"
     stages: dict[Kind, int] = {
         "ddp": 0,
+        "zero1": 1,
         "zero2": 1 if is_megatron and not at_once else 2,
         "zero3": 3,
     }

@@ -377,6 +377,8 @@ class Rows:
     """(n,) ranks over which gradients are reduced and ZeRO shards"""
     ulysses: Bool
     zero3: Bool
+    zero1: Bool
+    """(n,) the optimizer is sharded (default zero1, not zero3)"""
     zero2: Bool
     """(n,) gradients and optimizer are sharded (default zero2, not zero3)"""
     checkpoint: Bool
@@ -400,7 +402,19 @@ class Rows:
     @cached_property
     def sharded(self) -> Bool:
         """(n,) whether ZeRO shards anything."""
-        return self.zero3 | self.zero2
+        return self.zero3 | self.whole_weights
+
+    @cached_property
+    def whole_weights(self) -> Bool:
+        """(n,) whether ZeRO shards the optimizer beside weights that stay whole."""
+        return self.zero1 | self.zero2
+
+    def divides_gradients(self, *, at_once: bool) -> Bool:
+        """(n,) whether only a rank's part of a gradient stays, where it does at_once if at all.
+
+        Of replicas, whose part is all of it, it says nothing.
+        """
+        return ~self.zero1 if at_once else np.zeros_like(self.zero1)
 
     @cached_property
     def several(self) -> Bool:
@@ -430,11 +444,12 @@ class Rows:
 
 
 def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
-    """Return p, g and "default is zero2" of every table, each of shape (N,)."""
+    """Return p, g and the default dp types (ZeRO-1, ZeRO-2) of every table: (N,), (N,), (2, N)."""
     stages = np.array([p for p, _, _ in tables], dtype=np.int64)
     samples = np.array([g for _, g, _ in tables], dtype=np.int64)
-    zero2 = np.array([kind == "zero2" for _, _, kind in tables], dtype=np.bool_)
-    return stages, samples, zero2
+    kinds = [kind for _, _, kind in tables]
+    zero = np.array([[kind == name for kind in kinds] for name in ("zero1", "zero2")])
+    return stages, samples, zero
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -448,8 +463,8 @@ class Grid:
     """(N,) p"""
     samples: I64
     """(N,) g"""
-    zero2: Bool
-    """(N,) whether the default is ZeRO-2"""
+    zero: Bool
+    """(2, N) whether the default is ZeRO-1, and whether it is ZeRO-2"""
     at: I64
     """(N,) number of the table's p among the distinct ones"""
     of_table: F64
@@ -489,7 +504,7 @@ def build_grid(
     priceable : (S,) each, whether a strategy has the measurements for it on a single stage, and on
     several.
     """
-    stages, samples, zero2 = table_arrays(tables)
+    stages, samples, zero = table_arrays(tables)
     world_size, groups = pricing.hardware.world_size, pricing.groups
     # groups depend on p alone, so tables of other batches share them
     distinct = sorted(set(stages.tolist()))
@@ -515,7 +530,7 @@ def build_grid(
     return Grid(
         stages=stages,
         samples=samples,
-        zero2=zero2,
+        zero=zero,
         at=np.array([number[p] for p, _, _ in tables], dtype=np.int64),
         of_table=np.array((stages, world_size // stages, samples), dtype=np.float64),
         shapes=len(shapes),
@@ -595,6 +610,7 @@ def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
     stages, ranks, samples = grid.of_table.take(table, axis=1)
     ulysses, zero3, checkpoint = grid.flags.take(strategy, axis=1)
     tensor_group, context_group, zero_group = grid.groups.take(cell, axis=1)
+    zero1, zero2 = grid.zero.take(table, axis=1)
     return Rows(
         shape=allowed.shape,
         table=table,
@@ -611,7 +627,8 @@ def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
         ulysses=ulysses,
         zero3=zero3,
         # the default is of layers that ZeRO-3 does not shard already
-        zero2=grid.zero2.take(table) & ~zero3,
+        zero1=zero1 & ~zero3,
+        zero2=zero2 & ~zero3,
         checkpoint=checkpoint,
         tensor_group=tensor_group,
         context_group=context_group,

@@ -393,11 +393,13 @@ def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Mess
 def ring_s(
     rows: Rows, spec: LayerSpec, attention_sample_s: float, pricing: Pricing
 ) -> tuple[F64, F64] | None:
-    """Return the exposed ring exchanges of context parallelism, forward and backward, in seconds.
+    """Return the exposed exchanges of context parallelism, forward and backward, in seconds.
 
-    An exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them, one
-    beside each attention step; backward: in c-1 steps K,V and dK,dV, in the last dK,dV alone.
-    None where no row has any.
+    A ring's exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them,
+    one beside each attention step; backward: in c-1 steps K,V and dK,dV, in the last dK,dV alone.
+    Gathered (`cp_kind`), c of them are one all-gather before the attention; the backward gathers
+    again and scatters dK,dV behind it. Causal work is even in both, as every rank has one early and
+    one late piece. None where no row has any.
     """
     groups, coefficient = pricing.groups, pricing.hardware.overlap_coefficient
     at = (rows.context > 1.0).nonzero()[0]
@@ -411,12 +413,18 @@ def ring_s(
         width = np.maximum(spec.num_kv_heads or spec.num_heads, t) * head_dim(spec) / t
     # 2.0: k and v travel together
     message = 2.0 * b * (spec.seq_length / c) * width * pricing.recipe.element
+    # cross attention has a ring of its own
+    rings = 2.0 if spec.cross_attention else 1.0
+    if pricing.options.cp_kind == "all-gather":
+        group, whole = rows.context_group[at], c * message
+        gathered = groups.seconds("allgather", whole, group)
+        forward[at] = rings * gathered
+        backward[at] = rings * (gathered + groups.seconds("reducescatter", whole, group))
+        return forward, backward
     # every rank sends to the next at once, the whole message: a ring's bandwidth without (g-1)/g
     exchange = message / groups.bus_bytes_per_s(rows.context_group[at])
     # a rank has 1/(t*c) of the attention, in c steps with the keys of one rank each
     step = b * attention_sample_s / rows.shards[at] / c
-    # cross attention has a ring of its own
-    rings = 2.0 if spec.cross_attention else 1.0
     # the last step has its keys already: c - 1 exchanges in c steps
     forward[at] = rings * (c - 1.0) * (overlap_s(step, exchange, coefficient) - step)
     back = BACKWARD_FACTOR * step
@@ -460,7 +468,7 @@ def optimizer_s(
         if hiding is None:
             return updated
         # ZeRO-1 and 2 shard the states; the norm is taken of gradients that are whole
-        resident = measured.step_s(np.where(rows.zero2, parameters, shard))
+        resident = measured.step_s(np.where(rows.whole_weights, parameters, shard))
         of_gradients = hiding.update_gradients * pricing.recipe.gradient
         return hiding.update_states * updated + of_gradients * resident
     rate = pricing.hardware.memory_bytes_per_s
@@ -561,7 +569,7 @@ def layer_time(
     unhidden = np.maximum(with_reduce - with_gather, 0.0)
     # gathered behind the optimizer, ZeRO-2's weights hide only under the next step's forward
     gathering = overlap_s(compute, np.array((gather3, gather)), coefficient) - compute
-    gather_tail = np.where(rows.zero2, gathering[1], 0.0)
+    gather_tail = np.where(rows.whole_weights, gathering[1], 0.0)
 
     backward_parts = {
         "backward": backward,

@@ -293,7 +293,8 @@ def _moments(
     )
     is_first = rows.sharded & rows.several & has_head & ~one
     # whole sums, which are among the states, make room for the buffer, and not for its share
-    left = 1.0 if shard_gradients else 1.0 / rows.optimizer_shards
+    divided = rows.divides_gradients(at_once=shard_gradients)
+    left = np.where(divided, 1.0, 1.0 / rows.optimizer_shards)
     held = np.where(is_first, recipe.gradient * head * left, 0.0)
     held = np.where(one, gathered + gradient, held)
     listed = listed_rows(rows, recipe)
@@ -450,7 +451,7 @@ def _time(
     # what the reduction takes beside the gather
     unhidden = np.maximum(with_both - with_gather, 0.0)
     # behind the optimizer ZeRO-2's gather hides only under the next forward
-    tail = np.where(rows.zero2, with_tail - compute, 0.0)
+    tail = np.where(rows.whole_weights, with_tail - compute, 0.0)
     late = pricing.options.async_grad_reduce
     return LayerTime(
         forward={"forward": compute, "tp": tp_forward, "zero3": with_gather3 - compute},
@@ -490,7 +491,7 @@ def _estimated_time(
     microbatch = sum_of(forward) + sum_of(backward)
     summed = np.where(rows.zero3, 0.0, reduce)
     seen = scattered3 + reduction_seen_s(summed, microbatch, hiding)
-    gathered = np.where(rows.zero2, gather, 0.0)
+    gathered = np.where(rows.whole_weights, gather, 0.0)
     whole = scattered3 + reduction_seen_s(summed + gathered, microbatch, hiding)
     times = LayerTime(
         forward={**forward, "zero3": gathered3},

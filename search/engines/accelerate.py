@@ -68,6 +68,9 @@ _Section = dict[str, object]
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
     # It refuses replicas beside tensor groups, and shards parameters over context groups.
     beside = shape.cp > 1 or (shape.tp > 1 and data_degree > 1)
+    # units of FSDP2 share gradients where they share the optimizer
+    if mode == "zero1":
+        return "zero2"
     return "zero2" if mode == "ddp" and beside and not shape.ulysses else mode
 
 

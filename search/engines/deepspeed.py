@@ -54,10 +54,10 @@ _REACH = Reach(
 
 
 def zero_stage(plan: Plan) -> int:
-    """Return the ZeRO stage of a plan whose layers are all alike: 0, 2 or 3."""
+    """Return the ZeRO stage of a plan whose layers are all alike."""
     if plan.layers[0].zero3:
         return 3
-    return 2 if plan.default_dp_type == "zero2" else 0
+    return {"ddp": 0, "zero1": 1, "zero2": 2}[plan.default_dp_type]
 
 
 # Without ZeRO it sums gradients of 16 bits as they are.

@@ -29,6 +29,7 @@ from search.engines.job import (
     Job,
     Lowered,
     Space,
+    further_parts,
     has_one_kind,
     inert,
     one_line,
@@ -461,8 +462,8 @@ def _lacks_base(spec: ModelSpec) -> bool:
 def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
     known = first.num_heads is not None and first.ffn_hidden_size is not None
-    # a description of a model has no word for norms of queries and keys
-    said = known and not first.qk_norms
+    # a description of a model has no word for norms of queries and keys, or for newer parts
+    said = known and not first.qk_norms and not further_parts(spec)
     return has_one_kind(spec) and first.causal and said and spec.vocab_size is not None
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "Space",
     "as_typed",
     "different",
+    "further_parts",
     "has_one_kind",
     "importer_for",
     "inert",
@@ -146,7 +147,7 @@ class Part(TypedDict, total=False):
 
     max_pp_deg: int
     fine_grained_mode: bool
-    default_dp_type: Literal["ddp", "zero2", "any"]
+    default_dp_type: Literal["ddp", "zero1", "zero2", "any"]
     disable_sdp: bool
     disable_cp: bool
     disable_tp_consec: bool
@@ -155,6 +156,7 @@ class Part(TypedDict, total=False):
     fp32_gradients: bool
     memory_of: Engine
     tp_overlap: bool
+    cp_kind: Literal["ring", "all-gather"]
     pp_division: tuple[int, ...]
     pin: tuple[str, ...]
     forbid: tuple[str, ...]
@@ -173,6 +175,8 @@ class Space:
     """Embedding, head and all layers have one tensor degree: each is a part of its own."""
     context: bool = False
     """They have one context degree too, each a part of its own; else they have none."""
+    gathers: bool = False
+    """Context ranks gather keys and values before they are used, and have no ring."""
     whole_sequences: bool = False
     """Keeps whole sequences between the blocks of tensor parallelism."""
     priced: Part = field(default_factory=Part)
@@ -235,9 +239,37 @@ ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
 """What is asked for where a spec does not hold it."""
 
 
+def further_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """Return what a model has that no plan is written with: names of parts, in the field's words.
+
+    Writers of plans know heads, MLPs and equal experts; they refuse a model with more by these.
+    """
+    found = {
+        "latent attention": any(layer.latent is not None for layer in spec.layers),
+        "windows of attention": any(
+            layer.window is not None and layer.window < layer.seq_length for layer in spec.layers
+        ),
+        "shared experts": any(layer.shared_expert_width for layer in spec.layers),
+        "sinks of attention": any(layer.attention_sinks for layer in spec.layers),
+        "norms behind or in the place of others": any(
+            layer.num_norms is not None for layer in spec.layers
+        ),
+        "norms of all queries": any(layer.wide_qk_norms for layer in spec.layers),
+        "experts with biases": any(
+            layer.router_biases or (layer.biases and layer.num_experts is not None)
+            for layer in spec.layers
+        ),
+        "modules of further tokens": spec.mtp_layers > 0,
+    }
+    return tuple(what for what, there in found.items() if there)
+
+
 def has_one_kind(spec: ModelSpec) -> bool:
     """Return whether all layers are self-attending ones of one shape, whatever their runs."""
-    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
+    shapes = {
+        (x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size, x.num_experts)
+        for x in spec.layers
+    }
     return len(shapes) == 1 and not any(layer.cross_attention for layer in spec.layers)
 
 
@@ -407,6 +439,6 @@ def search_fields(
     else:
         # otherwise the search shards the parameters again
         fields.append(("disable_sdp", True))
-        if plan.default_dp_type == "zero2":
-            fields.append(("default_dp_type", "zero2"))
+        if plan.default_dp_type != "ddp":
+            fields.append(("default_dp_type", plan.default_dp_type))
     return (*fields, ("pin", (",".join(rules),)))

@@ -32,6 +32,7 @@ from search.engines.job import (
     Lowered,
     Space,
     different,
+    further_parts,
     has_one_kind,
     layer_ranges,
     per_value,
@@ -141,6 +142,12 @@ def _check(spec: ModelSpec) -> None:
         raise UnsupportedError(
             f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
             "models of one kind of decoder layers"
+        )
+    parts = further_parts(spec)
+    if parts:
+        raise UnsupportedError(
+            f"{spec.name} has {' and '.join(parts)}, for which no arguments of Megatron-LM are "
+            "written from a plan"
         )
     layer = spec.layers[0]
     extra = spec.extra_embedding_parameters or spec.extra_head_parameters

@@ -29,7 +29,7 @@ __all__ = [
     "whole_sequences",
 ]
 
-DataMode = Literal["ddp", "zero2", "zero3"]
+DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from search.engines.job import (
     Part,
     Space,
     different,
+    further_parts,
     has_one_kind,
     layer_ranges,
     per_value,
@@ -240,6 +241,7 @@ def _check(spec: ModelSpec) -> None:
         "an MLP that is not gated": _is_known(spec) and not layer.gated_mlp,
         "biases": _is_known(spec) and layer.biases,
         "learned positions": spec.learned_positions > 0,
+        **dict.fromkeys(further_parts(spec), True),
         "norms other than RMSNorm": _is_known(spec) and layer.norm_parameters_per_hidden != 2,
     }
     names = [name for name, present in found.items() if present]
@@ -295,7 +297,7 @@ def _parallel(job: Job, plan: Plan) -> list[str]:
     ranks = plan.world_size // plan.num_stages
     data = ranks // plan.vocab.tp
     samples = max(1, plan.global_batch // plan.num_microbatches // data)
-    sharded = plan.default_dp_type == "zero2" or plan.vocab.zero3
+    sharded = plan.default_dp_type != "ddp" or plan.vocab.zero3
     sharded = sharded or any(layer.zero3 for layer in plan.layers)
     sharding = [f"--sharding_parallel_degree {data}", "--sharding stage2"] if sharded else []
     once = " gradient_sync_after_accumulate" if job.async_grad_reduce else ""

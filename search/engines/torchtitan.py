@@ -28,6 +28,7 @@ from search.engines.job import (
     Part,
     Space,
     different,
+    further_parts,
     layer_ranges,
     required,
     samples_of_a_rank,
@@ -135,6 +136,7 @@ def model_source(spec: ModelSpec) -> str:
         "learned positions": spec.learned_positions > 0,
         "norms other than two RMSNorms a layer": layer.norm_parameters_per_hidden != 2,
         "norms of queries and keys": layer.qk_norms,
+        **dict.fromkeys(further_parts(spec), True),
         "no vocabulary size": spec.vocab_size is None,
         "no number of heads": layer.num_heads is None,
         "no width of the MLP": layer.ffn_hidden_size is None,
@@ -174,7 +176,8 @@ _FUNCTION = "autopar_plan"
 
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
     # Its FSDP mesh is dp_shard * cp, so a context group always shards what it holds.
-    return "zero2" if mode == "ddp" and shape.cp > 1 else mode
+    # And units of FSDP2 share gradients where they share the optimizer.
+    return "zero2" if mode == "zero1" or (mode == "ddp" and shape.cp > 1) else mode
 
 
 _REACH = Reach(
@@ -199,6 +202,8 @@ SPACE = Space(
         ({**_STAGES, **REPLICAS}, ""),
     ),
     context=True,
+    # `context_parallel_rotate_method` is allgather unless somebody says otherwise
+    gathers=True,
 )
 
 

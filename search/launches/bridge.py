@@ -574,6 +574,14 @@ def launch_of_settings(
     return replace(read, launch=_beyond(read.launch, settings))
 
 
+def _real(value: Any) -> float:
+    """Return a number of a document, or of an override, which is a text; 0 for whatever is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0
+
+
 def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     """Return a launch with what Megatron-LM's arguments are not read for."""
     get = settings.get
@@ -582,8 +590,7 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     offload = 0.0
     if get("optimizer.optimizer_cpu_offload") is True:
         # its default is none, and Megatron-LM's all (optimizer_config.py)
-        share = get("optimizer.optimizer_offload_fraction")
-        offload = float(share) if isinstance(share, int | float) else 0.0
+        offload = _real(get("optimizer.optimizer_offload_fraction"))
     if aware:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)

@@ -82,6 +82,7 @@ WHERE_TRUE: Mapping[str, str] = {
     "mixed_precision.fp16": "fp16",
     "mixed_precision.fp8_param_gather": "fp8-param-gather",
     "mixed_precision.fp4_param": "fp4-param-gather",
+    "mixed_precision.fp4_param_gather": "fp4-param-gather",
     "mixed_precision.first_last_layers_bf16": "first-last-layers-bf16",
     "ddp.use_distributed_optimizer": "use-distributed-optimizer",
     "ddp.use_megatron_fsdp": "use-megatron-fsdp",

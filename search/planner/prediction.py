@@ -55,6 +55,7 @@ __all__ = [
     "predict",
     "probabilities_faster",
     "published_class",
+    "unpriced",
     "widest_cell",
 ]
 
@@ -440,6 +441,13 @@ def _by_id(layers: Sequence[LayerStrategy]) -> dict[int, LayerStrategy]:
     return {id(s): s for s in layers}
 
 
+def unpriced(plan: Plan) -> tuple[str, ...]:
+    """Return in words what a plan says that has no price here."""
+    # a context degree of embedding and head has one, and ZeRO-1
+    rest = replace(plan, vocab=replace(plan.vocab, cp=1), default_dp_type="ddp")
+    return refinements(rest)
+
+
 def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     """Return the priced plan, or None (and why) when its shape has no price."""
     p, m = plan.num_stages, plan.num_microbatches
@@ -447,8 +455,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         return None
     if sum(plan.stage_sizes) != len(plan.layers):
         return None
-    # a context degree of embedding and head has a price
-    unknown = refinements(replace(plan, vocab=replace(plan.vocab, cp=1)))
+    unknown = unpriced(plan)
     if unknown:
         problems.append(f"the planner has no price for {', '.join(unknown)}")
         return None

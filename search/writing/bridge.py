@@ -167,7 +167,6 @@ def _activation(model: Model) -> str | None:
 def _experts(model: Model, experts: Experts, launch: Launch, *, softmax: bool) -> Settings:
     whole = all(model.expert_layers)
     pattern = [int(kind) for kind in model.expert_layers]
-    capacity, padded = megatron.capacity_of(experts)
     flex = experts.dispatcher == "flex"
     return {
         "model.num_moe_experts": experts.number,
@@ -180,8 +179,9 @@ def _experts(model: Model, experts: Experts, launch: Launch, *, softmax: bool) -
         "model.moe_grouped_gemm": experts.grouped,
         "model.moe_permute_fusion": experts.fused_permutation,
         "model.moe_router_force_load_balancing": experts.skew == 1.0,
-        "model.moe_expert_capacity_factor": capacity,
-        "model.moe_pad_expert_input_to_capacity": padded or None,
+        "model.moe_expert_capacity_factor": experts.capacity,
+        "model.moe_pad_expert_input_to_capacity": experts.padded_capacity or None,
+        "model.moe_router_dtype": "fp32" if experts.router_fp32 else None,
         "model.use_transformer_engine_op_fuser": experts.fused_mlp,
         # one score behind a softmax of one is always 1
         "model.moe_router_pre_softmax": (experts.per_token == 1 and softmax) or None,
@@ -214,6 +214,7 @@ def _degrees(launch: Launch) -> Settings:
         "model.recompute_method": recompute.layers if whole else None,
         "model.recompute_num_layers": recompute.number if whole else None,
         "model.recompute_modules": modules if modules and not whole else None,
+        **_offload(launch),
     }
     if launch.model.experts is not None:
         found |= {
@@ -221,6 +222,20 @@ def _degrees(launch: Launch) -> Settings:
             "model.expert_tensor_parallel_size": degrees.etp,
         }
     return found
+
+
+def _offload(launch: Launch) -> Settings:
+    """Return which activations wait on the host."""
+    offload = launch.offload
+    fine = offload.any and not offload.layers
+    return {
+        "model.cpu_offloading": bool(offload.layers) or None,
+        "model.cpu_offloading_num_layers": offload.layers or None,
+        "model.fine_grained_activation_offloading": fine or None,
+        "model.offload_modules": sorted(offload.modules) if fine else None,
+        "model.activation_offload_fraction": offload.fraction if fine else None,
+        "model.min_offloaded_tensor_size": offload.least_elements if fine else None,
+    }
 
 
 def _training(launch: Launch, recipe: Recipe) -> Settings:
@@ -265,25 +280,33 @@ def _precision(launch: Launch) -> Settings:
         "mixed_precision.bf16": precision.kind == "bf16",
         "mixed_precision.fp16": precision.kind == "fp16",
         "mixed_precision.fp8_param_gather": precision.fp8 and precision.fp8_weights,
+        "mixed_precision.first_last_layers_bf16": any(precision.wide_ends),
+        "mixed_precision.fp4_param_gather": precision.fp4_weights or None,
         "mixed_precision.grad_reduce_in_fp32": precision.gradient_bytes == 4,
         "mixed_precision.fp8_dot_product_attention": precision.fp8_attention or None,
     }
     for name, fields in PRECISIONS.items():
         own = fields.get("fp8_recipe") if "fp8" in fields else None
         asked = precision.fp8_recipe if precision.fp8 else None
-        if own != asked or "fp4" in fields or not fields.get(precision.kind):
+        if own != asked or ("fp4" in fields) != precision.fp4 or not fields.get(precision.kind):
             continue
         said = precision_settings(name) or {}
         more = {key: value for key, value in wanted.items() if said.get(key) != value}
-        # layers at the ends that stay in 16 bits are the recipe's own
-        if said.get("mixed_precision.first_last_layers_bf16"):
-            more["mixed_precision.first_last_layers_bf16"] = False
+        if any(precision.wide_ends):
+            first, last = precision.wide_ends
+            more |= {
+                "mixed_precision.num_layers_at_start_in_bf16": first,
+                "mixed_precision.num_layers_at_end_in_bf16": last,
+            }
         return {"mixed_precision": name, **more}
     # fp32 has no recipe
     return wanted
 
 
-_DTYPES = {8: ("float32", "float32"), 6: ("bfloat16", "float32"), 4: ("bfloat16", "bfloat16")}
+_DTYPES = {
+    8: ("float32", "float32"), 6: ("bfloat16", "float32"), 5: ("uint8", "float32"),
+    4: ("bfloat16", "bfloat16"), 3: ("uint8", "bfloat16"), 2: ("uint8", "uint8"),
+}  # fmt: skip
 """Of Adam's two moments, by their bytes together."""
 
 
@@ -291,7 +314,9 @@ def _sharding(launch: Launch) -> Settings:
     optimizer = launch.optimizer
     fully_sharded = optimizer.sharding == "fsdp"
     sharded = optimizer.sharding != "none"
-    precise = optimizer.moments_bytes != 8 or optimizer.master_bytes != 4
+    precise = (
+        optimizer.moments_bytes != 8 or optimizer.master_bytes != 4 or optimizer.offload_master
+    )
     first, second = _DTYPES.get(optimizer.moments_bytes, _DTYPES[8])
     found: Settings = {
         "optimizer.optimizer": optimizer.kind,
@@ -306,6 +331,12 @@ def _sharding(launch: Launch) -> Settings:
         "ddp.pad_buckets_for_high_nccl_busbw": optimizer.padded_buckets or None,
         "ddp.bucket_size": optimizer.bucket,
     }
+    if optimizer.offload:
+        found |= {
+            "optimizer.optimizer_cpu_offload": True,
+            "optimizer.optimizer_offload_fraction": optimizer.offload,
+            "optimizer.overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_offload,
+        }
     if precise:
         found |= {
             "optimizer.exp_avg_dtype": first,

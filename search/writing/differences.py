@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from autopar.memory.launch import Launch, Optimizer, Recompute, Software
+from autopar.memory.launch import Launch, Model, Optimizer, Recompute, Software
 from autopar.memory.recipes import BUCKETS, Buckets, Zero
+from autopar.training.offload import Offload
 
 __all__ = ["buckets_at", "losses_of", "without_effect"]
 
@@ -56,6 +57,10 @@ _PHRASES: Mapping[str, str] = {
 def losses_of(launch: Launch, runs: Launch, title: str) -> tuple[str, ...]:
     """Return a sentence on each field in which what runs is another launch."""
     one, other = without_effect(launch), without_effect(runs)
+    if one.precision.fp8 != other.precision.fp8:
+        # without products of 8 bits there is no recipe of them to lose
+        recipe = one.precision.fp8_recipe
+        other = replace(other, precision=replace(other.precision, fp8_recipe=recipe))
     return tuple(
         f"{title} cannot say {_PHRASES.get(path, path.replace('_', ' '))}: "
         f"{_shown(asked)} becomes {_shown(gets)}"
@@ -99,10 +104,13 @@ def without_effect(launch: Launch) -> Launch:
     if attention.latent is not None:
         # its heads have keys and values of their own, of the widths of the projections
         attention = replace(attention, groups=attention.heads, width=0)
+    unpadded = replace(launch, model=replace(model, vocab_divisor=1))
     rotary = model.positions == "rotary"
     model = replace(
         model,
         attention=attention,
+        # a divisor by which no row is added is none
+        vocab_divisor=(1 if unpadded.padded_vocab == launch.padded_vocab else model.vocab_divisor),
         max_positions=model.max_positions if model.positions == "learned" else 0,
         rotary_share=model.rotary_share if rotary else 1.0,
         fused_rotary=model.fused_rotary or not rotary,
@@ -125,6 +133,7 @@ def without_effect(launch: Launch) -> Launch:
         fp8_weights=precision.fp8 and precision.fp8_weights,
         fp8_recipe=precision.fp8_recipe if precision.fp8 else "delayed",
         fp8_attention=precision.fp8 and precision.fp8_attention,
+        wide_ends=precision.wide_ends if precision.low else (0, 0),
         gradients_bf16=precision.gradients_bf16 and sixteen == "bf16",
         gradients_fp32=precision.gradients_fp32 and sixteen == "fp16",
     )
@@ -141,8 +150,16 @@ def without_effect(launch: Launch) -> Launch:
             sharding=Optimizer().sharding,
             overlap_gradients=Optimizer().overlap_gradients,
         )
+        model = _of_torch(model)
+        transformers = trainer.layers == "transformers"
         trainer = replace(
             trainer,
+            # who replicates does it the same way
+            keeper="ddp"
+            if trainer.zero == 0 and trainer.keeper == "accelerate"
+            else trainer.keeper,
+            # which kernels transformers has is its release's to say
+            fused_norms=trainer.fused_norms or transformers,
             every=trainer.every if trainer.checkpoint == "layers" else 1,
             gathered_fp8=trainer.gathered_fp8 and trainer.zero > 0 and precision.fp8,
             buckets=buckets_at(trainer.buckets, trainer.zero),
@@ -155,9 +172,32 @@ def without_effect(launch: Launch) -> Launch:
         precision=precision,
         optimizer=optimizer,
         recompute=recompute,
+        offload=launch.offload if launch.offload.any else Offload(),
         software=software,
         tensor_overlap=launch.tensor_overlap and launch.degrees.tp > 1,
         trainer=trainer,
+    )
+
+
+def _of_torch(model: Model) -> Model:
+    """Return a model without the kernels and switches that layers of torch do not have."""
+    experts = model.experts
+    if experts is not None:
+        fused = experts.dispatcher == "flex"
+        experts = replace(
+            experts,
+            dispatcher="flex" if fused else "alltoall",
+            grouped=True,
+            fused_permutation=False,
+            fused_weighting=True,
+        )
+    return replace(
+        model,
+        experts=experts,
+        attention=replace(model.attention, dropout=0.0),
+        fused_gate=True,
+        fused_rotary=True,
+        hidden_dropout=0.0,
     )
 
 

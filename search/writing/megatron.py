@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autopar.memory.launch import BLACKWELL, Attention, Experts, Launch, Model
+from autopar.memory.launch import BLACKWELL, Attention, Experts, Launch, Model, Optimizer
+from autopar.training.offload import Offload
 from search.engines.job import ROTARY_BASE, required
 from search.engines.megatron_arguments import Argument, Flag
 from search.engines.megatron_files import (
@@ -33,7 +34,6 @@ from search.writing.stages import layer_pattern, stage_arguments
 
 __all__ = [
     "asked_attention",
-    "capacity_of",
     "environment_of",
     "flex_backend",
     "notes_of",
@@ -72,7 +72,7 @@ def sections_of(launch: Launch, place: Place) -> Sections:
             (Flag.MICRO_BATCH, (str(launch.micro_batch),)),
             (Flag.GLOBAL_BATCH, (str(launch.global_batch),)),
         ],
-        "RECOMPUTE": [*_recompute(launch)],
+        "RECOMPUTE": [*_recompute(launch), *_offload(launch.offload)],
         "PRECISION": [*_precision(launch)],
         "OPTIMIZER": [*_optimizer(launch)],
         "TRAINING": [
@@ -186,8 +186,7 @@ def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argumen
     yield _one("moe-token-dispatcher-type", experts.dispatcher)
     if experts.dispatcher == "flex":
         yield _one("moe-flex-dispatcher-backend", flex_backend(launch))
-    if experts.router_fp32 or experts.dispatcher == "flex":
-        # DeepEP takes probabilities of 4 bytes alone
+    if experts.router_fp32:
         yield _one("moe-router-dtype", "fp32")
     yield from _where(
         ("moe-grouped-gemm", experts.grouped),
@@ -199,18 +198,9 @@ def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argumen
         ("moe-use-legacy-grouped-gemm", launch.software.compiled_experts),
     )
     yield from _where(("moe-router-force-load-balancing", experts.skew == 1.0))
-    capacity, padded = capacity_of(experts)
-    if capacity is not None:
-        yield _one("moe-expert-capacity-factor", capacity)
-    yield from _where(("moe-pad-expert-input-to-capacity", padded))
-
-
-def capacity_of(experts: Experts) -> tuple[float | None, bool]:
-    """Return the tokens that an expert takes over the mean, and whether it is filled up to them."""
-    if experts.capacity is None and experts.skew not in (None, 1.0):
-        # a load that is fixed and not even is that of experts which are filled up
-        return experts.skew, True
-    return experts.capacity, experts.padded_capacity
+    if experts.capacity is not None:
+        yield _one("moe-expert-capacity-factor", experts.capacity)
+    yield from _where(("moe-pad-expert-input-to-capacity", experts.padded_capacity))
 
 
 def flex_backend(launch: Launch) -> str:
@@ -302,6 +292,16 @@ def _precision(launch: Launch) -> Iterator[Argument]:
         yield _one("fp8-format", _FP8_FORMATS.get(precision.fp8_recipe, "hybrid"))
         yield _one("fp8-recipe", precision.fp8_recipe)
         yield from _where(("fp8-param-gather", precision.fp8_weights))
+    if precision.fp4:
+        # a scale of 16 elements
+        yield _one("fp4-format", "e2m1")
+        yield _one("fp4-recipe", "nvfp4")
+        yield from _where(("fp4-param-gather", precision.fp4_weights))
+    if precision.low and any(precision.wide_ends):
+        first, last = precision.wide_ends
+        yield ("first-last-layers-bf16", ())
+        yield _one("num-layers-at-start-in-bf16", first)
+        yield _one("num-layers-at-end-in-bf16", last)
     if launch.loss_fusion != "none":
         yield ("cross-entropy-loss-fusion", ())
         yield _one("cross-entropy-fusion-impl", launch.loss_fusion)
@@ -344,6 +344,7 @@ def _optimizer(launch: Launch) -> Iterator[Argument]:
         # weights of a large model would not fit on the device before they are sharded
         yield ("init-model-with-meta-device", ())
         yield _one("ckpt-format", "fsdp_dtensor")
+    yield from _states(optimizer)
     if optimizer.instances > 1:
         yield _one("num-distributed-optimizer-instances", optimizer.instances)
     yield from _where(
@@ -355,6 +356,42 @@ def _optimizer(launch: Launch) -> Iterator[Argument]:
     )
     if optimizer.bucket is not None:
         yield _one("ddp-bucket-size", optimizer.bucket)
+
+
+_MOMENTS = {
+    8: ("fp32", "fp32"), 6: ("bf16", "fp32"), 5: ("fp8", "fp32"), 4: ("bf16", "bf16"),
+    3: ("fp8", "bf16"), 2: ("fp8", "fp8"),
+}  # fmt: skip
+"""Types of Adam's two moments by their bytes together."""
+
+
+def _states(optimizer: Optimizer) -> Iterator[Argument]:
+    """Yield in what the optimizer's states are kept, and where."""
+    small = optimizer.moments_bytes in _MOMENTS and optimizer.moments_bytes != 8
+    if small or optimizer.master_bytes != 4 or optimizer.offload_master:
+        # fp32 weights are what their bf16 copies have not (`store_param_remainders`)
+        first, second = _MOMENTS.get(optimizer.moments_bytes, _MOMENTS[8])
+        yield ("use-precision-aware-optimizer", ())
+        yield _one("exp-avg-dtype", first)
+        yield _one("exp-avg-sq-dtype", second)
+    if optimizer.offload:
+        yield ("optimizer-cpu-offload", ())
+        yield _one("optimizer-offload-fraction", optimizer.offload)
+        yield from _where(("overlap-cpu-optimizer-d2h-h2d", optimizer.overlap_offload))
+
+
+def _offload(offload: Offload) -> Iterator[Argument]:
+    """Yield which activations wait on the host."""
+    if not offload.any:
+        return
+    if offload.layers:
+        yield ("cpu-offloading", ())
+        yield _one("cpu-offloading-num-layers", offload.layers)
+        return
+    yield ("fine-grained-activation-offloading", ())
+    yield ("offload-modules", tuple(sorted(offload.modules)))
+    yield _one("activation-offload-fraction", offload.fraction)
+    yield _one("min-offloaded-tensor-size", offload.least_elements)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -392,6 +429,5 @@ def notes_of(launch: Launch, place: Place) -> Iterator[str]:
             "experts are forced to be balanced, which is for measuring alone: to train, take "
             "--moe-router-force-load-balancing out"
         )
-    capacity, _ = capacity_of(experts)
-    if capacity is not None:
-        yield f"tokens beyond {capacity} times the mean of an expert are dropped"
+    if experts.capacity is not None:
+        yield f"tokens beyond {experts.capacity} times the mean of an expert are dropped"

@@ -22,7 +22,7 @@ import torch
 
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.documents import ON_DEVICE
-from profiler.model.layers.blocks import attention
+from profiler.model.layers.kernels import attention
 from profiler.model.measuring import SpecMeasurer, is_out_of_memory
 from profiler.model.options import ModelOptions
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.plans import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault
 from search.cost.tables import ActivationLayout, PlanTables
 from tests.oracles.brute import PlanSpace, StageInstance
 from tests.oracles.reference import evaluate
 
 MAX_PLANS = 20_000
+_DEFAULTS: tuple[ZeroDefault, ...] = ("ddp", "zero2", "zero1")
 WORLD_SIZE = 24
 TICK_S = 2.0**-20
 GRAIN_BYTES = 1 << 20
@@ -287,11 +288,11 @@ def random_tables(rng: Rng, shape: Shape, labels: set[str]) -> PlanTables:
         strategies=_distinct_strategies(S),
         layouts=tuple(ActivationLayout(sequence_shards=2**y, cp=1, replicas=1) for y in range(Y)),
         strategy_layout=strategy_layout,
-        vocab=tuple(VocabStrategy(tp=2**e) for e in range(E)),
+        vocab=tuple(VocabStrategy(tp=2 ** (e // 2), cp=2 ** (e % 2)) for e in range(E)),
         vocab_layout=vocab_layout.astype(np.int32),
         table_stages=p,
         table_microbatch=g,
-        table_dp=tuple("zero2" if n % 2 else "ddp" for n in range(N)),
+        table_dp=tuple(_DEFAULTS[n % len(_DEFAULTS)] for n in range(N)),
         valid=valid,
         vocab_valid=vocab_valid,
         candidate_table=np.array([n for n, _ in shape.candidates], dtype=np.int32),

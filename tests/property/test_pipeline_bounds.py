@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import strategies as st
 
 from autopar.pipeline import SCHEDULES, Schedule, replay, schedule_problem, step_s
+from benchmarks.schedules import PAGE, compare, summary_of, table
 from tests.often import often
 
 _ROUNDING = 1 + 1e-12
@@ -69,3 +71,17 @@ def test_a_slower_stage_makes_no_step_faster(schedule: Schedule, seed: int) -> N
     slower[chance.randrange(3)][chance.randrange(len(seconds[0]))] *= 1.5
     before = replay(schedule, *seconds, **shape).step_s
     assert replay(schedule, *slower, **shape).step_s * _ROUNDING >= before
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_study_of_the_page_holds(schedule: Schedule) -> None:
+    """A part of its pipelines: none below, near stages within 3 %, as much in flight."""
+    found = summary_of(schedule, list(compare(schedule, 30, seed=1)))
+    assert found.below == 0
+    assert found.same_in_flight == found.instances == 30
+    assert found.near_worst < 0.03
+    assert found.median < 0.005
+    # the page has the row of a whole study
+    title = SCHEDULES[schedule].title
+    assert f"| {title} | 30 | 0 | " in table([found])
+    assert f"| {title} | 1000 | 0 | " in PAGE.read_text(encoding="utf-8")

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from autopar.model import LayerSpec, ModelSpec
+from autopar.model import LatentSpec, LayerSpec, ModelSpec
 
-__all__ = ["DECODER", "GPT", "LAYERS", "LLAMA", "MIXTURE", "MODEL"]
+__all__ = [
+    "DECODER",
+    "GPT",
+    "LATENT",
+    "LAYERS",
+    "LLAMA",
+    "MIXTURE",
+    "MODEL",
+    "NORMED",
+    "SHARED",
+]
 
 LLAMA = LayerSpec(
     num_layers=1,
@@ -22,7 +32,37 @@ GPT = dataclasses.replace(
 )
 DECODER = dataclasses.replace(GPT, cross_attention=True, norm_parameters_per_hidden=6)
 MIXTURE = dataclasses.replace(LLAMA, num_experts=4, experts_per_token=2)
-LAYERS = {"llama": LLAMA, "gpt": GPT, "decoder": DECODER, "mixture": MIXTURE}
+NORMED = dataclasses.replace(  # as gpt-oss and Gemma 3 together
+    LLAMA,
+    qk_norms=True,
+    window=5,
+    whole_every=2,
+    attention_sinks=True,
+    num_norms=4,
+    norm_parameters_per_hidden=4,
+)
+LATENT = dataclasses.replace(
+    LLAMA,
+    num_kv_heads=None,
+    qk_norms=True,
+    latent=LatentSpec(query_rank=24, key_value_rank=16, key_width=8, rotary_width=4, value_width=6),
+)
+SHARED = dataclasses.replace(  # every part that a mixture may have
+    MIXTURE,
+    biases=True,
+    router_biases=True,
+    shared_expert_width=40,
+    shared_expert_gate=True,
+)
+LAYERS = {
+    "llama": LLAMA,
+    "gpt": GPT,
+    "decoder": DECODER,
+    "mixture": MIXTURE,
+    "normed": NORMED,
+    "latent": LATENT,
+    "shared": SHARED,
+}
 MODEL = ModelSpec(
     name="small",
     layers=(dataclasses.replace(GPT, causal=False), DECODER),

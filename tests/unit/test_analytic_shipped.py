@@ -29,7 +29,16 @@ SYSTEMS = catalog.card_names()
 LARGE = tuple(name for name in SYSTEMS if load_card(name).memory_bytes >= 40e9)
 """Systems that the shipped executions fit into."""
 EXECUTIONS = ("1x8-dp8", "1x8-tp8", "8x8-tp8-pp4-dp2")
-OTHER_BLOCKS = {"mixtral-8x7b": "mixture of experts", "t5-3b": "encoder-decoder"}
+OTHER_BLOCKS = {
+    **dict.fromkeys(
+        ("deepseek-v2-lite", "deepseek-v3", "glm-4.5-air", "gpt-oss-120b", "gpt-oss-20b", "kimi-k2",
+         "llama4-maverick", "llama4-scout", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
+         "qwen3-30b-a3b"),
+        "mixture of experts",
+    ),
+    "gemma-3-27b": "windows of attention",
+    "t5-3b": "encoder-decoder",
+}  # fmt: skip
 
 
 def shipped(root: Path, folder: str) -> dict[str, Any]:

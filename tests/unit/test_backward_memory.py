@@ -46,6 +46,15 @@ def counted(name: str, sequence_parallel: bool = True) -> tuple[tuple[LayerSpec,
     return tuple((layer, table[layer.seq_length]) for layer, table in tables)
 
 
+def uneven(layer: LayerSpec, degree: int, kind: str) -> float:
+    """Return by how much more is counted where experts do not share visits evenly."""
+    if layer.num_experts is None:
+        return 1.0
+    tokens = layer.seq_length // (1 if kind == "tp" else degree)
+    visits = tokens * (layer.experts_per_token or 1)
+    return -(-visits // layer.num_experts) * layer.num_experts / visits
+
+
 # --- the rule ---
 
 
@@ -62,10 +71,11 @@ def test_the_rule_is_what_was_counted_of_shipped_models(name: str, sequence_para
             assert own == "ulysses" or 1 in table
             for degree, value in table.items():
                 rule = backward_bytes(layer, layer.seq_length, degree, own, 0.0)  # type: ignore[arg-type]
-                if layer.num_experts is None:
+                if layer.num_experts is None and layer.num_norms is None:
                     assert rule == pytest.approx(value, rel=1e-12)
                 else:
-                    assert value <= rule * (1 + 1e-12) <= value * 1.0003
+                    least = value / uneven(layer, degree, own)
+                    assert least <= rule * (1 + 1e-12) <= value * 1.0003
 
 
 ODD = [
@@ -110,7 +120,7 @@ def test_unknown_widths_take_no_less(name: str) -> None:
             for degree, value in memory.backward_bytes_per_sample.items():
                 kept = memory.activation_bytes_per_sample[degree]
                 rule = backward_bytes(bare, layer.seq_length, degree, kind, kept)  # type: ignore[arg-type]
-                assert value <= rule <= 3.1 * value
+                assert value / uneven(layer, degree, kind) <= rule <= 3.3 * value
 
 
 @pytest.mark.parametrize("name", ["gpt-6.7b", "llama2-7b", "llama3-8b", "mixtral-8x7b", "t5-3b"])
@@ -158,7 +168,7 @@ def test_a_missing_tensor_degree_keeps_no_less_than_was_counted(name: str) -> No
             for degree, value in table.items():
                 found, source = tensor_bytes(one, degree, layer, RECIPE, sequence_parallel=True)
                 assert found is not None
-                assert found >= value * (1 - 1e-12)
+                assert found >= value / uneven(layer, degree, "sp") * (1 - 1e-12)
                 assert (source == "") == (degree == known)
                 if degree > known and layer.num_experts is None:
                     assert found == pytest.approx(value, rel=1e-3)

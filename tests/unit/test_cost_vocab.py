@@ -119,6 +119,45 @@ def test_vocabulary_ulysses_replicates_weights() -> None:
     assert found.step["optimizer"][0, ONLY, 0] == pytest.approx(26e6 / 8 / 1e12)
 
 
+def test_context_ranks_have_tokens_of_their_own() -> None:
+    """vtp = vcp = 2, b_v = 8: a quarter of the work, half of the tokens in every message."""
+    found = rows(VocabStrategy(tp=2, cp=2), default="zero2")
+    one, loss = gather(8 * TOKENS / 2, 2), 3 * 2 * gather(4 * 8 * 1024 / 2, 2)
+
+    assert found.forward["forward"][0, ONLY, 0] == pytest.approx((5e-4 + 8e-3) / 4)
+    assert found.forward["tp"][0, ONLY, 0] == pytest.approx(2 * one + loss)
+    assert found.backward["tp"][0, ONLY, 0] == pytest.approx(3 * one)
+    # the head's half of the weights is reduced over two context ranks of two data ranks
+    assert found.step["optimizer"][0, ONLY, 0] == pytest.approx(26e6 / 2 / 4 / 1e12)
+    whole = rows(VocabStrategy(tp=2), default="zero2", samples=32)
+    assert found.activations[0, ONLY, 0] * 2 == whole.activations[0, ONLY, 0]
+    assert found.rows.batch.tolist() == whole.rows.batch.tolist() == [8.0]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("default", ["ddp", "zero1", "zero2"])
+def test_a_context_group_is_one_of_ulysses(stages: int, default: str) -> None:
+    """Both divide tokens alone, and sum gradients over all ranks: the same time and memory."""
+    context = rows(VocabStrategy(cp=4), default=default, stages=stages)
+    ulysses = rows(VocabStrategy(tp=4, ulysses=True), default=default, stages=stages)
+
+    np.testing.assert_array_equal(context.sums_s, ulysses.sums_s)
+    for name in ("states", "activations", "transient", "loss", "logits", "shared"):
+        np.testing.assert_array_equal(getattr(context, name), getattr(ulysses, name))
+
+
+def test_zero1_keeps_gradients_whole() -> None:
+    """Of one micro-batch, too; the reduction and the gather are those of ZeRO-2."""
+    found = rows(VocabStrategy(), default="zero1")
+    zero2 = rows(VocabStrategy(), default="zero2")
+
+    m = 10**6
+    # weights and gradients, an eighth of the optimizer, and what comes out of the head's reduction
+    states = 4 * m + 12 * m // 8 + 2 * m // 8
+    assert found.states[:, 0, ONLY, 0].tolist() == [states, states]
+    np.testing.assert_array_equal(found.sums_s, zero2.sums_s)
+
+
 def test_zero3() -> None:
     """Gathers in forward and backward, shards, and the transients of a layer."""
     found = rows(VocabStrategy(tp=2, zero3=True))

@@ -184,7 +184,8 @@ def test_ulysses_is_context_parallelism_by_all_to_all() -> None:
     ulysses = LayerStrategy(tp=4, ulysses=True)
     vocab = VocabStrategy(tp=4, ulysses=True)
     plan = replace(UNIFORM, layers=(ulysses,) * 8, vocab=vocab)
-    mixed = replace(plan, layers=(ulysses, *(LayerStrategy(cp=4),) * 7))
+    rings = (ulysses, *(LayerStrategy(cp=4),) * 7)
+    mixed = replace(plan, layers=rings, vocab=VocabStrategy(cp=4))
 
     flags = arguments(lower(job(plan)))
     mix = lower(job(mixed))

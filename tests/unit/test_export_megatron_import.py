@@ -118,7 +118,6 @@ def test_data_types(change: dict[str, object], zero3: bool, default: str) -> Non
             {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"},
             "--no-async-grad-reduce",
         ),
-        ({"context_parallel_size": 4, "micro_batch_size": 1}, "Ulysses group of 8"),
     ],
 )
 def test_what_pricing_must_know_is_said(change: dict[str, object], note: str) -> None:

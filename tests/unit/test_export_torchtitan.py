@@ -212,7 +212,7 @@ def test_names_cannot_break_the_recipe():
 
 def test_context_groups_shard_what_ddp_would_keep_whole():
     """torchtitan's FSDP covers the context ranks, so replicas become ZeRO-2."""
-    lowered = lower(job_of(uniform_plan(4, LayerStrategy(cp=2), VocabStrategy())))
+    lowered = lower(job_of(uniform_plan(4, LayerStrategy(cp=2), VocabStrategy(cp=2))))
 
     assert [loss.field for loss in lowered.losses] == ["default_dp_type"]
     assert keys(lowered)["context_parallel_degree"] == 2

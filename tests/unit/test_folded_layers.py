@@ -12,8 +12,9 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, parameter_count
 from autopar.plans import LayerStrategy, Module
 from profiler.model.layers.sharding import Sharding, held_tokens
-from profiler.plan.arithmetic import cube_of, layer_layout
+from profiler.plan.arithmetic import cube_of, examine, layer_layout
 from tests.plan_cases import LLAMA as MODEL, MOE, SHARED, make_job
+from tests.unit.small_models import LATENT
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
@@ -187,9 +188,33 @@ def test_a_layer_has_the_parameters_of_its_spec() -> None:
     assert sum(p.numel() for p in built(spec).parameters()) == parameter_count(spec)
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"latent": LATENT.latent, "num_kv_heads": None}, "latent attention"),
+        ({"window": 8}, "attention within a window"),
+        ({"attention_sinks": True}, "attention sinks"),
+    ],
+)
+def test_attention_that_context_ranks_do_not_divide_is_refused(
+    changes: dict[str, Any], name: str
+) -> None:
+    """By the layer, and by the examination of a plan; alone it is built."""
+    spec = replace(MODEL.layers[0], **changes)
+    built(spec)
+    with pytest.raises(InputError) as caught:
+        built(spec, context_degree=2)
+    assert str(caught.value) == (
+        f"layers with {name} are built with context degree 1; give that degree"
+    )
+    plan = make_job(2, LayerStrategy(cp=2), model=replace(MODEL, layers=(spec,)))
+    assert examine(plan).obstacle == (
+        f"layer 0 has {name} and context degree 2, which is not run here; give it context degree 1"
+    )
+
+
 def test_what_is_not_built_is_said() -> None:
-    """A layer of today that has no blocks here is refused, and never built without a part."""
-    with pytest.raises(InputError, match="layers with attention within a window are not built"):
-        built(replace(MODEL.layers[0], window=8))
+    """A window as long as the sequence is none."""
+    built(replace(MODEL.layers[0], window=MODEL.layers[0].seq_length))
     with pytest.raises(InputError, match="2 \\* context degree 3 \\* degree 1 does not divide"):
         built(MODEL.layers[0], context_degree=3)

@@ -111,7 +111,7 @@ def test_scripts_of_shells(shell: str) -> None:
         ("autopar explore calc", {"calculon"}),
         ("autopar explore calculon --num-p", {"--num-procs"}),
         ("autopar explore --hardw", {"--hardware"}),
-        ("autopar explore --model llama3-8b --model mixtral", {"mixtral-8x7b"}),
+        ("autopar explore --model llama3-8b --model mixtral", {"mixtral-8x22b", "mixtral-8x7b"}),
         ("autopar explore --stack megatron-c", {"megatron-core"}),
         ("autopar search --site sel", {"selene-a100"}),
         ("autopar profile s", {"show", "site"}),

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.families.config import parse_hugging_face
 from autopar.model import embedding_parameter_counts, padded_vocab_size, parameter_count
 from profiler.model.layers.sharding import Sharding
 from tests.plan_cases import T5
-from tests.unit.small_models import GPT, LLAMA, MODEL
+from tests.unit.small_models import GPT, LATENT, LAYERS, LLAMA, MODEL, SHARED
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
+DATA = Path(__file__).resolve().parents[1] / "data"
+PUBLISHED = json.loads((DATA / "published_configs.json").read_text(encoding="utf-8"))
 KINDS = ("tp", "sp", "dtensor", "dtensor_sp", "ulysses")
 F64: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 
 
 def test_operations_agree_with_torch() -> None:
     """Norms, attention, rotation and loss compute what torch's own functions compute."""
-    from profiler.model.layers.blocks import attention, layer_norm, open_attention, rms_norm, rotary
+    from profiler.model.layers.kernels import (
+        attention,
+        layer_norm,
+        open_attention,
+        rms_norm,
+        rotary,
+    )
 
     torch.manual_seed(0)
     x = torch.randn(5, 2, 8, requires_grad=True, **F64)
@@ -168,14 +179,118 @@ def test_weights_are_random_and_finite() -> None:
         assert math.isclose(y.detach().std(), x.detach().std(), rel_tol=0.5)
 
 
-def test_experts_with_biases_are_refused() -> None:
-    """Their biases would be missing from the counts, silently."""
+@pytest.mark.parametrize("name", LAYERS)
+def test_small_layers_have_the_parameters_of_their_specs(name: str) -> None:
+    """Norms of heads, latents, sinks, biases of experts, shared MLPs and their gates."""
     from profiler.model.layers.blocks import build_layer
 
-    layer = dataclasses.replace(LLAMA, num_experts=4, experts_per_token=2, biases=True)
+    layer = build_layer(LAYERS[name], Sharding(), **F64)
+    assert sum(p.numel() for p in layer.parameters()) == parameter_count(LAYERS[name])
 
-    with pytest.raises(InputError, match="experts with biases cannot be built"):
-        build_layer(layer, Sharding(), group=None, dtype=torch.float32, device="cpu")
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_layers_have_the_parameters_of_their_specs(name: str) -> None:
+    """Those of every `config.json` that is read, but for norms that nobody here has."""
+    from profiler.model.layers.blocks import build_layer
+
+    spec = parse_hugging_face(Path(name), PUBLISHED[name]["config"])
+    for layer in spec.layers:
+        if not layer.norm_parameters_per_hidden:
+            with pytest.raises(InputError, match="norm_parameters_per_hidden 0"):
+                build_layer(layer, Sharding(), dtype=torch.bfloat16, device="meta")
+            continue
+        built = build_layer(layer, Sharding(), dtype=torch.bfloat16, device="meta")
+        assert sum(p.numel() for p in built.parameters()) == parameter_count(layer)
+
+
+def scores_in_the_open(q: Any, k: Any, v: Any, *, causal: bool, window: int, sinks: Any) -> Any:
+    """Return attention by its definition: one softmax of all scores, a sink's among them."""
+    seq, width = q.shape[0], q.shape[-1]
+    times = q.shape[2] // k.shape[2]
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+    k, v = (x.repeat_interleave(times, dim=1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(width)
+    apart = torch.arange(seq)[:, None] - torch.arange(seq)
+    seen = (apart >= 0) if causal else torch.ones_like(apart, dtype=torch.bool)
+    if window:
+        seen &= apart.abs() < window
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        more = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, more], -1)
+    weights = scores.softmax(-1)[..., :seq]
+    return (weights @ v).permute(2, 0, 1, 3)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 1, 3, 99])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("value_width", [4, 8, 10])
+def test_windows_sinks_and_widths_are_those_of_the_definition(
+    causal: bool, window: int, with_sinks: bool, value_width: int
+) -> None:
+    """Outputs and every gradient."""
+    from profiler.model.layers.kernels import attention
+
+    torch.manual_seed(0)
+    q = torch.randn(6, 2, 4, 8, requires_grad=True, **F64)
+    k = torch.randn(6, 2, 2, 8, requires_grad=True, **F64)
+    v = torch.randn(6, 2, 2, value_width, requires_grad=True, **F64)
+    sinks = torch.randn(4, requires_grad=True, **F64) if with_sinks else None
+    found = attention(q, k, v, causal=causal, window=window, sinks=sinks)
+    expected = scores_in_the_open(q, k, v, causal=causal, window=window, sinks=sinks)
+    assert torch.allclose(found, expected)
+    inputs = [x for x in (q, k, v, sinks) if x is not None]
+    grads = torch.autograd.grad(found.square().sum(), inputs)
+    wanted = torch.autograd.grad(expected.square().sum(), inputs)
+    assert all(torch.allclose(*pair) for pair in zip(grads, wanted, strict=True))
+
+
+def test_latent_attention_is_that_of_its_equations() -> None:
+    """Section 2.1 and appendix C of arXiv 2405.04434, head after head."""
+    from profiler.model.layers.blocks import build_layer, layer_inputs
+    from profiler.model.layers.kernels import rotary
+
+    torch.manual_seed(0)
+    module = build_layer(LATENT, Sharding(), **F64).attention
+    (x,) = layer_inputs(LATENT, Sharding(), batch=2, **F64)
+    normed = torch.nn.functional.rms_norm
+    c_q = normed(x @ module.query_down.weights[0].t(), [24], module.query_latent_norm.weight, 1e-5)
+    down = x @ module.down.weights[0].t()
+    c_kv = normed(down[..., :16], [16], module.latent_norm.weight, 1e-5)
+
+    def turned(part: Any) -> Any:
+        return rotary(part.unsqueeze(2).contiguous(), module.cos, module.sin).squeeze(2)
+
+    outputs = []
+    for head in range(4):
+        q = c_q @ module.query.weights[0][12 * head : 12 * head + 12].t()
+        q = torch.cat([q[..., :8], turned(q[..., 8:])], -1)
+        k = c_kv @ module.key_value.weights[0][8 * head : 8 * head + 8].t()
+        k = torch.cat([k, turned(down[..., 16:])], -1)
+        v = c_kv @ module.key_value.weights[1][6 * head : 6 * head + 6].t()
+        heads = [t.unsqueeze(2) for t in (q, k, v)]
+        outputs.append(scores_in_the_open(*heads, causal=True, window=0, sinks=None).squeeze(2))
+    expected = torch.cat(outputs, -1) @ module.out.weight.t()
+    assert torch.allclose(module(x), expected)
+
+
+def test_shared_experts_and_biases_are_added() -> None:
+    """A mixture's output is that of its experts and of the gated MLP that all tokens visit."""
+    from profiler.model.layers.blocks import build_layer, layer_inputs
+
+    torch.manual_seed(0)
+    mlp = build_layer(SHARED, Sharding(), **F64).mlp
+    (x,) = layer_inputs(SHARED, Sharding(), batch=2, **F64)
+    gate = torch.sigmoid(x @ mlp.shared.gate)[..., None]
+    assert torch.allclose(mlp.shared(x), gate * mlp.shared.mlp(x))
+    # equal experts without inner weights put out their last biases, whose weights add up to one
+    with torch.no_grad():
+        mlp.experts.down.zero_()
+        mlp.experts.biases[-1].fill_(3.0)
+    assert torch.allclose(mlp(x), 3.0 + mlp.shared(x))
+    mlp(x).sum().backward()
+    assert all(p.grad is not None for p in mlp.parameters())
 
 
 def test_a_decoder_reads_what_the_norm_behind_the_encoder_makes() -> None:

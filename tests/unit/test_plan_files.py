@@ -249,7 +249,7 @@ def test_paddle_file_is_read() -> None:
     [
         ({"dp_size_list": "2,2,2,4"}, "differs between layers"),
         ({"sharding_stage_list": "0,2,3,3"}, "stages 0, 2, 3.*one of 0"),
-        ({"sharding_stage_list": "1,1,1,1"}, "stages 1.*one of 0"),
+        ({"sharding_stage_list": "1,1,2,3"}, "stages 1, 2, 3.*one of 0"),
         ({"pp_stage_idx_list": "0,1,0,1"}, "in order"),
         ({"pp_stage_idx_list": "0,0,0,0"}, "no stage empty"),
         ({"world_size": 16}, r"tp\(2\) \* dp\(2\) \* pp\(2\) = 8 != world_size\(16\)"),
@@ -278,7 +278,7 @@ def test_bad_paddle_file(changes: dict[str, object], message: str) -> None:
         ("dp_types_enc", "1,0,0", "3 entries where 4 layers"),
         ("pp_division", "2,3", r"2 \+ 3 = 5 != 4 layers"),
         ("pipeline_type", "zero-bubble", "'pipedream_flush'.*got 'zero-bubble'"),
-        ("default_dp_type", 1, "'ddp' or 'zero2', got 1"),
+        ("default_dp_type", 1, "'ddp' or 'zero1' or 'zero2', got 1"),
         ("vsp", 2, "'vsp'.*0 or 1, got 2"),
         ("vocab_sdp", 0, "'vocab_sdp'.*is 0 while 'embed_sdp' is 1"),
         ("vcp", 0, "'vcp'.*positive integer, got 0"),

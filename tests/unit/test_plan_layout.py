@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.arithmetic import Cube, Layout, check_job, cube_of, layer_layout, vocab_layout
 from profiler.plan.job import PlanJob
 from tests.often import often
-from tests.plan_cases import LLAMA, MOE, make_job
+from tests.plan_cases import LLAMA, MOE, T5, make_job
 
 _L = LayerStrategy
 Groups = set[tuple[int, ...]]
@@ -209,6 +210,15 @@ def test_zero_of_layers_and_of_the_vocabulary(zero2: bool, zero3: bool, expected
 def test_what_is_not_run_is_refused_in_one_sentence() -> None:
     with pytest.raises(InputError, match=r"^the plan cannot run: layers 0-3: heads\(4\) % tp\(8\)"):
         check_job(make_job(8, _L(tp=8)))
-    with pytest.raises(InputError, match=r"^layer 0 has context degree 2, .* context degree 1$"):
-        check_job(make_job(2, _L(cp=2)))
+    crossing = make_job(2, _L(), _L(), _L(cp=2), _L(), model=T5)
+    with pytest.raises(InputError, match=r"^layer 2 has cross-attention .* context degree 1$"):
+        check_job(crossing)
+    with pytest.raises(InputError, match=r"^layer 0 has expert tensor degree 2 beside expert degr"):
+        check_job(make_job(4, _L(ep=2, etp=2), model=MOE))
+    with pytest.raises(InputError, match=r"whole experts .* leave out --no-sequence-parallel$"):
+        check_job(make_job(2, _L(tp=2, ep=2), model=MOE, sequence_parallel=False))
+    late = make_job(2, _L(), stages=(2, 2), v=2, m=4)
+    late = replace(late, plan=replace(late.plan, pipeline_type="interleaved_zero_bubble"))
+    with pytest.raises(InputError, match=r"^the plan has schedule interleaved_zero_bub"):
+        check_job(late)
     assert check_job(make_job(2, _L(tp=2), model=MOE)) == Cube(factors=(2,))

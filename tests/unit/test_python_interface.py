@@ -289,7 +289,8 @@ def test_what_is_asked_of_a_planner_is_checked_like_options(
 @pytest.mark.parametrize(
     ("rule", "options", "said"),
     [
-        ("cp=2", {}, "--max-cp-deg 1, its default, leaves it out"),
+        ("cp=2", {"max_cp_deg": 1}, "--max-cp-deg 1 leaves it out"),
+        ("cp=8", {}, "--max-cp-deg tokens / 1024 with --search-space full, else 1, its default"),
         ("ulysses=1", {}, "--sp-space tp, its default, leaves it out"),
         ("tp=4", {"max_tp_deg": 2}, "--max-tp-deg 2 leaves it out"),
         ("zero3=1", {"disable_sdp": True}, "--disable-sdp leaves it out"),

@@ -13,6 +13,7 @@ from autopar.documents.catalog import model_names
 from autopar.documents.spec import bare_spec, load_spec, write_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.estimate import activation_bytes
+from autopar.families.config import parse_hugging_face
 from autopar.model import (
     LayerSpec,
     ModelSpec,
@@ -36,6 +37,22 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "qwen2.5-72b": 72_706_203_648,
     "t5-3b": 2_851_598_336,
     "bert-large": 335_174_458,
+    # those of tests/data/published_configs.json: text parts, without modules of further tokens
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_404_352,
+    "gemma-3-27b": 27_009_346_304,
+    "glm-4.5-air": 106_852_245_504,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "kimi-k2": 1_026_408_209_408,
+    "llama4-maverick": 400_711_848_960,
+    "llama4-scout": 107_769_861_120,
+    "mixtral-8x22b": 140_620_634_112,
+    "phi-4": 14_659_507_200,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
 }
 
 HF = {
@@ -402,11 +419,35 @@ def test_rotary_positions_that_are_none(tmp_path, keys, key):
         load_spec(str(own))
 
 
+NO_ROTARY_BASE = {  # YaRN, two bases, a part of each head, or layers without positions
+    "deepseek-v2-lite", "deepseek-v3", "gemma-3-27b", "glm-4.5-air", "gpt-oss-20b", "gpt-oss-120b",
+    "kimi-k2", "llama4-maverick", "llama4-scout",
+}  # fmt: skip
+
+
 def test_shipped_models_say_their_rotary_base():
-    """All with gated MLPs have rotary positions, the others none (learned or relative)."""
+    """Gated MLPs have rotary positions, the others none (learned or relative)."""
     for name in model_names():
         spec = load_spec(name)
-        assert (spec.rotary_base is not None) == spec.layers[0].gated_mlp, name
+        said = spec.layers[0].gated_mlp and name not in NO_ROTARY_BASE
+        assert (spec.rotary_base is not None) == said, name
+
+
+SHIPPED_CONFIGS = json.loads(
+    (Path(__file__).resolve().parents[1] / "data" / "published_configs.json").read_text()
+)
+
+
+@pytest.mark.parametrize("name", sorted(set(SHIPPED_CONFIGS) & set(model_names())))
+def test_shipped_models_are_their_published_files(name: str) -> None:
+    """But for name, length, and positions that say more than a config.json."""
+    shipped = load_spec(name)
+    published = parse_hugging_face(Path(name), SHIPPED_CONFIGS[name]["config"])
+    lengths = tuple(
+        replace(layer, seq_length=own.seq_length)
+        for layer, own in zip(published.layers, shipped.layers, strict=True)
+    )
+    assert replace(published, layers=lengths, name=name) == shipped
 
 
 def test_qwen3_has_norms_of_queries_and_keys(tmp_path: Path) -> None:
@@ -437,4 +478,5 @@ def test_qwen3_has_norms_of_queries_and_keys(tmp_path: Path) -> None:
     assert load_spec(str(tmp_path / "model.json")) == spec
     plain = replace(layer, qk_norms=False)
     kept = [activation_bytes(one, 4096, 1, kernels="fused") for one in (layer, plain)]
-    assert kept[0] - kept[1] == 4096 * (16 + 8) * 128 * 2
+    # what the norms read, and 4 bytes of each head
+    assert kept[0] - kept[1] == 4096 * (16 + 8) * (128 * 2 + 4)

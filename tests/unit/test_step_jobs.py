@@ -20,10 +20,11 @@ from autopar.estimate.job import (
     blocks_of,
     parameters,
     stage_blocks,
+    type_blocks,
 )
 from autopar.estimate.layer import Machine, machine_of
 from autopar.estimate.step import step_time
-from autopar.model import ModelSpec, parameter_count
+from autopar.model import ModelSpec, layer_norms, parameter_count
 from benchmarks.ledger_models import known_architecture
 from tests.step_cases import DENSE, card_named, job_with, stack_named
 
@@ -45,12 +46,19 @@ SPECS = [load_spec(name) for name in model_names()]
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_weights_of_a_block_are_those_of_the_spec(spec: ModelSpec) -> None:
     """Matrices and one weight per norm exactly; biases and further norm weights are left out."""
-    for block, layer in zip(blocks_of(spec), spec.layers, strict=True):
+    assert sum(block.number for block in blocks_of(spec)) == spec.num_layers
+    for blocks, layer in zip(type_blocks(spec), spec.layers, strict=True):
+        block = replace(blocks[0], number=sum(block.number for block in blocks))
         exact, (experts, dense) = parameter_count(layer), parameters(block)
-        # one norm before each of attention, attention to another sequence and MLP
-        norms = 3 if layer.cross_attention else 2
+        # by default one norm before each of attention, attention to another sequence and MLP
         bare = replace(
-            layer, biases=False, qkv_biases=False, qk_norms=False, norm_parameters_per_hidden=norms
+            layer,
+            biases=False,
+            qkv_biases=False,
+            qk_norms=False,
+            attention_sinks=False,
+            router_biases=False,
+            norm_parameters_per_hidden=layer_norms(layer),
         )
         assert experts + dense == parameter_count(bare)
         # they are a thousandth at most, and no kernel is priced by them

@@ -105,8 +105,8 @@ class _ContextAttention(torch.autograd.Function):
 def _attended(q: Any, k: Any, v: Any, *, causal: bool) -> tuple[Any, Any]:
     """Return attention and the logarithms of the softmax's denominators, (batch, heads, rows)."""
     if not q.is_cuda:
-        # registered beside the layers that this is a part of
-        out, sums = torch.ops.autopar.attention(q, k, v, causal)
+        # registered in `kernels`, which the layers that this is a part of import
+        out, sums = torch.ops.autopar.attention(q, k, v, None, causal, 0)
         return out, sums
     found = torch.ops.aten._scaled_dot_product_flash_attention(
         *_heads_first(q, k, v), 0.0, causal, False
@@ -120,7 +120,7 @@ def _attended_backward(
     """Return the gradients of queries, keys and values, of an output with these denominators."""
     if not q.is_cuda:
         g_q, g_k, g_v = torch.ops.autopar.attention_backward(
-            g, q, k, v, out, sums.contiguous(), causal
+            g, q, k, v, None, out, sums.contiguous(), causal, 0
         )
         return g_q, g_k, g_v
     heads = _heads_first(q, k, v)

@@ -68,7 +68,7 @@ class _SharedExperts(nn.Module):
 
 
 class Experts(nn.Module):
-    """A router and the experts of one rank; experts have no biases.
+    """A router and the experts of one rank.
 
     Evenly routed, the router computes its choice and its weights, but the n-th visit of all tokens,
     sample after sample, goes to the n-th expert in turn: time and memory of balanced routing, on
@@ -113,14 +113,17 @@ class Experts(nn.Module):
             ffn,
             gated=spec.gated_mlp,
             discards="moe_act" in sharding.recompute,
+            biases=spec.biases,
+            adds_last=not self.on.splits_weights,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the weighted outputs of the experts that each token visits."""
-        out = self._visited(x)
         if self.shared is None:
-            return out
-        return out + (recomputed(self.shared, x) if self.recompute_shared else self.shared(x))
+            return self._visited(x)
+        # first, as in Megatron-Core: its gradient is the last to be made
+        shared = recomputed(self.shared, x) if self.recompute_shared else self.shared(x)
+        return self._visited(x) + shared
 
     def _visited(self, x: torch.Tensor) -> Any:
         tokens = x.flatten(0, 1)
@@ -165,7 +168,11 @@ class Experts(nn.Module):
         x = x.transpose(0, 1).flatten(1, 2)
         x = self.experts(x)
         x = x.unflatten(1, (t * e, places)).transpose(0, 1)
-        return self.across.exchange(self.on.leave(x)).view(self.count, places, -1)
+        x = self.on.leave(x)
+        if self.experts.last_bias is not None and self.on.splits_weights:
+            # once, not once per rank whose sums are added up
+            x = x + self.experts.last_bias
+        return self.across.exchange(x).view(self.count, places, -1)
 
     @property
     def _ranks(self) -> int:
@@ -181,6 +188,11 @@ class Experts(nn.Module):
         chosen, weights : (tokens, experts visited).
         """
         on = self.on
+        biases: Any = 0.0
+        if self.experts.last_bias is not None and on.splits_weights:
+            # once, by the rank that has the token, not once per rank whose sums are added up
+            shares = weights.new_zeros(len(tokens), self.count).scatter(1, chosen, weights)
+            biases = shares @ self.experts.last_bias.squeeze(1)
         # a piece of every expert here: it needs the tokens of the whole tensor group
         tokens, weights = on.enter(tokens), on.enter(weights)
         if on.splits_weights and on.splits_sequence:
@@ -195,7 +207,7 @@ class Experts(nn.Module):
         else:
             rows = self.experts(rows, counts.tolist())
         weighted = rows * weights.flatten().index_select(0, order)[:, None]
-        return on.leave(_Combine.apply(weighted, token, tokens.shape[0]))
+        return on.leave(_Combine.apply(weighted, token, tokens.shape[0])) + biases
 
     def _dispatched(self, rows: Any, counts: Any) -> Any:
         """Return the outputs for rows that lie by expert, from the ranks of those."""
@@ -218,34 +230,42 @@ class Experts(nn.Module):
 class _ExpertWeights(nn.Module):
     """The weights of the experts of one rank, and what they compute."""
 
-    def __init__(self, count: int, hidden: int, ffn: int, *, gated: bool, discards: bool) -> None:
+    def __init__(
+        self,
+        count: int,
+        hidden: int,
+        ffn: int,
+        *,
+        gated: bool,
+        discards: bool,
+        biases: bool,
+        adds_last: bool,
+    ) -> None:
+        """Make the weights of so many experts; `adds_last`: with the biases behind the last."""
         super().__init__()
-        self.gated, self.discards = gated, discards
+        self.gated, self.discards, self.adds_last = gated, discards, adds_last
         self.ups = nn.ParameterList(
             nn.Parameter(torch.empty(count, hidden, ffn).normal_(std=0.02))
             for _ in range(2 if gated else 1)
         )
         self.down = nn.Parameter(torch.empty(count, ffn, hidden).normal_(std=0.02))
+        widths = [ffn] * len(self.ups) + [hidden] if biases else []
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(count, 1, n)) for n in widths)
+
+    @property
+    def last_bias(self) -> Any:
+        """What is added behind the last product, (experts, 1, hidden); None: nothing."""
+        return self.biases[-1] if self.biases else None
 
     def forward(self, x: Any, counts: list[int] | None = None) -> Any:
         """Return (experts, tokens, hidden) for as many; with counts (rows, hidden), which lie so.
 
         counts : rows of every expert, one after the other.
         """
-        if counts is None:
-            ups = [torch.bmm(x, up) for up in self.ups]
-            return self._down(lambda inner: torch.bmm(inner, self.down), ups)
-        pieces = x.split(counts)
-        ups = [
-            torch.cat([piece @ weight for piece, weight in zip(pieces, up.unbind(), strict=True)])
-            for up in self.ups
-        ]
-
-        def down(inner: Any) -> Any:
-            parts = zip(inner.split(counts), self.down.unbind(), strict=True)
-            return torch.cat([piece @ weight for piece, weight in parts])
-
-        return self._down(down, ups)
+        biases = list(self.biases) or [None] * (len(self.ups) + 1)
+        ups = [_product(x, *pair, counts) for pair in zip(self.ups, biases[:-1], strict=True)]
+        last = biases[-1] if self.adds_last else None
+        return self._down(lambda inner: _product(inner, self.down, last, counts), ups)
 
     def _down(self, down: Callable[[Any], Any], ups: list[Any]) -> Any:
         return discarding(self._inner, down, *ups) if self.discards else down(self._inner(*ups))
@@ -254,6 +274,17 @@ class _ExpertWeights(nn.Module):
         if self.gated:
             return nn.functional.silu(first) * second[0]
         return nn.functional.gelu(first)
+
+
+def _product(x: Any, weight: Any, bias: Any, counts: list[int] | None) -> Any:
+    """Return each expert's product of its rows, which lie as in `_ExpertWeights.forward`."""
+    if counts is None:
+        return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+    pairs = zip(x.split(counts), weight.unbind(), strict=True)
+    if bias is None:
+        return torch.cat([piece @ matrix for piece, matrix in pairs])
+    sums = zip(bias.unbind(), pairs, strict=True)
+    return torch.cat([torch.addmm(row, piece, matrix) for row, (piece, matrix) in sums])
 
 
 class _ExchangeRows(torch.autograd.Function):

@@ -13,7 +13,7 @@ from autopar.model import LayerSpec
 from autopar.plans import Module
 from autopar.records import dataclass
 
-__all__ = ["Checkpoint", "ContextExchange", "Routing", "Sharding", "held_tokens"]
+__all__ = ["Checkpoint", "ContextExchange", "Routing", "Sharding", "held_tokens", "not_divided"]
 
 Checkpoint = Literal["none", "full", "selective"]
 ContextExchange = Literal["ring", "all_gather"]
@@ -63,32 +63,14 @@ class Sharding:
     def check(self, layer: LayerSpec) -> None:
         """Raise InputError, one sentence, where a layer cannot be laid out like this."""
         t = self.degree
-        if layer.num_experts is not None and layer.biases:
-            raise InputError(
-                "experts with biases cannot be built, and would be counted without them; give a "
-                "model.json without `biases`, or a module of your own (--model py:...)"
-            )
-        unknown = [
-            name
-            for name, is_there in (
-                ("latent attention", layer.latent is not None),
-                ("attention within a window", layer.window is not None),
-                ("attention sinks", layer.attention_sinks),
-                (f"{layer.num_norms} norms", layer.num_norms is not None),
-            )
-            if is_there
-        ]
-        if unknown:
-            raise InputError(
-                f"layers with {', '.join(unknown)} are not built here; give a module of your own "
-                "(--model py:package.module:factory)"
-            )
         if t < 1:
             raise InputError(f"a tensor degree of {t} does not exist; give at least 1")
         numbers: list[tuple[str, int | None]] = [("attention heads", layer.num_heads)]
         # Ulysses keeps weights whole, so that any width will do
         if self.is_tensor and not (self.whole_experts and layer.num_experts is not None):
             numbers.append(("MLP width", layer.ffn_hidden_size))
+        if self.is_tensor:
+            numbers.append(("width of the shared MLP", layer.shared_expert_width))
         if self.shards_sequence:
             numbers.append(("sequence length", layer.seq_length))
         for name, number in numbers:
@@ -109,9 +91,10 @@ class Sharding:
 
     def _check_context(self, layer: LayerSpec) -> None:
         c, pieces = self.context_degree, self.degree if self.shards_sequence else 1
-        if layer.cross_attention:
+        alone = not_divided(layer)
+        if alone is not None:
             raise InputError(
-                "layers with cross-attention are built with context degree 1; give that degree"
+                f"layers with {alone} are built with context degree 1; give that degree"
             )
         if not self.flash or self.dropout:
             raise InputError(
@@ -123,6 +106,21 @@ class Sharding:
                 f"2 * context degree {c} * degree {pieces} does not divide the sequence length "
                 f"{layer.seq_length}; choose degrees that do"
             )
+
+
+def not_divided(layer: LayerSpec) -> str | None:
+    """Return which attention of a layer is not divided over context ranks; None: none."""
+    # a window that no sequence reaches is none
+    narrow = layer.window is not None and layer.window < layer.seq_length
+    for name, is_there in (
+        ("cross-attention", layer.cross_attention),
+        ("latent attention", layer.latent is not None),
+        ("attention within a window", narrow),
+        ("attention sinks", layer.attention_sinks),
+    ):
+        if is_there:
+            return name
+    return None
 
 
 def held_tokens(

@@ -1,0 +1,216 @@
+"""Published launches of mixtures beside the fastest that a search finds for the same job.
+
+`python -m benchmarks.published_plans` takes, of each model, machine, batch and precision that
+NVIDIA's tables of Megatron-Bridge have, the fastest published launch, prices it, and searches for
+the fastest that fits: both predicted in the same way, without CUDA graphs and with even routing.
+What a table leaves out is as Megatron-Bridge has it by default: DeepEP's dispatcher, no overlap of
+the exchanges, nothing computed again. Then five launches of one job (Qwen3-235B on 256 H100,
+Megatron-MoE-ModelZoo) are put in order, measured and predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.estimate.accuracy import load_accuracy
+from autopar.estimate.card import load_card
+from autopar.estimate.layer import machine_of
+from autopar.estimate.stack import load_stack
+from autopar.memory.launch import chunks_of_sizes
+from autopar.memory.profile import launch_model
+from benchmarks.ledger import read_runs
+from search.check.assessment import Assessment, Target
+from search.uniform.choice import Choice, Fixed
+from search.uniform.engines import Job, engine_space
+from search.uniform.prices import Prices
+from search.uniform.solve import Solution, solve
+
+__all__ = ["FIVE", "Published", "five_priced", "main", "published"]
+
+_MODELS = {
+    "DeepSeekV3": "deepseek-v3",
+    "GPT OSS 120B": "gpt-oss-120b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b",
+    "Kimi_K2": "kimi-k2",
+}
+_CARDS = {"H100-SXM": "h100-80gb", "GB200": "gb200", "GB300": "gb300", "B200": "b200",
+          "B300": "b300"}  # fmt: skip
+_PRECISIONS = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8"}
+_ENGINE = engine_space("megatron")
+
+
+class Published(NamedTuple):
+    """One launch of a table."""
+
+    model: str
+    card: str
+    world: int
+    seq: int
+    precision: str
+    choice: Choice
+    tokens_per_s: float
+    """Of a GPU, measured."""
+
+
+def even(layers: int, pp: int, vpp: int) -> Any:
+    """Return chunks with as many layers each as others, the first ones one more."""
+    parts = pp * vpp
+    sizes = [layers // parts + (at < layers % parts) for at in range(parts)]
+    return chunks_of_sizes(sizes, pp)
+
+
+def published() -> Iterator[Published]:
+    """Yield the fastest published launch of each model, machine, batch and precision."""
+    best: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for _, row in read_runs()[0]:
+        if not row["source"].startswith("NVIDIA Megatron-Bridge") or not row["tokens_s_gpu"]:
+            continue
+        if row["model"] not in _MODELS or row["precision"] not in _PRECISIONS:
+            continue
+        key = tuple(row[name] for name in ("model", "gpu_type", "num_gpus", "precision", "seq"))
+        key += (row["global_batch"],)
+        known = best.get(key)
+        if known is None or float(row["tokens_s_gpu"]) > float(known["tokens_s_gpu"]):
+            best[key] = row
+    for row in best.values():
+        name = _MODELS[row["model"]]
+        layers = load_spec(name).num_layers
+        degrees: dict[str, Any] = {
+            key: int(row[key] or 1) for key in ("tp", "cp", "ep", "pp", "vpp")
+        }
+        yield Published(
+            model=name,
+            card=_CARDS[row["gpu_type"]],
+            world=int(row["num_gpus"]),
+            seq=int(row["seq"]),
+            precision=_PRECISIONS[row["precision"]],
+            choice=Choice(
+                **degrees,
+                micro_batch=int(row["micro_batch"]),
+                precision=cast(Any, _PRECISIONS[row["precision"]]),
+                dispatcher="flex" if degrees["ep"] > 1 else "alltoall",
+                global_batch=int(row["global_batch"]),
+                chunks=even(layers, degrees["pp"], degrees["vpp"]),
+            ),
+            tokens_per_s=float(row["tokens_s_gpu"]),
+        )
+
+
+def _prices(model: str, card: str, world: int, seq: int, batch: int) -> Prices:
+    target = Target(
+        machine=machine_of(load_card(card), load_stack(_ENGINE.stack)),
+        accuracy=load_accuracy(),
+        site_known=False,
+        oom_risk=0.01,
+    )
+    job = Job(
+        name=model,
+        model=launch_model(load_spec(model)),
+        seq=seq,
+        global_batches=(batch,),
+        world=world,
+        gpu=card,
+    )
+    return Prices(_ENGINE, job, target)
+
+
+def priced(one: Published) -> Assessment:
+    """Return the price of a published launch by its first stage; raises InputError."""
+    prices = _prices(one.model, one.card, one.world, one.seq, one.choice.global_batch)
+    launch = prices.launch(one.choice)
+    return prices.counted(launch, prices.timing(launch), (0,))
+
+
+def ours(one: Published) -> tuple[Solution | None, float]:
+    """Return the fastest launch of the same job that fits, and the CPU seconds of the search."""
+    prices = _prices(one.model, one.card, one.world, one.seq, one.choice.global_batch)
+    fixed = Fixed(precision=(one.choice.precision,))
+    solved = solve(_ENGINE, prices.job, prices.target, fixed, top=1)
+    return (solved.solutions[0] if solved.solutions else None), solved.effort.cpu_s
+
+
+# --------------------------------------------------------------------------------------------------
+# Five launches of one job: Megatron-MoE-ModelZoo e8650517, best_practice/qwen3/readme.md.
+
+
+def _five() -> dict[str, tuple[Choice, float]]:
+    def choice(**degrees: Any) -> Choice:
+        chunks = even(94, degrees.get("pp", 1), degrees.get("vpp", 1))
+        return Choice(global_batch=2048, chunks=chunks, **degrees)
+
+    flex = {"dispatcher": "flex"}
+    return {
+        "tp2 ep32 pp8, 4 chunks": (choice(tp=2, ep=32, pp=8, vpp=4, **flex), 245.0),
+        "the same, exchanges overlapped": (
+            choice(tp=2, ep=32, pp=8, vpp=4, overlap_experts=True, **flex),
+            276.0,
+        ),
+        "tp2 ep8, ZeRO-3, micro-batch 4, full recomputation": (
+            choice(tp=2, ep=8, zero=3, micro_batch=4, recompute="full", **flex),
+            276.0,
+        ),
+        "tp2 ep8 pp32, 3 chunks, all-to-all": (choice(tp=2, ep=8, pp=32, vpp=3), 200.0),
+        "tp4 ep8 pp8, 4 chunks, all-to-all": (choice(tp=4, ep=8, pp=8, vpp=4), 167.0),
+    }
+
+
+FIVE: Mapping[str, tuple[Choice, float]] = _five()
+"""Launches of Qwen3-235B on 256 H100, 4,096 tokens, in bf16, and their measured TFLOP/s."""
+
+
+def five_priced() -> dict[str, tuple[float, float]]:
+    """Return measured and predicted TFLOP/s of a GPU of the five launches."""
+    prices = _prices("qwen3-235b-a22b", "h100-80gb", 256, 4096, 2048)
+    peak = prices.target.machine.card.flop_per_s["bf16"] / 1e12
+    found = {}
+    for name, (choice, measured) in FIVE.items():
+        launch = prices.launch(choice)
+        one = prices.counted(launch, prices.timing(launch), (0,))
+        found[name] = (measured, (one.mfu or 0.0) * peak)
+    return found
+
+
+def _line(one: Published, choice: Choice) -> str:
+    return choice.line(one.world, experts=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print published launches beside ours; return the exit code."""
+    parser = argparse.ArgumentParser(description="published launches beside those of a search")
+    parser.add_argument("--model", help="only of this model")
+    asked = parser.parse_args(arguments)
+    for one in published():
+        if asked.model not in (None, one.model):
+            continue
+        print(f"{one.model} on {one.world} {one.card}, {one.choice.global_batch} x {one.seq}")
+        try:
+            theirs = priced(one).tokens_per_s or 0.0
+            print(
+                f"  published {one.tokens_per_s:8,.0f} tokens/s, predicted {theirs:8,.0f}: "
+                f"{_line(one, one.choice)}"
+            )
+        except InputError as error:
+            print(f"  published {one.tokens_per_s:8,.0f} tokens/s, not priced: {error}")
+        found, cpu_s = ours(one)
+        if found is None:
+            print(f"  ours: nothing fits ({cpu_s:.1f} s)")
+        else:
+            rate = found.assessment.tokens_per_s or 0.0
+            print(
+                f"  ours      {'':8s}           predicted {rate:8,.0f}: "
+                f"{_line(one, found.choice)} ({cpu_s:.1f} s)"
+            )
+    print("\nQwen3-235B on 256 H100: five launches of one job, TFLOP/s measured and predicted")
+    for name, (measured, predicted) in five_priced().items():
+        print(f"  {measured:4.0f} {predicted:6.0f}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Attention of a spec, with the shapes of one rank: of heads, and of latents.
+
+Grouped keys and values, rotary positions, norms of queries and keys, windows and sinks. The kernels
+are `profiler.model.layers.kernels`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.model import LayerSpec, head_dim, layer_norms
+from profiler.model.layers.context import ContextGroup, context_attention
+from profiler.model.layers.kernels import attention, layer_norm, open_attention, rms_norm, rotary
+from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
+from profiler.model.layers.recompute import recomputed
+from profiler.model.layers.sharding import Sharding, held_tokens
+
+__all__ = ["Attention", "LatentAttention", "Norm", "has_norm_biases"]
+
+_ROTARY_BASE = 10000.0
+
+
+class Norm(nn.Module):
+    """RMSNorm, or LayerNorm where it has a bias."""
+
+    def __init__(self, width: int, *, bias: bool) -> None:
+        """Make a norm over the last dimension."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x, normalised token by token."""
+        if self.bias is None:
+            return rms_norm(x, self.weight)
+        return layer_norm(x, self.weight, self.bias)
+
+
+def has_norm_biases(spec: LayerSpec) -> bool:
+    """Return whether the norms of a layer have biases (LayerNorm) or not (RMSNorm).
+
+    Raises InputError when its norm parameters are those of neither.
+    """
+    norms = layer_norms(spec)
+    per_norm = spec.norm_parameters_per_hidden / norms
+    if per_norm not in (1, 2):
+        raise InputError(
+            f"norm_parameters_per_hidden {spec.norm_parameters_per_hidden} is neither that of "
+            f"{norms} RMSNorms ({norms}) nor of {norms} LayerNorms ({2 * norms}); measure the "
+            "model as a module of your own (--model py:package.module:factory)"
+        )
+    return per_norm == 2
+
+
+class _Core(nn.Module):
+    """Attention of one rank from its heads' queries, keys and values; not where they are from."""
+
+    def __init__(
+        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, context: ContextGroup
+    ) -> None:
+        super().__init__()
+        self.on, self.context = on, context
+        self.causal = spec.causal
+        self.window = spec.window or 0
+        self.dropout = sharding.dropout
+        self.core = attention if sharding.flash else open_attention
+        self.recompute = sharding.checkpoint == "selective" or "core_attn" in sharding.recompute
+        # of the heads whose scores are made here: under Ulysses another part on each rank
+        own = (spec.num_heads or 1) // on.weight_ranks
+        self.sinks = nn.Parameter(torch.zeros(own)) if spec.attention_sinks else None
+
+    def heads(self, q: Any, k: Any, v: Any) -> Any:
+        """Return what attention puts out, (tokens, batch, heads * width), as the rank holds it."""
+        if self.on.splits_weights or self.on.degree == 1:
+            out = self._scores(q, k, v, self.sinks)
+        else:
+            # several parts of a parameter are its pieces, as of an activation
+            sinks = None if self.sinks is None else self.sinks.chunk(self.on.degree)[self.on.rank]
+            q, k, v = self._to_heads(q), self._to_heads(k), self._to_heads(v)
+            out = self._to_sequence(self._scores(q, k, v, sinks))
+        return out.reshape(*out.shape[:2], -1)
+
+    def _scores(self, q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        def core(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+            if self.context.degree > 1:
+                # without sinks or a window: others are refused
+                return context_attention(q, k, v, on=self.context, causal=self.causal)
+            return self.core(
+                q,
+                k,
+                v,
+                causal=self.causal,
+                dropout=self.dropout,
+                sinks=sinks,
+                window=self.window,
+            )
+
+        if not self.recompute:
+            return core(q, k, v, sinks)
+        return recomputed(core, q, k, v, sinks, dropout=self.dropout)
+
+    def _to_heads(self, x: Any) -> Any:
+        """Return all tokens of this rank's heads, from this rank's tokens of all heads."""
+        t = self.on.degree
+        if x.shape[2] < t:  # more ranks than heads: several ranks get the same one
+            x = x.repeat_interleave(t // x.shape[2], dim=2)
+        pieces = x.unflatten(2, (t, -1)).permute(2, 0, 1, 3, 4)
+        return self.on.exchange(pieces).flatten(0, 1)
+
+    def _to_sequence(self, x: Any) -> Any:
+        """Return this rank's tokens of all heads, from all tokens of this rank's heads."""
+        pieces = self.on.exchange(x.unflatten(0, (self.on.degree, -1)))
+        return pieces.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+def _rotary_tables(
+    on: TensorGroup, context: ContextGroup, seq_length: int, width: int
+) -> tuple[Any, Any]:
+    """Return cosines and sines of the positions whose heads this rank turns."""
+    # Ulysses turns heads before the exchange, while a rank has its own tokens alone
+    ulysses = on.splits_sequence and not on.splits_weights
+    held = held_tokens(
+        seq_length,
+        context=(context.degree, context.rank),
+        shard=(on.degree, on.rank) if ulysses else (1, 0),
+    )
+    # bf16 has no exact integers above 256
+    places = torch.cat([torch.arange(*ends, dtype=torch.float32) for ends in held])
+    powers = torch.arange(0, width, 2, dtype=torch.float32) / width
+    # frequencies of rotary positions: base^(-2i / width)
+    angles = torch.outer(places, _ROTARY_BASE**-powers)[:, None, None, :]
+    dtype = torch.get_default_dtype()
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+class Attention(_Core):
+    """Self-attention, or cross-attention, with heads that are projected at once."""
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        sharding: Sharding,
+        on: TensorGroup,
+        *,
+        context: ContextGroup,
+        cross: bool = False,
+    ) -> None:
+        """Make the part of one rank; raises InputError for what cannot be split so."""
+        super().__init__(spec, sharding, on, context=context)
+        self.cross = cross
+        self.causal = spec.causal and not cross
+        self.width = head_dim(spec)
+        heads = spec.num_heads or 1
+        kv_heads = spec.num_kv_heads or heads
+        # ranks share key-value heads where there are more ranks than heads
+        own, own_kv = heads // on.weight_ranks, max(1, kv_heads // on.weight_ranks)
+        query, pair = own * self.width, [own_kv * self.width] * 2
+        bias = spec.biases or spec.qkv_biases
+        h = spec.hidden_size
+        self.query = ColumnParallel(h, [query] if cross else [query, *pair], bias=bias, on=on)
+        self.key_value = ColumnParallel(h, pair, bias=bias, on=on) if cross else None
+        self.out = RowParallel(query, h, bias=spec.biases, on=on)
+        self.query_norm, self.key_norm = self._norms(spec, query, pair[0])
+        if self.causal and not spec.cross_attention and not has_norm_biases(spec):
+            tables = _rotary_tables(on, context, spec.seq_length, self.width)
+        else:
+            tables = None
+        self.register_buffer("cos", tables[0] if tables else None, persistent=False)
+        self.register_buffer("sin", tables[1] if tables else None, persistent=False)
+
+    def _norms(self, spec: LayerSpec, query: int, key: int) -> tuple[Norm | None, Norm | None]:
+        """Return the norms of queries and of keys: of one head's width, or of all heads."""
+        if not spec.qk_norms:
+            return None, None
+        if not spec.wide_qk_norms:
+            return Norm(self.width, bias=False), Norm(self.width, bias=False)
+        if self.on.splits_weights:
+            raise InputError(
+                "a norm of all queries needs all heads, which tensor ranks do not have; give "
+                "tensor degree 1"
+            )
+        return Norm(query, bias=False), Norm(key, bias=False)
+
+    def _normed(self, flat: Any, norm: Norm | None) -> Any:
+        """Return heads of the projected queries or keys, normalised one by one or all together."""
+        if norm is not None and norm.weight.numel() != self.width:
+            flat = norm(flat)
+        heads = flat.view(*flat.shape[:2], -1, self.width)
+        return norm(heads) if norm is not None and norm.weight.numel() == self.width else heads
+
+    def forward(self, x: Any, context: Any = None) -> Any:
+        if self.key_value is None:
+            flat = self.query(x)
+        else:
+            flat = (*self.query(x), *self.key_value(context))
+        q, k = self._normed(flat[0], self.query_norm), self._normed(flat[1], self.key_norm)
+        v = flat[2].view(*flat[2].shape[:2], -1, self.width)
+        # else heads as they were before turning would be held until the end
+        del flat
+        if self.cos is not None:
+            q, k = rotary(q, self.cos, self.sin), rotary(k, self.cos, self.sin)
+        return self.out(self.heads(q, k, v))
+
+
+class LatentAttention(_Core):
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1), as Megatron-LM splits it.
+
+    Down projections and their norms are whole on every tensor rank, which divides the heads behind
+    them; with sequence parallelism each has its own tokens there, and the one rotary key of a token
+    is gathered. Keys and values are expanded to all heads.
+    """
+
+    def __init__(
+        self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, context: ContextGroup
+    ) -> None:
+        """Make the part of one rank."""
+        super().__init__(spec, sharding, on, context=context)
+        latent = spec.latent
+        assert latent is not None, "a layer with latent attention"
+        self.latent = latent
+        h, own = spec.hidden_size, (spec.num_heads or 1) // on.weight_ranks
+        query = own * (latent.key_width + latent.rotary_width)
+        rank, narrow = latent.query_rank, latent.key_value_rank
+        whole = TensorGroup(degree=1, kind=on.kind)
+        self.query_down = None if rank is None else ColumnParallel(h, [rank], bias=False, on=whole)
+        self.query_latent_norm = (
+            Norm(rank, bias=False) if rank is not None and spec.qk_norms else None
+        )
+        self.query = ColumnParallel(rank or h, [query], bias=False, on=on)
+        self.down = ColumnParallel(h, [narrow + latent.rotary_width], bias=False, on=whole)
+        self.latent_norm = Norm(narrow, bias=False) if spec.qk_norms else None
+        pair = [own * latent.key_width, own * latent.value_width]
+        self.key_value = ColumnParallel(narrow, pair, bias=False, on=on)
+        self.out = RowParallel(own * latent.value_width, h, bias=False, on=on)
+        cos, sin = _rotary_tables(on, context, spec.seq_length, latent.rotary_width)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Any, context: Any = None) -> Any:
+        """Return attention of x to itself."""
+        latent = self.latent
+        if self.query_down is None:
+            (flat,) = self.query(x)
+        else:
+            (flat,) = self.query_down(x)
+            (flat,) = self.query(
+                flat if self.query_latent_norm is None else self.query_latent_norm(flat)
+            )
+        (narrow,) = self.down(x)
+        narrow, turning = narrow.split([latent.key_value_rank, latent.rotary_width], -1)
+        keys, values = self.key_value(
+            narrow if self.latent_norm is None else self.latent_norm(narrow)
+        )
+        del narrow
+        q = flat.view(*flat.shape[:2], -1, latent.key_width + latent.rotary_width)
+        still, turned = q.split([latent.key_width, latent.rotary_width], -1)
+        q = torch.cat([still, rotary(turned.contiguous(), self.cos, self.sin)], -1)
+        del flat, still, turned
+        # one for all heads, of all tokens where heads are divided
+        shared = self.on.enter(turning) if self.on.splits_weights else turning
+        shared = rotary(shared.unsqueeze(2).contiguous(), self.cos, self.sin)
+        keys = keys.view(*keys.shape[:2], -1, latent.key_width)
+        k = torch.cat([keys, shared.expand(*keys.shape[:3], -1)], -1)
+        del keys, shared, turning
+        v = values.view(*values.shape[:2], -1, latent.value_width)
+        del values
+        return self.out(self.heads(q, k, v))
