@@ -183,7 +183,7 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
                 etp=etp,
                 sequence_parallel=scattered,
                 chunks=_chunks(d, layers, pp, vpp, mtp),
-                group=one(0, pp) if vpp > 1 else 0,
+                group=one(0, pp, number) if vpp > 1 else 0,
                 heads_exchanged=cp > 1 and tp * cp <= 8 and yes(),
                 overlap_experts=overlap,
             ),
@@ -277,7 +277,9 @@ def _host_states(d: _Draw, keeper: str, zero: int) -> Optimizer:
 def _offload(d: _Draw) -> Offload:
     modules = frozenset(d.one(("core_attn",), ("core_attn", "attn_proj", "moe_act")))
     return d.one(  # type: ignore[no-any-return]
-        Offload(), Offload(), Offload(modules=modules, fraction=d.one(0.5, 1.0))
+        Offload(),
+        Offload(),
+        Offload(modules=modules, fraction=d.one(0.5, 1.0), least_elements=4096),
     )
 
 

@@ -48,6 +48,11 @@ _WRITERS: Mapping[Engine, _Writer] = {
 def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
     """Return the files and the command that make a trainer run a launch.
 
+    Parameters
+    ----------
+    engine : who runs it; a launch of Megatron-LM is one of Megatron-Bridge as well, and what
+        DeepSpeed keeps accelerate can start. place : the machines, and the model's name.
+
     Raises InputError, one sentence: the place has another number of GPUs, the trainer has no such
     model or keeps states otherwise, or it would refuse the launch.
     """

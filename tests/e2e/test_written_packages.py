@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from autopar.memory.launch import Launch
+from autopar.pipeline.schedules import TORCH_NAMES
 from search.configuration import flags_of, script_command
 from search.launches.megatron_names import harmless
 from search.writing import torchtitan
 from search.writing.place import Engine, Place
+from search.writing.stages import parts_in_order
 from search.writing.written import written
 from tests.e2e.test_export_packages import has, loaded
 from tests.launch_cases import megatron_launches, some, titan_launches, torch_launches
@@ -120,8 +122,8 @@ def test_torchtitan_parses_the_job_files(tmp_path: Path) -> None:
             assert result["micro_batch"] == launch.micro_batch
             assert result["local_batch"] == launch.micro_batch * launch.micro_batches
             counts = [sum(name.startswith("layers.") for name in part) for part in result["stages"]]
-            order = [stage[turn] for turn in range(degrees.vpp) for stage in degrees.chunks]
-            assert counts == [len(chunk[1]) for chunk in order]
+            assert counts == [len(chunk[1]) for chunk in parts_in_order(degrees)]
+            assert result["schedule"] == TORCH_NAMES[degrees.pipeline]
 
 
 @pytest.mark.skipif(not has("deepspeed"), reason="needs deepspeed: pip install --group launches")
