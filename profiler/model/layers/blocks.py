@@ -174,8 +174,8 @@ class _Layer(nn.Module):
         norm = self.attention_norm
         if self.discards_norms or self.recompute_mlp:
             # each makes again what it reads, so that neither keeps it for the other
-            attended = self._normed(norm, self.attention, x)
-            return x + self._dropped(attended) + self._dropped(self._fed(norm, x))
+            out = x + self._dropped(self._normed(norm, self.attention, x))
+            return out + self._dropped(self._fed(norm, x))
         normed = norm(x)
         return x + self._dropped(self.attention(normed)) + self._dropped(self.mlp(normed))
 
