@@ -27,6 +27,7 @@ from autopar.memory.launch import (
 )
 from autopar.memory.recipes import BUCKETS, Buckets
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
 from search.launches.models import FLAVOURS, flavour
 
@@ -263,6 +264,16 @@ def _with_states(d: _Draw, optimizer: Optimizer, precision: Precision) -> Optimi
     )
 
 
+def _host_states(d: _Draw, keeper: str, zero: int) -> Optimizer:
+    """Return the states of a launch of torch: on the device, or some of them on the host."""
+    kind = d.one("adam", "adam8bit")
+    if not zero or d.yes():
+        return Optimizer(kind=kind)
+    weights = keeper == "accelerate" or (zero == 3 and d.yes())
+    share = d.one(1.0, 0.5) if zero == 3 and not weights else 1.0
+    return Optimizer(kind=kind, offload=share, offload_master=True, offload_weights=weights)
+
+
 def _offload(d: _Draw) -> Offload:
     modules = frozenset(d.one(("core_attn",), ("core_attn", "attn_proj", "moe_act")))
     return d.one(  # type: ignore[no-any-return]
@@ -370,6 +381,14 @@ def titan_launches(draw: st.DrawFn) -> Launch:
                 fp8=fp8 is not None,
                 fp8_recipe=fp8 or "tensorwise",
             ),
+            optimizer=replace(
+                one(Optimizer(), Optimizer(master_bytes=0, moments_bytes=4)),
+                **(
+                    {"offload": 1.0, "offload_master": True, "offload_weights": True}
+                    if zero and yes()
+                    else {}
+                ),
+            ),
             tensor_overlap=tp > 1 and compiled and yes(),
             software=Software(gpu="B200"),
             trainer=TorchTrainer(
@@ -449,6 +468,13 @@ def torch_launches(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"
         global_batch=micro * number * dp,
         steps=one(None, 100),
         precision=Precision(kind=kind),
+        optimizer=_host_states(d, keeper, zero),
+        adapters=one(
+            None,
+            None,
+            Adapters(rank=8, targets=frozenset({"query", "value"}), dropout=0.1),
+            Adapters(rank=32, targets=frozenset({"projection", "fc1", "fc2"}), base="nf4"),
+        ),
         trainer=TorchTrainer(
             keeper=keeper,
             zero=zero,

@@ -82,7 +82,9 @@ def _own(launch: Launch, trainer: TorchTrainer, place: Place) -> _Section:
     document = common_keys(place, kind, launch.precision.kind)
     if sharded:
         document["fsdp_config"] = fsdp_keys(
-            reshard=trainer.zero == 3, checkpoint=trainer.checkpoint != "none"
+            reshard=trainer.zero == 3,
+            checkpoint=trainer.checkpoint != "none",
+            offload=launch.optimizer.offload_weights,
         )
     if sharded or degrees.tp > 1:
         sizes: _Section = {

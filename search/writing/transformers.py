@@ -14,6 +14,7 @@ from typing import Any
 from autopar.errors import InputError, UnsupportedError
 from autopar.memory.launch import Launch, Model
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters, Target
 from search.launches.models import model_named
 from search.writing.place import Place, spec_of
 
@@ -145,8 +146,35 @@ def script_words(launch: Launch, model: NamedModel) -> Iterator[str]:
         yield "--gradient_checkpointing True"
     if trainer.compiled:
         yield "--torch_compile True"
+    if launch.optimizer.kind == "adam8bit":
+        yield "--optim adamw_bnb_8bit"
+    if launch.adapters is not None:
+        yield from _adapters(launch.adapters)
     if launch.steps is None:
         yield '${TRAIN_ITERS:+--max_steps "$TRAIN_ITERS"}'
     else:
         yield f"--max_steps {launch.steps}"
     yield '${SAVE:+--output_dir "$SAVE"}'
+
+
+_MODULES: Mapping[Target, tuple[str, ...]] = {
+    "query": ("q_proj",),
+    "key": ("k_proj",),
+    "value": ("v_proj",),
+    "projection": ("o_proj",),
+    "fc1": ("gate_proj", "up_proj"),
+    "fc2": ("down_proj",),
+}
+"""What modules of decoders in transformers are called; those of experts have no names of theirs."""
+
+
+def _adapters(adapters: Adapters) -> Iterator[str]:
+    """Yield the arguments of adapters as TRL's `ModelConfig` names them."""
+    yield "--use_peft True"
+    yield f"--lora_r {adapters.rank}"
+    yield f"--lora_dropout {adapters.dropout}"
+    names = [name for target, own in _MODULES.items() if target in adapters.targets for name in own]
+    if names:
+        yield f"--lora_target_modules {' '.join(names)}"
+    if adapters.base != "16 bits":
+        yield "--load_in_4bit True" if adapters.base == "nf4" else "--load_in_8bit True"
