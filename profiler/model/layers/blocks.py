@@ -167,6 +167,8 @@ class _Layer(nn.Module):
             cross = self.cross_attention
             taken = self._normed(self.cross_norm, lambda normed: cross(normed, context), x)
             x = x + self._dropped(taken)
+            # else it would be there beside all that the MLP makes
+            del taken
         return x + self._dropped(_behind(self._fed(self.mlp_norm, x), self.mlp_behind))
 
     def _side_by_side(self, x: Any) -> Any:
