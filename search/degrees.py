@@ -13,8 +13,15 @@ from typing import Any, Literal, cast
 from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
 from autopar.records import dataclass
-from search.uniform.choice import FULL, MODULES, NONE, PRECISIONS, Fixed, Precision
-from search.uniform.training import Training
+from search.uniform.choice import (
+    FULL,
+    MODULES,
+    NONE,
+    PRECISIONS,
+    Fixed,
+    Precision,
+    Training,
+)
 
 __all__ = ["DegreeOptions", "fixed_of", "rules_of", "training_of"]
 
@@ -86,7 +93,7 @@ class DegreeOptions:
     )
     precision: tuple[str, ...] | None = option(
         None,
-        help="of products: bf16, fp8, fp8-blockwise, mxfp8, or any",
+        help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, or any",
         panel=DEGREES_PANEL,
         shown="bf16",
         parse=_words("precision", PRECISIONS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from hypothesis import assume, given, settings, strategies as st
@@ -25,6 +26,8 @@ from autopar.memory.launch import (
     even_chunks,
 )
 from autopar.memory.recipes import BUCKETS, Buckets
+from autopar.pipeline.schedules import SCHEDULES
+from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
 from search.launches.models import FLAVOURS, flavour
 
@@ -132,7 +135,9 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
         fp8_weights=low and optimizer.sharding != "none" and yes(),
         fp4=fp4,
         fp4_weights=fp4 and yes(),
-        wide_ends=one((0, 0), (1, 1), (2, 0)) if fp4 or fp8 not in (None, "delayed") else (0, 0),
+        wide_ends=one((0, 0), (1, 1), (min(2, layers // pp), 0))
+        if fp4 or fp8 not in (None, "delayed")
+        else (0, 0),
         gradients_bf16=(low or dense_kind == "bf16") and yes(),
         gradients_fp32=not low and dense_kind == "fp16" and yes(),
     )
@@ -259,6 +264,16 @@ def _with_states(d: _Draw, optimizer: Optimizer, precision: Precision) -> Optimi
     )
 
 
+def _host_states(d: _Draw, keeper: str, zero: int) -> Optimizer:
+    """Return the states of a launch of torch: on the device, or some of them on the host."""
+    kind = d.one("adam", "adam8bit")
+    if not zero or d.yes():
+        return Optimizer(kind=kind)
+    weights = keeper == "accelerate" or (zero == 3 and d.yes())
+    share = d.one(1.0, 0.5) if zero == 3 and not weights else 1.0
+    return Optimizer(kind=kind, offload=share, offload_master=True, offload_weights=weights)
+
+
 def _offload(d: _Draw) -> Offload:
     modules = frozenset(d.one(("core_attn",), ("core_attn", "attn_proj", "moe_act")))
     return d.one(  # type: ignore[no-any-return]
@@ -292,10 +307,13 @@ def _chunks(d: _Draw, layers: int, pp: int, vpp: int, mtp: int) -> tuple[tuple[C
             return even_chunks(layers, pp, vpp, mtp=mtp, ends=ends)
         except InputError:
             pass
-    sizes = [0] * (pp * vpp)
-    for _ in range(layers):
-        sizes[d.draw(st.integers(0, pp * vpp - 1))] += 1
-    return chunks_of_sizes(sizes, pp, mtp=mtp)
+    return chunks_of_sizes(_sizes(d, layers, pp * vpp), pp, mtp=mtp)
+
+
+def _sizes(d: _Draw, layers: int, parts: int) -> list[int]:
+    """Return layers of so many parts; a part may have none."""
+    cuts = sorted(d.draw(st.lists(st.integers(0, layers), min_size=parts - 1, max_size=parts - 1)))
+    return [until - start for start, until in pairwise((0, *cuts, layers))]
 
 
 @st.composite
@@ -311,7 +329,9 @@ def titan_launches(draw: st.DrawFn) -> Launch:
     tp = one(*(n for n in (1, 2, 4) if groups % n == 0 and model.attention.heads % n == 0))
     cp = one(1, 1, 2)
     pp = one(1, 1, 2, 4) if not model.tied and model.num_layers >= 8 else 1
-    vpp = one(1, 2) if pp > 1 else 1
+    schedule = one(*SCHEDULES) if pp > 1 else "1f1b"
+    facts = SCHEDULES[schedule]
+    vpp = one(facts.least_chunks, facts.most_chunks or 3)
     replicas, shard = one(1, 2), one(1, 2, 4)
     if shard * cp == 1 and tp * pp > 1:
         replicas = 1
@@ -324,7 +344,8 @@ def titan_launches(draw: st.DrawFn) -> Launch:
         own = cp if etp == tp else cp * tp
         ep = own * one(*(n for n in (1, 2, 4) if shard % n == 0))
         etp = etp if ep > 1 else tp
-    micro, number = one(1, 2), pp * one(1, 2)
+    # V-shaped ones want one for each part of the model
+    micro, number = one(1, 2), pp * one(2, 4)
     zero = (3 if pp == 1 or yes() else 2) if sharded else 0
     if sharded and pp == 1 and yes():
         zero = 2
@@ -346,7 +367,10 @@ def titan_launches(draw: st.DrawFn) -> Launch:
                 ep=ep,
                 etp=etp,
                 sequence_parallel=tp > 1,
-                chunks=_chunks(d, model.num_layers, pp, vpp, 0),
+                chunks=chunks_of_sizes(
+                    _sizes(d, model.num_layers, pp * vpp), pp, schedule=schedule
+                ),
+                schedule=schedule if pp > 1 else None,
             ),
             seq=one(1024, 4096),
             micro_batch=micro,
@@ -356,6 +380,14 @@ def titan_launches(draw: st.DrawFn) -> Launch:
                 kind="fp32" if wide else one("bf16", "fp32"),
                 fp8=fp8 is not None,
                 fp8_recipe=fp8 or "tensorwise",
+            ),
+            optimizer=replace(
+                one(Optimizer(), Optimizer(master_bytes=0, moments_bytes=4)),
+                **(
+                    {"offload": 1.0, "offload_master": True, "offload_weights": True}
+                    if zero and yes()
+                    else {}
+                ),
             ),
             tensor_overlap=tp > 1 and compiled and yes(),
             software=Software(gpu="B200"),
@@ -436,6 +468,13 @@ def torch_launches(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"
         global_batch=micro * number * dp,
         steps=one(None, 100),
         precision=Precision(kind=kind),
+        optimizer=_host_states(d, keeper, zero),
+        adapters=one(
+            None,
+            None,
+            Adapters(rank=8, targets=frozenset({"query", "value"}), dropout=0.1),
+            Adapters(rank=32, targets=frozenset({"projection", "fc1", "fc2"}), base="nf4"),
+        ),
         trainer=TorchTrainer(
             keeper=keeper,
             zero=zero,

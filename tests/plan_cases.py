@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autopar.model import LayerSpec, ModelSpec
+from autopar.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.job import PlanJob
 
 __all__ = [
     "GPT",
+    "LATENT",
     "LLAMA",
     "MOE",
     "MQA",
+    "NORMED",
     "SHARED",
     "STRATEGY",
     "T5",
@@ -77,6 +79,22 @@ SHARED = _model(
     router_biases=True,
 )
 """A mixture beside an MLP that every token visits."""
+
+LATENT = _model(
+    "latent",
+    num_kv_heads=None,
+    qk_norms=True,
+    latent=LatentSpec(query_rank=12, key_value_rank=8, key_width=8, rotary_width=4, value_width=6),
+)
+NORMED = _model(
+    "normed",
+    qk_norms=True,
+    window=5,
+    attention_sinks=True,
+    num_norms=4,
+    norm_parameters_per_hidden=4,
+)
+"""Norms of heads, and behind attention and MLP, beside a window and sinks."""
 
 _ENCODER = LayerSpec(
     num_layers=2,
@@ -186,6 +204,11 @@ def folded_jobs(world: int) -> dict[str, PlanJob]:
     zero3 = _L(zero3=True)
     sent: dict[str, Any] = {"model": MOE, "routing": "top_k"}
     twice: dict[str, Any] = {"stages": (2, 2), "v": 2, "m": 4}
+    biased = replace(SHARED, layers=(replace(SHARED.layers[0], biases=True, qk_norms=True),))
+    # one norm, or four, and norms of heads, of attention that context ranks divide
+    lone, normed = (
+        _model("norms", num_norms=n, norm_parameters_per_hidden=n, qk_norms=n > 1) for n in (1, 4)
+    )
     if world == 2:
         return {
             "cp2": make_job(2, _L(cp=2), vocab=_V(cp=2)),
@@ -203,6 +226,34 @@ def folded_jobs(world: int) -> dict[str, PlanJob]:
             "shared-experts": make_job(
                 2, _L(ep=2, recompute=("shared_experts",)), _L(tp=2, ep=2), _TP2, zero3,
                 model=SHARED, routing="top_k",
+            ),
+            "latent": make_job(
+                2, _TP2, _ULYSSES, _L(zero3=True, recompute=("core_attn", "layernorm", "mlp")),
+                _L(tp=2, checkpoint=True), vocab=_V(tp=2), model=LATENT,
+            ),
+            "latent-no-sp": make_job(2, _TP2, model=LATENT, sequence_parallel=False),
+            "normed": make_job(
+                2, _TP2, _ULYSSES, _L(zero3=True), _L(tp=2, recompute=("core_attn", "layernorm")),
+                model=NORMED,
+            ),
+            "normed-no-sp": make_job(2, _TP2, model=NORMED, sequence_parallel=False),
+            "normed-cp2": make_job(
+                2, _L(cp=2), _TP2, _L(cp=2, recompute=("layernorm", "mlp")),
+                _L(cp=2, recompute=("mlp",)), vocab=_V(cp=2), model=normed,
+            ),
+            "one-norm": make_job(
+                2, _L(recompute=("layernorm",)), _L(cp=2, recompute=("mlp",)),
+                _L(tp=2, recompute=("layernorm", "mlp")), _TP2, model=lone,
+            ),
+            "biased-experts": make_job(
+                2, _L(ep=2, zero3=True), _L(tp=2, ep=2, recompute=("moe_act",)), _TP2, _L(cp=2),
+                model=biased, routing="top_k",
+            ),
+            "biased-experts-evenly": make_job(
+                2, _L(ep=2), _L(tp=2, ep=2), _TP2, _L(zero3=True, recompute=("moe",)), model=biased,
+            ),
+            "biased-experts-no-sp": make_job(
+                2, _TP2, model=biased, routing="top_k", sequence_parallel=False
             ),
             "interleaved": make_job(2, _L(recompute=("core_attn",)), model=TIED, **twice),
             "interleaved-uneven": make_job(2, _ONE, stages=(1, 3), v=2, m=2, chunks=(1, 2, 0, 1)),

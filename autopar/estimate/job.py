@@ -574,6 +574,7 @@ def job_of_plan(
         cp=first.cp,
         pp=plan.num_stages,
         dp=dp,
+        schedule="gpipe" if plan.pipeline_type == "gpipe" and plan.num_stages > 1 else None,
         stage_layers=plan.stage_sizes,
         vocab_tp=plan.vocab.tp,
         vocab_zero=3 if plan.vocab.zero3 else default,
@@ -643,8 +644,6 @@ def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -
 
 def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
     notes = []
-    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
-        notes.append("GPipe is priced as 1F1B, whose step takes as long")
     sharded = any(strategy.zero3 for strategy in plan.layers)
     if sharded and async_grad_reduce and plan.num_microbatches > 1:
         notes.append("gradients of ZeRO-3 are scattered in every micro-batch, not once a step")

@@ -54,10 +54,12 @@ def _norm(launch: Launch, tokens: int, width: int, *, given: bool = False) -> in
     own = 0 if given else tokens * width * element
     if trainer.compiled or (trainer.layers == "torchtitan" and trainer.fused_norms):
         return own + 4 * tokens
+    # what the weight multiplies is there for the weight's gradient, which a frozen one has not
+    frozen = launch.adapters is not None
     if element == 4:
         # the input itself is fp32
-        return own + 4 * tokens + 4 * tokens * width
-    normed = 4 if trainer.layers == "torchtitan" else element
+        return own + 4 * tokens + (0 if frozen else 4 * tokens * width)
+    normed = 0 if frozen else 4 if trainer.layers == "torchtitan" else element
     # what is saved in fp32 is a copy, and the 16-bit input goes
     return 4 * tokens * width + 4 * tokens + normed * tokens * width
 

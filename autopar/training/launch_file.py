@@ -43,7 +43,7 @@ class DegreesEntry(StrictObject):
     """Of a step, in each pipeline."""
     global_batch_size: int
     """Sequences of a step."""
-    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8"]
+    precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
     """Of products."""
     recompute: str
     """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
@@ -58,16 +58,21 @@ class HardwareEntry(StrictObject):
     """The cluster."""
 
     card: str
+    """Name of the device's datasheet."""
     num_nodes: int
+    """Machines."""
     num_gpus_per_node: int
+    """Of each machine."""
 
 
 class LaunchEntry(StrictObject):
     """A launch, and what is predicted of it."""
 
     engine: str
+    """Trainer that it is of."""
     degrees: DegreesEntry
     samples_per_s: float
+    """Of all GPUs together."""
     predicted: dict[str, Any]
     """Seconds, bytes and shares: as `autopar check --json` has them."""
 
@@ -79,11 +84,17 @@ class LaunchDocument(StrictObject):
     format: Literal["autopar-launch"]
     version: Literal[1]
     autopar: str
-    status: Literal["optimal", "infeasible"]
+    """Release that wrote it."""
+    status: Literal["optimal", "infeasible", "evaluated"]
+    """Whether the launch is the fastest that fits, or one that somebody had."""
     request: dict[str, Any]
     """Options of the search, as typed."""
     model: str
+    """Its name."""
     hardware: HardwareEntry
     seq_length: int
+    """Tokens of a sequence."""
     launch: LaunchEntry | None
+    """None: nothing fits."""
     assumed: list[str]
+    """Defaults that nobody had said otherwise, one sentence each."""

@@ -14,7 +14,7 @@
 
 namespace autopar {
 
-inline constexpr int kAbiVersion = 5;
+inline constexpr int kAbiVersion = 6;
 
 using Ticks = std::int64_t;
 using Bytes = std::int64_t;

@@ -91,6 +91,31 @@ _WITHOUT: tuple[tuple[tuple[str, ...], Callable[[Setting], bool], str], ...] = (
         "there is no --use-distributed-optimizer",
     ),
     (
+        ("exp-avg-dtype", "exp-avg-sq-dtype"),
+        lambda s: s.has("use-precision-aware-optimizer"),
+        "there is no --use-precision-aware-optimizer",
+    ),
+    (
+        ("optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d"),
+        lambda s: s.has("optimizer-cpu-offload"),
+        "there is no --optimizer-cpu-offload",
+    ),
+    (
+        ("offload-modules", "activation-offload-fraction", "min-offloaded-tensor-size"),
+        lambda s: s.has("fine-grained-activation-offloading"),
+        "there is no --fine-grained-activation-offloading",
+    ),
+    (
+        ("fp4-recipe", "fp4-param-gather"),
+        lambda s: s.has("fp4-format"),
+        "there is no --fp4-format",
+    ),
+    (
+        ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"),
+        lambda s: s.has("first-last-layers-bf16"),
+        "there is no --first-last-layers-bf16",
+    ),
+    (
         ("cross-entropy-fusion-impl",),
         lambda s: s.has("cross-entropy-loss-fusion"),
         "there is no --cross-entropy-loss-fusion",

@@ -345,6 +345,10 @@ _TABLE: tuple[tuple[_Broken, str], ...] = (
     (lambda s: s.has("first-last-layers-bf16") and s.has("fp8-format")
      and s.text("fp8-recipe") in ("", "delayed"),
      "--first-last-layers-bf16 needs another --fp8-recipe than delayed"),
+    (lambda s: s.has("first-last-layers-bf16") and any(
+        s.number(f"num-layers-at-{end}-in-bf16") > s.number("num-layers")
+        // s.number("pipeline-model-parallel-size") for end in ("start", "end")),
+     "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 are those of a stage at most"),
     (lambda s: s.text("fp8-recipe") == "custom" and s.has("fp8-format")
      and not s.has("fp8-quantizer-factory"),
      "--fp8-recipe custom needs --fp8-quantizer-factory"),

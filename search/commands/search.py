@@ -62,7 +62,31 @@ def _answered(raw: Mapping[str, object]) -> int:
     request = build_request(raw)
     if answers(request):
         return _launches(request)
+    path = request.output.evaluate
+    if path is not None and path.endswith(".json") and Path(path).is_file():
+        from search.uniform.files import is_launch
+
+        if is_launch(path):
+            return _evaluate_launch(request, path)
     return _execute(*_requested(raw))
+
+
+def _evaluate_launch(request: Request, path: str) -> int:
+    """Price the launch of a file anew, with what is typed in place of its own options."""
+    from search.report.launches import show_evaluated
+    from search.uniform.answer import Answer, evaluated
+    from search.uniform.engines import engine_space
+    from search.uniform.files import launch_document, read_launch
+
+    stored = read_launch(path, request.given)
+    one = evaluated(stored.question, engine_space(stored.engine), stored.choice)
+    found = Answer(question=stored.question, engines=(one,))
+    _emit(request, launch_document(found, request.given).model_dump() | {"status": "evaluated"})
+    if request.output.json_path != "-":
+        from autopar.command.show import make_console
+
+        show_evaluated(make_console(sys.stdout), found)
+    return 0
 
 
 def _launches(request: Request) -> int:

@@ -43,11 +43,13 @@ class Assumptions:
     def __init__(self) -> None:
         self._defaults: dict[str, None] = {}
         self._notes: dict[str, None] = {}
+        self._in_ring = True
 
     def copy(self) -> Assumptions:
         """Return the same sentences, to which others may be added."""
         other = Assumptions()
         other._defaults, other._notes = dict(self._defaults), dict(self._notes)
+        other._in_ring = self._in_ring
         return other
 
     @property
@@ -82,6 +84,7 @@ class Assumptions:
         optimizer: OptimizerCurve | None,
     ) -> None:
         """Record what holds for every row; `fits` are those of the layer types."""
+        self._in_ring = options.cp_kind == "ring"
         if model.estimated and any(fit.measured for fit in fits):
             self._default("forward, backward and every sharded layer are estimated from kernels")
         else:
@@ -165,10 +168,15 @@ class Assumptions:
         if any(not s.ulysses and s.tp > 1 for s in strategies) and spec.ffn_hidden_size is None:
             self._default(f"{name}: MLP width is unknown, divisibility is not checked")
         if any(s.cp > 1 for s in strategies):
+            how = "in a ring beside it" if self._in_ring else "in all-gathers before it"
+            self._default(
+                f"context ranks have even shares of causal attention and exchange keys and values "
+                f"{how}"
+            )
             if layer.fits.whole.attention_s is None and layer.attention_sample_s > 0.0:
                 self._default(f"{name}: attention's share of the forward is taken from its FLOP")
             elif layer.fits.whole.attention_s is None:
-                self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
+                self._default(f"{name}: attention time is unknown, exchanged keys are not hidden")
         if not estimated:
             self._record_shards(name, layer.fits, strategies)
         for text in derived:

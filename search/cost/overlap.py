@@ -169,7 +169,9 @@ def _host_waited_s(device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hidi
 
     megatron = "sp" if pricing.options.sequence_parallel else "tp"
     exchanges = rows.ulysses & (rows.tensor > 1.0)
-    calls = 3.0 * (rows.context - 1.0)
+    # of a ring c - 1 forward and twice as many backward; a gather, one more and a scatter
+    gathers = pricing.options.cp_kind == "all-gather"
+    calls = 3.0 * ((rows.context > 1.0) if gathers else (rows.context - 1.0))
     for kind, which in ((megatron, rows.megatron), ("ulysses", exchanges)):
         calls = calls + np.where(which, float(sum(host_calls(kind))), 0.0)
     host = hiding.host_forward_s * (1.0 + raw.again) + hiding.host_backward_s

@@ -393,11 +393,13 @@ def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Mess
 def ring_s(
     rows: Rows, spec: LayerSpec, attention_sample_s: float, pricing: Pricing
 ) -> tuple[F64, F64] | None:
-    """Return the exposed ring exchanges of context parallelism, forward and backward, in seconds.
+    """Return the exposed exchanges of context parallelism, forward and backward, in seconds.
 
-    An exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them, one
-    beside each attention step; backward: in c-1 steps K,V and dK,dV, in the last dK,dV alone.
-    None where no row has any.
+    A ring's exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them,
+    one beside each attention step; backward: in c-1 steps K,V and dK,dV, in the last dK,dV alone.
+    Gathered (`cp_kind`), c of them are one all-gather before the attention; the backward gathers
+    again and scatters dK,dV behind it. Causal work is even in both, as every rank has one early and
+    one late piece. None where no row has any.
     """
     groups, coefficient = pricing.groups, pricing.hardware.overlap_coefficient
     at = (rows.context > 1.0).nonzero()[0]
@@ -411,12 +413,18 @@ def ring_s(
         width = np.maximum(spec.num_kv_heads or spec.num_heads, t) * head_dim(spec) / t
     # 2.0: k and v travel together
     message = 2.0 * b * (spec.seq_length / c) * width * pricing.recipe.element
+    # cross attention has a ring of its own
+    rings = 2.0 if spec.cross_attention else 1.0
+    if pricing.options.cp_kind == "all-gather":
+        group, whole = rows.context_group[at], c * message
+        gathered = groups.seconds("allgather", whole, group)
+        forward[at] = rings * gathered
+        backward[at] = rings * (gathered + groups.seconds("reducescatter", whole, group))
+        return forward, backward
     # every rank sends to the next at once, the whole message: a ring's bandwidth without (g-1)/g
     exchange = message / groups.bus_bytes_per_s(rows.context_group[at])
     # a rank has 1/(t*c) of the attention, in c steps with the keys of one rank each
     step = b * attention_sample_s / rows.shards[at] / c
-    # cross attention has a ring of its own
-    rings = 2.0 if spec.cross_attention else 1.0
     # the last step has its keys already: c - 1 exchanges in c steps
     forward[at] = rings * (c - 1.0) * (overlap_s(step, exchange, coefficient) - step)
     back = BACKWARD_FACTOR * step

@@ -287,6 +287,8 @@ def _added(
         changes["disable_cp"] = True
     else:
         rules = ",".join((*filter(None, [rules]), f"cp={context},vcp={context}"))
+        if space.gathers:
+            changes["cp_kind"] = "all-gather"
     if degree is not None and degree > 1 and space.whole_sequences:
         changes["sequence_parallel"] = False
     pins = [f"tp={degree},vtp={degree}"] if degree is not None else []

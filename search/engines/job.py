@@ -156,6 +156,7 @@ class Part(TypedDict, total=False):
     fp32_gradients: bool
     memory_of: Engine
     tp_overlap: bool
+    cp_kind: Literal["ring", "all-gather"]
     pp_division: tuple[int, ...]
     pin: tuple[str, ...]
     forbid: tuple[str, ...]
@@ -174,6 +175,8 @@ class Space:
     """Embedding, head and all layers have one tensor degree: each is a part of its own."""
     context: bool = False
     """They have one context degree too, each a part of its own; else they have none."""
+    gathers: bool = False
+    """Context ranks gather keys and values before they are used, and have no ring."""
     whole_sequences: bool = False
     """Keeps whole sequences between the blocks of tensor parallelism."""
     priced: Part = field(default_factory=Part)

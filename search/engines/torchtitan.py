@@ -202,6 +202,8 @@ SPACE = Space(
         ({**_STAGES, **REPLICAS}, ""),
     ),
     context=True,
+    # `context_parallel_rotate_method` is allgather unless somebody says otherwise
+    gathers=True,
 )
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters, Target
 from search.configuration import Command, Configuration
-from search.launches.arguments import Ignored
+from search.launches.arguments import Ignored, UnpricedError
 from search.launches.bridge_keys import (
     ARGUMENTS,
     DATASET_LENGTHS,
@@ -617,4 +618,54 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
             fp8_attention=get("mixed_precision.fp8_dot_product_attention") is True,
         ),
         graphs="full" if full else "partial" if some else "none",
+        adapters=_adapters(launch, settings),
+    )
+
+
+_ADAPTED: Mapping[str, tuple[Target, ...]] = {
+    "linear_qkv": ("query", "key", "value"),
+    "linear_q_proj": ("query",),
+    "linear_q_down_proj": ("query",),
+    "linear_q_up_proj": ("query",),
+    "linear_kv_down_proj": ("key",),
+    "linear_kv_up_proj": ("key",),
+    "linear_proj": ("projection",),
+    "linear_fc1": ("fc1",),
+    "linear_fc2": ("fc2",),
+}
+"""Modules of Megatron-Core by what adapters stand beside."""
+
+
+def _adapters(launch: Launch, settings: Mapping[str, Any]) -> Adapters | None:
+    """Return the adapters of a configuration; the defaults are those of `peft/lora.py`.
+
+    What is named of an MLP is named of experts, too, of which those of a rank share one adapter.
+    Raises UnpricedError for modules that are not known.
+    """
+    own = {key: settings[f"peft.{key}"] for key in ("dim", "target_modules", "dropout")
+           if settings.get(f"peft.{key}") is not None}  # fmt: skip
+    if not own:
+        return None
+    names = own.get("target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])
+    listed = [str(name) for name in names] if isinstance(names, list) else [str(names)]
+    others = sorted({*listed} - {*_ADAPTED})
+    if others:
+        raise UnpricedError(
+            launch.name,
+            f"{others[0][:40]} is not priced",
+            key="peft.target_modules",
+            remedy=f"{', '.join(_ADAPTED)} are",
+        )
+    mixture = launch.model.experts is not None
+    targets = {target for name in listed for target in _ADAPTED[name]}
+    if mixture:
+        experts: dict[str, Target] = {"fc1": "expert_fc1", "fc2": "expert_fc2"}
+        targets |= {target for name, target in experts.items() if name in targets}
+    rank, dropout = own.get("dim", 32), own.get("dropout", 0.0)
+    return Adapters(
+        rank=rank if isinstance(rank, int) else 32,
+        targets=frozenset(targets),
+        fused=True,
+        shared_by_experts=mixture,
+        dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
     )

@@ -140,6 +140,7 @@ _OTHERS: Mapping[str, str] = {
     "optimizer.exp_avg_dtype": "exp-avg-dtype",
     "optimizer.exp_avg_sq_dtype": "exp-avg-sq-dtype",
     "dataset.skip_getting_attention_mask_from_dataset": "no-create-attention-mask-in-dataloader",
+    **{f"peft.{name}": "peft" for name in ("dim", "target_modules", "dropout")},
 }
 """Keys whose arguments need more than the value."""
 FLAG_OF_KEY: Mapping[str, str] = {**VALUES, **WHERE_TRUE, **UNLESS_TRUE, **_OTHERS}
@@ -168,6 +169,7 @@ HARMLESS_KEYS = re.compile(
     mixed_precision\.(params_dtype|pipeline_dtype|autocast_.*|loss_scale.*|initial_loss_scale|
           min_loss_scale|hysteresis|fp8_(margin|amax_.*|wgrad)|fp4_recipe|fp32|
           reuse_grad_buf_for_mxfp8_param_ag) |
+    peft\.(_target_|alpha|lora_.*|a2a_experimental|network_alpha|dropout_position|normalize_.*) |
     comm_overlap\.(tp_comm_overlap_cfg(\..*)?|tp_comm_bootstrap_backend|overlap_p2p_comm|
           batch_p2p_comm|align_param_gather|overlap_param_gather_with_optimizer_step|
           delay_wgrad_compute|data_parallel_size) |

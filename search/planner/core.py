@@ -43,7 +43,8 @@ except ImportError as error:  # pragma: no cover - depends on the installation
 #   2  the closed-form engines
 #   4  the event replay; sums of a stage's answer
 #   5  what is kept from one search of tables to the next
-ABI_VERSION = 5
+#   6  the event replay of every schedule
+ABI_VERSION = 6
 if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
     raise InstallError(
         f"the C++ core has interface version {core.ABI_VERSION}, this package needs "

@@ -19,6 +19,7 @@ from autopar.command.show import (
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.memory.sharded import recipe_of_launch
+from autopar.pipeline.schedules import SCHEDULES
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
     if experts is not None and degrees.etp > 1:
         parts.append(f"etp {degrees.etp}")
     chunks = f" x {degrees.vpp} chunks" if degrees.vpp > 1 else ""
-    parts += [f"pp {degrees.pp}{chunks}"] if degrees.pp > 1 else []
+    # the usual schedules go without saying
+    told = degrees.pipeline not in ("1f1b", "interleaved")
+    under = f" under {SCHEDULES[degrees.pipeline].title}" if told else ""
+    parts += [f"pp {degrees.pp}{chunks}{under}"] if degrees.pp > 1 else []
     parts.append(f"dp {degrees.dp}{_sharded(launch)}")
     yield "degrees", ", ".join(parts)
     yield (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Remedy
     from search.uniform.solve import Solution
 
-__all__ = ["infeasible_line", "remedy_line", "show_answer"]
+__all__ = ["infeasible_line", "remedy_line", "show_answer", "show_evaluated"]
 
 
 def show_answer(console: Console, answer: Answer) -> None:
@@ -35,13 +35,35 @@ def show_answer(console: Console, answer: Answer) -> None:
     _show_space(console, answer, best)
 
 
+def show_evaluated(console: Console, answer: Answer) -> None:
+    """Print one launch that somebody has, its time and memory, and whether it fits."""
+    (one,) = answer.engines
+    assert one.best is not None, "a launch is shown"
+    console.print(escape(answer.question.title), style="bold", soft_wrap=True)
+    _show_best(console, answer, one, one.best, "launch")
+    _show_memory(console, one, one.best)
+    odds, risk = one.best.assessment.odds_of_oom, one.target.oom_risk
+    says = "fits" if odds <= risk else "does not fit"
+    print_line(
+        console,
+        f"{says}: out of memory {format_odds(odds)}, {format_odds(risk)} is asked for",
+        style="bold",
+    )
+
+
 def _line(answer: Answer, solution: Solution) -> str:
     job = answer.question.job
     return solution.choice.line(job.world, experts=job.model.experts is not None)
 
 
-def _show_best(console: Console, answer: Answer, best: EngineAnswer, solution: Solution) -> None:
-    print_heading(console, f"fastest launch: {best.engine.title}")
+def _show_best(
+    console: Console,
+    answer: Answer,
+    best: EngineAnswer,
+    solution: Solution,
+    heading: str = "fastest launch",
+) -> None:
+    print_heading(console, f"{heading}: {best.engine.title}")
     print_line(console, _line(answer, solution), style="bold")
     assessment = solution.assessment
     step, interval = assessment.step, assessment.interval_s

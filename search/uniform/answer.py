@@ -13,15 +13,15 @@ from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 from autopar.units import GIB
-from search.check.assessment import Target
+from search.check.assessment import Target, assess
 from search.degrees import fixed_of, training_of
 from search.options import SPACE_PANEL
 from search.places import named_card
 from search.request import BATCH_OPTIONS, ROWS, Request, model_spec, with_places
 from search.space import global_batches
-from search.uniform.choice import Fixed
-from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
-from search.uniform.solve import Solution, Solved, solve
+from search.uniform.choice import Choice, Fixed
+from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
+from search.uniform.solve import Effort, Solution, Solved, solve
 
 if TYPE_CHECKING:
     from autopar.estimate.card import Card
@@ -34,6 +34,7 @@ __all__ = [
     "Remedy",
     "answer",
     "answers",
+    "evaluated",
     "open_launches",
     "remedies",
     "target_of",
@@ -176,6 +177,10 @@ def open_launches(request: Request) -> Question:
         assumed.append(f"--memory-constraint {card.memory_bytes / GIB:.4g} (all of {card.name})")
     if per_node < card.max_gpus_per_node:
         card = replace(card, max_gpus_per_node=per_node)
+    model = launch_model(spec)
+    for name, values in (("ep", request.degrees.ep), ("etp", request.degrees.etp)):
+        if model.experts is None and values is not None and 1 not in values:
+            raise OptionError(f"--{name}: {spec.name} has no experts; leave it out")
     world, seq = nodes * per_node, spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():
         batches = global_batches(options)
@@ -195,7 +200,7 @@ def open_launches(request: Request) -> Question:
         spec=spec,
         job=Job(
             name=spec.name,
-            model=launch_model(spec),
+            model=model,
             seq=seq,
             global_batches=batches,
             world=world,
@@ -274,6 +279,19 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
         if len(found) == _ENOUGH:
             break
     return tuple(found)
+
+
+def evaluated(question: Question, engine: EngineSpace, choice: Choice) -> EngineAnswer:
+    """Return one launch of an engine with its price, whether it fits or not; raises InputError."""
+    target = target_of(question, engine)
+    launch = launch_of(engine, question.job, choice)
+    assessment = assess(launch, target)
+    if assessment.step is None:
+        raise InputError(f"the launch has no step time: {assessment.untimed}")
+    solution = Solution(choice=choice, launch=launch, assessment=assessment)
+    effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
+    solved = Solved(engine=engine, solutions=(solution,), smallest=None, effort=effort)
+    return EngineAnswer(engine=engine, target=target, solved=solved)
 
 
 def target_of(question: Question, engine: EngineSpace) -> Target:

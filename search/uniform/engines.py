@@ -29,8 +29,16 @@ from autopar.memory.launch import (
 )
 from autopar.memory.recipes import Keeper, Zero
 from autopar.records import dataclass
-from search.uniform.choice import FULL, NONE, Choice, Dispatcher, Precision, recompute_of
-from search.uniform.training import Training, trained
+from search.uniform.choice import (
+    FULL,
+    NONE,
+    Choice,
+    Dispatcher,
+    Precision,
+    Training,
+    recompute_of,
+    trained,
+)
 
 __all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of"]
 
@@ -113,6 +121,8 @@ def _precision(choice: Choice) -> LaunchPrecision:
     }
     if choice.precision == "bf16":
         return LaunchPrecision()
+    if choice.precision == "nvfp4":
+        return LaunchPrecision(fp4=True)
     return LaunchPrecision(fp8=True, fp8_recipe=recipes[choice.precision])
 
 
@@ -120,7 +130,7 @@ def _precisions(gpu: str) -> tuple[Precision, ...]:
     """Return the precisions of products that a device has."""
     name = gpu.upper()
     if name.startswith(BLACKWELL):
-        return ("bf16", "fp8", "mxfp8")
+        return ("bf16", "fp8", "mxfp8", "nvfp4")
     if name.startswith(HOPPER):
         return ("bf16", "fp8", "fp8-blockwise")
     return ("bf16",)

@@ -146,6 +146,7 @@ class StoredLaunch:
 
     engine: str
     question: Question
+    choice: Choice
     launch: Launch
 
 
@@ -155,15 +156,18 @@ def is_launch(path: Path | str) -> bool:
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
-def read_launch(path: Path | str) -> StoredLaunch:
-    """Return the launch of a file; raises InputError where it is not one that its trainer runs."""
+def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
+    """Return the launch of a file; raises InputError where it is not one that its trainer runs.
+
+    typed : options that stand before those of the file's search.
+    """
     where = Path(path)
     document = validate_document(LaunchDocument, where, load_object(where).data)
     if document.launch is None:
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
-    question = open_launches(build_request(document.request))
+    question = open_launches(build_request({**document.request, **(typed or {})}))
     entry = document.launch.degrees
     sizes = entry.layers_of_chunks
     if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
@@ -192,4 +196,6 @@ def read_launch(path: Path | str) -> StoredLaunch:
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp),
     )
     launch = launch_of(engine_space(document.launch.engine), question.job, choice)
-    return StoredLaunch(engine=document.launch.engine, question=question, launch=launch)
+    return StoredLaunch(
+        engine=document.launch.engine, question=question, choice=choice, launch=launch
+    )

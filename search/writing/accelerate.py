@@ -40,7 +40,8 @@ def write(launch: Launch, place: Place) -> Draft:
     Raises InputError for a launch of another trainer, UnsupportedError for one of stages or expert
     ranks.
     """
-    refuse_others(launch, _TITLE, ("accelerate", "deepspeed"))
+    # replicas are those of DDP, whoever starts them
+    refuse_others(launch, _TITLE, ("accelerate", "deepspeed", "ddp"))
     trainer = launch.trainer
     assert trainer is not None, "that is what was refused"
     of_deepspeed = trainer.keeper == "deepspeed"
@@ -81,7 +82,9 @@ def _own(launch: Launch, trainer: TorchTrainer, place: Place) -> _Section:
     document = common_keys(place, kind, launch.precision.kind)
     if sharded:
         document["fsdp_config"] = fsdp_keys(
-            reshard=trainer.zero == 3, checkpoint=trainer.checkpoint != "none"
+            reshard=trainer.zero == 3,
+            checkpoint=trainer.checkpoint != "none",
+            offload=launch.optimizer.offload_weights,
         )
     if sharded or degrees.tp > 1:
         sizes: _Section = {

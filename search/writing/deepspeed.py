@@ -75,7 +75,7 @@ def configuration(launch: Launch) -> _Section:
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
         "bf16": {"enabled": launch.precision.kind == "bf16"},
         "fp16": {"enabled": launch.precision.kind == "fp16"},
-        "zero_optimization": _zero(trainer),
+        "zero_optimization": {**_zero(trainer), **_host(launch, trainer)},
     }
     if degrees.tp > 1:
         found["tensor_parallel"] = {"autotp_size": degrees.tp, "vocab_parallel_lm_head": True}
@@ -109,6 +109,20 @@ def _zero(trainer: TorchTrainer) -> _Section:
             found[_BUCKET_KEYS[field.name]] = value
     if trainer.zero == 3:
         found["stage3_gather_16bit_weights_on_model_save"] = True
+    return found
+
+
+def _host(launch: Launch, trainer: TorchTrainer) -> _Section:
+    """Return which states lie on the host; without ZeRO none do."""
+    optimizer = launch.optimizer
+    if not (optimizer.offload and trainer.zero):
+        return {}
+    states: _Section = {"device": "cpu", "pin_memory": True}
+    if trainer.zero == 3 and optimizer.offload < 1:
+        states["ratio"] = optimizer.offload
+    found: _Section = {"offload_optimizer": states}
+    if optimizer.offload_weights:
+        found["offload_param"] = {"device": "cpu", "pin_memory": True}
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from autopar.memory.launch import Launch, Optimizer, Recompute, Software
+from autopar.memory.launch import Launch, Model, Optimizer, Recompute, Software
 from autopar.memory.recipes import BUCKETS, Buckets, Zero
 from autopar.training.offload import Offload
 
@@ -57,6 +57,10 @@ _PHRASES: Mapping[str, str] = {
 def losses_of(launch: Launch, runs: Launch, title: str) -> tuple[str, ...]:
     """Return a sentence on each field in which what runs is another launch."""
     one, other = without_effect(launch), without_effect(runs)
+    if one.precision.fp8 != other.precision.fp8:
+        # without products of 8 bits there is no recipe of them to lose
+        recipe = one.precision.fp8_recipe
+        other = replace(other, precision=replace(other.precision, fp8_recipe=recipe))
     return tuple(
         f"{title} cannot say {_PHRASES.get(path, path.replace('_', ' '))}: "
         f"{_shown(asked)} becomes {_shown(gets)}"
@@ -100,10 +104,13 @@ def without_effect(launch: Launch) -> Launch:
     if attention.latent is not None:
         # its heads have keys and values of their own, of the widths of the projections
         attention = replace(attention, groups=attention.heads, width=0)
+    unpadded = replace(launch, model=replace(model, vocab_divisor=1))
     rotary = model.positions == "rotary"
     model = replace(
         model,
         attention=attention,
+        # a divisor by which no row is added is none
+        vocab_divisor=(1 if unpadded.padded_vocab == launch.padded_vocab else model.vocab_divisor),
         max_positions=model.max_positions if model.positions == "learned" else 0,
         rotary_share=model.rotary_share if rotary else 1.0,
         fused_rotary=model.fused_rotary or not rotary,
@@ -143,8 +150,16 @@ def without_effect(launch: Launch) -> Launch:
             sharding=Optimizer().sharding,
             overlap_gradients=Optimizer().overlap_gradients,
         )
+        model = _of_torch(model)
+        transformers = trainer.layers == "transformers"
         trainer = replace(
             trainer,
+            # who replicates does it the same way
+            keeper="ddp"
+            if trainer.zero == 0 and trainer.keeper == "accelerate"
+            else trainer.keeper,
+            # which kernels transformers has is its release's to say
+            fused_norms=trainer.fused_norms or transformers,
             every=trainer.every if trainer.checkpoint == "layers" else 1,
             gathered_fp8=trainer.gathered_fp8 and trainer.zero > 0 and precision.fp8,
             buckets=buckets_at(trainer.buckets, trainer.zero),
@@ -161,6 +176,28 @@ def without_effect(launch: Launch) -> Launch:
         software=software,
         tensor_overlap=launch.tensor_overlap and launch.degrees.tp > 1,
         trainer=trainer,
+    )
+
+
+def _of_torch(model: Model) -> Model:
+    """Return a model without the kernels and switches that layers of torch do not have."""
+    experts = model.experts
+    if experts is not None:
+        fused = experts.dispatcher == "flex"
+        experts = replace(
+            experts,
+            dispatcher="flex" if fused else "alltoall",
+            grouped=True,
+            fused_permutation=False,
+            fused_weighting=True,
+        )
+    return replace(
+        model,
+        experts=experts,
+        attention=replace(model.attention, dropout=0.0),
+        fused_gate=True,
+        fused_rotary=True,
+        hidden_dropout=0.0,
     )
 
 

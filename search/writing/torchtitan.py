@@ -119,6 +119,11 @@ def _training(launch: Launch) -> _Section:
         )
     if launch.steps is not None:
         found["steps"] = launch.steps
+    if launch.optimizer.master_bytes == 0:
+        # weights and states are of 16 bits
+        found["dtype"] = "bfloat16"
+    if launch.optimizer.offload_weights:
+        found["enable_cpu_offload"] = True
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from autopar.errors import InputError, UnsupportedError
 from autopar.memory.launch import Launch, Model
 from autopar.records import dataclass
+from autopar.training.adapters import Adapters, Target
 from search.launches.models import model_named
 from search.writing.place import Place, spec_of
 
@@ -57,10 +58,14 @@ def _sizes(model: Model) -> tuple[object, ...]:
 
 
 def _config(launch: Launch, place: Place, title: str) -> dict[str, Any]:
-    """Return sizes as `LlamaConfig`, `Qwen2Config` and `Qwen3Config` of transformers name them."""
+    """Return sizes as the configurations of Llama, Qwen 2 and 3 and Mixtral name them."""
     model, attention = launch.model, launch.model.attention
+    experts = model.experts
+    shared = experts is not None and experts.shared_ffn > 0
     others = {
-        "experts": model.experts is not None,
+        "experts that every token visits": shared,
+        "experts in some layers": experts is not None and not all(model.expert_layers),
+        "experts beside biases": experts is not None and model.qkv_biases,
         "latent attention": attention.latent is not None,
         "windows of attention": attention.window is not None,
         "modules of further tokens": model.mtp > 0,
@@ -79,12 +84,12 @@ def _config(launch: Launch, place: Place, title: str) -> dict[str, Any]:
             "need for the launch",
             remedy="name the model as Hugging Face does, with its owner",
         )
-    kind = "qwen3" if attention.head_norms else "qwen2" if model.qkv_biases else "llama"
+    kind, name = _kind(model)
     spec = spec_of(place, model)
     base = None if spec is None else spec.rotary_base
     return {
         "model_type": kind,
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "architectures": [f"{name}ForCausalLM"],
         "hidden_size": model.hidden,
         "intermediate_size": model.ffn,
         "num_hidden_layers": model.num_layers,
@@ -95,6 +100,34 @@ def _config(launch: Launch, place: Place, title: str) -> dict[str, Any]:
         "max_position_embeddings": launch.seq,
         "tie_word_embeddings": model.tied,
         **({} if base is None else {"rope_theta": base}),
+        **_experts(model, kind),
+    }
+
+
+def _kind(model: Model) -> tuple[str, str]:
+    """Return the type of a model and the name of its class."""
+    norms = model.attention.head_norms
+    if model.experts is not None:
+        return ("qwen3_moe", "Qwen3Moe") if norms else ("mixtral", "Mixtral")
+    if norms:
+        return "qwen3", "Qwen3"
+    return ("qwen2", "Qwen2") if model.qkv_biases else ("llama", "Llama")
+
+
+def _experts(model: Model, kind: str) -> dict[str, Any]:
+    experts = model.experts
+    if experts is None:
+        return {}
+    found: dict[str, Any] = {"num_experts_per_tok": experts.per_token}
+    if kind == "mixtral":
+        return {**found, "num_local_experts": experts.number, "intermediate_size": experts.ffn}
+    return {
+        **found,
+        "num_experts": experts.number,
+        "moe_intermediate_size": experts.ffn,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
     }
 
 
@@ -113,8 +146,35 @@ def script_words(launch: Launch, model: NamedModel) -> Iterator[str]:
         yield "--gradient_checkpointing True"
     if trainer.compiled:
         yield "--torch_compile True"
+    if launch.optimizer.kind == "adam8bit":
+        yield "--optim adamw_bnb_8bit"
+    if launch.adapters is not None:
+        yield from _adapters(launch.adapters)
     if launch.steps is None:
         yield '${TRAIN_ITERS:+--max_steps "$TRAIN_ITERS"}'
     else:
         yield f"--max_steps {launch.steps}"
     yield '${SAVE:+--output_dir "$SAVE"}'
+
+
+_MODULES: Mapping[Target, tuple[str, ...]] = {
+    "query": ("q_proj",),
+    "key": ("k_proj",),
+    "value": ("v_proj",),
+    "projection": ("o_proj",),
+    "fc1": ("gate_proj", "up_proj"),
+    "fc2": ("down_proj",),
+}
+"""What modules of decoders in transformers are called; those of experts have no names of theirs."""
+
+
+def _adapters(adapters: Adapters) -> Iterator[str]:
+    """Yield the arguments of adapters as TRL's `ModelConfig` names them."""
+    yield "--use_peft True"
+    yield f"--lora_r {adapters.rank}"
+    yield f"--lora_dropout {adapters.dropout}"
+    names = [name for target, own in _MODULES.items() if target in adapters.targets for name in own]
+    if names:
+        yield f"--lora_target_modules {' '.join(names)}"
+    if adapters.base != "16 bits":
+        yield "--load_in_4bit True" if adapters.base == "nf4" else "--load_in_8bit True"

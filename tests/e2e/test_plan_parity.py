@@ -43,11 +43,14 @@ def test_plans_train_as_one_process_does(world: int) -> None:
     assert _problems(world, jobs(world)) == {}
 
 
-_FOLDED = ("cp2-beside-tp2", "ep2-over-tp2", "interleaved", "recomputed-experts")
+_FOLDED = (
+    *("cp2-beside-tp2", "ep2-over-tp2", "interleaved", "recomputed-experts"),
+    *("latent", "normed-no-sp", "biased-experts"),
+)
 
 
 def test_a_few_folded_plans_train_as_one_process_does() -> None:
-    """Of context, of experts, of chunks and of recomputation one each."""
+    """Of context, of experts, of chunks and of recomputation one each; and of today's layers."""
     assert _problems(2, {name: folded_jobs(2)[name] for name in _FOLDED}) == {}
 
 

@@ -30,7 +30,7 @@ OF_SCRIPT = frozenset({
     "position-embedding-type", "rotary-percent", "seq-length", "squared-relu", "swiglu",
     "tokenizer-type", "train-iters", "untie-embeddings-and-output-weights", "vocab-size",
     # newer than the wheel of 0.16.1
-    "use-transformer-engine-op-fuser",
+    "activation-offload-fraction", "use-transformer-engine-op-fuser",
 })  # fmt: skip
 """Arguments that are the training script's, and no field of Megatron-Core's configurations."""
 

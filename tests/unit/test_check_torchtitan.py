@@ -355,6 +355,16 @@ def test_micro_batches_that_a_schedule_refuses(
     assert any(said in one for one in found), found
 
 
+def test_a_check_says_an_unusual_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    for name, said in (("ZBVZeroBubble", "pp 8 x 2 chunks under ZBV, dp"), ("1F1B", "pp 8, dp")):
+        path.write_text(_scheduled(name), encoding="utf-8")
+        assert check.run([str(path), "--hardware", "h100:64x8", "--no-neighbours"]) in (0, 1)
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_chunks_that_a_schedule_has_not(checked: Callable[..., CheckedFile]) -> None:
     text = _scheduled("ZBVZeroBubble").replace(
         "[activation", "pipeline_parallel_layers_per_stage = 4\n[activation", 1

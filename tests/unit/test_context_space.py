@@ -111,6 +111,23 @@ def test_long_contexts_are_as_fast_as_the_plan_of_the_field(long_context: search
     assert best.prediction.samples_per_s > 1.1 * without.prediction.samples_per_s
 
 
+def test_gathered_keys_are_never_hidden(long_context: search.Planner) -> None:
+    """A ring's exchanges lie beside attention, which is longer here; an all-gather before it."""
+    plan = uniform(long_context, VocabStrategy(tp=2, cp=8, zero3=True))
+    gathering = search.Planner.from_documents(
+        long_context.spec,
+        long_context.profile,
+        long_context.hardware,
+        replace(long_context.options, cp_kind="all-gather"),
+    )
+    ring, gathered = (p.evaluate(plan).stages[0].time_s for p in (long_context, gathering))
+
+    assert 0.0 < ring["cp"] < gathered["cp"]
+    assert {name: gathered[name] for name in ring if name not in ("cp", "host", "stragglers")} == {
+        name: ring[name] for name in ring if name not in ("cp", "host", "stragglers")
+    }
+
+
 def test_embedding_and_head_of_the_layers_degree_move_nothing(
     long_context: search.Planner,
 ) -> None:

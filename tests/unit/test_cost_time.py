@@ -226,6 +226,15 @@ def test_ring() -> None:
     )
 
 
+def test_gathered_keys_and_values_are_exposed() -> None:
+    """c = 4, b = 8: an all-gather of k and v forward; again and a reduce-scatter backward."""
+    found = row(LayerStrategy(cp=4), cp_kind="all-gather")
+    gather = 3 / 4 * 2 * 8 * 1024 * 512 * 2.0 / BUS
+
+    assert found["f_cp"] == pytest.approx(gather)
+    assert found["g_cp"] == pytest.approx(2 * gather)
+
+
 def test_ring_without_known_attention_is_exposed() -> None:
     """Unknown heads: no window, the exchanges are exposed, and the plan says so."""
     spec = toy_spec(num_heads=None, num_kv_heads=None)

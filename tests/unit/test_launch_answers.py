@@ -12,6 +12,7 @@ from search.commands import check, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
 from search.request import build_request
 from search.uniform.answer import Answer, answer, answers, open_launches
+from search.uniform.choice import PRECISIONS
 from search.uniform.files import is_launch, launch_document, read_launch, result_document
 
 _SMALL = {
@@ -119,6 +120,27 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
     assert [stage["peak_bytes"] for stage in checked["stages"]] == peaks
 
 
+def test_a_launch_is_priced_again_also_where_it_does_not_fit(
+    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
+    assert search_command.run(["--evaluate", str(path), "--json", "-"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["status"] == "evaluated"
+    first = launch_document(small, {}).model_dump()["launch"]
+    assert again["launch"]["degrees"] == first["degrees"]
+    step_s = first["predicted"]["step_time_s"]
+    assert again["launch"]["predicted"]["step_time_s"] == pytest.approx(step_s, rel=1e-9)
+    assert search_command.run(["--evaluate", str(path), "--memory-constraint", "16"]) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_model_without_experts_has_no_degrees_of_them() -> None:
+    with pytest.raises(OptionError, match="--ep: llama3-8b has no experts"):
+        open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
+
+
 def test_a_launch_is_written_for_its_own_trainer_alone(
     small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +183,7 @@ def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
     ).degrees
     assert read.tp == (2, 4)
     assert read.recompute == ("none", "core_attn+mlp", "block 4")
-    assert fixed_of(read).precision == ("bf16", "fp8", "fp8-blockwise", "mxfp8")
+    assert fixed_of(read).precision == PRECISIONS
     with pytest.raises(OptionError, match=r"--recompute: .*got 'core-atn'"):
         build_request({"recompute": "core-atn"})
     with pytest.raises(OptionError, match=r"--precision: .*did you mean"):

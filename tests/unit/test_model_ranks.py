@@ -173,8 +173,13 @@ def test_divided_layers_compute_what_whole_ones_do(gaps: dict[str, float], name:
 
 def test_divided_mixtures_compute_what_whole_ones_do(gaps: dict[str, float]) -> None:
     """So do mixtures, over a tensor group and over an expert group (Ulysses routes by rank)."""
-    own = {key: gap for key, gap in gaps.items() if "mixture" in key and "ulysses" not in key}
-    assert len(own) == (len(KINDS) - 1) * 3 + 1
+    names = ("mixture", "shared")
+    own = {
+        key: gap
+        for key, gap in gaps.items()
+        if any(name in key for name in names) and "ulysses" not in key
+    }
+    assert len(own) == 2 * (len(KINDS) - 1) * 3 + 1
     assert {key: gap for key, gap in own.items() if not gap < 1e-10} == {}
 
 

@@ -18,12 +18,14 @@ from profiler.model.layers.sharding import Sharding  # noqa: E402
 from profiler.model.layers.vocab import build_vocab  # noqa: E402
 from profiler.plan.arithmetic import Cube, Layout  # noqa: E402
 from profiler.plan.exchange import Piece, fill, pieces_of, shapes  # noqa: E402
-from tests.plan_cases import GPT, LLAMA, MOE, MQA, TIED  # noqa: E402
+from tests.plan_cases import GPT, LATENT, LLAMA, MOE, MQA, NORMED, TIED  # noqa: E402
 
 _ONE = Layout(cube=Cube(factors=(1,)), kind="sp", tensor_axes=(), zero="ddp")
 _ALL, _KV, _ROWS = "all", "kv", "rows"
 """How a parameter is divided: not at all, by key-value heads, by rows or columns of the group."""
 _COLUMNS = "columns"
+_HEAD = "head"
+"""All of it, of which every rank has used its own heads."""
 
 _LAYER = {
     "attention_norm.weight": _ALL,
@@ -43,6 +45,20 @@ _LAYER = {
     "mlp.up.biases.0": _ROWS,
     "mlp.down.weight": _COLUMNS,
     "mlp.down.bias": _ALL,
+    "attention.sinks": _ROWS,
+    "attention.query_norm.weight": _HEAD,
+    "attention.key_norm.weight": _HEAD,
+    "attention_behind.weight": _ALL,
+    "mlp_behind.weight": _ALL,
+}
+_LATENT = {
+    **_LAYER,
+    "attention.query_down.weights.0": _ALL,
+    "attention.query_latent_norm.weight": _ALL,
+    "attention.down.weights.0": _ALL,
+    "attention.latent_norm.weight": _ALL,
+    "attention.key_value.weights.0": _ROWS,
+    "attention.key_value.weights.1": _ROWS,
 }
 _OUTER = {
     "table": _ROWS,
@@ -92,6 +108,11 @@ _CASES = [
     _Case(spec=GPT),
     _Case(spec=GPT, degree=4, kind="tp", strided=True),
     _Case(spec=GPT, kind="ulysses"),
+    _Case(spec=NORMED),
+    _Case(spec=NORMED, degree=4, kind="tp"),
+    _Case(spec=NORMED, kind="ulysses"),
+    _Case(spec=LATENT, degree=4),
+    _Case(spec=LATENT, kind="tp"),
 ]
 _IDS = [f"{c.spec.name}-{c.kind}{c.degree}{'-strided' * c.strided}" for c in _CASES]
 
@@ -121,6 +142,7 @@ def test_pieces_of_a_layer_put_together_are_the_whole_one(case: _Case) -> None:
     whole = shapes(module)
     _, values = _filled(module, whole, _ONE, 0, "layer1")
     kv_heads = case.spec.layers[0].num_kv_heads or 4
+    divided = _LATENT if case.spec is LATENT else _LAYER
     held: dict[str, dict[int, Any]] = {}
     for place in range(8):
         rank = layout.cube.groups(layout.tensor_axes)
@@ -129,24 +151,24 @@ def test_pieces_of_a_layer_put_together_are_the_whole_one(case: _Case) -> None:
         pieces, own = _filled(module, whole, layout, place, "layer1")
         assert set(pieces) == set(whole)
         for name, piece in pieces.items():
-            _check_piece(piece, _LAYER[name], case, kv_heads, tensor_rank)
+            _check_piece(piece, divided[name], case, kv_heads, tensor_rank)
             seen = held.setdefault(name, {}).setdefault(piece.index, own[name])
             assert torch.equal(seen, own[name])
     for name, parts in held.items():
         ordered = [parts[index] for index in range(len(parts))]
-        dim = 1 if _LAYER[name] == _COLUMNS else 0
+        dim = 1 if divided[name] == _COLUMNS else 0
         joined = torch.cat(ordered, dim) if len(ordered) > 1 else ordered[0]
         assert torch.equal(joined, values[name]), name
 
 
 def _check_piece(piece: Piece, divided: str, case: _Case, kv_heads: int, rank: int) -> None:
     t = 1 if case.kind == "ulysses" else case.degree
-    expected = {_ALL: 1, _KV: min(t, kv_heads), _ROWS: t, _COLUMNS: t}[divided]
+    expected = {_ALL: 1, _HEAD: 1, _KV: min(t, kv_heads), _ROWS: t, _COLUMNS: t}[divided]
     assert piece.pieces == expected, piece
     # groups of ranks that share a head are neighbours
     assert piece.index == (rank * expected // t if t > 1 else 0)
     # with a divided sequence every rank sees its own tokens in what all of them have
-    shares = t > expected and (case.kind == "sp" or divided == _KV)
+    shares = t > expected and (case.kind == "sp" or divided in (_KV, _HEAD))
     assert piece.is_partial == shares, piece
 
 

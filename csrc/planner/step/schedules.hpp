@@ -1,0 +1,62 @@
+// One training step of a pipeline under any of its schedules, event by event.
+//
+// A rank does its work in the order of its schedule. A forward waits for the part of the model
+// before it, the gradient of a part's inputs for the part behind it; a message between two ranks
+// takes its time, one within a rank none. Orders are those of Megatron-Core and of torch 2.13; what
+// a schedule asks of stages and micro-batches is the caller's to check.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/common.hpp"
+
+namespace autopar {
+
+enum class Schedule : std::uint8_t {
+  k1f1b,
+  kGpipe,
+  kInterleaved,
+  kLoopedBfs,
+  kInterleavedZeroBubble,
+  kZeroBubbleV,
+  kDualPipeV,
+};
+
+// A forward, a whole backward, and its two halves: gradients of inputs and of weights.
+enum class Kind : std::uint8_t { kForward, kBackward, kInputs, kWeights };
+
+struct Action {
+  Kind kind = Kind::kForward;
+  std::int32_t chunk = 0;  // of the rank, in the order of the model
+  std::int64_t microbatch = 0;
+};
+
+struct Shape {
+  Schedule schedule = Schedule::k1f1b;
+  std::int64_t stages = 1;
+  std::int64_t chunks = 1;  // of every stage
+  std::int64_t microbatches = 1;
+  std::int64_t group = 1;  // micro-batches that pass a chunk in a row
+  std::int64_t ahead = 0;  // forwards of the warm-up more than usual
+};
+
+// Seconds of a micro-batch on every chunk of every stage: stage times chunks, plus chunk.
+struct ChunkTimes {
+  std::vector<double> forward_s;
+  std::vector<double> input_s;
+  std::vector<double> weight_s;
+  double send_s = 0.0;  // of a message between two stages
+  // Messages occupy no stage, and a link carries one at a time in each direction; otherwise the
+  // sender waits until its message is there.
+  bool overlapped = false;
+};
+
+// Returns the work of a rank in a step, in its order.
+std::vector<Action> actions_of(const Shape& shape, std::int64_t rank);
+
+// Returns the seconds of the step, or -1 where ranks wait for each other for ever. Time and memory
+// grow with stages, chunks and micro-batches. Throws Stopped when the monitor's caller interrupts.
+double replay_schedule_s(const Shape& shape, const ChunkTimes& times, Monitor& monitor);
+
+}  // namespace autopar

@@ -1,0 +1,183 @@
+"""Launches written for trainers: what is refused, what is lost, what bash makes of it.
+
+That nothing is lost where nothing has to be is a property (`tests/property/test_written_launches`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.memory.launch import (
+    Experts,
+    Launch,
+    Precision,
+    Software,
+    TorchTrainer,
+    chunks_of_sizes,
+    even_chunks,
+)
+from autopar.memory.profile import launch_model
+from search.configuration import flags_of, script_command
+from search.uniform.choice import Choice
+from search.uniform.engines import ENGINES, Job, launch_of
+from search.writing.differences import without_effect
+from search.writing.place import Place
+from search.writing.written import LAUNCH, written
+
+NODE = Place(num_nodes=1, gpus_per_node=8)
+
+
+def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
+    """Return a launch as a search over trainers makes it, on eight H100."""
+    space = next(one for one in ENGINES if one.name == engine)
+    sizes = launch_model(load_spec(model))
+    usual = {"zero": 1 if engine in ("megatron", "deepspeed") else 2, "global_batch": 64}
+    chunks = even_chunks(sizes.num_layers, choice.get("pp", 1), choice.get("vpp", 1))
+    job = Job(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
+    return launch_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
+
+
+@pytest.mark.parametrize(
+    ("engine", "choice"),
+    [
+        ("megatron", {}),
+        ("megatron", {"tp": 2, "pp": 2, "vpp": 2, "recompute": "core_attn+mlp"}),
+        ("megatron", {"zero": 3, "cp": 2, "recompute": "full"}),
+        ("megatron", {"precision": "fp8"}),
+        ("torchtitan", {"tp": 2, "recompute": "op"}),
+        ("torchtitan", {"pp": 2, "zero": 3, "precision": "fp8"}),
+        ("deepspeed", {"zero": 3, "recompute": "full"}),
+        ("accelerate", {"zero": 3, "tp": 2}),
+        ("accelerate", {"zero": 0}),
+    ],
+)
+def test_what_a_search_finds_is_written_whole(engine: str, choice: dict[str, Any]) -> None:
+    """A launch of each trainer, as it is found, loses nothing on the way to its files."""
+    launch = searched(engine, **choice)
+
+    found = written(launch, engine=engine, place=replace(NODE, model="llama3-8b"))  # type: ignore[arg-type]
+
+    assert found.losses == ()
+    assert without_effect(found.runs) == without_effect(launch)
+
+
+def test_megatron_launch_is_written_for_bridge_as_well() -> None:
+    """The two have the same arguments; one bucket is what overlaps of a recipe always set."""
+    launch = searched("megatron", tp=2, pp=2)
+
+    found = written(launch, engine="megatron-bridge", place=replace(NODE, model="llama3_8b"))
+
+    assert found.losses == ()
+    assert "--recipe llama3_8b_pretrain_config" in found.files["bridge_overrides.sh"]
+
+
+def test_bash_makes_the_arguments_that_were_meant(tmp_path: Path) -> None:
+    """Brackets, bars and stars of a layout and of layers with experts come through bash."""
+    model = launch_model(load_spec("mixtral-8x7b"))
+    experts = Experts(number=8, per_token=2, ffn=14336, dispatcher="alltoall", grouped=True)
+    launch = searched("megatron", "mixtral-8x7b", pp=4)
+    launch = replace(
+        launch,
+        model=replace(model, experts=experts, expert_layers=(False,) * 3 + (True,) * 29),
+        degrees=replace(launch.degrees, chunks=chunks_of_sizes([7, 9, 9, 7], 4)),
+    )
+    found = written(launch, engine="megatron", place=replace(NODE, model="mixtral-8x7b"))
+    for name, text in found.files.items():
+        (tmp_path / name).write_text(text)
+
+    done = subprocess.run(
+        ["bash", "-c", 'source megatron_args.sh && printf "%s\\n" "${MEGATRON_ARGS[@]}"'],
+        cwd=tmp_path,
+        env={**os.environ, "DATA_PATH": "data", "TOKENIZER_MODEL": "t", "TRAIN_ITERS": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    flags = flags_of(done.stdout.split("\n")[:-1])
+    assert flags["pipeline-model-parallel-layout"] == ("Et*7|t*9|t*9|t*7L",)
+    assert flags["moe-layer-freq"] == ("([0]*3+[1]*29)",)
+    assert flags["train-iters"] == ("7",)
+    # the shipped model knows it
+    assert flags["rotary-base"] == ("1000000",)
+    text = found.files["megatron_args.sh"]
+    own = flags_of(script_command(text, "x").arguments)
+    assert flags.keys() == own.keys()
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed", "accelerate"])
+def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
+    """What is printed to be run is read by bash without a complaint."""
+    found = written(searched(engine), engine=engine, place=NODE)  # type: ignore[arg-type]
+    path = tmp_path / LAUNCH
+    path.write_text(found.launch)
+
+    assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+    assert found.launch.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("engine", "launch", "place", "said"),
+    [
+        ("megatron", searched("megatron"), Place(num_nodes=2, gpus_per_node=8),
+         "2 x 8 GPUs are 16, and the launch is for 8"),
+        ("deepspeed", searched("megatron"), NODE, "keeps and computes as Megatron-LM does"),
+        ("megatron", searched("torchtitan"), NODE, "keeps and computes as torchtitan does"),
+        ("torchtitan", searched("torchtitan", "mixtral-8x7b"), NODE,
+         "no model of 32 layers of width 4096"),
+        ("megatron", searched("megatron"), replace(NODE, model="llama3-70b"),
+         "llama3-70b has 80 layers of width 8192"),
+        ("megatron", replace(searched("megatron"), tensor_overlap=True,
+                             degrees=replace(searched("megatron", tp=2).degrees,
+                                             sequence_parallel=False)), NODE,
+         "--tp-comm-overlap needs --sequence-parallel"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_is_wrong(engine: Any, launch: Launch, place: Place, said: str) -> None:
+    """Another cluster, another trainer's launch, another model, and what the trainer ends with."""
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        written(launch, engine=engine, place=place)
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "loss"),
+    [
+        ("megatron", {"graphs": "partial"},
+         "Megatron-LM cannot say CUDA graphs: partial becomes none"),
+        ("megatron", {"precision": Precision(fp8_attention=True, fp8=True)},
+         "Megatron-LM cannot say scores of 8 bits: yes becomes no"),
+        ("torchtitan", {"precision": Precision(kind="fp16")},
+         "torchtitan 0.2.2 cannot say precision.kind: fp16 becomes bf16"),
+        ("torchtitan", {"trainer": TorchTrainer(keeper="torchtitan", zero=2, repeated_heads=True,
+                                                loss="chunked")},
+         "torchtitan 0.2.2 cannot say trainer.loss: chunked becomes whole"),
+        ("deepspeed", {"precision": Precision(fp8=True)},
+         "DeepSpeed cannot say precision.fp8: yes becomes no"),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_cannot_say_is_a_sentence(
+    engine: Any, changes: dict[str, Any], loss: str
+) -> None:
+    """And what it runs instead is the launch without it."""
+    launch = replace(searched(engine), **changes)
+
+    found = written(launch, engine=engine, place=NODE)
+
+    assert found.losses == (loss,)
+    assert without_effect(found.runs) != without_effect(launch)
+
+
+def test_software_that_a_release_has_is_no_loss() -> None:
+    """Older kernels are where a launch runs, and nothing that its files could say."""
+    old = Software(gpu="H100", kept_dummies=False, grouped_workspaces=0, fused_loss_copies=9)
+    launch = replace(searched("megatron"), software=old)
+
+    assert written(launch, engine="megatron", place=NODE).losses == ()
