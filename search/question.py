@@ -11,7 +11,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopar.documents.json import load_object
+from autopar.documents.spec import length_key
 from autopar.errors import DocumentError, InputError, VariantError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
@@ -189,21 +189,15 @@ class Session:
 
 # No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,
 # and a model planned at another one would be wrong in silence. The length is said instead.
-_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
-"""Keys of a config.json that a length is taken from."""
-
-
 def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
     """Return what length is planned for where a config.json says it and nobody chose it."""
-    if inputs.model is None or inputs.seq_length is not None or not Path(inputs.model).is_file():
+    if inputs.model is None or inputs.seq_length is not None:
         return []
-    data = load_object(inputs.model).data
-    key = next((key for key in _LENGTHS if key in data), None)
-    # a file of ours says the length that is meant, not the longest that there may be
-    if "format" in data or "model_type" not in data or key is None:
-        return []
+    key = length_key(inputs.model)
     tokens = spec.layers[0].seq_length
-    return [f"no --seq-length given, planning for the {tokens} tokens of {key}"]
+    return (
+        [] if key is None else [f"no --seq-length given, planning for the {tokens} tokens of {key}"]
+    )
 
 
 def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:

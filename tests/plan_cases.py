@@ -231,6 +231,12 @@ def folded_jobs(world: int) -> dict[str, PlanJob]:
                 2, _TP2, _ULYSSES, _L(zero3=True, recompute=("core_attn", "layernorm", "mlp")),
                 _L(tp=2, checkpoint=True), vocab=_V(tp=2), model=LATENT,
             ),
+            "latent-again": make_job(
+                2, _L(tp=2, recompute=("mla_up_proj",)),
+                _L(tp=2, ulysses=True, recompute=("mla_up_proj",)),
+                _L(zero3=True, recompute=("layernorm", "mla_up_proj")),
+                _L(tp=2, recompute=("core_attn", "mla_up_proj")), model=LATENT,
+            ),
             "latent-no-sp": make_job(2, _TP2, model=LATENT, sequence_parallel=False),
             "normed": make_job(
                 2, _TP2, _ULYSSES, _L(zero3=True), _L(tp=2, recompute=("core_attn", "layernorm")),

@@ -34,6 +34,7 @@ __all__ = [
     "FORMAT",
     "ModelDocument",
     "bare_spec",
+    "length_key",
     "load_spec",
     "parse_own",
     "resized",
@@ -312,6 +313,30 @@ def resized(
             "heads; give a divisor"
         )
     return new
+
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
+"""Keys of a config.json that a length is taken from: the longest that there may be."""
+
+
+def length_key(name_or_path: str) -> str | None:
+    """Return the key of a `config.json` that the length of a spec is taken from.
+
+    None for a shipped name and for a file of ours, which say the length that is meant. Raises
+    DocumentError for a file that is no object.
+    """
+    path = Path(name_or_path)
+    if not path.is_file():
+        return None
+    data = load_object(path).data
+    if "format" in data or "model_type" not in data:
+        return None
+    inner = data.get("text_config")
+    for part in (data, inner if isinstance(inner, dict) else {}):
+        for key in _LENGTHS:
+            if key in part:
+                return key
+    return f"{_LENGTHS[0]} that the family has by default"
 
 
 def bare_spec(

@@ -17,6 +17,7 @@ from autopar.command.run import say, visible
 from autopar.command.show import make_console
 from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
+from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
 from autopar.model import LayerSpec, ModelSpec, head_dim, parameter_count
 from autopar.records import dataclass
@@ -396,6 +397,10 @@ def _measurer(source: ModelSource, spec: ModelSpec, options: ModelOptions, devic
 
 def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
     warnings = list(source.warnings)
+    key = length_key(options.model) if source.spec is not None else None
+    if key is not None and options.seq_lengths is None:
+        tokens = source.sizes.layers[0].seq_length
+        warnings.append(f"no --seq given, measuring at the {tokens} tokens of {key}")
     if source.spec is None:
         checks = [source.check_degree(degree) for degree in options.degrees or ()]
         warnings += [check for check in checks if check is not None]

@@ -109,6 +109,25 @@ def test_recomputation_saves_what_a_module_keeps() -> None:
     assert kept(DENSE, "moe", "moe_act", "shared_experts") == whole
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("kind", ["sp", "tp", "ulysses"])
+@pytest.mark.parametrize("query_rank", [24, None])
+def test_expanded_latents_are_made_again(degree: int, kind: Any, query_rank: int | None) -> None:
+    """Queries, keys and values go, latents stay; with attention itself its sums go too."""
+    assert LATENT.latent is not None
+    spec = replace(LATENT, latent=replace(LATENT.latent, query_rank=query_rank))
+    how: dict[str, Any] = {"degree": degree, "kind": kind}
+    whole = kept(spec, **how)
+    latent, rows = LATENT.latent, spec.seq_length * (spec.num_heads or 0) // degree
+    wide = 2 * (latent.key_width + latent.rotary_width) + latent.value_width
+
+    assert whole - kept(spec, "mla_up_proj", **how) == 2 * rows * wide
+    both = kept(spec, "core_attn", "mla_up_proj", **how)
+    # under Ulysses the output is kept twice else: by heads, and as tokens have it
+    sums = 4 + (2 * latent.value_width if kind == "ulysses" and degree > 1 else 0)
+    assert whole - both == rows * (2 * wide + sums)
+
+
 @pytest.mark.parametrize("exchange", ["ring", "all_gather"])
 def test_context_ranks_keep_their_share(exchange: Any) -> None:
     """Half the tokens, half the bytes: what others send is kept by nobody."""
@@ -179,6 +198,21 @@ def test_recomputed_layers_have_the_same_gradients(
         found.append([own.grad, *(p.grad for p in layer.parameters())])
     for plain, recomputed in zip(*found, strict=True):
         torch.testing.assert_close(plain, recomputed, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("modules", [("mla_up_proj",), ("core_attn", "mla_up_proj")])
+def test_latents_are_expanded_twice_to_the_same(modules: tuple[Module, ...]) -> None:
+    """Gradients are those of a layer that keeps its queries, keys and values."""
+    x = torch.randn(LATENT.seq_length, 2, LATENT.hidden_size, dtype=torch.float64)
+    found = []
+    for recompute in ((), modules, ("layernorm", *modules)):
+        layer = built(LATENT, recompute=recompute)
+        own = x.clone().requires_grad_()
+        layer(own).square().sum().backward()
+        found.append([own.grad, *(p.grad for p in layer.parameters())])
+    for plain, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(plain, other, rtol=1e-12, atol=0)
 
 
 def test_a_layer_has_the_parameters_of_its_spec() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.spec import load_spec, write_spec
+from autopar.documents.spec import length_key, load_spec, write_spec
 from autopar.errors import DocumentError, InputError
 from autopar.families.config import parse_hugging_face
 from autopar.memory.launch import Degrees, Launch, even_chunks
@@ -224,3 +224,22 @@ def test_what_a_spec_cannot_say_is_refused_with_the_reason(
 ) -> None:
     """And never read as something else."""
     assert words in refused(tmp_path, {**FILES["qwen3-8b"]["config"], **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("llama-3.1-8b", "max_position_embeddings"),
+        ("llama4-scout", "max_position_embeddings"),
+        # its file leaves the key out, and the family has a default
+        ("gemma-3-27b", "max_position_embeddings that the family has by default"),
+    ],
+)
+def test_a_length_that_nobody_chose_has_a_key(name: str, key: str, tmp_path: Path) -> None:
+    """Which planner and profiler say; files of ours and shipped names say the length meant."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FILES[name]["config"]))
+    assert length_key(str(path)) == key
+    write_spec(spec_of(name), tmp_path / "model.json")
+    assert length_key(str(tmp_path / "model.json")) is None
+    assert length_key("llama3-8b") is None

@@ -6,6 +6,7 @@ are `profiler.model.layers.kernels`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from autopar.model import LayerSpec, head_dim, layer_norms
 from profiler.model.layers.context import ContextGroup, context_attention
 from profiler.model.layers.kernels import attention, layer_norm, open_attention, rms_norm, rotary
 from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
-from profiler.model.layers.recompute import recomputed
+from profiler.model.layers.recompute import discarding, recomputed
 from profiler.model.layers.sharding import Sharding, held_tokens
 
 __all__ = ["Attention", "LatentAttention", "Norm", "has_norm_biases"]
@@ -75,16 +76,25 @@ class _Core(nn.Module):
 
     def heads(self, q: Any, k: Any, v: Any) -> Any:
         """Return what attention puts out, (tokens, batch, heads * width), as the rank holds it."""
+        return self.attended(*self.exchanged(q, k, v), recompute=self.recompute)
+
+    def exchanged(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """Return the heads whose scores are made here, of all tokens that they are made of."""
         if self.on.splits_weights or self.on.degree == 1:
-            out = self._scores(q, k, v, self.sinks)
+            return q, k, v
+        return self._to_heads(q), self._to_heads(k), self._to_heads(v)
+
+    def attended(self, q: Any, k: Any, v: Any, *, recompute: bool) -> Any:
+        """Return the same as `heads`, of what `exchanged` returns."""
+        if self.on.splits_weights or self.on.degree == 1:
+            out = self._scores(q, k, v, self.sinks, recompute=recompute)
         else:
             # several parts of a parameter are its pieces, as of an activation
             sinks = None if self.sinks is None else self.sinks.chunk(self.on.degree)[self.on.rank]
-            q, k, v = self._to_heads(q), self._to_heads(k), self._to_heads(v)
-            out = self._to_sequence(self._scores(q, k, v, sinks))
+            out = self._to_sequence(self._scores(q, k, v, sinks, recompute=recompute))
         return out.reshape(*out.shape[:2], -1)
 
-    def _scores(self, q: Any, k: Any, v: Any, sinks: Any) -> Any:
+    def _scores(self, q: Any, k: Any, v: Any, sinks: Any, *, recompute: bool) -> Any:
         def core(q: Any, k: Any, v: Any, sinks: Any) -> Any:
             if self.context.degree > 1:
                 # without sinks or a window: others are refused
@@ -99,7 +109,7 @@ class _Core(nn.Module):
                 window=self.window,
             )
 
-        if not self.recompute:
+        if not recompute:
             return core(q, k, v, sinks)
         return recomputed(core, q, k, v, sinks, dropout=self.dropout)
 
@@ -222,6 +232,7 @@ class LatentAttention(_Core):
         latent = spec.latent
         assert latent is not None, "a layer with latent attention"
         self.latent = latent
+        self.recompute_up = "mla_up_proj" in sharding.recompute
         h, own = spec.hidden_size, (spec.num_heads or 1) // on.weight_ranks
         query = own * (latent.key_width + latent.rotary_width)
         rank, narrow = latent.query_rank, latent.key_value_rank
@@ -244,18 +255,39 @@ class LatentAttention(_Core):
         """Return attention of x to itself."""
         latent = self.latent
         if self.query_down is None:
-            (flat,) = self.query(x)
+            query = x
         else:
-            (flat,) = self.query_down(x)
-            (flat,) = self.query(
-                flat if self.query_latent_norm is None else self.query_latent_norm(flat)
-            )
+            (query,) = self.query_down(x)
+            query = query if self.query_latent_norm is None else self.query_latent_norm(query)
         (narrow,) = self.down(x)
         narrow, turning = narrow.split([latent.key_value_rank, latent.rotary_width], -1)
-        keys, values = self.key_value(
-            narrow if self.latent_norm is None else self.latent_norm(narrow)
-        )
-        del narrow
+        narrow = narrow if self.latent_norm is None else self.latent_norm(narrow)
+        if not self.recompute_up:
+            q, k, v = self._expanded(query, narrow, turning)
+            del query, narrow, turning
+            return self.out(self.heads(q, k, v))
+        if self.recompute:
+            # what is recomputed would keep its queries, keys and values: all is made again together
+            found = recomputed(self._attended_again, query, narrow, turning, dropout=self.dropout)
+        else:
+            attended = partial(self.attended, recompute=False)
+            found = discarding(self._all_heads, attended, query, narrow, turning)
+        return self.out(found)
+
+    def _attended_again(self, *latents: Any) -> Any:
+        return self.attended(*self._all_heads(*latents), recompute=False)
+
+    def _all_heads(self, *latents: Any) -> tuple[Any, Any, Any]:
+        return self.exchanged(*self._expanded(*latents))
+
+    def _expanded(self, query: Any, narrow: Any, turning: Any) -> tuple[Any, Any, Any]:
+        """Return queries, keys and values of this rank's heads, from the latents of a token.
+
+        query : what queries are made of; narrow : keys and values; turning : the rotary key.
+        """
+        latent = self.latent
+        (flat,) = self.query(query)
+        keys, values = self.key_value(narrow)
         q = flat.view(*flat.shape[:2], -1, latent.key_width + latent.rotary_width)
         still, turned = q.split([latent.key_width, latent.rotary_width], -1)
         q = torch.cat([still, rotary(turned.contiguous(), self.cos, self.sin)], -1)
@@ -265,7 +297,4 @@ class LatentAttention(_Core):
         shared = rotary(shared.unsqueeze(2).contiguous(), self.cos, self.sin)
         keys = keys.view(*keys.shape[:2], -1, latent.key_width)
         k = torch.cat([keys, shared.expand(*keys.shape[:3], -1)], -1)
-        del keys, shared, turning
-        v = values.view(*values.shape[:2], -1, latent.value_width)
-        del values
-        return self.out(self.heads(q, k, v))
+        return q, k, values.view(*values.shape[:2], -1, latent.value_width)

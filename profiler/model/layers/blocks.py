@@ -167,6 +167,8 @@ class _Layer(nn.Module):
             cross = self.cross_attention
             taken = self._normed(self.cross_norm, lambda normed: cross(normed, context), x)
             x = x + self._dropped(taken)
+            # else it would be there beside all that the MLP makes
+            del taken
         return x + self._dropped(_behind(self._fed(self.mlp_norm, x), self.mlp_behind))
 
     def _side_by_side(self, x: Any) -> Any:
@@ -174,8 +176,8 @@ class _Layer(nn.Module):
         norm = self.attention_norm
         if self.discards_norms or self.recompute_mlp:
             # each makes again what it reads, so that neither keeps it for the other
-            attended = self._normed(norm, self.attention, x)
-            return x + self._dropped(attended) + self._dropped(self._fed(norm, x))
+            out = x + self._dropped(self._normed(norm, self.attention, x))
+            return out + self._dropped(self._fed(norm, x))
         normed = norm(x)
         return x + self._dropped(self.attention(normed)) + self._dropped(self.mlp(normed))
 

@@ -22,27 +22,29 @@ def recomputed(function: Any, *arguments: Any, dropout: float = 0.0) -> Any:
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
 
 
-def discarding(make: Callable[..., Any], take: Callable[[Any], Any], *arguments: Any) -> Any:
+def discarding(make: Callable[..., Any], take: Callable[..., Any], *arguments: Any) -> Any:
     """Return `take(make(*arguments))`, whose backward has made's output made again.
 
-    What `make` keeps for its own backward stays.
+    Of several outputs `take` takes each. What `make` keeps for its own backward stays.
     """
     made = make(*arguments)
-    again = _Again(make, arguments, made)
+    outputs = made if isinstance(made, tuple) else (made,)
+    again = _Again(make, arguments, outputs)
 
     keep, take_back = _outer_hooks()
 
     def pack(tensor: torch.Tensor) -> Any:
-        if not again.is_of(tensor):
+        output = again.output_of(tensor)
+        if output is None:
             return keep(tensor)
         again.waiting += 1
-        return _Part(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _Part(output, tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def unpack(packed: Any) -> Any:
         return again.part(packed) if isinstance(packed, _Part) else take_back(packed)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        return take(made)
+        return take(*outputs)
 
 
 def _outer_hooks() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -61,32 +63,39 @@ def _same(tensor: Any) -> Any:
 class _Part(NamedTuple):
     """Where a part of an output lies in it."""
 
+    output: int
+    """Which of several."""
     shape: Any
     stride: Any
     offset: int
 
 
 class _Again:
-    """An output that is made again when the first of its parts is asked for."""
+    """Outputs that are made again when the first of their parts is asked for."""
 
-    def __init__(self, make: Callable[..., Any], arguments: tuple[Any, ...], made: Any) -> None:
+    def __init__(
+        self, make: Callable[..., Any], arguments: tuple[Any, ...], made: tuple[Any, ...]
+    ) -> None:
         self._make, self._arguments = make, arguments
-        # a number alone, so that the storage itself is not kept
-        self._storage = made.untyped_storage()._cdata
+        # numbers alone, so that the storages themselves are not kept
+        self._storages = [output.untyped_storage()._cdata for output in made]
         self._made: Any = None
         self.waiting = 0
         """Parts that have not been asked for since it was made."""
 
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is the output, or a part of it."""
-        return bool(tensor.untyped_storage()._cdata == self._storage)
+    def output_of(self, tensor: torch.Tensor) -> int | None:
+        """Return which output a tensor is, or is a part of; None: of none."""
+        storage = tensor.untyped_storage()._cdata
+        return self._storages.index(storage) if storage in self._storages else None
 
     def part(self, at: _Part) -> torch.Tensor:
-        """Return a part of the output; after the last one it is let go."""
+        """Return a part of an output; after the last one all are let go."""
         if self._made is None:
             with torch.no_grad():
-                self._made = self._make(*(x.detach() for x in self._arguments))
-        found: torch.Tensor = self._made.as_strided(*at)
+                made = self._make(*(x.detach() for x in self._arguments))
+            self._made = made if isinstance(made, tuple) else (made,)
+        whole: torch.Tensor = self._made[at.output]
+        found = whole.as_strided(at.shape, at.stride, at.offset)
         self.waiting -= 1
         if self.waiting <= 0:
             self._made = None
