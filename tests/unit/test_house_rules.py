@@ -34,7 +34,6 @@ SMALL = {  # modules that are one idea and shorter: name, and why it stands alon
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
     "profiler/site/command.py": "light, as that of models",
     "search/check/read.py": "the table of trainers, whose modules must not import it",
-    "profiler/model/layers/recompute.py": "of layers and of experts, one of which has the other",
 }
 CODE = {".py", ".pyi", ".cpp", ".hpp", ".sh", ".txt", ".cmake"}
 MACHINE_PATH = re.compile(r"(?<![\w.:~/-])/(?:tmp|work|root|home)/")
