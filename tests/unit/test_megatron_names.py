@@ -13,8 +13,8 @@ import pytest
 from benchmarks.memory_goldens import read_goldens
 from search.check.changes import arguments_of
 from search.launches import megatron_names
-from search.launches.megatron import _OF_TIME, _OTHER_MODELS, _UNPRICED, read_launch
-from search.launches.megatron_names import alike, concern_of, harmless
+from search.launches.megatron import _OF_TIME, read_launch
+from search.launches.megatron_names import OTHER_MODELS, UNPRICED, alike, concern_of, harmless
 
 TABLES = (megatron_names._HARMLESS, megatron_names._EFFECTIVE)
 ROWS = [name for table in TABLES for names in table.values() for name in names.split()]
@@ -41,7 +41,7 @@ def test_what_is_read_is_not_harmless() -> None:
     """Advice, the models that are named, and what has no price are of arguments with an effect."""
     launch = read_launch(SMALL, world_size=8).launch
     read = {*arguments_of(launch), *(flag[2:] for flag in SMALL)}
-    read |= {flag for flags, _ in (*_OTHER_MODELS, *_UNPRICED) for flag in flags}
+    read |= {flag for flags, _ in (*OTHER_MODELS, *UNPRICED) for flag in flags}
     assert [flag for flag in read if harmless(flag)] == []
     assert [flag for flag in _OF_TIME if concern_of(flag) is None] == []
 
