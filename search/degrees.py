@@ -216,10 +216,8 @@ def rules_of(options: DegreeOptions) -> Mapping[str, object]:
     if "zero" in lone:
         zero = lone.pop("zero")
         rules.append(f"zero3={int(zero == 3)}")
-        if zero in (0, 2):
-            changes["default_dp_type"] = "ddp" if zero == 0 else "zero2"
-        elif zero == 1:
-            lone["zero"] = 1
+        if zero < 3:
+            changes["default_dp_type"] = ("ddp", "zero1", "zero2")[zero]
     # what says nothing new
     for name, plain in (("ep", 1), ("vpp", 1), ("precision", "bf16"), ("optimizer", "adam")):
         if lone.get(name) == plain:

@@ -170,14 +170,20 @@ def _show_space(console: Console, answer: Answer, best: EngineAnswer) -> None:
     print_heading(console, "what it is the fastest of")
     question, engine = answer.question, best.engine
     assert best.solved is not None, "it has a launch"
-    effort = best.solved.effort
+    solved = best.solved
+    effort = solved.effort
+    proof = (
+        "bound and gap: 0 %"
+        if solved.complete
+        else f"time was up: at most {solved.gap * 100:.1f} % slower than the fastest"
+    )
     print_line(
         console,
         f"all launches of {engine.title} with one set of degrees, micro-batches of 1 to 64, "
         f"{', '.join(question.fixed.precision)}: {effort.degrees:,} legal combinations of degrees, "
-        "each with its stages, chunks, layouts, ZeRO stages and recomputation; bound and gap: 0 % "
-        f"({effort.timed:,} steps priced, {effort.counted:,} memories counted, the others excluded "
-        "by bounds)",
+        f"{effort.choices:,} launches with their stages, chunks, ZeRO stages and recomputation; "
+        f"{proof} ({effort.timed:,} steps priced, {effort.counted:,} memories counted, the others "
+        "excluded by bounds)",
     )
     for text in _left_out(answer, best):
         print_item(console, f"left out: {text}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
-from autopar.units import GIB
+from autopar.units import GIB, format_bytes
 from search.check.assessment import Target, assess
 from search.degrees import fixed_of, training_of
 from search.options import SPACE_PANEL
@@ -47,7 +47,7 @@ _TOP = 6
 _NAMES = tuple(engine.name for engine in ENGINES)
 _OTHERS = (
     *("memory-of", "fp32-gradients", "sequence-parallel", "async-grad-reduce", "tp-overlap"),
-    *("calibration", "reserve", "context-gib", "settle-chunk", "mixed-precision", "time-limit"),
+    *("calibration", "reserve", "context-gib", "settle-chunk", "mixed-precision"),
 )
 """Options of plans whose layers may differ, which a search over launches does not have."""
 
@@ -66,6 +66,8 @@ class Question:
     fixed: Fixed
     oom_risk: float
     stack: str | None
+    seconds: float | None = None
+    """Of CPU that each trainer's search may take; None: until it is proven."""
     assumed: tuple[str, ...]
     """Defaults that were taken, one sentence each."""
 
@@ -216,6 +218,7 @@ def open_launches(request: Request) -> Question:
         fixed=fixed_of(request.degrees),
         oom_risk=options.oom_risk,
         stack=inputs.stack,
+        seconds=None if options.time_limit_s is None else options.time_limit_s / len(engines),
         assumed=tuple(assumed),
     )
 
@@ -230,17 +233,30 @@ def answer(question: Question, *, top: int = _TOP) -> Answer:
     for engine in question.engines:
         target = target_of(question, engine)
         try:
-            solved = solve(engine, question.job, target, question.fixed, top=top)
+            solved = solve(
+                engine, question.job, target, question.fixed, top=top, seconds=question.seconds
+            )
         except InputError as error:
             found.append(EngineAnswer(engine=engine, target=target, solved=None, reason=str(error)))
             continue
         reason = ""
         if not solved.solutions:
-            reason = "nothing fits" if solved.effort.degrees else "no such degrees are legal"
+            reason = _why_none(question, solved)
         found.append(EngineAnswer(engine=engine, target=target, solved=solved, reason=reason))
     # equally fast ones stay in the order of the trainers
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
     return Answer(question=question, engines=tuple(found))
+
+
+def _why_none(question: Question, solved: Solved) -> str:
+    """Return why a trainer has no launch that fits."""
+    if not solved.effort.degrees:
+        return "no such degrees are legal"
+    smallest, shortage = solved.smallest, solved.shortage
+    if smallest is None or shortage is None:
+        return "nothing fits"
+    line = smallest.choice.line(question.job.world, experts=question.job.model.experts is not None)
+    return f"nothing fits; the smallest, {line}, lacks {format_bytes(shortage.missing_bytes)}"
 
 
 _ENOUGH = 3

@@ -111,6 +111,9 @@ def result_document(answer: Answer, request: Mapping[str, object]) -> dict[str, 
             if one.solved is None
             else {
                 "degrees": one.solved.effort.degrees,
+                "launches": one.solved.effort.choices,
+                "complete": one.solved.complete,
+                "gap": one.solved.gap,
                 "timed": one.solved.effort.timed,
                 "counted": one.solved.effort.counted,
             },

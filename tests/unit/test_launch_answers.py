@@ -136,6 +136,20 @@ def test_a_launch_is_priced_again_also_where_it_does_not_fit(
     assert "does not fit" in capsys.readouterr().out
 
 
+def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> None:
+    limited = _answer(engine="megatron", time_limit="0.001")
+    best = limited.best
+    assert best is not None
+    assert best.solved is not None
+    assert best.solved.gap >= 0.0
+    free = _answer(engine="megatron").best
+    assert free is not None
+    assert free.best is not None
+    assert best.best is not None
+    fastest, found = free.best.samples_per_s, best.best.samples_per_s
+    assert found <= fastest <= found * (1.0 + best.solved.gap) * (1.0 + 1e-9)
+
+
 def test_a_model_without_experts_has_no_degrees_of_them() -> None:
     with pytest.raises(OptionError, match="--ep: llama3-8b has no experts"):
         open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
@@ -156,7 +170,9 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
     code = search_command.run([*words, "--memory-constraint", "4", "--output-config-path", "none"])
     assert code == 3
-    assert "megatron: nothing fits" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "megatron: nothing fits; the smallest, " in said
+    assert "lacks" in said
 
 
 @pytest.mark.parametrize(
@@ -196,6 +212,7 @@ def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:
     rules = rules_of(DegreeOptions(tp=(4,), cp=(2,), pp=(2,), zero=(3,), recompute=("full",)))
     assert rules == {"pin": ("tp=4,pp=2,cp=2,ckpt=1,zero3=1",), "max_cp_deg": 2}
     assert rules_of(DegreeOptions(ep=(1,), precision=("bf16",))) == {}
+    assert rules_of(DegreeOptions(zero=(1,)))["default_dp_type"] == "zero1"
     with pytest.raises(OptionError, match="--ep: 8 is of launches"):
         rules_of(DegreeOptions(ep=(8,)))
     with pytest.raises(OptionError, match="--tp: plans whose layers differ take one value"):
