@@ -24,7 +24,7 @@ from autopar.estimate.stack import load_stack
 from autopar.memory.launch import chunks_of_sizes
 from autopar.memory.profile import launch_model
 from benchmarks.ledger import read_runs
-from search.check.assessment import Assessment, Target
+from search.check.assessment import Assessment, Target, assess
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import Job, engine_space
 from search.uniform.prices import Prices
@@ -124,7 +124,7 @@ def priced(one: Published) -> Assessment:
     """Return the price of a published launch by its first stage; raises InputError."""
     prices = _prices(one.model, one.card, one.world, one.seq, one.choice.global_batch)
     launch = prices.launch(one.choice)
-    return prices.counted(launch, prices.timing(launch), (0,))
+    return assess(launch, prices.target, (0,))
 
 
 def ours(one: Published) -> tuple[Solution | None, float]:
@@ -171,7 +171,7 @@ def five_priced() -> dict[str, tuple[float, float]]:
     found = {}
     for name, (choice, measured) in FIVE.items():
         launch = prices.launch(choice)
-        one = prices.counted(launch, prices.timing(launch), (0,))
+        one = assess(launch, prices.target, (0,))
         found[name] = (measured, (one.mfu or 0.0) * peak)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from autopar.documents.checks import StrictObject, published
+from autopar.objects import ConfigDict
 
 __all__ = ["FORMAT", "DegreesEntry", "HardwareEntry", "LaunchDocument", "LaunchEntry"]
 
@@ -77,9 +78,49 @@ class LaunchEntry(StrictObject):
     """Seconds, bytes and shares: as `autopar check --json` has them."""
 
 
+_EXAMPLE: dict[str, Any] = {
+    "format": FORMAT,
+    "version": 1,
+    "autopar": "0.1.0",
+    "status": "optimal",
+    "request": {"model": "mixtral-8x7b", "hardware": "h100:1x8", "tp": "2", "ep": "4"},
+    "model": "mixtral-8x7b",
+    "hardware": {"card": "h100-80gb", "num_nodes": 1, "num_gpus_per_node": 8},
+    "seq_length": 4096,
+    "launch": {
+        "engine": "megatron",
+        "degrees": {
+            "tp": 2,
+            "cp": 1,
+            "pp": 2,
+            "dp": 2,
+            "ep": 4,
+            "etp": 1,
+            "edp": 1,
+            "vpp": 2,
+            "schedule": "interleaved",
+            "zero": 1,
+            "micro_batch_size": 1,
+            "num_microbatches": 32,
+            "global_batch_size": 64,
+            "precision": "bf16",
+            "recompute": "layernorm",
+            "dispatcher": "flex",
+            "overlap_experts": True,
+            "layers_of_chunks": [[8, 8], [8, 8]],
+        },
+        "samples_per_s": 9.5,
+        "predicted": {"step_time_s": 6.7},
+    },
+    "assumed": ["--moe-skew 1 (tokens are spread evenly over experts)"],
+}
+
+
 @published("launch")
 class LaunchDocument(StrictObject):
     """A launch of a trainer with one set of degrees, as `autopar-search` writes it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     format: Literal["autopar-launch"]
     version: Literal[1]

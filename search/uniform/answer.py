@@ -13,7 +13,6 @@ from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 from autopar.units import GIB, format_bytes
-from search.check.assessment import Target, assess
 from search.degrees import fixed_of, training_of
 from search.options import SPACE_PANEL
 from search.places import named_card
@@ -21,11 +20,12 @@ from search.request import BATCH_OPTIONS, ROWS, Request, model_spec, with_places
 from search.space import global_batches
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
-from search.uniform.solve import Effort, Solution, Solved, solve
 
 if TYPE_CHECKING:
     from autopar.estimate.card import Card
     from autopar.estimate.site import Site
+    from search.check.assessment import Target
+    from search.uniform.solve import Solution, Solved
 
 __all__ = [
     "Answer",
@@ -229,6 +229,8 @@ def answer(question: Question, *, top: int = _TOP) -> Answer:
     top : families of degrees of each trainer that are found. Raises InputError where none of them
     runs such a model at all.
     """
+    from search.uniform.solve import solve
+
     found: list[EngineAnswer] = []
     for engine in question.engines:
         target = target_of(question, engine)
@@ -299,6 +301,9 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
 
 def evaluated(question: Question, engine: EngineSpace, choice: Choice) -> EngineAnswer:
     """Return one launch of an engine with its price, whether it fits or not; raises InputError."""
+    from search.check.assessment import assess
+    from search.uniform.solve import Effort, Solution, Solved
+
     target = target_of(question, engine)
     launch = launch_of(engine, question.job, choice)
     assessment = assess(launch, target)
@@ -315,6 +320,7 @@ def target_of(question: Question, engine: EngineSpace) -> Target:
     from autopar.estimate.accuracy import load_accuracy
     from autopar.estimate.layer import machine_of
     from autopar.estimate.stack import load_stack
+    from search.check.assessment import Target
 
     machine = machine_of(question.card, load_stack(question.stack or engine.stack), question.site)
     return Target(

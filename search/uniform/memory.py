@@ -28,7 +28,7 @@ from autopar.records import dataclass
 from search.uniform.choice import FULL, NONE, recompute_of
 from search.uniform.layout import Arrangement
 
-__all__ = ["Bounds", "Live", "Room", "live_forwards", "states_of_launch"]
+__all__ = ["Bounds", "Live", "Room", "Sizes", "live_forwards", "states_of_launch"]
 
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)

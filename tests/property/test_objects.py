@@ -21,6 +21,7 @@ from autopar.documents.schemas import json_schemas
 from autopar.estimate.accuracy import AccuracyDocument
 from autopar.estimate.card import CardDocument
 from autopar.estimate.stack import StackDocument
+from autopar.families import decoders, others
 from autopar.objects import refusal
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.files import calculon_system, tensor2d_system
@@ -82,9 +83,9 @@ def _documents() -> Iterator[tuple[str, Any, Any]]:
         "model_type": "llama",
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
     }
-    yield "config.json", specs._Llama, llama
+    yield "config.json", decoders.Decoder, llama
     gpt2 = {"vocab_size": 9, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_ctx": 128}
-    yield "gpt2", specs._Gpt2, gpt2
+    yield "gpt2", others._Gpt2, gpt2
     yield "strategy", strategies._GalvatronFile, STRATEGY
     paddle = {
         "tp_size_list": "1,2",
