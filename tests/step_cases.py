@@ -132,7 +132,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
             *(frozenset(m) for m in (["core_attn"], ["mlp", "layernorm"], ["per_op"])),
         ]
     )
-    return Job(
+    job = Job(
         name="random",
         blocks=blocks,
         vocab=draw.choice((32000, 50257, 50304, 128256, 7)),
@@ -163,6 +163,23 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         frozen=draw.random() < 0.1,
         optimizer=draw.random() < 0.9,
         mtp=draw.choice((0, 0, 0, 1)),
+    )
+    return replace(
+        job,
+        blocks=_with_offload(draw, job.blocks),
+        state_bytes=draw.choice((12.0, 12.0, 6.0)),
+        optimizer_offload=draw.choice((0.0, 0.0, 0.3, 1.0)),
+        offloaded_master=draw.random() < 0.5,
+        overlap_offload=draw.random() < 0.5,
+        # trainers keep those on the host that they shard
+        offloaded_weights=job.zero == 3 and draw.random() < 0.5,
+    )
+
+
+def _with_offload(draw: random.Random, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return blocks of some of which activations wait on the host, few and many bytes a layer."""
+    return tuple(
+        replace(block, offloaded_bytes=draw.choice((0.0, 0.0, 1e6, 1e8, 1e9))) for block in blocks
     )
 
 
@@ -209,7 +226,7 @@ def mixture_case(seed: int) -> tuple[Machine, Job]:
     modules = (["moe"], ["moe_act", "shared_experts"], ["mla_up_proj", "layernorm"], ["core_attn"])
     changed = replace(
         job,
-        blocks=(*kinds[: draw.randint(0, 5)], mixture),
+        blocks=_with_offload(draw, (*kinds[: draw.randint(0, 5)], mixture)),
         ep=ep,
         vpp=1,
         recompute=draw.choice(("full", *(frozenset(names) for names in modules))),

@@ -38,7 +38,11 @@ from autopar.estimate.layer import (
     optimizer_time_s,
     transfer_s,
 )
-from autopar.estimate.parts.updates import activation_copies_s, weight_copies_s
+from autopar.estimate.parts.updates import (
+    activation_copies_s,
+    weight_copies_s,
+    weights_cast_s,
+)
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.pipeline.formulas import step_s
@@ -171,7 +175,8 @@ class KnownLayers:
             tensor=_together(first.tensor, second.tensor),
             context=first.context,
             experts=second.experts,
-            weight_cast_s=first.weight_cast_s + second.weight_cast_s,
+            # one launch quantises all weights of a layer, on the job's own split
+            weight_cast_s=weights_cast_s(self._machine, job, block),
             mixture=second.mixture,
         )
 

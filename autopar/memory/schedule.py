@@ -43,6 +43,9 @@ def _group(launch: Launch) -> int:
     degrees, total = launch.degrees, launch.micro_batches
     if degrees.group:
         return degrees.group
+    if launch.trainer is None:
+        # Megatron-Core's microbatch_group_size_per_vp_stage; its last group may be smaller
+        return degrees.pp
     # torch makes its rounds longer where micro-batches do not divide by the stages
     whole = default_group(degrees.pp, total)
     return degrees.pp if total % whole else whole

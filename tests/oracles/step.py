@@ -154,7 +154,8 @@ class _Step:
         self.added = gradient.get("accumulation_bytes", 0.0) if added is None else added
         self.reduced = gradient["reduce_bytes"] if reduced is None else reduced
         self.tokens = job.micro_batch * job.seq / job.cp
-        shown = _read("cards", site.card)
+        self.card = shown = _read("cards", site.card)
+        self.link = shown["host"]["bytes_per_s"]["value"] * shown["host"]["efficiency"]["value"]
         joined = shown.get("collectives", {}).get("domain_gpus")
         self.per_node = shown["intra_node"]["max_gpus"]["value"]
         self.domain = joined["value"] if joined else self.per_node
@@ -350,6 +351,11 @@ class _Step:
             terms["recompute"] = sum(part[2] for part in parts if part[1] in job.recompute)
             if "core_attn" in job.recompute:
                 terms["recompute"] += ring
+        # down beside the layer's forward, up beside all that its backward takes
+        ahead = sum(part[2] for part in parts) + shown * forward + ring
+        copied = block.offloaded_bytes / self.link if block.offloaded_bytes else 0.0
+        behind = sum(terms.values()) - ahead
+        terms["offload"] = max(0.0, copied - ahead) + max(0.0, copied - behind)
         terms["sharding"] = self.sharding(block, sum(terms.values())) if job.zero == 3 else 0.0
         host = self.host["forward_s"] * (2 if job.recompute == "full" else 1)
         host += self.host["backward_s"] + (calls + messages) * self.host["collective_s"]
@@ -428,6 +434,10 @@ class _Step:
             moved = self.gather(held) + self.scatter(held)
             terms["sharding"] += self.overlap["fully_sharded"] * moved
         waited = terms.pop("waited")
+        if job.offloaded_weights:
+            layers = sum(number * self.weights(block) for block, number in blocks)
+            loads = 2 * self.sent() * layers / (job.tp * job.cp * job.dp) / self.link
+            terms["offload"] += max(0.0, loads - sum(terms.values()))
         device = sum(terms.values())
         largest = max(device, waited)
         ratio = min(device, waited) / largest
@@ -484,7 +494,21 @@ class _Step:
         own = weights / (job.dp * job.cp) if job.zero else weights
         resident = own if job.zero == 3 else weights
         per_own = job.optimizer_bytes or self.stack["optimizer"]["value"]["bytes"]
-        return self.device.moving(own * per_own + resident * 2 * self.reduced, "optimizer", 4)
+        per_own -= 2 * (12 - job.state_bytes)
+        away = own * job.optimizer_offload
+        moved = (own - away) * per_own + resident * 2 * self.reduced
+        return self.device.moving(moved, "optimizer", 4) + self.host_update(away)
+
+    def host_update(self, away: float) -> float:
+        """Return the seconds of the host's Adam on so many parameters, and of its copies."""
+        job = self.job
+        if not away:
+            return 0.0
+        # weight, gradient and two moments of 4 bytes are read, all but the gradient written
+        adam = away * 28 / (0.25 * self.card["host"]["memory_bytes_per_s"]["value"])
+        back = 0.0 if job.offloaded_weights else self.sent() if job.offloaded_master else 4.0
+        down, up = away * 4 / self.link, away * back / self.link
+        return max(adam, down, up) if job.overlap_offload else adam + down + up
 
     def terms(self) -> dict[str, float]:
         """Return the seconds of the step by term."""

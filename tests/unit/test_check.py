@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -30,7 +31,7 @@ from autopar.memory.risk import (
 from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_goldens
 from benchmarks.published_peaks import published_peaks
 from benchmarks.published_recipes import RECIPES, Recipe, target as place
-from search.check import assessment, neighbours
+from search.check import neighbours
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
 from search.check.neighbours import Neighbour, Neighbours, neighbours_of
@@ -451,9 +452,11 @@ def test_memory_that_is_not_counted_changes_no_advice(
     """Counting that of every launch, and then sorting them, finds the same ones for more work."""
     counted: list[int] = []
 
-    def counting(launch: Launch, stage: int | None = None) -> Account:
+    def counting(launch: Launch, stage: int) -> Account:
         counted[-1] += 1
         return account_of(launch, stage)
+
+    counted_price = partial(assess, count=counting)
 
     def eager(
         found: list[tuple[Launch, Timing]],
@@ -470,20 +473,20 @@ def test_memory_that_is_not_counted_changes_no_advice(
 
         all_.sort(key=rank)
         for one in all_:
-            wholly = assess(one.launch, target)
+            wholly = counted_price(one.launch, target)
             if rank(one)[0] or rank(one)[1] >= wanted_s:
                 break
             if wholly.odds_of_oom <= target.oom_risk:
                 return all_[:4], wholly, written(one.launch)
         return all_[:4], None, ()
 
-    monkeypatch.setattr(assessment, "account_of", counting)
+    monkeypatch.setattr(neighbours, "assess", counted_price)
     found = list[Neighbours]()
     for patched in (False, True):
         if patched:
             monkeypatch.setattr(neighbours, "_best", eager)
         counted.append(0)
-        start = assess(read_launch(arguments, world_size=64).launch, target)
+        start = counted_price(read_launch(arguments, world_size=64).launch, target)
         found.append(neighbours_of(start, target))
 
     assert found[0] == found[1]
