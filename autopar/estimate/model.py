@@ -74,7 +74,8 @@ __all__ = [
 # A mixture of E experts, of which a token visits c evenly, without dropping tokens: M becomes c*M,
 # and the tokens in the order of their experts, which every rank needs whole, add to it:
 #         P = c*S*h*e                     input of the experts, not divided by t
-#         R = 4*S*E + 12*c*S              fp32 probabilities; weights and numbers of the chosen
+#         R = (28 + e)*c*S                weights of the chosen in fp32, again in order, int64
+#                                         indices of experts, tokens and places
 #         O = c*S*h*e (eager: twice)      output of the experts; eager keeps it weighted as well
 #     R and O belong to the tokens of a rank, as X does. All experts are on every rank, 1/t of each.
 # The MLP that all tokens visit adds an M of its width, and its gate S*h*e + 2*S*e around it.
@@ -167,7 +168,8 @@ def activation_bytes(
         if layer.shared_expert_gate:
             # the product of gate and output keeps both, the gate's own function what it puts out
             around += s * h * e + 2.0 * s * e
-        around += 4.0 * s * layer.num_experts + 12.0 * s * visited
+        # the router's best are taken before the softmax, whose other values nothing keeps
+        around += (28.0 + e) * s * visited
         around += (2 if eager else 1) * visited * s * h * e
     # sequence parallelism splits what lies around the blocks; without it every rank has all of it
     return around / (degree if sequence_parallel else 1) + inside

@@ -121,7 +121,11 @@ def _sizes() -> Iterator[Case]:
         ),
         ("memory of a GPU without one", ("--model", "llama.json", "--source", "device")),
         ("a folder that is a file", ("--model", "llama.json", "--out", "llama.json")),
-        ("a folder that cannot be made", ("--model", "llama.json", "--out", "llama.json/out")),
+        (
+            "a folder that cannot be made",
+            # with a length: one that nobody chose is said in a line before
+            ("--model", "llama.json", "--seq", "32", "--out", "llama.json/out"),
+        ),
         ("no such model", ("--model", "no-such-model")),
         ("no model", ()),
         ("no range of lengths", ("--model", "llama.json", "--seq", "32:16")),

@@ -172,10 +172,13 @@ def _modes() -> Iterator[Case]:
         (*one, "--model", "two_stacks.json", "--layers", "1"),
     )
     ring = {**STRATEGY, "cp_sizes_enc": "1,2,1,1"}
+
+    def narrow(folder: Path) -> None:
+        write(folder / "tried.json", ring)
+        write(folder / "tiny.json", {**MODEL, "layers": [{**LAYER, "window": 8}]})
+
     yield _case(
-        "a dry run of ring attention",
-        (*STRATEGY_ONLY, "--mode", "dryrun"),
-        lambda folder: write(folder / "tried.json", ring),
+        "a dry run of ring attention within a window", (*STRATEGY_ONLY, "--mode", "dryrun"), narrow
     )
     degrees = {"tp_sizes_enc": "3,2,1,1", "world_size": 12, "global_bsz": 48, "vtp": 1}
     odd = {**STRATEGY, **degrees, "use_sp": "0,0,0,0"}

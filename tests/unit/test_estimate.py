@@ -413,7 +413,8 @@ def test_activations_of_a_mixture_by_hand():
         for sequence_parallel, kernels in ((True, "fused"), (False, "eager")):
             share = degree if sequence_parallel else 1
             output = (2 if kernels == "eager" else 1) * 2 * s * h * e
-            router = 4 * s * 8 + 12 * s * 2
+            # of each choice: int64 numbers of expert, token and place, its weight in fp32 and again
+            router = (3 * 8 + 4 + e) * s * 2
             extra = 4 * s * f * e / degree + 2 * s * h * e + (output + router) / share
             got = [
                 activation_bytes(x, s, degree, sequence_parallel=sequence_parallel, kernels=kernels)

@@ -204,7 +204,8 @@ def test_golden_what_is_printed(golden: Callable[[str, str], None], capsys: Capt
 
     out, err = capsys.readouterr()
     assert max(map(len, out.split("\nthe first of each")[0].splitlines())) <= 100
-    assert err == ""
+    # a slow machine may be told how far the search is
+    assert [line for line in err.splitlines() if "combinations searched" not in line] == []
     golden("explore_what_if.txt", out)
 
 
