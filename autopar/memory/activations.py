@@ -23,6 +23,7 @@ __all__ = [
     "copied_qkv_bytes",
     "input_bytes",
     "layer_saved_bytes",
+    "left_parts",
     "offloaded_bytes",
     "routed_tokens",
     "routing_skew",
@@ -45,11 +46,16 @@ def input_bytes(launch: Launch) -> int:
 
 def saved_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
     """Yield (part, bytes) of everything that a layer keeps on the device, not recomputed whole."""
-    gone = dict(_offloaded_parts(launch, experts=experts))
-    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
-        left = size - gone.get(index, 0)
+    for name, left in left_parts(launch, experts=experts):
         if left:
             yield name, left
+
+
+def left_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
+    """Yield the same, with those of which nothing is left: in the order of the layer's modules."""
+    gone = dict(_offloaded_parts(launch, experts=experts))
+    for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
+        yield name, size - gone.get(index, 0)
 
 
 _OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {

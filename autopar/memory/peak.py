@@ -15,6 +15,7 @@ from autopar.memory.activations import (
     copied_qkv_bytes,
     input_bytes,
     layer_saved_bytes,
+    left_parts,
     offloaded_bytes,
     routed_tokens,
     saved_parts,
@@ -254,7 +255,8 @@ def _restored(launch: Launch, *, experts: bool) -> tuple[int, int]:
 
 def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[int]:
     """Return the sizes of what a layer saves from its second norm on."""
-    parts = list(saved_parts(launch, experts=experts))
+    # what waits on the host, or is of no token, still says where a norm stands
+    parts = list(left_parts(launch, experts=experts))
     inputs = [at for at, (name, _) in enumerate(parts) if name == "norm input"]
     return [size for _, size in parts[inputs[1] :]]
 

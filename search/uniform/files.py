@@ -14,7 +14,7 @@ from typing import Any
 from autopar import __version__
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch, chunks_of_sizes
 from autopar.records import dataclass
 from autopar.training.launch_file import (
@@ -154,8 +154,11 @@ class StoredLaunch:
 
 
 def is_launch(path: Path | str) -> bool:
-    """Return whether a file says that it holds a launch; raises DocumentError."""
-    data = load_object(Path(path)).data
+    """Return whether a file says that it holds a launch; one that cannot be read does not."""
+    try:
+        data = load_object(Path(path)).data
+    except InputError:
+        return False  # whoever reads it as something else says what is wrong
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
