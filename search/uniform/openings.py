@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.arrays import F64, Bool
-from search.uniform.choice import NONE, Choice, Fixed, kept
+from search.uniform.choice import NONE, Choice, Fixed, Precision, kept
 from search.uniform.layout import layouts
 from search.uniform.memory import Room
 from search.uniform.prices import Prices, Unit, arrangement_of
@@ -40,6 +40,7 @@ class Openings:
         self.words = np.array(
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
+        self._sharded: dict[object, tuple[int, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
@@ -53,14 +54,19 @@ class Openings:
 
     def zeros(self, choice: Choice) -> tuple[int, ...]:
         """Return the shardings over data ranks."""
-        sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
-        data = self.job.world // (choice.tp * choice.pp)
-        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        if data == of_experts == 1 and self.fixed.zero is None:
-            # one rank has nothing to share: all of them are one
-            sharded = sharded[:1]
-        left = kept(sharded, self.fixed.zero)
-        return tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
+        return self._zeros(choice.tp, choice.ep * choice.etp, choice.pp, choice.precision)
+
+    def _zeros(self, tp: int, expert: int, pp: int, precision: Precision) -> tuple[int, ...]:
+        # one rank has nothing to share: all of them are one
+        single = self.job.world == tp * pp == expert * pp and self.fixed.zero is None
+        key = (pp == 1, single, precision)
+        found = self._sharded.get(key)
+        if found is None:
+            sharded = self.engine.zero if pp == 1 else self.engine.zero_with_stages
+            left = kept(sharded[:1] if single else sharded, self.fixed.zero)
+            found = tuple(zero for zero in left if self.prices.has(precision, zero))
+            self._sharded[key] = found
+        return found
 
     def chunks(self, choice: Choice) -> tuple[int, ...]:
         """Return the numbers of chunks of a stage."""
@@ -114,18 +120,20 @@ class Openings:
 
     def _number(self, space: Space, degrees: Degrees) -> int:
         laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
-        ways = np.array([(one.ep, one.etp) for one in space.ways])[degrees.way]
-        rows = np.column_stack([laid, ways, degrees.batch])
+        expert = np.array([one.ep * one.etp for one in space.ways])[degrees.way]
+        rows = np.column_stack([laid, expert, degrees.batch])
         words: dict[tuple[int, bool], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
-            tp, cp, size, ep, etp, batch = map(int, row)
-            degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
-            for choice in self.stages(degree):
-                key = (choice.pp, self.prices.micro_batches(choice) % choice.pp == 0)
+            tp, cp, size, ranks, batch = map(int, row)
+            degree = Choice(tp=tp, cp=cp, ep=ranks, micro_batch=size, global_batch=batch)
+            for pp in self.prices.stages(degree, self.fixed):
+                rounds = batch * tp * cp * pp // (size * self.job.world)
+                key = (pp, rounds % pp == 0)
                 if key not in words:
-                    words[key] = sum(map(self._words_of, self._longest(choice)))
-                total += int(times) * len(self.zeros(choice)) * words[key]
+                    words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
+                shardings = self._zeros(tp, ranks, pp, degree.precision)
+                total += int(times) * len(shardings) * words[key]
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
