@@ -28,6 +28,7 @@ from autopar.memory.launch import (
     default_attention,
 )
 from autopar.memory.recipes import Keeper, Zero
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass
 from search.uniform.choice import (
     FULL,
@@ -67,8 +68,9 @@ class EngineSpace:
     title: str
     stack: str
     """Whose kernels and host code it is timed with."""
-    pipelines: bool
-    """It has stages, and chunks of them."""
+    schedules: tuple[Schedule, ...]
+    """Of its pipelines, in the order in which equally fast launches are ranked; none: it has no
+    stages."""
     context: bool
     experts: bool
     """It spreads experts over ranks."""
@@ -110,6 +112,7 @@ def _degrees(job: Job, choice: Choice) -> Degrees:
         sequence_parallel=choice.tp > 1,
         chunks=choice.chunks,
         overlap_experts=choice.overlap_experts,
+        schedule=None if choice.schedule in ("1f1b", "interleaved") else choice.schedule,
     )
 
 
@@ -357,7 +360,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         name="megatron",
         title="Megatron-LM",
         stack="megatron-core",
-        pipelines=True,
+        schedules=("1f1b", "interleaved"),
         context=True,
         experts=True,
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
@@ -376,7 +379,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         name="torchtitan",
         title="torchtitan",
         stack="torchtitan-eager",
-        pipelines=True,
+        schedules=tuple(name for name in SCHEDULES if "torchtitan" in SCHEDULES[name].engines),
         context=True,
         experts=True,
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
@@ -395,7 +398,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         name="deepspeed",
         title="DeepSpeed",
         stack="torchtitan-eager",
-        pipelines=False,
+        schedules=(),
         context=False,
         experts=False,
         expert_tensor=lambda tp: (tp,),
@@ -414,7 +417,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         name="accelerate",
         title="accelerate",
         stack="torchtitan-eager",
-        pipelines=False,
+        schedules=(),
         context=True,
         experts=False,
         expert_tensor=lambda tp: (tp,),
