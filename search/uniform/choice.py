@@ -7,7 +7,7 @@ what a choice takes is `search.uniform.prices`'s.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal, TypeVar, cast, get_args
 
 from autopar.memory.launch import Chunk, Launch, Recompute
@@ -130,6 +130,17 @@ class Fixed:
     precision: tuple[Precision, ...] = ("bf16",)
     dispatcher: tuple[Dispatcher, ...] | None = None
     overlap_experts: bool | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options that say what is left, precisions apart."""
+        names = {"micro_batch": "micro-batch-size", "overlap_experts": "moe-overlap"}
+        given = [
+            one.name
+            for one in fields(self)
+            if one.name != "precision" and getattr(self, one.name) is not None
+        ]
+        return tuple(names.get(name, name.replace("_", "-")) for name in given)
 
 
 _Value = TypeVar("_Value")

@@ -91,6 +91,8 @@ class EngineSpace:
     launch: Callable[[Job, Choice], Launch]
     refused: Callable[[Job, Choice], Iterator[str]]
     """Yields what it refuses of a choice whose degrees divide."""
+    left_out: tuple[str, ...]
+    """What it can run and a search does not choose, with the option that lets it in, if any."""
 
 
 def launch_of(engine: EngineSpace, job: Job, choice: Choice) -> Launch:
@@ -355,6 +357,9 @@ def _torch_recompute(model: Model) -> tuple[str, ...]:
     return (NONE, FULL)
 
 
+_LAYOUTS = "unequal chunks but those whose longest stage is shortest"
+_BY_LAYER = "degrees that differ by layer (--engine galvatron)"
+
 ENGINES: tuple[EngineSpace, ...] = (
     EngineSpace(
         name="megatron",
@@ -374,6 +379,13 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=True,
         launch=_megatron,
         refused=_megatron_refuses,
+        left_out=(
+            "CUDA graphs, whose memory nobody has counted",
+            "activations on the host (--fine-grained-activation-offloading)",
+            "recomputation of several layers at once (uniform N)",
+            _LAYOUTS,
+            _BY_LAYER,
+        ),
     ),
     EngineSpace(
         name="torchtitan",
@@ -393,6 +405,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=True,
         launch=_torchtitan,
         refused=_torchtitan_refuses,
+        left_out=(
+            "torch.compile, and with it asynchronous tensor parallelism",
+            "recomputation of every n-th layer",
+            _LAYOUTS,
+            _BY_LAYER,
+        ),
     ),
     EngineSpace(
         name="deepspeed",
@@ -412,6 +430,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=False,
         launch=_deepspeed,
         refused=_plain_refuses,
+        left_out=("pipelines", "Ulysses, which is not priced", _BY_LAYER),
     ),
     EngineSpace(
         name="accelerate",
@@ -431,6 +450,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=False,
         launch=_accelerate,
         refused=_plain_refuses,
+        left_out=("torch.compile", "Ulysses, which is not priced", _BY_LAYER),
     ),
 )
 """Trainers with one set of degrees, in the order in which equally fast plans are ranked."""

@@ -97,7 +97,7 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         left(_divisors(world) if engine.context else [1], "cp"),
         left(_divisors(world) if engine.schedules else [1], "pp"),
         left([e for e in _divisors(world) if engine.experts and number % e == 0] or [1], "ep"),
-        left([1, 2, 4, 8, 16, 32, 64], "micro_batch"),
+        fixed.micro_batch or [1, 2, 4, 8, 16, 32, 64],
         job.global_batches,
     )
     for tp, cp, pp, ep, size, batch in degrees:
@@ -308,7 +308,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         pp=_some(draw, stages, 2),
         schedule=schedules,
         ep=_some(draw, [1, 2, 4, 8], 2),
-        micro_batch=_some(draw, [1, 2, 4], 2),
+        micro_batch=_some(draw, [1, 2, 3, 4, 6], 2),
         recompute=tuple(draw.sample(words, min(3, len(words)))),
         precision=("bf16", "fp8") if draw.random() < 0.2 else ("bf16",),
         dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),
