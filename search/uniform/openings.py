@@ -68,11 +68,17 @@ class Openings:
         sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
         data = self.job.world // (choice.tp * choice.pp)
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        if data == of_experts == 1 and self.fixed.zero is None:
-            # one rank has nothing to share: all of them are one
-            sharded = sharded[:1]
         left = kept(sharded, self.fixed.zero)
-        return tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
+        found = tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
+        if data == of_experts == 1 and self.fixed.zero is None:
+            # one rank has nothing to share: all of them are one, which the engine runs
+            found = tuple(zero for zero in found if self._runs(replace(choice, zero=zero)))[:1]
+        return found
+
+    def _runs(self, choice: Choice) -> bool:
+        """Return whether the engine has such a sharding beside these degrees."""
+        alone = replace(choice, overlap_experts=False)
+        return next(self.engine.refused(self.job, alone), None) is None
 
     def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
         """Return a choice of stages with each schedule and number of chunks that may be best."""
