@@ -74,8 +74,8 @@ class EngineSpace:
     context: bool
     experts: bool
     """It spreads experts over ranks."""
-    expert_tensor: Callable[[int], tuple[int, ...]]
-    """Returns the expert tensor degrees beside a tensor degree."""
+    expert_tensor: Callable[[int], tuple[int, ...]] | None
+    """Returns the expert tensor degrees beside a tensor degree; None: any that divides experts."""
     zero: tuple[int, ...]
     zero_with_stages: tuple[int, ...]
     recompute: Callable[[Model], tuple[str, ...]]
@@ -368,7 +368,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         schedules=("1f1b", "interleaved"),
         context=True,
         experts=True,
-        expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
+        expert_tensor=None,
         zero=(0, 1, 3),
         zero_with_stages=(0, 1),
         recompute=_megatron_modules,

@@ -51,6 +51,7 @@ class Openings:
         self.words = np.array(
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
+        self._zeros: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
@@ -65,14 +66,20 @@ class Openings:
 
     def zeros(self, choice: Choice) -> tuple[int, ...]:
         """Return the shardings over data ranks."""
-        sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
         data = self.job.world // (choice.tp * choice.pp)
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        if data == of_experts == 1 and self.fixed.zero is None:
-            # one rank has nothing to share: all of them are one
-            sharded = sharded[:1]
-        left = kept(sharded, self.fixed.zero)
-        return tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
+        key = (choice.precision, choice.pp > 1, data == of_experts == 1)
+        found = self._zeros.get(key)
+        if found is None:
+            sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
+            if data == of_experts == 1 and self.fixed.zero is None:
+                # one rank has nothing to share: all of them are one
+                sharded = sharded[:1]
+            left = kept(sharded, self.fixed.zero)
+            found = self._zeros[key] = tuple(
+                zero for zero in left if self.prices.has(replace(choice, zero=zero))
+            )
+        return found
 
     def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
         """Return a choice of stages with each schedule and number of chunks that may be best."""
@@ -152,13 +159,14 @@ class Openings:
 
     def _number(self, space: Space, degrees: Degrees) -> int:
         laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
-        ways = np.array([(one.ep, one.etp) for one in space.ways])[degrees.way]
+        # of the degrees of experts it is their product that stages and shardings depend on
+        ways = np.array([one.ep * one.etp for one in space.ways])[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
         words: dict[tuple[int, int], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
-            tp, cp, size, ep, etp, batch = map(int, row)
-            degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
+            tp, cp, size, ep, batch = map(int, row)
+            degree = Choice(tp=tp, cp=cp, ep=ep, micro_batch=size, global_batch=batch)
             for choice in self.stages(degree):
                 key = (choice.pp, self.prices.micro_batches(choice))
                 if key not in words:

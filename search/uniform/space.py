@@ -83,7 +83,10 @@ class Space:
         if experts is not None:
             if engine.experts:
                 expert = [ep for ep in divisors(job.world) if experts.number % ep == 0]
-            splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
+            if engine.expert_tensor is None:
+                splits = [etp for etp in divisors(job.world) if experts.ffn % etp == 0]
+            else:
+                splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
         found = []
         for precision, ep, etp in product(engine.precisions(job.gpu), expert, splits):
             dispatchers = engine.dispatchers if ep > 1 else engine.dispatchers[:1]
@@ -121,8 +124,9 @@ class Space:
 
     def _goes(self, way: Ways, laid: Laid) -> bool:
         """Return whether the engine runs these degrees, of one stage."""
+        beside = self.prices.engine.expert_tensor
         mixture = self.prices.job.model.experts is not None
-        if mixture and way.etp not in self.prices.engine.expert_tensor(laid.tp):
+        if mixture and beside is not None and way.etp not in beside(laid.tp):
             return False
         key = (laid.tp, laid.cp, way.ep, way.etp, way.overlap)
         found = self._legal.get(key)
