@@ -68,18 +68,23 @@ class Openings:
         """Return the shardings over data ranks."""
         data = self.job.world // (choice.tp * choice.pp)
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        key = (choice.precision, choice.pp > 1, data == of_experts == 1)
+        key = (choice.precision, choice.pp > 1)
         found = self._zeros.get(key)
         if found is None:
             sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
-            if data == of_experts == 1 and self.fixed.zero is None:
-                # one rank has nothing to share: all of them are one
-                sharded = sharded[:1]
             left = kept(sharded, self.fixed.zero)
             found = self._zeros[key] = tuple(
                 zero for zero in left if self.prices.has(replace(choice, zero=zero))
             )
+        if data == of_experts == 1 and self.fixed.zero is None:
+            # one rank has nothing to share: all of them are one, which the engine runs
+            found = tuple(zero for zero in found if self._runs(replace(choice, zero=zero)))[:1]
         return found
+
+    def _runs(self, choice: Choice) -> bool:
+        """Return whether the engine has such a sharding beside these degrees."""
+        alone = replace(choice, overlap_experts=False)
+        return next(self.engine.refused(self.job, alone), None) is None
 
     def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
         """Return a choice of stages with each schedule and number of chunks that may be best."""
@@ -159,14 +164,17 @@ class Openings:
 
     def _number(self, space: Space, degrees: Degrees) -> int:
         laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
-        # of the degrees of experts it is their product that stages and shardings depend on
-        ways = np.array([one.ep * one.etp for one in space.ways])[degrees.way]
+        # where any degrees of experts go together, all else depends on their product
+        whole = self.engine.expert_tensor is None
+        ways = np.array(
+            [(one.ep * one.etp, 1) if whole else (one.ep, one.etp) for one in space.ways]
+        )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
         words: dict[tuple[int, int], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
-            tp, cp, size, ep, batch = map(int, row)
-            degree = Choice(tp=tp, cp=cp, ep=ep, micro_batch=size, global_batch=batch)
+            tp, cp, size, ep, etp, batch = map(int, row)
+            degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
             for choice in self.stages(degree):
                 key = (choice.pp, self.prices.micro_batches(choice))
                 if key not in words:

@@ -29,7 +29,7 @@ from search.uniform.layout import layouts
 from search.uniform.prices import Prices
 from search.uniform.solve import Uniform
 
-__all__ = ["Priced", "Question", "every_choice", "question"]
+__all__ = ["Priced", "Question", "every_choice", "question", "small_model"]
 
 _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
 
@@ -130,8 +130,13 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
     spread = one.ep > 1
     zeros = engine.zero if one.pp == 1 else engine.zero_with_stages
     if job.world == one.tp * one.pp == one.ep * one.etp * one.pp and fixed.zero is None:
-        # without data ranks all shardings are one launch
-        zeros = zeros[:1]
+        # without data ranks all shardings are one launch: the first that there is
+        zeros = [
+            zero
+            for zero in zeros
+            if prices.has(replace(one, zero=zero))
+            and not [*engine.refused(job, replace(one, zero=zero))]
+        ][:1]
     for precision, dispatcher, overlap, zero, (schedule, vpp) in itertools.product(
         [p for p in engine.precisions(job.gpu) if p in fixed.precision],
         [d for d in engine.dispatchers if not fixed.dispatcher or d in fixed.dispatcher]
@@ -223,7 +228,7 @@ def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
 # Questions
 
 
-def _model(draw: random.Random) -> Model:
+def small_model(draw: random.Random) -> Model:
     layers = draw.choice([2, 3, 4, 4, 6, 8])
     heads, width = draw.choice([(4, 64), (8, 64), (8, 128), (16, 64)])
     hidden = draw.choice([512, 1024, 2048])
@@ -293,7 +298,7 @@ def question(seed: int, *, most: int = 120) -> Question:
 
 def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     engine = draw.choice([ENGINES[0], ENGINES[0], *ENGINES])
-    model = _model(draw)
+    model = small_model(draw)
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
     if seed % 4 == 3:
