@@ -90,8 +90,8 @@ class Unit:
 def degrees_of(choice: Choice) -> tuple[object, ...]:
     """Return what choices of one unit have in common."""
     return (
-        *(choice.tp, choice.cp, choice.ep, choice.etp, choice.micro_batch, choice.precision),
-        *(choice.dispatcher, choice.overlap_experts),
+        *(choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp, choice.micro_batch),
+        *(choice.precision, choice.dispatcher, choice.overlap_experts),
     )
 
 
@@ -183,6 +183,7 @@ class Prices:
         job = replace(
             self.base(plain),
             cp=plain.cp,
+            heads_exchanged=plain.cp_kind == "a2a",
             dp=dp,
             gpus=plain.tp * plain.cp * dp,
             ep=plain.ep,

@@ -99,8 +99,11 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         left([e for e in _divisors(world) if engine.experts and number % e == 0] or [1], "ep"),
         fixed.micro_batch or [1, 2, 4, 8, 16, 32, 64],
         job.global_batches,
+        ["ring", "a2a"] if engine.name == "megatron" else ["ring"],
     )
-    for tp, cp, pp, ep, size, batch in degrees:
+    for tp, cp, pp, ep, size, batch, kind in degrees:
+        if (cp == 1 and kind != "ring") or (cp > 1 and kind not in (fixed.cp_kind or [kind])):
+            continue
         if world % (tp * cp * pp) or model.attention.heads % tp or pp > model.num_layers:
             continue
         if cp > 1 and job.seq % (2 * cp):
@@ -112,7 +115,10 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         for etp in left(_splits(engine, job, tp), "etp"):
             if (tp * cp * dp) % (ep * etp):
                 continue
-            one = Choice(tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
+            one = Choice(
+                tp=tp, cp=cp, cp_kind=kind, pp=pp, ep=ep, etp=etp, micro_batch=size,
+                global_batch=batch,
+            )  # fmt: skip
             yield from _settings(prices, one, fixed, micro_batches)
 
 
@@ -321,7 +327,8 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         words += ["block 1", "block 2"]
     fixed = Fixed(
         tp=_some(draw, [1, 2, 4], 2),
-        cp=_some(draw, [1, 1, 2], 2),
+        cp=_some(draw, [1, 2, 2], 2),
+        cp_kind=draw.choice([None, None, ("ring",), ("a2a",)]),
         pp=_some(draw, stages, 2),
         schedule=schedules,
         ep=_some(draw, [1, 2, 4, 8], 2),
