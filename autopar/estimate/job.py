@@ -225,6 +225,8 @@ class Job:
     """One of the card's kernels, or "unfused"; None: what the stack uses."""
     ring_balanced: bool = True
     """Context-parallel ranks have equal shares of a causal triangle."""
+    heads_exchanged: bool = False
+    """Context-parallel ranks exchange heads for tokens around attention (Ulysses), no ring."""
     low_precision_attention: bool = False
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: of parts of layers, or of the whole iteration."""

@@ -167,11 +167,12 @@ class KnownLayers:
         """
         if block.attention is None or block.mlp is None or block.cross_tokens is not None:
             return layer_times(self._machine, job, block)
+        # attention knows nothing of experts, and an MLP nothing of how heads and tokens are laid
         plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(plain, replace(block, mlp=None))
         other = replace(block, attention=None, mamba=None)
         if isinstance(block.mlp, Mlp):
-            second = self._half(plain, other)
+            second = self._half(replace(plain, heads_exchanged=False), other)
         else:
             second = self._half(_routed_alone(job, block.mlp), other)
         return LayerTimes(
@@ -220,7 +221,9 @@ def _routed_alone(job: Job, experts: Experts) -> Job:
     narrow = job.precision not in ("bf16", "fp16", "fp32")
     if experts.shared_width or experts.latent or rest or narrow or not scattered:
         return job
-    return replace(job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False)
+    return replace(
+        job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False, heads_exchanged=False
+    )
 
 
 def _together(one: Sends, other: Sends) -> Sends:

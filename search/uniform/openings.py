@@ -167,7 +167,11 @@ class Openings:
 
     def _number(self, space: Space, degrees: Degrees) -> int:
         laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
-        ways = np.array([(one.ep, one.etp) for one in space.ways])[degrees.way]
+        # where any degrees of experts go together, all else depends on their product
+        whole = self.engine.expert_tensor is None
+        ways = np.array(
+            [(one.ep * one.etp, 1) if whole else (one.ep, one.etp) for one in space.ways]
+        )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
         words: dict[tuple[int, int], int] = {}
         total = 0

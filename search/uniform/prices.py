@@ -98,7 +98,7 @@ def degrees_of(choice: Choice) -> tuple[object, ...]:
 
 def _attention_of(choice: Choice) -> tuple[object, ...]:
     """Return what a layer without experts depends on."""
-    return choice.tp, choice.cp, choice.micro_batch, choice.precision
+    return choice.tp, choice.cp, choice.cp_kind, choice.micro_batch, choice.precision
 
 
 class Prices:
@@ -191,6 +191,7 @@ class Prices:
         job = replace(
             self.base(plain),
             cp=plain.cp,
+            heads_exchanged=plain.cp_kind == "a2a",
             dp=dp,
             gpus=plain.tp * plain.cp * dp,
             ep=plain.ep,
