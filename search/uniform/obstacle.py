@@ -11,10 +11,16 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from autopar.errors import InputError
 from autopar.memory.launch import chunks_of_sizes
+from autopar.pipeline.schedules import (
+    SCHEDULES,
+    SHORT_NAMES,
+    Engine as Trainer,
+    schedule_problem,
+)
 from autopar.records import dataclass
 from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed
@@ -28,8 +34,8 @@ _Values = Mapping[str, Any]
 
 _GRID = ("tp", "cp", "pp", "dp")
 _ORDER = (
-    *("precision", "recompute", "pp", "tp", "cp", "dp", "vpp", "global_batch", "micro_batch"),
-    *("etp", "ep", "zero", "dispatcher", "overlap_experts"),
+    *("precision", "recompute", "pp", "tp", "cp", "dp", "schedule", "vpp", "global_batch"),
+    *("micro_batch", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
 )
 """In which values are tried: what many rules are of comes first."""
 _NEAREST = 2
@@ -85,14 +91,14 @@ def _context(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
 
 def _stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     pp, layers = values["pp"], job.model.num_layers
-    if pp > 1 and not engine.pipelines:
+    if pp > 1 and not engine.schedules:
         yield f"{engine.title} has no pipeline stages, and pp is {pp}"
     if pp > layers:
         yield f"pp {pp} is more than {layers} layers"
 
 
 def _chunks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    if values["vpp"] > 1 and not engine.pipelines:
+    if values["vpp"] > 1 and not engine.schedules:
         yield f"{engine.title} has no pipeline stages, and vpp {values['vpp']} is of chunks of them"
 
 
@@ -102,6 +108,41 @@ def _chunks_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Iterato
         yield f"vpp {vpp} is of chunks of pipeline stages, and pp is 1"
     if pp * vpp > max(pp, layers):
         yield f"pp {pp} * vpp {vpp} = {pp * vpp} chunks are more than {layers} layers"
+
+
+def _schedule(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    schedule = values["schedule"]
+    if schedule != "1f1b" and schedule not in engine.schedules:
+        yield f"{engine.title} has no {SCHEDULES[schedule].title} schedule"
+
+
+def _schedule_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    schedule, pp = values["schedule"], values["pp"]
+    if schedule != "1f1b" and pp == 1:
+        yield f"schedule {SHORT_NAMES[schedule]} is of pipeline stages, and pp is 1"
+
+
+def _schedule_of_chunks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    # with as many micro-batches as any schedule wants
+    if values["pp"] > 1:
+        yield from _order(engine, values, 2 * values["pp"])
+
+
+def _schedule_of_rounds(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    if values["pp"] > 1:
+        yield from _order(engine, values, _rounds(values))
+
+
+def _order(engine: EngineSpace, values: _Values, micro_batches: int) -> Iterator[str]:
+    problem = schedule_problem(
+        values["schedule"],
+        stages=values["pp"],
+        chunks=values["vpp"],
+        micro_batches=micro_batches,
+        engine=cast(Trainer, engine.name),
+    )
+    if problem is not None:
+        yield problem
 
 
 def _rounds(values: _Values) -> int:
@@ -126,19 +167,10 @@ def _enough(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
         )
 
 
-def _groups(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    number, pp, vpp = _rounds(values), values["pp"], values["vpp"]
-    if vpp > 1 and number % pp:
-        yield (
-            f"pp {pp} does not divide {number} micro-batches (micro-batch {values['micro_batch']}, "
-            f"dp {values['dp']}), and vpp {vpp} takes them in groups of pp"
-        )
-
-
 def _micro_batch(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    size = values["micro_batch"]
-    if size not in MICRO_BATCHES:
-        yield f"micro-batches of {size} are not tried"
+    size, most = values["micro_batch"], max(job.global_batches)
+    if size > most:
+        yield f"micro-batch {size} is more than the global batch {most}"
 
 
 def _experts(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
@@ -159,7 +191,8 @@ def _split_experts(engine: EngineSpace, job: Job, values: _Values) -> Iterator[s
         if etp > 1:
             yield f"{job.name} has no experts, and etp is {etp}"
         return
-    if etp in engine.expert_tensor(tp):
+    # where a trainer splits experts as it likes, its own rule is of their width
+    if engine.expert_tensor is None or etp in engine.expert_tensor(tp):
         return
     if engine.experts:
         yield f"etp {etp} is neither 1 nor tp {tp}"
@@ -265,12 +298,15 @@ _RULES = (
     _Rule(names=("cp",), broken=_context),
     _Rule(names=("pp",), broken=_stages),
     _Rule(names=("vpp",), broken=_chunks),
+    _Rule(names=("schedule",), broken=_schedule),
     _Rule(names=("ep",), broken=_experts),
     _Rule(names=("zero",), broken=_sharding),
     _Rule(names=("micro_batch",), broken=_micro_batch),
     _Rule(names=("precision", "zero"), broken=_trains),
     _Rule(names=_GRID, broken=_grid, partial=True),
     _Rule(names=("vpp", "pp"), broken=_chunks_of_stages),
+    _Rule(names=("schedule", "pp"), broken=_schedule_of_stages),
+    _Rule(names=("schedule", "vpp", "pp"), broken=_schedule_of_chunks),
     _Rule(names=("zero", "pp"), broken=_sharding_of_stages),
     _Rule(names=("recompute", "pp", "vpp"), broken=_blocks),
     _Rule(names=("etp", "tp"), broken=_split_experts),
@@ -279,10 +315,13 @@ _RULES = (
     _Rule(names=("overlap_experts", "ep"), broken=_overlapped),
     _Rule(names=("global_batch", "micro_batch", "dp"), broken=_batch),
     _Rule(names=("global_batch", "micro_batch", "dp", "pp"), broken=_enough),
-    _Rule(names=("global_batch", "micro_batch", "dp", "pp", "vpp"), broken=_groups),
+    _Rule(
+        names=("global_batch", "micro_batch", "dp", "pp", "vpp", "schedule"),
+        broken=_schedule_of_rounds,
+    ),
     _Rule(
         names=(
-            *("overlap_experts", "recompute", "dispatcher", "precision", "zero", "vpp"),
+            *("overlap_experts", "recompute", "dispatcher", "precision", "zero", "vpp", "schedule"),
             *("etp", "ep", "tp", "cp", "pp", "dp"),
         ),
         broken=_refused,
@@ -295,7 +334,7 @@ _SURELY = (*_RULES, _Rule(names=("recompute", "pp", "vpp"), broken=_even))
 # --------------------------------------------------------------------------------------------------
 # Combinations
 
-_NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "etp": ("tp",)}
+_NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "schedule": ("pp",), "etp": ("tp",)}
 """Of free values, those that they are made of."""
 
 
@@ -389,8 +428,12 @@ class _Trial:
             return (job.world // (values["tp"] * values["cp"] * values["pp"]),)
         if name == "vpp":
             return range(1, job.model.num_layers // values["pp"] + 1) if values["pp"] > 1 else (1,)
-        if name == "etp":
-            return (1,) if job.model.experts is None else engine.expert_tensor(values["tp"])
+        if name == "schedule" and values["pp"] == 1:
+            return ("1f1b",)
+        if name == "etp" and job.model.experts is None:
+            return (1,)
+        if name == "etp" and engine.expert_tensor is not None:
+            return engine.expert_tensor(values["tp"])
         if name in ("recompute", "overlap_experts"):
             # what asks least of all else
             return (NONE,) if name == "recompute" else (False,)
@@ -410,7 +453,13 @@ def _fixed(job: Job, fixed: Fixed) -> dict[str, tuple[Any, ...]]:
 
 def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
     """Return the values that something can have at all."""
-    ranks = {"tp": True, "cp": engine.context, "pp": engine.pipelines, "dp": True, "etp": True}
+    ranks = {
+        "tp": True,
+        "cp": engine.context,
+        "pp": bool(engine.schedules),
+        "dp": True,
+        "etp": True,
+    }
     if name in ranks:
         return divisors(job.world) if ranks[name] else (1,)
     if name == "ep":
@@ -423,6 +472,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
         "vpp": range(1, job.model.num_layers + 1),
         "micro_batch": MICRO_BATCHES,
         "zero": engine.zero,
+        "schedule": engine.schedules or ("1f1b",),
         "precision": engine.precisions(job.gpu),
         "dispatcher": engine.dispatchers,
         "overlap_experts": (False, True),
@@ -457,6 +507,8 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     if name == "overlap_experts":
         return "--no-moe-overlap" if values and not values[0] else "--moe-overlap"
     names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz"}
+    if name == "schedule":
+        values = [SHORT_NAMES[value] for value in values]
     ordered = sorted(values) if all(isinstance(value, int) for value in values) else values
     # a word such as `block 4` has a space in it
     texts = [f"'{value}'" if " " in str(value) else str(value) for value in ordered]
@@ -501,6 +553,6 @@ def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> lis
         # blocks instead of blocks, modules instead of modules
         block = given[0].startswith("block ")
         return sorted(others, key=lambda word: word.startswith("block ") != block)
-    if name in ("zero", "precision", "dispatcher", "overlap_experts"):
+    if name in ("zero", "schedule", "precision", "dispatcher", "overlap_experts"):
         return others
     return sorted(others, key=lambda value: min(abs(math.log(value / one)) for one in given))

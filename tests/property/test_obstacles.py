@@ -18,6 +18,7 @@ from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.card import load_card
 from autopar.estimate.layer import machine_of
 from autopar.estimate.stack import load_stack
+from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, Facts
 from search.check.assessment import Target
 from search.uniform.choice import Fixed, Training
 from search.uniform.engines import ENGINES, EngineSpace, Job
@@ -50,10 +51,11 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         gpu=draw.choice(_CARDS),
         training=draw.choice([Training(), Training(), Training(), *_TRAINED]),
     )
-    degrees = [1, 1, 2, 2, 3, 4, 5, 8, 16]
+    degrees: list[object] = [1, 1, 2, 2, 3, 4, 5, 8, 16]
     values: dict[str, list[object]] = {
         **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "etp", "vpp"), degrees),
-        "micro_batch": [1, 2, 4, 16, 64],
+        "micro_batch": [1, 2, 3, 4, 6, 16, 64],
+        "schedule": ["1f1b", *SCHEDULES],
         "zero": [0, 1, 2, 3],
         "recompute": ["none", "full", "op", "block 1", "block 3", "core_attn", "mla_up_proj+moe"],
         "dispatcher": ["alltoall", "flex"],
@@ -131,6 +133,8 @@ def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
     last: Any = int(values[-1]) if values[-1].isdigit() else values[-1]
     if name == "global_batch":
         return replace(job, global_batches=(last,)), fixed
+    if name == "schedule":
+        last = next(one for one, short in SHORT_NAMES.items() if short == last)
     changed: Any = {name: (last,)}
     return job, replace(fixed, **changed)
 
@@ -157,6 +161,10 @@ def _product(words: str) -> int:
 
 
 _Holds = Callable[..., bool]
+
+
+def _named(title: str) -> Facts:
+    return next(facts for facts in SCHEDULES.values() if facts.title == title)
 
 
 def _divides(of: Callable[[Job], int]) -> _Holds:
@@ -206,12 +214,31 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
         ),
     ),
     (
-        r"pp (\d+) does not divide (\d+) .* \(micro-batch (\d+), dp (\d+)\), and vpp (\d+) .*",
-        lambda engine, job, pp, number, size, dp, vpp: (
-            int(number) * int(size) * int(dp) in job.global_batches
-            and int(number) % int(pp) != 0
-            and int(vpp) > 1
+        r"micro-batch (\d+) is more than the global batch (\d+)",
+        lambda engine, job, size, batch: int(size) > int(batch) == max(job.global_batches),
+    ),
+    (
+        r"(?:\S+|Megatron-LM) has no (.*) schedule",
+        lambda engine, job, title: engine.name not in _named(title).engines,
+    ),
+    (
+        r"schedule (\S+) is of pipeline stages, and pp is 1",
+        lambda engine, job, name: name != "1f1b",
+    ),
+    (
+        r"(.*) has (\d)( or more)? chunks a stage, not (\d+)",
+        lambda engine, job, title, least, more, chunks: (
+            _named(title).least_chunks == int(least)
+            and (int(chunks) < int(least) or (not more and chunks != least))
         ),
+    ),
+    (
+        r".*: micro-batches\((\d+)\) % .*stages\((\d+)\) = (\d+) != 0",
+        lambda engine, job, number, rounds, rest: int(number) % int(rounds) == int(rest) != 0,
+    ),
+    (
+        r"DualPipeV needs as many micro-batches\((\d+)\) as .* 2 \* stages\((\d+)\) = (\d+)",
+        lambda engine, job, number, stages, parts: int(number) < int(parts) == 2 * int(stages),
     ),
     (
         r"pp (\d+) is more than (\d+) layers",
@@ -266,7 +293,7 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
         lambda engine, job, precision, gpu: (
             gpu == job.gpu
             and (
-                not engine.pipelines
+                not engine.schedules
                 or gpu == "a100-80gb"
                 or precision in {"h100-80gb": ("mxfp8", "nvfp4")}.get(gpu, ("fp8-blockwise",))
                 or engine.name == "torchtitan"
