@@ -15,8 +15,9 @@ from typing import Any
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
-from autopar.memory.launch import Launch, Model
+from autopar.memory.launch import Degrees, Launch, Model, chunks_of_sizes
 from autopar.memory.profile import launch_model
+from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
 from autopar.records import dataclass
 from autopar.training.launch_settings import settings_of, with_settings
 from search.check.read import read_checked, trainer_of
@@ -29,6 +30,7 @@ from search.uniform.choice import BASES, FULL, NONE, Choice, Precision, recomput
 from search.uniform.engines import EngineSpace, engine_space, launch_of
 from search.writing.differences import losses_of, without_effect
 from search.writing.place import Engine
+from search.writing.stages import parts_in_order
 
 __all__ = ["ImportedLaunch", "TakenOver", "choice_of", "import_launch", "taken_over"]
 
@@ -241,6 +243,7 @@ def choice_of(launch: Launch) -> Choice:
         etp=degrees.etp,
         pp=degrees.pp,
         vpp=degrees.vpp,
+        schedule=degrees.pipeline,
         micro_batch=launch.micro_batch,
         zero=_ZERO[launch.optimizer.sharding] if trainer is None else trainer.zero,
         recompute=recompute,
@@ -276,7 +279,7 @@ def taken_over(
     """
     space = engine_space(engine)
     near, losses = choice, list[str]()
-    for changes, sentence in _adapted(question, choice, space):
+    for changes, sentence in _adapted(question, launch.degrees, choice, space):
         near = replace(near, **changes)
         losses.append(f"{space.title} has no {sentence}")
     try:
@@ -304,7 +307,7 @@ def _shown(value: object) -> str:
 
 
 def _adapted(
-    question: Question, choice: Choice, space: EngineSpace
+    question: Question, degrees: Degrees, choice: Choice, space: EngineSpace
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield changes of a choice that a trainer does not have, and what it does not have.
 
@@ -312,7 +315,7 @@ def _adapted(
     """
     model = question.job.model
     ranks = {
-        "pipeline stages": (choice.pp, space.pipelines),
+        "pipeline stages": (choice.pp, bool(space.schedules)),
         "context ranks": (choice.cp, space.context),
         "expert ranks": (choice.ep, space.experts),
     }
@@ -322,6 +325,18 @@ def _adapted(
                 f"{space.title} has no {what}, and the launch has {number}",
                 remedy=f"search again with --engine {space.name}",
             )
+    if choice.pp > 1 and choice.schedule not in space.schedules:
+        schedule = schedule_of_chunks(choice.vpp)
+        # the same layers in the same parts, which lie on other stages
+        parts = parts_in_order(degrees)
+        chunks = chunks_of_sizes(
+            [len(layers) for _, layers, _, _ in parts],
+            choice.pp,
+            mtp=[further for _, _, further, _ in parts],
+            schedule=schedule,
+        )
+        told = f"schedule {SCHEDULES[choice.schedule].title}: {SCHEDULES[schedule].title}"
+        yield {"schedule": schedule, "chunks": chunks}, told
     if model.experts is not None and choice.etp not in space.expert_tensor(choice.tp):
         etp = space.expert_tensor(choice.tp)[-1]
         yield {"etp": etp}, f"expert tensor degree {choice.etp} beside tp {choice.tp}: {etp}"

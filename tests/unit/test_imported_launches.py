@@ -65,6 +65,7 @@ SPEED = searched("deepspeed", zero=3, recompute="full")
         ("torchtitan", replace(TITAN, trainer=TorchTrainer(
             keeper="torchtitan", zero=2, repeated_heads=True, compiled=True, replicas=2,
             checkpoint="layers", every=2))),
+        ("torchtitan", searched("torchtitan", pp=2, vpp=2, schedule="dual_pipe_v", zero=3)),
         ("deepspeed", SPEED),
         ("deepspeed", replace(SPEED, adapters=Adapters(rank=8, targets=frozenset({"query"})))),
         ("accelerate", searched("accelerate", zero=2, tp=2)),
@@ -211,6 +212,9 @@ def launch_file(launch: Launch, engine: Engine) -> str:
         ("torchtitan", {"pp": 2, "zero": 3, "recompute": "op"}, "megatron",
          ["Megatron-LM has no ZeRO-3 there: ZeRO-1",
           "Megatron-LM has no recomputation of op: full"]),
+        ("torchtitan", {"pp": 2, "vpp": 2, "schedule": "zero_bubble_v", "zero": 3}, "megatron",
+         ["Megatron-LM has no schedule ZBV: interleaved 1F1B",
+          "Megatron-LM has no ZeRO-3 there: ZeRO-1"]),
         ("torchtitan", {"zero": 3, "precision": "fp8"}, "deepspeed",
          ["DeepSpeed has no fp8 products: bf16"]),
         ("accelerate", {"zero": 3}, "torchtitan", []),

@@ -40,7 +40,12 @@ def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
     space = next(one for one in ENGINES if one.name == engine)
     sizes = launch_model(load_spec(model))
     usual = {"zero": 1 if engine in ("megatron", "deepspeed") else 2, "global_batch": 64}
-    chunks = even_chunks(sizes.num_layers, choice.get("pp", 1), choice.get("vpp", 1))
+    chunks = even_chunks(
+        sizes.num_layers,
+        choice.get("pp", 1),
+        choice.get("vpp", 1),
+        schedule=choice.get("schedule"),
+    )
     job = Job(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
     return launch_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
 
