@@ -401,7 +401,8 @@ def _export_launch(own: ExportSpec) -> int:
     )
     found = written(handed.launch, engine=cast(Any, engine), place=place)
     losses = (*handed.losses, *found.losses)
-    kept = bool(losses) and not own.allow_approx
+    # its own trainer runs a launch as it can, another one only as it was
+    kept = bool(losses) and engine != stored.engine and not own.allow_approx
     folder = Path(own.out or f"exports/{engine}")
     texts = {**found.files, LAUNCH: found.launch} if own.out != "none" else {}
     targets = {} if kept else {folder / name: text for name, text in texts.items()}

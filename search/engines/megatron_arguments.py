@@ -117,6 +117,7 @@ _WAYS = {
     "a2a": (True, False),
     "a2a+p2p": (True, True),
     # priced as the ring, and so never written: a plan has one kind of context parallelism
+    "all_gather": (False, True),
     "allgather": (False, True),
 }
 """Word of `cp-comm-type`: whether a layer has Ulysses, and whether it has a ring."""
@@ -593,7 +594,7 @@ def _strategies(
     unknown = [kind for kind in kinds if kind not in _WAYS]
     if unknown:
         raise arguments.fail(
-            flag, f"expected p2p, allgather, a2a or a2a+p2p, got {shorten(unknown[0])}"
+            flag, f"expected p2p, all_gather, a2a or a2a+p2p, got {shorten(unknown[0])}"
         )
     exchanges = any(kind.startswith("a2a") for kind in kinds)
     if exchanges and tensor > 1:

@@ -118,6 +118,32 @@ def test_bash_makes_the_arguments_that_were_meant(tmp_path: Path) -> None:
     assert flags.keys() == own.keys()
 
 
+def test_routers_of_shipped_mixtures_are_written_by_their_shipped_names() -> None:
+    """DeepSeek-V3 as it is published: sigmoids with a bias, four of eight groups, times 2.5."""
+    launch = searched("megatron", "deepseek-v3", ep=8)
+
+    text = written(launch, engine="megatron", place=replace(NODE, model="deepseek-v3")).files[
+        "megatron_args.sh"
+    ]
+
+    for flag in (
+        "moe-router-score-function sigmoid",
+        "moe-router-enable-expert-bias",
+        "moe-router-num-groups 8",
+        "moe-router-group-topk 4",
+        "moe-router-topk-scaling-factor 2.5",
+    ):
+        assert f"--{flag}\n" in text
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite"])
+def test_shipped_mixtures_are_flavours_of_torchtitan(model: str) -> None:
+    """Their sizes are those of the flavours, and come from one place."""
+    launch = searched("torchtitan", model, ep=8)
+
+    assert written(launch, engine="torchtitan", place=NODE).losses == ()
+
+
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed", "accelerate"])
 def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
     """What is printed to be run is read by bash without a complaint."""
