@@ -217,6 +217,9 @@ class Job:
     sequence_parallel: bool = False
     zero: int = 0
     """What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights as well."""
+    replicas: int = 1
+    """Copies of what is sharded (HSDP, instances of a distributed optimizer): neighbouring ranks
+    shard, and gradients are summed over copies as well."""
     reshard: bool = True
     """ZeRO-3: weights are gathered again for the backward."""
     precision: Precision = "bf16"
