@@ -217,6 +217,9 @@ class Job:
     sequence_parallel: bool = False
     zero: int = 0
     """What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights as well."""
+    replicas: int = 1
+    """Copies of what is sharded (HSDP, instances of a distributed optimizer): neighbouring ranks
+    shard, and gradients are summed over copies as well."""
     reshard: bool = True
     """ZeRO-3: weights are gathered again for the backward."""
     precision: Precision = "bf16"
@@ -225,6 +228,8 @@ class Job:
     """One of the card's kernels, or "unfused"; None: what the stack uses."""
     ring_balanced: bool = True
     """Context-parallel ranks have equal shares of a causal triangle."""
+    heads_exchanged: bool = False
+    """Context-parallel ranks exchange heads for tokens around attention (Ulysses), no ring."""
     low_precision_attention: bool = False
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: of parts of layers, or of the whole iteration."""
