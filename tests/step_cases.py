@@ -153,6 +153,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         recompute=recompute,
         attention_kernel=kernel,
         ring_balanced=draw.random() < 0.5,
+        heads_exchanged=cp > 1 and draw.random() < 0.3,
         graphs=draw.choice(("none", "none", "partial", "full")),
         overlap_tensor=draw.random() < 0.5,
         overlap_gradients=draw.random() < 0.5,

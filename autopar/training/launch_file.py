@@ -23,6 +23,8 @@ class DegreesEntry(StrictObject):
     """Tensor ranks, with sequence parallelism."""
     cp: int
     """Context ranks."""
+    cp_kind: Literal["ring", "a2a"]
+    """Whether they pass keys and values on, or exchange heads for tokens (Ulysses)."""
     pp: int
     """Pipeline stages."""
     dp: int
@@ -93,6 +95,7 @@ _EXAMPLE: dict[str, Any] = {
         "degrees": {
             "tp": 2,
             "cp": 1,
+            "cp_kind": "ring",
             "pp": 2,
             "dp": 2,
             "ep": 4,

@@ -72,6 +72,7 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         schedule=degrees.schedule,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
+        heads_exchanged=degrees.heads_exchanged,
         **_sharding(launch),
         precision=_precision(precision),
         gathered_bytes=_gathered_bytes(launch),

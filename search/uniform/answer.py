@@ -217,12 +217,25 @@ def open_launches(request: Request) -> Question:
         card=card,
         site=None if inputs.site is None else load_site(inputs.site),
         engines=engines,
-        fixed=fixed_of(request.degrees),
+        fixed=_fixed(request),
         oom_risk=options.oom_risk,
         stack=inputs.stack,
         seconds=None if options.time_limit_s is None else options.time_limit_s / len(engines),
         assumed=tuple(assumed),
     )
+
+
+def _fixed(request: Request) -> Fixed:
+    """Return what a search has to keep to; raises OptionError for what no launch has."""
+    fixed = fixed_of(request.degrees)
+    kind = request.options.cp_kind
+    if "cp-kind" not in request.given:
+        return fixed
+    if kind == "all-gather":
+        raise OptionError(
+            "--cp-kind: all-gather is not priced of launches; take ring or a2a, or leave it out"
+        )
+    return replace(fixed, cp_kind=(kind,))
 
 
 def answer(question: Question, *, top: int = _TOP) -> Answer:

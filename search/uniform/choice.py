@@ -24,6 +24,7 @@ __all__ = [
     "OPTIMIZERS",
     "PRECISIONS",
     "Choice",
+    "ContextKind",
     "Dispatcher",
     "Fixed",
     "OptimizerName",
@@ -40,6 +41,9 @@ Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 per 16 elements (the last two on Blackwell)."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Dispatcher = Literal["alltoall", "flex"]
+ContextKind = Literal["ring", "a2a"]
+"""Context ranks pass keys and values on beside attention (Megatron-LM's `p2p`), or exchange heads
+for tokens around it (Ulysses)."""
 
 NONE, FULL = "none", "full"
 """Recomputation of nothing, and of whole layers."""
@@ -57,6 +61,7 @@ class Choice:
     pp: int = 1
     tp: int = 1
     cp: int = 1
+    cp_kind: ContextKind = "ring"
     ep: int = 1
     etp: int = 1
     vpp: int = 1
@@ -87,7 +92,8 @@ class Choice:
         """Return the degrees as one says them: `tp2 pp8 dp64, v4, ep64, ZeRO-1, micro-batch 1`."""
         dp = world // (self.tp * self.cp * self.pp)
         degrees = [f"tp{self.tp}"] if self.tp > 1 else []
-        degrees += [f"cp{self.cp}"] if self.cp > 1 else []
+        exchanged = " (a2a)" if self.cp_kind == "a2a" else ""
+        degrees += [f"cp{self.cp}{exchanged}"] if self.cp > 1 else []
         degrees += [f"pp{self.pp}"] if self.pp > 1 else []
         degrees += [f"dp{dp}"]
         if experts:
@@ -118,6 +124,7 @@ class Fixed:
 
     tp: tuple[int, ...] | None = None
     cp: tuple[int, ...] | None = None
+    cp_kind: tuple[ContextKind, ...] | None = None
     ep: tuple[int, ...] | None = None
     etp: tuple[int, ...] | None = None
     pp: tuple[int, ...] | None = None

@@ -34,6 +34,7 @@ from search.uniform.choice import (
     FULL,
     NONE,
     Choice,
+    ContextKind,
     Dispatcher,
     Precision,
     Training,
@@ -71,11 +72,12 @@ class EngineSpace:
     schedules: tuple[Schedule, ...]
     """Of its pipelines, in the order in which equally fast launches are ranked; none: it has no
     stages."""
-    context: bool
+    context: tuple[ContextKind, ...]
+    """How its context ranks exchange; none: it has no context ranks."""
     experts: bool
     """It spreads experts over ranks."""
-    expert_tensor: Callable[[int], tuple[int, ...]]
-    """Returns the expert tensor degrees beside a tensor degree."""
+    expert_tensor: Callable[[int], tuple[int, ...]] | None
+    """Returns the expert tensor degrees beside a tensor degree; None: any that divides experts."""
     zero: tuple[int, ...]
     zero_with_stages: tuple[int, ...]
     recompute: Callable[[Model], tuple[str, ...]]
@@ -108,6 +110,7 @@ def _degrees(job: Job, choice: Choice) -> Degrees:
         world=job.world,
         tp=choice.tp,
         cp=choice.cp,
+        heads_exchanged=choice.cp > 1 and choice.cp_kind == "a2a",
         pp=choice.pp,
         ep=choice.ep,
         etp=choice.etp if experts else 1,
@@ -184,6 +187,14 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
     pieces = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
     if job.seq % pieces:
         yield f"sequence({job.seq}) % (tp * 2 cp)({pieces}) = {job.seq % pieces} != 0"
+    if choice.cp > 1 and choice.cp_kind == "a2a":
+        # Transformer Engine's AttnFuncWithCPAndQKVOA2A
+        for heads, name in ((model.attention.heads, "heads"), (groups, "heads of keys and values")):
+            if heads % (choice.tp * choice.cp):
+                rest = heads % (choice.tp * choice.cp)
+                yield f"{name}({heads}) % (tp * cp)({choice.tp * choice.cp}) = {rest} != 0"
+        if model.attention.latent is not None:
+            yield "latent attention exchanges no heads: its queries and values differ in width"
     if model.experts is not None:
         if model.experts.ffn % choice.etp:
             rest = model.experts.ffn % choice.etp
@@ -366,9 +377,9 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="Megatron-LM",
         stack="megatron-core",
         schedules=("1f1b", "interleaved"),
-        context=True,
+        context=("ring", "a2a"),
         experts=True,
-        expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
+        expert_tensor=None,
         zero=(0, 1, 3),
         zero_with_stages=(0, 1),
         recompute=_megatron_modules,
@@ -381,6 +392,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         refused=_megatron_refuses,
         left_out=(
             "CUDA graphs, whose memory nobody has counted",
+            "keys and values that are gathered, or rings of exchanged heads (--cp-comm-type)",
             "activations on the host (--fine-grained-activation-offloading)",
             "recomputation of several layers at once (uniform N)",
             _LAYOUTS,
@@ -392,7 +404,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="torchtitan",
         stack="torchtitan-eager",
         schedules=tuple(name for name in SCHEDULES if "torchtitan" in SCHEDULES[name].engines),
-        context=True,
+        context=("ring",),
         experts=True,
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
         zero=(0, 2, 3),
@@ -417,7 +429,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="DeepSpeed",
         stack="torchtitan-eager",
         schedules=(),
-        context=False,
+        context=(),
         experts=False,
         expert_tensor=lambda tp: (tp,),
         zero=(0, 1, 2, 3),
@@ -437,7 +449,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="accelerate",
         stack="torchtitan-eager",
         schedules=(),
-        context=True,
+        context=("ring",),
         experts=False,
         expert_tensor=lambda tp: (tp,),
         zero=(0, 2, 3),

@@ -48,6 +48,7 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
     return DegreesEntry(
         tp=choice.tp,
         cp=choice.cp,
+        cp_kind=choice.cp_kind,
         pp=choice.pp,
         dp=dp,
         ep=choice.ep,
@@ -211,6 +212,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     choice = Choice(
         tp=entry.tp,
         cp=entry.cp,
+        cp_kind=entry.cp_kind,
         ep=entry.ep,
         etp=entry.etp,
         pp=entry.pp,

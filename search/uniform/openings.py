@@ -51,6 +51,7 @@ class Openings:
         self.words = np.array(
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
+        self._sharded: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
@@ -65,14 +66,22 @@ class Openings:
 
     def zeros(self, choice: Choice) -> tuple[int, ...]:
         """Return the shardings over data ranks."""
-        sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
-        data = self.job.world // (choice.tp * choice.pp)
-        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        left = kept(sharded, self.fixed.zero)
-        found = tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
-        if data == of_experts == 1 and self.fixed.zero is None:
+        return self._zeros(choice, choice.pp)
+
+    def _zeros(self, choice: Choice, pp: int) -> tuple[int, ...]:
+        """Return the same of a choice with other stages."""
+        single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
+        key = (pp == 1, choice.precision)
+        found = self._sharded.get(key)
+        if found is None:
+            sharded = self.engine.zero if pp == 1 else self.engine.zero_with_stages
+            left = kept(sharded, self.fixed.zero)
+            found = tuple(zero for zero in left if self.prices.has(choice.precision, zero))
+            self._sharded[key] = found
+        if single and self.fixed.zero is None:
             # one rank has nothing to share: all of them are one, which the engine runs
-            found = tuple(zero for zero in found if self._runs(replace(choice, zero=zero)))[:1]
+            one = replace(choice, pp=pp)
+            found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
         return found
 
     def _runs(self, choice: Choice) -> bool:
@@ -158,18 +167,22 @@ class Openings:
 
     def _number(self, space: Space, degrees: Degrees) -> int:
         laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
-        ways = np.array([(one.ep, one.etp) for one in space.ways])[degrees.way]
+        # where any degrees of experts go together, all else depends on their product
+        whole = self.engine.expert_tensor is None
+        ways = np.array(
+            [(one.ep * one.etp, 1) if whole else (one.ep, one.etp) for one in space.ways]
+        )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
         words: dict[tuple[int, int], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
             tp, cp, size, ep, etp, batch = map(int, row)
             degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
-            for choice in self.stages(degree):
-                key = (choice.pp, self.prices.micro_batches(choice))
+            for pp in self.prices.stages(degree, self.fixed):
+                key = (pp, batch * tp * cp * pp // (size * self.job.world))
                 if key not in words:
-                    words[key] = sum(map(self._words_of, self._longest(choice)))
-                total += int(times) * len(self.zeros(choice)) * words[key]
+                    words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
+                total += int(times) * len(self._zeros(degree, pp)) * words[key]
         return total
 
     def _longest(self, choice: Choice) -> list[int]:

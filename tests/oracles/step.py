@@ -226,7 +226,8 @@ class _Step:
         kernel = job.attention_kernel or next(n for n in names if n == "unfused" or n in has)
         heads, width = attention.heads / job.tp, attention.width
         if kernel == "unfused":
-            assert job.cp == 1
+            assert job.cp == 1 or job.heads_exchanged
+            heads /= job.cp
             length, many = job.seq, job.micro_batch * heads
             dtype = self.plain()
             products = self.device.product(length, length, width, dtype, many)
@@ -238,7 +239,11 @@ class _Step:
                 2 * products + self.device.moving(12.4 * scores, launches=3),
             )
         kv_heads, part = max(1.0, attention.kv_heads / job.tp), job.seq / job.cp
-        found = []
+        ranks, found = job.cp, []
+        if job.heads_exchanged:
+            # each rank has all tokens of some heads
+            kv_heads = max(1.0, attention.kv_heads / job.tp / job.cp)
+            heads, part, ranks = heads / job.cp, job.seq, 1
         for backward in (False, True):
 
             def visit(keys: float, causal: bool, backward: bool = backward) -> float:
@@ -259,7 +264,7 @@ class _Step:
                 continue
             # one's own keys, then those of each other rank
             time = visit(part, causal=True)
-            for _ in range(job.cp - 1):
+            for _ in range(ranks - 1):
                 time += visit(part / 2 if job.ring_balanced else part, causal=False)
             found.append(time)
         return found[0], found[1]
@@ -322,6 +327,11 @@ class _Step:
         if job.cp == 1:
             return 0.0, 0.0, 0
         heads = max(attention.kv_heads / job.tp, 1.0)
+        if job.heads_exchanged:
+            own = attention.heads / job.tp
+            sizes = (self.tokens * n * attention.width * self.sent() for n in (own, heads) * 2)
+            once = sum(self.collective("all2all", size, job.cp, job.tp) for size in sizes)
+            return once, once, 8
         size = self.tokens * 2 * heads * attention.width * self.sent()
         once = self.message(size, job.tp * job.cp) * (job.cp - 1)
         found = []

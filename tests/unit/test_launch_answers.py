@@ -121,6 +121,59 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
     assert [stage["peak_bytes"] for stage in checked["stages"]] == peaks
 
 
+_DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "settle-bsz": "96"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "says"),
+    [
+        *(
+            ("torchtitan", {"schedule": name, "pp": "4"}, {"schedule": schedule})
+            for name, schedule in (
+                ("zbv", "zero_bubble_v"),
+                ("DualPipeV", "dual_pipe_v"),
+                ("zero-bubble", "interleaved_zero_bubble"),
+                ("LoopedBFS", "looped_bfs"),
+                ("gpipe", "gpipe"),
+                ("interleaved", "interleaved"),
+                ("1F1B", "1f1b"),
+            )
+        ),
+        ("megatron", {"schedule": "interleaved", "pp": "4", "vpp": "2"}, {"vpp": 2}),
+        ("megatron", {"cp": "4", "cp-kind": "a2a"}, {"cp_kind": "a2a"}),
+        ("megatron", {"cp": "4", "cp-kind": "ring"}, {"cp_kind": "ring"}),
+        ("megatron", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("torchtitan", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("megatron", {**_SMALL, "tp": "2", "ep": "2", "etp": "4"}, {"etp": 4}),
+    ],
+)
+def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
+    engine: str,
+    options: dict[str, str],
+    says: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {**_DENSE, "engine": engine, **options}
+    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    assert search_command.run([*words, "--json", "found.json"]) == 0
+    launch = json.loads(Path("found.json").read_text())["launch"]
+    assert {key: launch["degrees"][key] for key in says} == says
+    (written,) = Path("configs").glob("autopar_launch_*.json")
+    assert export.run([str(written), "--out", "out"]) == 0
+    capsys.readouterr()
+    file = "autopar_torchtitan.toml" if engine == "torchtitan" else "launch.sh"
+    assert check.run([f"out/{file}", "--hardware", asked["hardware"], "--json", "-"]) == 0
+    (checked,) = json.loads(capsys.readouterr().out)["launches"]
+    assert checked["step_time_s"] == pytest.approx(launch["predicted"]["step_time_s"], rel=1e-12)
+    peaks = [stage["peak_bytes"] for stage in launch["predicted"]["stages"]]
+    counted = [stage["peak_bytes"] for stage in checked["stages"]]
+    assert max(counted) == max(peaks)
+    assert counted[0] == peaks[0]
+
+
 def test_a_launch_is_priced_again_also_where_it_does_not_fit(
     small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +309,10 @@ def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
         build_request({"precision": "fp"})
     with pytest.raises(OptionError, match="--zero: expected an integer"):
         build_request({"zero": "4"})
+    found = build_request({"schedule": "ZBVZeroBubble, 1f1b,zero-bubble"}).degrees.schedule
+    assert found == ("zero_bubble_v", "1f1b", "interleaved_zero_bubble")
+    with pytest.raises(OptionError, match=r"--schedule: .*got 'zvb'; did you mean 'zbv'"):
+        build_request({"schedule": "zvb"})
 
 
 def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:
