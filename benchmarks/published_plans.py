@@ -24,6 +24,7 @@ from autopar.estimate.stack import load_stack
 from autopar.memory.launch import chunks_of_sizes
 from autopar.memory.profile import launch_model
 from benchmarks.ledger import read_runs
+from benchmarks.ledger_rows import recipe_parts
 from search.check.assessment import Assessment, Target, assess
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import Job, engine_space
@@ -58,11 +59,20 @@ class Published(NamedTuple):
     """Of a GPU, measured."""
 
 
-def even(layers: int, pp: int, vpp: int) -> Any:
+def even(layers: int, pp: int, vpp: int, mtp: int = 0) -> Any:
     """Return chunks with as many layers each as others, the first ones one more."""
     parts = pp * vpp
     sizes = [layers // parts + (at < layers % parts) for at in range(parts)]
-    return chunks_of_sizes(sizes, pp)
+    return chunks_of_sizes(sizes, pp, mtp=mtp)
+
+
+def _chunks(model: str, layers: int, pp: int, vpp: int, mtp: int) -> Any:
+    """Return the chunks of a recipe's layout, where it has one, else even ones."""
+    parts = recipe_parts(model, pp, vpp, mtp=mtp)
+    if parts is None:
+        return even(layers, pp, vpp, mtp)
+    further = [part.count("m") for part in parts]
+    return chunks_of_sizes([part.count("t") for part in parts], pp, mtp=further)
 
 
 def published() -> Iterator[Published]:
@@ -80,7 +90,7 @@ def published() -> Iterator[Published]:
             best[key] = row
     for row in best.values():
         name = _MODELS[row["model"]]
-        layers = load_spec(name).num_layers
+        spec = load_spec(name)
         degrees: dict[str, Any] = {
             key: int(row[key] or 1) for key in ("tp", "cp", "ep", "pp", "vpp")
         }
@@ -96,7 +106,9 @@ def published() -> Iterator[Published]:
                 precision=cast(Any, _PRECISIONS[row["precision"]]),
                 dispatcher="flex" if degrees["ep"] > 1 else "alltoall",
                 global_batch=int(row["global_batch"]),
-                chunks=even(layers, degrees["pp"], degrees["vpp"]),
+                chunks=_chunks(
+                    row["model"], spec.num_layers, degrees["pp"], degrees["vpp"], spec.mtp_layers
+                ),
             ),
             tokens_per_s=float(row["tokens_s_gpu"]),
         )
