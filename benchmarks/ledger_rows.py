@@ -434,6 +434,11 @@ def _launch(
         raise UnusableError("no card has times of memory-efficient attention")
     if "real routing" in cells["notes"]:
         found["skew"] = NATURAL_SKEW
+    if cells["source"].startswith("Megatron-MoE-ModelZoo") and cells["gpu_type"].startswith("GB"):
+        # its commands (best_practice/qwen3/readme.md): graphs but for long contexts, and exchanges
+        # overlapped where activations are offloaded
+        found["graphs"] = "partial" if cells["seq"] == "4096" else "none"
+        found["overlap_experts"] = "offloading" in cells["notes"]
     if "tokendrop" in cells["model"]:
         found |= {"capacity": 1.0, "padded_capacity": True}
     if "rowwise" in cells["precision"]:
