@@ -85,6 +85,9 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         overlap_tensor=launch.tensor_overlap,
         overlap_gradients=launch.optimizer.overlap_gradients,
         mtp=model.mtp,
+        stage_mtp=tuple(sum(chunk[2] for chunk in chunks) for chunks in degrees.chunks)
+        if model.mtp and degrees.pp > 1
+        else (),
         graphs=launch.graphs,
         low_precision_attention=precision.fp8_attention,
         fused_experts=experts is not None and experts.fused_mlp,
