@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from autopar.documents.checks import StrictObject, published
-from autopar.objects import ConfigDict
+from autopar.documents.plan import EngineEntry
+from autopar.objects import ConfigDict, Field
 
 __all__ = ["FORMAT", "DegreesEntry", "HardwareEntry", "LaunchDocument", "LaunchEntry"]
 
@@ -139,3 +140,5 @@ class LaunchDocument(StrictObject):
     """None: nothing fits."""
     assumed: list[str]
     """Defaults that nobody had said otherwise, one sentence each."""
+    engines: list[EngineEntry] = Field(default_factory=list)
+    """Each one's own best launch or plan, from the fastest on, where several were looked at."""
