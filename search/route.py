@@ -16,8 +16,8 @@ from autopar.memory.launch import chunks_of_sizes
 from autopar.memory.profile import launch_model
 from autopar.records import dataclass
 from search.degrees import DegreeOptions, rules_of
-from search.engines.best_plan import ALIKE, BestPart, EngineBest, choose_any, sweeps
-from search.engines.job import EXPORTERS, Engine
+from search.engines.best_plan import BestPart, EngineBest, choose_any, sweeps
+from search.engines.job import ALIKE, EXPORTERS, Engine
 from search.options import Shares
 from search.places import named_card
 from search.request import BATCH_OPTIONS, Request, extended, model_spec, with_places

@@ -32,7 +32,6 @@ from search.request import ROWS, Once, Request, extended, fill_options, with_pla
 from search.space import context_degrees, divisors
 
 __all__ = [
-    "ALIKE",
     "BestPart",
     "EngineBest",
     "answered",
@@ -43,9 +42,6 @@ __all__ = [
 ]
 
 
-ALIKE = 0.005
-"""Share by which steps of one plan differ between the planner's price and that of a launch, in the
-median: docs/analytic.md. A plan whose layers may differ has to be faster by more."""
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160

@@ -17,7 +17,7 @@ from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import PUBLISHED_RUNS
 from autopar.sources import stack_source, stacks_of
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
-from search.engines.best_plan import ALIKE
+from search.engines.job import ALIKE
 
 if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
