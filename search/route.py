@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autopar.command.fields import rows_of
 from autopar.errors import InputError, OptionError
-from autopar.memory.launch import chunks_of_sizes
-from autopar.memory.profile import launch_model
 from autopar.records import dataclass
 from search.degrees import DegreeOptions, rules_of
 from search.engines.best_plan import BestPart, EngineBest, choose_any, sweeps
@@ -21,18 +19,17 @@ from search.engines.job import ALIKE, EXPORTERS, Engine
 from search.options import Shares
 from search.places import named_card
 from search.request import BATCH_OPTIONS, Request, extended, model_spec, with_places
-from search.uniform.answer import Answer, Question, answer, open_launches
-from search.uniform.choice import Choice
-from search.uniform.engines import ENGINES, EngineSpace, launch_of
-from search.uniform.files import degrees_entry
 
 if TYPE_CHECKING:
     from autopar.model import ModelSpec
-    from search.uniform.answer import EngineAnswer
+    from search.uniform.answer import Answer, EngineAnswer, Question
+    from search.uniform.engines import EngineSpace
 
-__all__ = ["Both", "Route", "best_of_both", "route_of", "with_rules"]
+__all__ = ["TRAINERS", "Both", "Route", "best_of_both", "route_of", "with_rules"]
 
-_TRAINERS = tuple(engine.name for engine in ENGINES)
+TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
+"""Engines that have launches: `ENGINES` of `search.uniform.engines`, which not all questions need.
+"""
 _OF_LAUNCHES = frozenset(
     {
         *(row.name for row in rows_of(DegreeOptions)),
@@ -69,11 +66,14 @@ def route_of(request: Request) -> Route:
     engine = request.engine
     if request.output.evaluate is not None or request.output.frontier:
         return _layered(request)
-    if engine not in (None, "any", *_TRAINERS) or not _estimated(request):
+    if engine not in (None, "any", *TRAINERS) or not _estimated(request):
         return _layered(request)
     others = [name for name in request.given if not _of_launches(name, request)]
     if others:
         return _layered(request, f"--{others[0]} is of such plans")
+    from autopar.memory.profile import launch_model
+    from search.uniform.answer import open_launches
+
     try:
         launch_model(model_spec(request.inputs))
     except InputError as error:
@@ -89,7 +89,7 @@ def route_of(request: Request) -> Route:
             why = _unwritten(question, question.engines[0])
             return _layered(request, why)
         question = replace(question, engines=engines)
-    if engine in _TRAINERS:
+    if engine in TRAINERS:
         return Route(launches=question)
     names = {one.name for one in question.engines}
     layered = tuple(cast(Engine, name) for name in EXPORTERS if name not in names)
@@ -110,6 +110,9 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
 
 def _unwritten(question: Question, engine: EngineSpace) -> str:
     """Return why no launch of a trainer is written for a model, empty where it is."""
+    from autopar.memory.launch import chunks_of_sizes
+    from search.uniform.choice import Choice
+    from search.uniform.engines import launch_of
     from search.writing.place import Place
     from search.writing.written import unwritten
 
@@ -191,6 +194,8 @@ def best_of_both(request: Request, route: Route) -> Both:
 
     A limit of time is shared by all engines, the last share is that of what the best has besides.
     """
+    from search.uniform.answer import answer
+
     question = route.launches
     assert question is not None, "plans alone are of other commands"
     number = len(question.engines) + len(route.layered) + 1
@@ -209,6 +214,8 @@ def best_of_both(request: Request, route: Route) -> Both:
 
 
 def _line(question: Question, one: EngineAnswer) -> EngineBest:
+    from search.uniform.files import degrees_entry
+
     engine = cast(Engine, one.engine.name)
     if one.best is None:
         return EngineBest(engine=engine, samples_per_s=None, reason=one.reason)

@@ -12,9 +12,10 @@ from autopar.errors import InputError, OptionError
 from search.commands import check, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
 from search.request import build_request
-from search.route import Route, route_of
+from search.route import TRAINERS, Route, route_of
 from search.uniform.answer import Answer, answer, open_launches
 from search.uniform.choice import PRECISIONS
+from search.uniform.engines import ENGINES
 from search.uniform.files import is_launch, launch_document, read_launch, result_document
 
 _SMALL = {
@@ -198,9 +199,8 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     assert "lacks" in said
 
 
-_TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
 _OTHERS = ("galvatron", "paddlenlp")
-_EVERY = {*_TRAINERS, *_OTHERS}
+_EVERY = {*TRAINERS, *_OTHERS}
 _DENSE = {"model": "llama3-8b", "num-layers": "32"}
 
 
@@ -214,18 +214,18 @@ def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
 @pytest.mark.parametrize(
     ("given", "launches", "layered"),
     [
-        ({}, _TRAINERS, _OTHERS),
-        ({"engine": "any"}, _TRAINERS, _OTHERS),
+        ({}, TRAINERS, _OTHERS),
+        ({"engine": "any"}, TRAINERS, _OTHERS),
         ({"engine": "torchtitan"}, ["torchtitan"], ()),
-        ({"stack": "megatron-core"}, _TRAINERS, _OTHERS),
-        ({**_DENSE}, _TRAINERS, _OTHERS),
-        ({**_DENSE, "vpp": "2"}, _TRAINERS, _OTHERS),
+        ({"stack": "megatron-core"}, TRAINERS, _OTHERS),
+        ({**_DENSE}, TRAINERS, _OTHERS),
+        ({**_DENSE, "vpp": "2"}, TRAINERS, _OTHERS),
         ({**_DENSE, "engine": "megatron"}, ["megatron"], ()),
         ({**_DENSE, "engine": "megatron", "mixed-precision": "bf16"}, ["megatron"], ()),
         ({**_DENSE, "engine": "accelerate", "time-limit": "5"}, ["accelerate"], ()),
-        ({**_DENSE, "stack": "megatron-core", "engine": "any"}, _TRAINERS, _OTHERS),
+        ({**_DENSE, "stack": "megatron-core", "engine": "any"}, TRAINERS, _OTHERS),
         # torchtitan has no flavour of these sizes, and its recipes of plans are written
-        ({"model": "llama2-7b", "num-layers": "32"}, {*_TRAINERS} - {"torchtitan"}, None),
+        ({"model": "llama2-7b", "num-layers": "32"}, {*TRAINERS} - {"torchtitan"}, None),
     ],
 )
 def test_which_requests_are_for_launches(
@@ -270,6 +270,11 @@ def test_which_requests_are_for_plans_whose_layers_may_differ(
     assert others == set(layered)
     assert why in route.why
     assert bool(why) == bool(route.why)
+
+
+def test_the_table_of_routes_names_every_trainer_with_launches() -> None:
+    """It stands apart, so that other questions do not load them."""
+    assert {engine.name for engine in ENGINES} == set(TRAINERS)
 
 
 def test_a_shape_beside_a_card_that_says_otherwise_is_refused() -> None:
