@@ -74,8 +74,9 @@ def route_of(request: Request) -> Route:
     from autopar.memory.profile import launch_model
     from search.uniform.answer import open_launches
 
+    spec = model_spec(request.inputs)
     try:
-        launch_model(model_spec(request.inputs))
+        launch_model(spec)
     except InputError as error:
         return _layered(request, str(error).partition("; ")[0])
     question = open_launches(request)

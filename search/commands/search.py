@@ -71,11 +71,13 @@ def _answered(raw: Mapping[str, object]) -> int:
     from search.route import route_of
 
     route = route_of(request)
-    if route.why:
-        say(f"{_NAME}: {route.why}")
     if route.launches is not None:
         return _launches(request, route)
-    return _plans(request, route)
+    code = _plans(request, route)
+    if route.why and code == 0:
+        # beside an answer: what is unusable is one sentence
+        say(f"{_NAME}: answered with {route.why}")
+    return code
 
 
 def _evaluate_launch(request: Request, path: str) -> int:

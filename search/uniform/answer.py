@@ -128,7 +128,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
 
     engines : that are asked; default: what the request says. Raises InputError for unusable inputs.
     """
-    from autopar.estimate.card import load_card
+    from autopar.estimate.card import load_card, require_node
     from autopar.estimate.site import load_site
     from autopar.memory.profile import launch_model
 
@@ -138,6 +138,10 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         str(inputs.hardware), inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
     )
     card = load_card(card_name)
+    require_node(card, per_node)
+    site = None if inputs.site is None else load_site(inputs.site)
+    if site is not None:
+        site.require_card(card)
     assumed = []
     if "memory-constraint" in request.given:
         asked = options.memory_constraint_bytes
@@ -187,7 +191,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         num_nodes=nodes,
         gpus_per_node=per_node,
         card=card,
-        site=None if inputs.site is None else load_site(inputs.site),
+        site=site,
         engines=engines,
         fixed=fixed_of(request.degrees),
         oom_risk=options.oom_risk,

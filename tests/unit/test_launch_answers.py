@@ -272,6 +272,19 @@ def test_which_requests_are_for_plans_whose_layers_may_differ(
     assert bool(why) == bool(route.why)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hardware": "h200:1x16"}, "connects at most 8 GPUs of a node, got 16"),
+        ({"site": "selene-a100"}, "h200"),
+    ],
+)
+def test_a_cluster_that_its_card_cannot_be_is_refused(given: dict[str, object], said: str) -> None:
+    """As for plans: launches were priced on nodes of any size."""
+    with pytest.raises(InputError, match=said):
+        open_launches(build_request({**_SMALL, **given}))
+
+
 def test_the_table_of_routes_names_every_trainer_with_launches() -> None:
     """It stands apart, so that other questions do not load them."""
     assert {engine.name for engine in ENGINES} == set(TRAINERS)
