@@ -246,7 +246,7 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
 
 _OTHERS = ("galvatron", "paddlenlp")
 _EVERY = {*TRAINERS, *_OTHERS}
-_DENSE = {"model": "llama3-8b", "num-layers": "32"}
+_PLAIN = {"model": "llama3-8b", "num-layers": "32"}
 
 
 def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
@@ -292,12 +292,12 @@ def test_what_no_trainer_has_is_an_input_error_with_its_reason(
         ({"engine": "any"}, TRAINERS, _OTHERS),
         ({"engine": "torchtitan"}, ["torchtitan"], ()),
         ({"stack": "megatron-core"}, TRAINERS, _OTHERS),
-        ({**_DENSE}, TRAINERS, _OTHERS),
-        ({**_DENSE, "vpp": "2"}, TRAINERS, _OTHERS),
-        ({**_DENSE, "engine": "megatron"}, ["megatron"], ()),
-        ({**_DENSE, "engine": "megatron", "mixed-precision": "bf16"}, ["megatron"], ()),
-        ({**_DENSE, "engine": "accelerate", "time-limit": "5"}, ["accelerate"], ()),
-        ({**_DENSE, "stack": "megatron-core", "engine": "any"}, TRAINERS, _OTHERS),
+        ({**_PLAIN}, TRAINERS, _OTHERS),
+        ({**_PLAIN, "vpp": "2"}, TRAINERS, _OTHERS),
+        ({**_PLAIN, "engine": "megatron"}, ["megatron"], ()),
+        ({**_PLAIN, "engine": "megatron", "mixed-precision": "bf16"}, ["megatron"], ()),
+        ({**_PLAIN, "engine": "accelerate", "time-limit": "5"}, ["accelerate"], ()),
+        ({**_PLAIN, "stack": "megatron-core", "engine": "any"}, TRAINERS, _OTHERS),
         # torchtitan has no flavour of these sizes, and its recipes of plans are written
         ({"model": "llama2-7b", "num-layers": "32"}, {*TRAINERS} - {"torchtitan"}, None),
     ],
@@ -319,14 +319,14 @@ def test_which_requests_are_for_launches(
         ({"engine": "none"}, (), ""),
         ({"frontier": True}, (), ""),
         ({"max-cp-deg": "2"}, (), "--max-cp-deg is of such plans"),
-        ({**_DENSE, "pin": ["tp=2"]}, (), "--pin is of such plans"),
+        ({**_PLAIN, "pin": ["tp=2"]}, (), "--pin is of such plans"),
         (
-            {**_DENSE, "pin": ["tp=2"], "engine": "megatron"},
+            {**_PLAIN, "pin": ["tp=2"], "engine": "megatron"},
             ["megatron"],
             "plans of megatron whose layers may differ: --pin is of such plans",
         ),
-        ({**_DENSE, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
-        ({**_DENSE, "stack": "megatron-core"}, (), "--stack says of whose software"),
+        ({**_PLAIN, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
+        ({**_PLAIN, "stack": "megatron-core"}, (), "--stack says of whose software"),
         ({"model": "t5-3b", "num-layers": "4,4", "seq-length": "512,512"}, _EVERY, "decoder-only"),
         (
             {"model": "llama2-7b", "num-layers": "8", "engine": "torchtitan"},
