@@ -169,6 +169,8 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         job,
         blocks=_with_offload(draw, job.blocks),
         state_bytes=draw.choice((12.0, 12.0, 6.0)),
+        # of a number of ranks that each of them may divide
+        replicas=draw.choice((1, 1, job.dp)) if job.cp > 1 and job.zero else 1,
         optimizer_offload=draw.choice((0.0, 0.0, 0.3, 1.0)),
         offloaded_master=draw.random() < 0.5,
         overlap_offload=draw.random() < 0.5,

@@ -20,12 +20,13 @@ from search.places import named_card
 from search.request import BATCH_OPTIONS, ROWS, Request, model_spec, with_places
 from search.space import global_batches
 from search.uniform.choice import Choice, Fixed
-from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
+from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
 from search.uniform.obstacle import obstacle
 
 if TYPE_CHECKING:
     from autopar.estimate.card import Card
     from autopar.estimate.site import Site
+    from autopar.memory.launch import Launch
     from search.check.assessment import Target
     from search.uniform.solve import Solution, Solved
 
@@ -350,13 +351,17 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     return tuple(found)
 
 
-def evaluated(question: Question, engine: EngineSpace, choice: Choice) -> EngineAnswer:
-    """Return one launch of an engine with its price, whether it fits or not; raises InputError."""
+def evaluated(
+    question: Question, engine: EngineSpace, choice: Choice, launch: Launch
+) -> EngineAnswer:
+    """Return one launch of an engine with its price, whether it fits or not; raises InputError.
+
+    launch : what the choice is in the engine, or somebody made of that.
+    """
     from search.check.assessment import assess
     from search.uniform.solve import Effort, Solution, Solved
 
     target = target_of(question, engine)
-    launch = launch_of(engine, question.job, choice)
     assessment = assess(launch, target)
     if assessment.step is None:
         raise InputError(f"the launch has no step time: {assessment.untimed}")

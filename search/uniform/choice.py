@@ -71,6 +71,8 @@ class Choice:
     """Sequences of a micro-batch on one data rank."""
     zero: int = 1
     """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded over data ranks."""
+    dp_replicate: int = 1
+    """Copies of what is sharded: HSDP, instances of Megatron-LM's distributed optimizer."""
     recompute: str = NONE
     """`none`, `full`, `op` (torchtitan's), `block N` or modules joined by `+`."""
     precision: Precision = "bf16"
@@ -104,7 +106,8 @@ class Choice:
             parts.append(SCHEDULES[self.schedule].title)
         if self.vpp > SCHEDULES[self.schedule].least_chunks or self.schedule == "interleaved":
             parts.append(f"{self.vpp} chunks a stage")
-        parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}")
+        copies = f" in {self.dp_replicate} replicas" if self.dp_replicate > 1 else ""
+        parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}{copies}")
         parts.append(f"micro-batch {self.micro_batch}")
         if self.precision != "bf16":
             parts.append(self.precision)
@@ -131,6 +134,7 @@ class Fixed:
     schedule: tuple[Schedule, ...] | None = None
     dp: tuple[int, ...] | None = None
     zero: tuple[int, ...] | None = None
+    dp_replicate: tuple[int, ...] | None = None
     micro_batch: tuple[int, ...] | None = None
     recompute: tuple[str, ...] | None = None
     precision: tuple[Precision, ...] = ("bf16",)

@@ -80,6 +80,8 @@ class EngineSpace:
     """Returns the expert tensor degrees beside a tensor degree; None: any that divides experts."""
     zero: tuple[int, ...]
     zero_with_stages: tuple[int, ...]
+    replicated: tuple[int, ...]
+    """Shardings of which it can have several copies."""
     recompute: Callable[[Model], tuple[str, ...]]
     """Returns what it can compute again of a model's layers."""
     blocks: bool
@@ -233,7 +235,9 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         micro_batch=choice.micro_batch,
         global_batch=choice.global_batch,
         precision=_precision(choice),
-        optimizer=Optimizer(sharding=sharding[choice.zero], overlap_gradients=True),
+        optimizer=Optimizer(
+            sharding=sharding[choice.zero], instances=choice.dp_replicate, overlap_gradients=True
+        ),
         recompute=recompute_of(choice.recompute),
         software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
         attention_masks=False,
@@ -253,6 +257,7 @@ def _torch(
         trainer,
         keeper=keeper,
         zero=zero,
+        replicas=choice.dp_replicate,
         checkpoint=cast(Checkpointing, choice.recompute),
     )
     sharding: tuple[Literal["none", "distributed", "zero2", "fsdp"], ...] = (
@@ -304,7 +309,7 @@ def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
         yield f"seq_len({job.seq}) % (tp * 2 cp)({unit}) = {job.seq % unit} != 0"
     if choice.pp > 1 and model.tied:
         yield "tied embeddings have no pipeline"
-    shard = job.world // (choice.tp * choice.cp * choice.pp) * choice.cp
+    shard = job.world // (choice.tp * choice.pp * choice.dp_replicate)
     if choice.zero == 0 and (choice.tp * choice.pp > 1 or choice.cp > 1):
         yield "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
     if model.experts is not None and choice.ep > 1:
@@ -380,6 +385,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         expert_tensor=None,
         zero=(0, 1, 3),
         zero_with_stages=(0, 1),
+        replicated=(1,),
         recompute=_megatron_modules,
         blocks=True,
         precisions=_precisions,
@@ -407,6 +413,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
         zero=(0, 2, 3),
         zero_with_stages=(2, 3),
+        replicated=(2, 3),
         recompute=lambda model: (NONE, "op", FULL),
         blocks=False,
         precisions=lambda gpu: tuple(p for p in _precisions(gpu) if p in ("bf16", "fp8", "mxfp8")),
@@ -432,6 +439,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         expert_tensor=lambda tp: (tp,),
         zero=(0, 1, 2, 3),
         zero_with_stages=(),
+        replicated=(),
         recompute=_torch_recompute,
         blocks=False,
         precisions=lambda gpu: ("bf16",),
@@ -452,6 +460,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         expert_tensor=lambda tp: (tp,),
         zero=(0, 2, 3),
         zero_with_stages=(),
+        replicated=(2, 3),
         recompute=_torch_recompute,
         blocks=False,
         precisions=lambda gpu: ("bf16",),

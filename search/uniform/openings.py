@@ -14,6 +14,7 @@ import numpy as np
 
 from autopar.arrays import F64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
+from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import layouts
 from search.uniform.memory import Room
@@ -52,6 +53,7 @@ class Openings:
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
         self._sharded: dict[object, tuple[int, ...]] = {}
+        self._copies: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
@@ -66,7 +68,8 @@ class Openings:
 
     def zeros(self, choice: Choice) -> tuple[int, ...]:
         """Return the shardings over data ranks."""
-        return self._zeros(choice, choice.pp)
+        zeros = self._zeros(choice, choice.pp)
+        return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
 
     def _zeros(self, choice: Choice, pp: int) -> tuple[int, ...]:
         """Return the same of a choice with other stages."""
@@ -83,6 +86,32 @@ class Openings:
             one = replace(choice, pp=pp)
             found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
         return found
+
+    def copies(self, choice: Choice) -> tuple[int, ...]:
+        """Return the numbers of copies of what is sharded, the fewest first.
+
+        More of them take no less memory and leave kernels and stages as they are.
+        """
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
+        wanted = self.fixed.dp_replicate
+        if choice.zero not in self.engine.replicated or wanted == (1,):
+            return kept((1,), wanted)
+        experts = self.job.model.experts is not None
+        key = (choice.tp, choice.cp, choice.pp, choice.ep, choice.etp, choice.zero)
+        if key not in self._copies:
+            self._copies[key] = tuple(
+                number
+                for number in kept(divisors(data), wanted)
+                # where nothing is shared there are only copies, which is no sharding
+                if number == 1
+                or (
+                    number < data * choice.cp
+                    and not (experts and of_experts % number)
+                    and self._runs(replace(choice, dp_replicate=number))
+                )
+            )
+        return self._copies[key]
 
     def _runs(self, choice: Choice) -> bool:
         """Return whether the engine has such a sharding beside these degrees."""
@@ -123,7 +152,7 @@ class Openings:
         )
 
     def layouts(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
-        """Yield a choice of stages and chunks with its layouts and shardings."""
+        """Yield a choice of stages and chunks with its layouts and shardings in fewest copies."""
         found = layouts(
             unit.layer_s,
             unit.first_s,
@@ -136,9 +165,14 @@ class Openings:
         )
         for layout in found:
             for zero in self.zeros(choice):
-                one = replace(choice, zero=zero, chunks=layout)
+                one = self.sharded(replace(choice, chunks=layout), zero)
                 if next(self.engine.refused(self.job, one), None) is None:
                     yield one
+
+    def sharded(self, choice: Choice, zero: int) -> Choice:
+        """Return a choice with a sharding, in as few copies as there may be."""
+        one = replace(choice, zero=zero)
+        return replace(one, dp_replicate=self.copies(one)[0])
 
     def blocks(self, longest: int) -> list[int]:
         """Return of how many layers of each chunk all may be computed again, from 1 on."""
@@ -182,7 +216,11 @@ class Openings:
                 key = (pp, batch * tp * cp * pp // (size * self.job.world))
                 if key not in words:
                     words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
-                total += int(times) * len(self._zeros(degree, pp)) * words[key]
+                shardings = sum(
+                    len(self.copies(replace(degree, pp=pp, zero=zero)))
+                    for zero in self._zeros(degree, pp)
+                )
+                total += int(times) * shardings * words[key]
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
@@ -221,6 +259,15 @@ class Openings:
             lacking = max(0.0, float(size[-2]) - again)
             least = min(least, self.prices.partly_s(unit, lacking, off))
         return least
+
+    def fits(self, unit: Unit, choice: Choice) -> bool:
+        """Return whether a layout with its recomputation may fit."""
+        words, blocks, _ = self.sizes(unit, choice)
+        limits, again = self.limits(unit, choice)
+        if choice.recompute in self.prices.words:
+            at = self.prices.words.index(choice.recompute)
+            return bool(words[at] <= limits[at])
+        return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
     def sizes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, list[int]]:
         """Return bytes of a layout at least, by recomputation and by `block N`, and these N."""

@@ -396,12 +396,12 @@ class Prices:
         """
         if unit.job.frozen:
             return 0.0
-        key = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp, choice.zero)
+        degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
+        key = (*degrees, choice.zero, choice.dp_replicate)
         found = self._updates.get(key)
         if found is None:
             pp = choice.pp
-            data = self.job.world // (choice.tp * pp)
-            of_experts = self.job.world // (choice.ep * choice.etp * pp)
+            data, of_experts = self._shards(choice)
             dense = sum(one.number * one.dense for one in unit.weights) / pp
             experts = sum(one.number * one.experts for one in unit.weights) / pp
             resident = dense + experts
@@ -454,9 +454,12 @@ class Prices:
         return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
     def _states(self, unit: Unit, choice: Choice) -> tuple[float, float]:
-        data = self.job.world // (choice.tp * choice.pp)
-        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        return unit.bounds.state_bytes(choice.zero, data, of_experts, staged=choice.pp > 1)
+        return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
+
+    def _shards(self, choice: Choice) -> tuple[int, int]:
+        """Return the ranks that share the states of dense layers, and of experts."""
+        ranks = self.job.world // (choice.pp * choice.dp_replicate)
+        return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
     def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
         """Return bytes that some stage has at least, wherever the layers lie.
@@ -468,7 +471,7 @@ class Prices:
         The other array is what one layer that is computed again whole takes off that mean of
         layers of which nothing is, by kind.
         """
-        key = (unit, choice.pp, choice.zero)
+        key = (unit, choice.pp, choice.zero, choice.dp_replicate)
         if key not in self._spreads:
             self._spreads[key] = self._spread_bytes(unit, choice)
         return self._spreads[key]

@@ -143,7 +143,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
             if prices.has(one.precision, zero)
             and not [*engine.refused(job, replace(one, zero=zero))]
         ][:1]
-    for precision, dispatcher, overlap, zero, (schedule, vpp) in itertools.product(
+    for precision, dispatcher, overlap, (zero, copies), (schedule, vpp) in itertools.product(
         [p for p in engine.precisions(job.gpu) if p in fixed.precision],
         [d for d in engine.dispatchers if not fixed.dispatcher or d in fixed.dispatcher]
         if spread
@@ -151,7 +151,13 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         [o for o in (False, True) if fixed.overlap_experts in (None, o)]
         if spread and engine.overlaps_experts
         else [False],
-        [z for z in zeros if fixed.zero is None or z in fixed.zero],
+        [
+            (z, copies)
+            for z in zeros
+            for copies in _copies(engine, job, one, z)
+            if (fixed.zero is None or z in fixed.zero)
+            and (fixed.dp_replicate is None or copies in fixed.dp_replicate)
+        ],
         [
             (schedule, v)
             for schedule, v in _pipelines(engine, job, one.pp, micro_batches)
@@ -161,7 +167,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
     ):
         choice = replace(
             one, precision=precision, dispatcher=dispatcher, overlap_experts=overlap, zero=zero,
-            vpp=vpp, schedule=schedule,
+            vpp=vpp, schedule=schedule, dp_replicate=copies,
         )  # fmt: skip
         try:
             unit = prices.unit(choice)
@@ -179,6 +185,16 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
             for word in words:
                 if fixed.recompute is None or word in fixed.recompute:
                     yield replace(choice, chunks=layout, recompute=word)
+
+
+def _copies(engine: EngineSpace, job: Job, one: Choice, zero: int) -> list[int]:
+    """Return the numbers of copies of what is sharded, of which each has two ranks at least."""
+    known = {"megatron": (1,), "torchtitan": (2, 3), "accelerate": (2, 3), "deepspeed": ()}
+    if zero not in known[engine.name]:
+        return [1]
+    dp = job.world // (one.tp * one.cp * one.pp)
+    edp = job.world // (one.ep * one.etp * one.pp) if job.model.experts else dp
+    return [1] + [n for n in _divisors(dp) if 1 < n < dp * one.cp and edp % n == 0]
 
 
 def _pipelines(
@@ -339,6 +355,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),
         overlap_experts=None if seed % 4 == 1 else draw.choice([None, False]),
         zero=draw.choice([None, None, None, (1, 2), (3,)]),
+        dp_replicate=draw.choice([None, None, (1,), (2, 4)]),
     )
     target = Target(
         machine=machine_of(load_card(card), load_stack(engine.stack)),

@@ -229,15 +229,6 @@ def test_a_model_without_experts_has_no_degrees_of_them() -> None:
         open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
 
 
-def test_a_launch_is_written_for_its_own_trainer_alone(
-    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "launch.json"
-    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
-    assert export.run([str(path), "--to", "torchtitan", "--out", "none"]) == 2
-    assert "is a launch of megatron" in capsys.readouterr().err
-
-
 def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
