@@ -119,7 +119,7 @@ def test_deepspeeds_adam_is_that_of_its_paper(billions: float, printed_s: float)
             dgx2, billions * 1e9, gradient_bytes=4, weight_bytes=4, overlap=False, adam=adam
         )
         for adam in ("deepspeed", "torch")
-    )  # type: ignore[misc]
+    )
     assert found == pytest.approx(printed_s, rel=0.17)
     assert other == pytest.approx(found * 0.43 / 0.25)
 
