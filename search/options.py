@@ -7,6 +7,7 @@ is `request.InputSpec`.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +29,7 @@ __all__ = [
     "EngineChoice",
     "ProfileMode",
     "SearchOptions",
+    "Shares",
     "option_record",
 ]
 
@@ -215,12 +217,14 @@ class SearchOptions:
     """Of tensor-parallel layers."""
     global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)
     async_grad_reduce: bool = option(True, help="reduce gradients once per step", panel=_COST)
-    cp_kind: Literal["ring", "all-gather"] = option(
+    cp_kind: Literal["ring", "all-gather", "a2a"] = option(
         "ring",
-        help="how context ranks exchange keys and values: beside attention, or before it",
+        help="how context ranks exchange keys and values, or heads (a2a, launches)",
         panel=_COST,
+        shown="ring; of launches either",
     )
-    """Ulysses, which exchanges heads, is a kind of `tp`, and may stand inside either."""
+    """Beside attention or before it. Ulysses, which exchanges heads, is a kind of `tp`, and may
+    stand inside either; launches, which have one degree for it, call it a2a."""
     tp_overlap: bool = option(True, help="tensor communication hides in backward", panel=_COST)
     column_parallel_share: float = option(
         0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1
@@ -260,6 +264,24 @@ class SearchOptions:
                 f"--bsz-scale: {self.min_bsz} to {self.max_bsz} by {self.bsz_scale} are more than "
                 f"{MOST_BATCHES} global batches; take a larger step or a smaller range"
             )
+
+
+class Shares:
+    """Seconds of a limit of time for searches one after the other: each has its part of the rest.
+
+    What one leaves is for those behind it.
+    """
+
+    def __init__(self, seconds: float | None, number: int) -> None:
+        self._until = None if seconds is None else time.perf_counter() + seconds
+        self._left = number
+
+    def following(self) -> float | None:
+        """Return the seconds of the next search; None: there is no limit."""
+        number, self._left = max(self._left, 1), self._left - 1
+        if self._until is None:
+            return None
+        return max(self._until - time.perf_counter(), 0.0) / number
 
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from autopar.memory import torch_layers
-from autopar.memory.launch import Chunk, Launch, TorchTrainer
+from autopar.memory.launch import Chunk, Launch, Optimizer, TorchTrainer
 from autopar.memory.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
 from autopar.memory.schedule import moments
@@ -95,26 +97,28 @@ def recipe_of_launch(launch: Launch) -> StateRecipe:
 
     What its optimizer keeps otherwise, or on the host, is taken into account.
     """
-    trainer = _trainer(launch)
+    precision = launch.precision
+    return _recipe(_trainer(launch), launch.optimizer, precision.kind, precision.element_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _recipe(
+    trainer: TorchTrainer, optimizer: Optimizer, precision: str, element_bytes: int
+) -> StateRecipe:
+    """Return the recipe of trainer and optimizer, which every term of a count asks for."""
     recipe = recipe_of(
         trainer.keeper,
         trainer.zero,
-        launch.precision.kind,
+        precision,
         fp32_gradients=trainer.wide_gradients,
         each_micro_batch=trainer.each_micro_batch,
         buckets=trainer.buckets,
     )
-    return _with_optimizer(recipe, launch)
-
-
-def _with_optimizer(recipe: StateRecipe, launch: Launch) -> StateRecipe:
-    """Return a recipe with the states that an optimizer has, on the device that it has them on."""
-    optimizer, precision = launch.optimizer, launch.precision
     moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
-    if optimizer.master_bytes == 0 and precision.element_bytes == 2:
+    if optimizer.master_bytes == 0 and element_bytes == 2:
         # weights that are trained as they are, and whose gradients are like them
-        element = float(precision.element_bytes)
+        element = float(element_bytes)
         weights = replace(weights, each_bytes=element)
         gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
         master = replace(master, each_bytes=0.0)
@@ -259,13 +263,6 @@ def _cublas(launch: Launch) -> int:
 # Gathered weights and gradients on their way.
 
 
-def _gathered_element(launch: Launch, unit: Unit) -> float:
-    """Return the bytes of a gathered element; weights of products may be 8 bits."""
-    trainer = _trainer(launch)
-    eighth = trainer.gathered_fp8 and unit.name == "layer"
-    return 1.0 if eighth else float(launch.precision.element_bytes)
-
-
 def _reduced(launch: Launch) -> float:
     """Return the bytes of an element on its way through a reduction, 0 where nothing is sharded."""
     return sum(
@@ -287,10 +284,13 @@ def _waiting(launch: Launch) -> float:
 def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
     """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
     frozen = recipe_of_launch(launch).weights.sharded
-    return sum(
-        unit.elements * _gathered_element(launch, unit) + (unit.frozen_bytes if frozen else 0)
-        for unit in units
-    )
+    each, eighths = launch.precision.element_bytes, _trainer(launch).gathered_fp8
+    found = 0.0
+    for unit in units:
+        # weights of products may be 8 bits
+        found += unit.elements * (1.0 if eighths and unit.name == "layer" else each)
+        found += unit.frozen_bytes if frozen else 0
+    return found
 
 
 def _casts(launch: Launch) -> bool:
@@ -470,7 +470,7 @@ def _in_backward(
     layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
     each = torch_layers.chunk_saved_bytes(launch, chunk) / max(len(layers), 1)
     width = launch.tokens * launch.model.hidden * launch.precision.element_bytes
-    for at in reversed(range(len(own))):
+    for at in reversed(_turning(own)):
         unit, left = own[at], sum(place <= at for place in layers)
         # freed behind: that of the layers whose backward is through, and the last norm's
         kept = saved - int((len(layers) - left) * each)
@@ -508,6 +508,23 @@ def _in_backward(
             return
 
 
+def _turning(own: Sequence[Unit]) -> list[int]:
+    """Return the units at which a backward may be the fullest: the ends of runs of like ones.
+
+    Inside of a run each unit frees and makes as much as the one behind it, so that what is there
+    grows or shrinks all the way.
+    """
+    around = [
+        (own[at - 1] if at else None, own[at], own[at + 1] if at + 1 < len(own) else None)
+        for at in range(len(own))
+    ]
+    return [
+        at
+        for at in range(len(own))
+        if not (0 < at < len(own) - 1 and around[at - 1] == around[at] == around[at + 1])
+    ]
+
+
 def _dequantized_bytes(launch: Launch, unit: Unit) -> int:
     """Return the largest matrix of a layer as products take it, where it is kept in fewer bits.
 
@@ -533,7 +550,7 @@ def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -
 
 def _is_root(launch: Launch, unit: Unit) -> bool:
     """Return whether a unit is what layers that are wrapped one by one leave of the model."""
-    return _is_fsdp2(launch) and unit.name == "head" and _is_joined(launch)
+    return unit.name == "head" and _is_fsdp2(launch) and _is_joined(launch)
 
 
 def _beside(
@@ -552,7 +569,8 @@ def _beside(
     if not _is_fsdp2(launch):
         yield from _table_passing(launch, units, "backward")
         return
-    root = [one for one in behind if _is_root(launch, one)]
+    # which is the last of a chunk
+    root = [one for one in behind[-1:] if _is_root(launch, one)]
     # the head's, till the root's other weights have theirs
     late = sum(one.elements for one in root) // (1 if launch.model.tied else 2)
     yield Part("unreduced gradients", late * element, states)
@@ -573,8 +591,8 @@ def _beside(
             ahead = _gathered(launch, [own[at - 1]])
             yield Part("weights fetched ahead", math.ceil(ahead), states)
     if trainer.each_micro_batch:
-        behind = [one for one in behind if one.name == "layer"]
-        source = [unit] if reducing else behind[:1]
+        layers = (one for one in behind if one.name == "layer")
+        source = [unit] if reducing else [*islice(layers, 1)]
         size = _reduced(launch) * sum(one.elements for one in source)
         yield Part("input of the reduction", math.ceil(size), states)
         if reducing and last and not root:

@@ -16,6 +16,8 @@ from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch, chunks_of_sizes
+from autopar.pipeline.orders import rank_of
+from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import dataclass
 from autopar.training.launch_file import (
     FORMAT,
@@ -24,7 +26,9 @@ from autopar.training.launch_file import (
     LaunchDocument,
     LaunchEntry,
 )
+from autopar.training.launch_settings import settings_of, with_settings
 from search.report.check import assessed_entry
+from search.report.files import engine_entries
 from search.request import build_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
 from search.uniform.choice import Choice
@@ -33,6 +37,7 @@ from search.uniform.solve import Solution
 
 __all__ = [
     "StoredLaunch",
+    "degrees_entry",
     "file_name",
     "is_launch",
     "launch_document",
@@ -41,11 +46,13 @@ __all__ = [
 ]
 
 
-def _degrees(choice: Choice, world: int) -> DegreesEntry:
+def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
+    """Return every degree of a choice, those that follow from the others too."""
     dp = world // (choice.tp * choice.cp * choice.pp)
     return DegreesEntry(
         tp=choice.tp,
         cp=choice.cp,
+        cp_kind=choice.cp_kind,
         pp=choice.pp,
         dp=dp,
         ep=choice.ep,
@@ -54,6 +61,7 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
         vpp=choice.vpp,
         schedule=choice.schedule,
         zero=choice.zero,
+        dp_replicate=choice.dp_replicate,
         micro_batch_size=choice.micro_batch,
         num_microbatches=choice.global_batch // (choice.micro_batch * dp),
         global_batch_size=choice.global_batch,
@@ -66,9 +74,12 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
 
 
 def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
+    job = answer.question.job
+    usual = launch_of(engine.engine, job, solution.choice)
     return LaunchEntry(
         engine=engine.engine.name,
-        degrees=_degrees(solution.choice, answer.question.job.world),
+        degrees=degrees_entry(solution.choice, job.world),
+        settings=settings_of(solution.launch, usual),
         samples_per_s=solution.samples_per_s,
         predicted=assessed_entry(solution.assessment, engine.target),
     )
@@ -93,34 +104,43 @@ def launch_document(answer: Answer, request: Mapping[str, object]) -> LaunchDocu
         seq_length=question.job.seq,
         launch=launch,
         assumed=list(question.assumed),
+        engines=engine_entries(answer.lines),
     )
 
 
 def result_document(answer: Answer, request: Mapping[str, object]) -> dict[str, Any]:
     """Return what `--json` prints: the file of the best launch, and what each trainer has."""
     found: dict[str, Any] = launch_document(answer, request).model_dump()
+    searched = {one.engine.name: one for one in answer.engines}
+    # of one trainer alone there are no lines
+    lines = found["engines"] or [{"engine": name} for name in searched]
     found["engines"] = [
-        {
-            "engine": one.engine.name,
-            "stack": one.target.machine.stack.name,
-            "reason": one.reason or None,
-            "launches": []
-            if one.solved is None
-            else [_launch(answer, one, found).model_dump() for found in one.solved.solutions],
-            "search": None
-            if one.solved is None
-            else {
-                "degrees": one.solved.effort.degrees,
-                "launches": one.solved.effort.choices,
-                "complete": one.solved.complete,
-                "gap": one.solved.gap,
-                "timed": one.solved.effort.timed,
-                "counted": one.solved.effort.counted,
-            },
-        }
-        for one in answer.engines
+        line | (_searched(answer, searched[line["engine"]]) if line["engine"] in searched else {})
+        for line in lines
     ]
     return found
+
+
+def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
+    """Return the launches of a trainer, and how they were found."""
+    solved = one.solved
+    return {
+        "stack": one.target.machine.stack.name,
+        "reason": one.reason or None,
+        "launches": []
+        if solved is None
+        else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
+        "search": None
+        if solved is None
+        else {
+            "degrees": solved.effort.degrees,
+            "launches": solved.effort.choices,
+            "complete": solved.complete,
+            "gap": solved.gap,
+            "timed": solved.effort.timed,
+            "counted": solved.effort.counted,
+        },
+    }
 
 
 def file_name(answer: Answer) -> Path:
@@ -149,8 +169,11 @@ class StoredLaunch:
 
     engine: str
     question: Question
+    request: Mapping[str, object]
+    """Options that ask the question."""
     choice: Choice
     launch: Launch
+    """What the trainer makes of the choice, with the settings of the file."""
 
 
 def is_launch(path: Path | str) -> bool:
@@ -160,6 +183,23 @@ def is_launch(path: Path | str) -> bool:
     except InputError:
         return False  # whoever reads it as something else says what is wrong
     return isinstance(data, Mapping) and data.get("format") == FORMAT
+
+
+def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
+    """Return the schedule of a file; raises DocumentError where its pipeline cannot run it."""
+    if entry.pp == 1:
+        return "1f1b"
+    problem = schedule_problem(
+        entry.schedule,
+        stages=entry.pp,
+        chunks=entry.vpp,
+        micro_batches=max(1, entry.num_microbatches),
+    )
+    if problem is not None:
+        raise DocumentError(
+            where, problem, key="schedule", remedy="write the launch again with autopar-search"
+        )
+    return entry.schedule
 
 
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
@@ -173,7 +213,8 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
-    question = open_launches(build_request({**document.request, **(typed or {})}))
+    request = {**document.request, **(typed or {})}
+    question = open_launches(build_request(request))
     entry = document.launch.degrees
     sizes = entry.layers_of_chunks
     if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
@@ -183,25 +224,36 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
             key="layers_of_chunks",
             remedy="write the launch again with autopar-search",
         )
+    schedule = _schedule(where, entry)
     # in execution order: the first chunks of all stages, then the second ones
-    parts = [sizes[stage][chunk] for chunk in range(entry.vpp) for stage in range(entry.pp)]
+    parts = [
+        sizes[rank_of(schedule, part, entry.pp)][part // entry.pp]
+        for part in range(entry.vpp * entry.pp)
+    ]
     choice = Choice(
         tp=entry.tp,
         cp=entry.cp,
+        cp_kind=entry.cp_kind,
         ep=entry.ep,
         etp=entry.etp,
         pp=entry.pp,
         vpp=entry.vpp,
+        schedule=schedule,
         micro_batch=entry.micro_batch_size,
         zero=entry.zero,
+        dp_replicate=entry.dp_replicate,
         recompute=entry.recompute,
         precision=entry.precision,
         dispatcher=entry.dispatcher,
         overlap_experts=entry.overlap_experts,
         global_batch=entry.global_batch_size,
-        chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp),
+        chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
-    launch = launch_of(engine_space(document.launch.engine), question.job, choice)
+    usual = launch_of(engine_space(document.launch.engine), question.job, choice)
     return StoredLaunch(
-        engine=document.launch.engine, question=question, choice=choice, launch=launch
+        engine=document.launch.engine,
+        question=question,
+        request=request,
+        choice=choice,
+        launch=with_settings(usual, document.launch.settings, where),
     )

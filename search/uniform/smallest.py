@@ -130,14 +130,15 @@ class _Search:
             return
         for choice in self.openings.stages(one):
             for zero in self.openings.zeros(choice):
-                sizes, _ = self.prices.spread_bytes(unit, replace(choice, zero=zero))
-                self.push(float(sizes.min()), 2, replace(choice, zero=zero), unit=unit)
+                one = self.openings.sharded(choice, zero)
+                sizes, _ = self.prices.spread_bytes(unit, one)
+                self.push(float(sizes.min()), 2, one, unit=unit)
 
     def open_stages(self, entry: _Entry) -> None:
         unit, one = entry.unit, entry.choice
         assert unit is not None, "stages have a unit"
-        for vpp in self.openings.chunks(one):
-            for choice in self.openings.layouts(unit, replace(one, vpp=vpp)):
+        for pipeline in self.openings.pipelines(one):
+            for choice in self.openings.layouts(unit, pipeline):
                 if choice.zero != one.zero:
                     continue
                 options = self.openings.smallest(unit, choice)

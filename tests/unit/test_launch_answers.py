@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from autopar.errors import InputError, OptionError
 from search.commands import check, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
 from search.request import build_request
-from search.uniform.answer import Answer, answer, answers, open_launches
+from search.route import TRAINERS, Route, route_of
+from search.uniform.answer import Answer, answer, open_launches
 from search.uniform.choice import PRECISIONS
+from search.uniform.engines import ENGINES
 from search.uniform.files import is_launch, launch_document, read_launch, result_document
 
 _SMALL = {
@@ -27,8 +31,9 @@ _FIXED = {"engine": "megatron", "tp": "2", "ep": "4", "cp": "1", "micro-batch-si
 
 def _answer(**more: object) -> Answer:
     request = build_request({**_SMALL, **{key.replace("_", "-"): v for key, v in more.items()}})
-    assert answers(request)
-    return answer(open_launches(request))
+    question = route_of(request).launches
+    assert question is not None
+    return answer(question)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +125,59 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
     assert [stage["peak_bytes"] for stage in checked["stages"]] == peaks
 
 
+_DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "settle-bsz": "96"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "says"),
+    [
+        *(
+            ("torchtitan", {"schedule": name, "pp": "4"}, {"schedule": schedule})
+            for name, schedule in (
+                ("zbv", "zero_bubble_v"),
+                ("DualPipeV", "dual_pipe_v"),
+                ("zero-bubble", "interleaved_zero_bubble"),
+                ("LoopedBFS", "looped_bfs"),
+                ("gpipe", "gpipe"),
+                ("interleaved", "interleaved"),
+                ("1F1B", "1f1b"),
+            )
+        ),
+        ("megatron", {"schedule": "interleaved", "pp": "4", "vpp": "2"}, {"vpp": 2}),
+        ("megatron", {"cp": "4", "cp-kind": "a2a"}, {"cp_kind": "a2a"}),
+        ("megatron", {"cp": "4", "cp-kind": "ring"}, {"cp_kind": "ring"}),
+        ("megatron", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("torchtitan", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("megatron", {**_SMALL, "tp": "2", "ep": "2", "etp": "4"}, {"etp": 4}),
+    ],
+)
+def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
+    engine: str,
+    options: dict[str, str],
+    says: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {**_DENSE, "engine": engine, **options}
+    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    assert search_command.run([*words, "--json", "found.json"]) == 0
+    launch = json.loads(Path("found.json").read_text())["launch"]
+    assert {key: launch["degrees"][key] for key in says} == says
+    (written,) = Path("configs").glob("autopar_launch_*.json")
+    assert export.run([str(written), "--out", "out"]) == 0
+    capsys.readouterr()
+    file = "autopar_torchtitan.toml" if engine == "torchtitan" else "launch.sh"
+    assert check.run([f"out/{file}", "--hardware", asked["hardware"], "--json", "-"]) == 0
+    (checked,) = json.loads(capsys.readouterr().out)["launches"]
+    assert checked["step_time_s"] == pytest.approx(launch["predicted"]["step_time_s"], rel=1e-12)
+    peaks = [stage["peak_bytes"] for stage in launch["predicted"]["stages"]]
+    counted = [stage["peak_bytes"] for stage in checked["stages"]]
+    assert max(counted) == max(peaks)
+    assert counted[0] == peaks[0]
+
+
 def test_a_launch_is_priced_again_also_where_it_does_not_fit(
     small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,18 +208,29 @@ def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> Non
     assert found <= fastest <= found * (1.0 + best.solved.gap) * (1.0 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("given", "zeros"),
+    [
+        # DDP has no tensor ranks beside it, and DeepSpeed offloads what is sharded
+        ({"model": "mixtral-8x7b", "hardware": "h200:1x8", "engine": "torchtitan", "tp": "8"}, {2}),
+        ({"hardware": "h200:1x1", "engine": "deepspeed", "offload-optimizer": "1"}, {1}),
+        ({"hardware": "h200:1x1", "engine": "megatron", "offload-optimizer": "1"}, {1}),
+        ({"hardware": "h200:1x1", "engine": "torchtitan"}, {0}),
+    ],
+)
+def test_one_data_rank_has_the_first_sharding_that_its_trainer_runs(
+    given: dict[str, object], zeros: set[int]
+) -> None:
+    asked = {"model": "llama3-8b", "num-layers": "2", "settle-bsz": "8", "seq-length": "2048"}
+    best = answer(open_launches(build_request({**asked, **given, "top": "0"}))).best
+    assert best is not None
+    assert best.solved is not None
+    assert {solution.choice.zero for solution in best.solved.solutions} == zeros
+
+
 def test_a_model_without_experts_has_no_degrees_of_them() -> None:
     with pytest.raises(OptionError, match="--ep: llama3-8b has no experts"):
         open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
-
-
-def test_a_launch_is_written_for_its_own_trainer_alone(
-    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "launch.json"
-    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
-    assert export.run([str(path), "--to", "torchtitan", "--out", "none"]) == 2
-    assert "is a launch of megatron" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
@@ -175,22 +244,130 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     assert "lacks" in said
 
 
+_OTHERS = ("galvatron", "paddlenlp")
+_EVERY = {*TRAINERS, *_OTHERS}
+_DENSE = {"model": "llama3-8b", "num-layers": "32"}
+
+
+def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
+    """Return the route of a request, and whose launches and plans it asks."""
+    route = route_of(build_request({**_SMALL, **given}))
+    launches = set() if route.launches is None else {one.name for one in route.launches.engines}
+    return route, launches, set(route.layered)
+
+
 @pytest.mark.parametrize(
-    ("given", "is_one"),
+    ("given", "said"),
     [
-        ({}, True),
-        ({"engine": "torchtitan"}, True),
-        ({"engine": "galvatron"}, False),
-        ({"engine": "none"}, False),
-        ({"frontier": True}, False),
-        ({"max-cp-deg": "2"}, False),
-        ({"stack": "megatron-core"}, True),
-        ({"model": "llama3-8b", "num-layers": "4"}, False),
-        ({"model": "llama3-8b", "num-layers": "4", "vpp": "2"}, True),
+        ({"tp": "6"}, "tp 6 does not divide 32 heads; --tp 4 or 8 do"),
+        ({"tp": "2", "cp": "8"}, r"tp 2 \* cp 8 = 16 does not divide 8 GPUs; --tp 1 does"),
+        ({"vpp": "2", "pp": "1"}, "vpp 2 is of chunks of pipeline stages, and pp is 1; --vpp 1 "),
+        ({"vpp": "7"}, "vpp 7 is of chunks .* and no other pp helps; --vpp 2 or 4 do"),
+        ({"pp": "2", "vpp": "3", "engine": "megatron"}, "do not lie in vpp 3: .*leave --vpp out"),
+        ({"ep": "3"}, "ep 3 does not divide 8 experts; --ep 2 or 4 do"),
+        ({"zero": "2", "engine": "megatron"}, "Megatron-LM has no ZeRO stage 2; --zero 0 or 1 do"),
+        ({"precision": "nvfp4"}, "Megatron-LM has no products in nvfp4 on h200; --precision"),
+        ({"recompute": "op", "engine": "megatron"}, "does not recompute op of mixtral-8x7b; --rec"),
+        ({"recompute": "block 8", "engine": "megatron"}, "--recompute 'block 7' or 'block 6' do"),
+        (
+            {"settle-bsz": "3", "tp": "2", "pp": "1", "cp": "1"},
+            "does not divide the global batch 3, and no ",
+        ),
+        ({"optimizer": "adam8bit", "engine": "megatron"}, "take moments of 16 bits"),
+        ({"dispatcher": "flex", "engine": "torchtitan", "ep": "8"}, "has no flex dispatcher"),
     ],
 )
-def test_which_requests_are_for_launches(given: dict[str, object], is_one: bool) -> None:
-    assert answers(build_request({**_SMALL, **given})) == is_one
+def test_what_no_trainer_has_is_an_input_error_with_its_reason(
+    given: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for key, value in {**_SMALL, **given}.items() for word in (f"--{key}", value)]
+    assert search_command.run([*map(str, words), "--output-config-path", "none"]) == 2
+    assert re.search(said, capsys.readouterr().err.replace("\n", " "))
+
+
+@pytest.mark.parametrize(
+    ("given", "launches", "layered"),
+    [
+        ({}, TRAINERS, _OTHERS),
+        ({"engine": "any"}, TRAINERS, _OTHERS),
+        ({"engine": "torchtitan"}, ["torchtitan"], ()),
+        ({"stack": "megatron-core"}, TRAINERS, _OTHERS),
+        ({**_DENSE}, TRAINERS, _OTHERS),
+        ({**_DENSE, "vpp": "2"}, TRAINERS, _OTHERS),
+        ({**_DENSE, "engine": "megatron"}, ["megatron"], ()),
+        ({**_DENSE, "engine": "megatron", "mixed-precision": "bf16"}, ["megatron"], ()),
+        ({**_DENSE, "engine": "accelerate", "time-limit": "5"}, ["accelerate"], ()),
+        ({**_DENSE, "stack": "megatron-core", "engine": "any"}, TRAINERS, _OTHERS),
+        # torchtitan has no flavour of these sizes, and its recipes of plans are written
+        ({"model": "llama2-7b", "num-layers": "32"}, {*TRAINERS} - {"torchtitan"}, None),
+    ],
+)
+def test_which_requests_are_for_launches(
+    given: dict[str, object], launches: Collection[str], layered: Collection[str] | None
+) -> None:
+    """Those that are estimated; beside them stand plans of the engines without launches."""
+    route, trainers, others = _of(given)
+    assert trainers == set(launches)
+    assert others == (_EVERY - trainers if layered is None else set(layered))
+    assert route.why == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "layered", "why"),
+    [
+        ({"engine": "galvatron"}, ["galvatron"], ""),
+        ({"engine": "none"}, (), ""),
+        ({"frontier": True}, (), ""),
+        ({"max-cp-deg": "2"}, (), "--max-cp-deg is of such plans"),
+        ({**_DENSE, "pin": ["tp=2"]}, (), "--pin is of such plans"),
+        (
+            {**_DENSE, "pin": ["tp=2"], "engine": "megatron"},
+            ["megatron"],
+            "plans of megatron whose layers may differ: --pin is of such plans",
+        ),
+        ({**_DENSE, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
+        ({**_DENSE, "stack": "megatron-core"}, (), "--stack says of whose software"),
+        ({"model": "t5-3b", "num-layers": "4,4", "seq-length": "512,512"}, _EVERY, "decoder-only"),
+        (
+            {"model": "llama2-7b", "num-layers": "8", "engine": "torchtitan"},
+            ["torchtitan"],
+            "torchtitan 0.2.2 has no model of 8 layers",
+        ),
+    ],
+)
+def test_which_requests_are_for_plans_whose_layers_may_differ(
+    given: dict[str, object], layered: Collection[str], why: str
+) -> None:
+    """And why, where one may have expected launches."""
+    route, trainers, others = _of(given)
+    assert trainers == set()
+    assert others == set(layered)
+    assert why in route.why
+    assert bool(why) == bool(route.why)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hardware": "h200:1x16"}, "connects at most 8 GPUs of a node, got 16"),
+        ({"site": "selene-a100"}, "h200"),
+    ],
+)
+def test_a_cluster_that_its_card_cannot_be_is_refused(given: dict[str, object], said: str) -> None:
+    """As for plans: launches were priced on nodes of any size."""
+    with pytest.raises(InputError, match=said):
+        open_launches(build_request({**_SMALL, **given}))
+
+
+def test_the_table_of_routes_names_every_trainer_with_launches() -> None:
+    """It stands apart, so that other questions do not load them."""
+    assert {engine.name for engine in ENGINES} == set(TRAINERS)
+
+
+def test_a_shape_beside_a_card_that_says_otherwise_is_refused() -> None:
+    """As for plans: it was ignored."""
+    with pytest.raises(OptionError, match="--num-nodes: 2 contradicts --hardware h200:1x8"):
+        open_launches(build_request({**_SMALL, "num-nodes": "2"}))
 
 
 def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
@@ -206,6 +383,10 @@ def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
         build_request({"precision": "fp"})
     with pytest.raises(OptionError, match="--zero: expected an integer"):
         build_request({"zero": "4"})
+    found = build_request({"schedule": "ZBVZeroBubble, 1f1b,zero-bubble"}).degrees.schedule
+    assert found == ("zero_bubble_v", "1f1b", "interleaved_zero_bubble")
+    with pytest.raises(OptionError, match=r"--schedule: .*got 'zvb'; did you mean 'zbv'"):
+        build_request({"schedule": "zvb"})
 
 
 def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:
