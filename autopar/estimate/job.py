@@ -8,8 +8,9 @@ those are `autopar.estimate.card`, `site` and `stack`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import field, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Literal
 
 from autopar.errors import InputError
@@ -38,6 +39,7 @@ __all__ = [
     "layer_blocks",
     "mamba_inputs",
     "model_flop",
+    "mtp_blocks",
     "parameters",
     "projection_targets",
     "stage_blocks",
@@ -216,6 +218,9 @@ class Job:
     sequence_parallel: bool = False
     zero: int = 0
     """What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights as well."""
+    replicas: int = 1
+    """Copies of what is sharded (HSDP, instances of a distributed optimizer): neighbouring ranks
+    shard, and gradients are summed over copies as well."""
     reshard: bool = True
     """ZeRO-3: weights are gathered again for the backward."""
     precision: Precision = "bf16"
@@ -224,6 +229,8 @@ class Job:
     """One of the card's kernels, or "unfused"; None: what the stack uses."""
     ring_balanced: bool = True
     """Context-parallel ranks have equal shares of a causal triangle."""
+    heads_exchanged: bool = False
+    """Context-parallel ranks exchange heads for tokens around attention (Ulysses), no ring."""
     low_precision_attention: bool = False
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: of parts of layers, or of the whole iteration."""
@@ -273,6 +280,8 @@ class Job:
     """Weights lie on the host, and are copied for each forward and backward."""
     mtp: int = 0
     """Layers that predict further tokens, each with a head of its own."""
+    stage_mtp: tuple[int, ...] = ()
+    """How many of them every stage has; empty: the last stage has all."""
     skew: float = 1.0
     """Tokens of the busiest rank of experts over the mean."""
     notes: tuple[str, ...] = field(default=())
@@ -508,8 +517,8 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
     """Return the blocks of every pipeline stage, with whole layers.
 
     Layers that do not divide evenly are fewest on the stages with embedding and head, which have
-    work of their own, unless the job says how many each has. Raises InputError where a stage would
-    have no layer.
+    work of their own, unless the job says how many each has. Equal layers of a stage are one block,
+    wherever they are in it. Raises InputError where a stage would have no layer.
     """
     total = sum(block.number for block in job.blocks)
     if total < job.pp:
@@ -530,8 +539,32 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
             count -= taken
             if left > taken:
                 queue.insert(0, (block, left - taken))
-        stages.append(tuple(blocks))
+        stages.append(_merged(blocks))
     return tuple(stages)
+
+
+def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Return blocks of which no two have equal layers."""
+    if len(blocks) < 3:
+        return tuple(blocks)
+    numbers: dict[Block, int] = {}
+    for block in blocks:
+        one = _resized(block, 1)
+        numbers[one] = numbers.get(one, 0) + block.number
+    return tuple(_resized(one, number) for one, number in numbers.items())
+
+
+def mtp_blocks(job: Job) -> tuple[Block, ...]:
+    """Return the layers of one module of further tokens: one that is as the model's last.
+
+    Of a hybrid whose last layer mixes no tokens, the last one with attention goes in front of it
+    (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of such modules).
+    """
+    last = _resized(job.blocks[-1], 1)
+    if last.attention is not None:
+        return (last,)
+    mixers = (block for block in reversed(job.blocks) if block.attention is not None)
+    return (*(_resized(block, 1) for block in islice(mixers, 1)), last)
 
 
 def _resized(block: Block, number: int) -> Block:

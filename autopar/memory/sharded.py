@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from autopar.memory import torch_layers
-from autopar.memory.launch import Chunk, Launch, Optimizer, Precision, TorchTrainer
+from autopar.memory.launch import Chunk, Launch, Optimizer, TorchTrainer
 from autopar.memory.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
 from autopar.memory.schedule import moments
@@ -96,29 +97,28 @@ def recipe_of_launch(launch: Launch) -> StateRecipe:
 
     What its optimizer keeps otherwise, or on the host, is taken into account.
     """
-    return _recipe(_trainer(launch), launch.precision, launch.optimizer)
+    precision = launch.precision
+    return _recipe(_trainer(launch), launch.optimizer, precision.kind, precision.element_bytes)
 
 
-@lru_cache(maxsize=64)  # every moment of a step asks for it
-def _recipe(trainer: TorchTrainer, precision: Precision, optimizer: Optimizer) -> StateRecipe:
+@lru_cache(maxsize=1024)
+def _recipe(
+    trainer: TorchTrainer, optimizer: Optimizer, precision: str, element_bytes: int
+) -> StateRecipe:
+    """Return the recipe of trainer and optimizer, which every term of a count asks for."""
     recipe = recipe_of(
         trainer.keeper,
         trainer.zero,
-        precision.kind,
+        precision,
         fp32_gradients=trainer.wide_gradients,
         each_micro_batch=trainer.each_micro_batch,
         buckets=trainer.buckets,
     )
-    return _with_optimizer(recipe, precision, optimizer)
-
-
-def _with_optimizer(recipe: StateRecipe, precision: Precision, optimizer: Optimizer) -> StateRecipe:
-    """Return a recipe with the states that an optimizer has, on the device that it has them on."""
     moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
-    if optimizer.master_bytes == 0 and precision.element_bytes == 2:
+    if optimizer.master_bytes == 0 and element_bytes == 2:
         # weights that are trained as they are, and whose gradients are like them
-        element = float(precision.element_bytes)
+        element = float(element_bytes)
         weights = replace(weights, each_bytes=element)
         gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
         master = replace(master, each_bytes=0.0)
@@ -550,7 +550,7 @@ def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -
 
 def _is_root(launch: Launch, unit: Unit) -> bool:
     """Return whether a unit is what layers that are wrapped one by one leave of the model."""
-    return _is_fsdp2(launch) and unit.name == "head" and _is_joined(launch)
+    return unit.name == "head" and _is_fsdp2(launch) and _is_joined(launch)
 
 
 def _beside(
@@ -569,7 +569,8 @@ def _beside(
     if not _is_fsdp2(launch):
         yield from _table_passing(launch, units, "backward")
         return
-    root = [one for one in behind if _is_root(launch, one)]
+    # which is the last of a chunk
+    root = [one for one in behind[-1:] if _is_root(launch, one)]
     # the head's, till the root's other weights have theirs
     late = sum(one.elements for one in root) // (1 if launch.model.tied else 2)
     yield Part("unreduced gradients", late * element, states)
@@ -590,8 +591,8 @@ def _beside(
             ahead = _gathered(launch, [own[at - 1]])
             yield Part("weights fetched ahead", math.ceil(ahead), states)
     if trainer.each_micro_batch:
-        behind = [one for one in behind if one.name == "layer"]
-        source = [unit] if reducing else behind[:1]
+        layers = (one for one in behind if one.name == "layer")
+        source = [unit] if reducing else [*islice(layers, 1)]
         size = _reduced(launch) * sum(one.elements for one in source)
         yield Part("input of the reduction", math.ceil(size), states)
         if reducing and last and not root:

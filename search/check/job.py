@@ -72,6 +72,7 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         schedule=degrees.schedule,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
+        heads_exchanged=degrees.heads_exchanged,
         **_sharding(launch),
         precision=_precision(precision),
         gathered_bytes=_gathered_bytes(launch),
@@ -84,6 +85,9 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         overlap_tensor=launch.tensor_overlap,
         overlap_gradients=launch.optimizer.overlap_gradients,
         mtp=model.mtp,
+        stage_mtp=tuple(sum(chunk[2] for chunk in chunks) for chunks in degrees.chunks)
+        if model.mtp and degrees.pp > 1
+        else (),
         graphs=launch.graphs,
         low_precision_attention=precision.fp8_attention,
         fused_experts=experts is not None and experts.fused_mlp,
@@ -125,12 +129,14 @@ def _sharding(launch: Launch) -> dict[str, Any]:
     if trainer is None:
         return {
             "zero": _ZERO[launch.optimizer.sharding],
+            "replicas": 1 if launch.optimizer.sharding == "none" else launch.optimizer.instances,
             "gradient_bytes": float(launch.precision.gradient_bytes),
         }
     recipe = recipe_of_launch(launch)
     reduced = [one.each_bytes for one in recipe.passing if one.what == "input of the reduction"]
     return {
         "zero": trainer.zero,
+        "replicas": trainer.replicas if trainer.zero else 1,
         "gradient_bytes": reduced[0] if reduced else recipe.gradients.each_bytes,
         "reduce_every_micro_batch": trainer.each_micro_batch and trainer.zero > 1,
         # weights that are not given back are gathered once
