@@ -46,7 +46,7 @@ _TOP = 6
 """Families of degrees that are found of each trainer, the best and what else there is."""
 _NAMES = tuple(engine.name for engine in ENGINES)
 _OTHERS = (
-    *("memory-of", "fp32-gradients", "sequence-parallel", "async-grad-reduce", "tp-overlap"),
+    *("memory-of", "fp32-gradients", "sequence-parallel", "async-grad-reduce"),
     *("calibration", "reserve", "context-gib", "settle-chunk", "mixed-precision"),
 )
 """Options of plans whose layers may differ, which a search over launches does not have."""
@@ -226,6 +226,8 @@ def open_launches(request: Request) -> Question:
 def _fixed(request: Request) -> Fixed:
     """Return what a search has to keep to; raises OptionError for what no launch has."""
     fixed = fixed_of(request.degrees)
+    if "tp-overlap" in request.given:
+        fixed = replace(fixed, tp_overlap=request.options.tp_overlap)
     kind = request.options.cp_kind
     if "cp-kind" not in request.given:
         return fixed

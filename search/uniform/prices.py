@@ -91,7 +91,7 @@ def degrees_of(choice: Choice) -> tuple[object, ...]:
     """Return what choices of one unit have in common."""
     return (
         *(choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp, choice.micro_batch),
-        *(choice.precision, choice.dispatcher, choice.overlap_experts),
+        *(choice.precision, choice.dispatcher, choice.overlap_experts, choice.tp_overlap),
     )
 
 
@@ -126,7 +126,8 @@ class Prices:
 
     def base(self, choice: Choice) -> StepJob:
         """Return a job of one data rank that has the settings of a choice."""
-        key = (choice.tp, choice.precision, choice.dispatcher, choice.overlap_experts)
+        settings = (choice.dispatcher, choice.overlap_experts, choice.tp_overlap)
+        key = (choice.tp, choice.precision, *settings)
         found = self._bases.get(key)
         if found is None:
             one = Choice(
@@ -136,6 +137,7 @@ class Prices:
                 precision=choice.precision,
                 dispatcher=choice.dispatcher,
                 overlap_experts=choice.overlap_experts,
+                tp_overlap=choice.tp_overlap,
                 chunks=self._one_stage(),
             )
             launch = self.engine.launch(replace(self.job, world=choice.tp), one)
@@ -427,7 +429,7 @@ class Prices:
 
     def room_bytes(self, unit: Unit, choice: Choice, room: Room, *, again: bool) -> float:
         """Return the highest peak that leaves enough free; again : some of it is recomputed."""
-        key = (choice.precision, choice.dispatcher, choice.zero, again)
+        key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
         launch = self._kinds.get(key)
         if launch is None:
             launch = unit.bounds.variant(choice.zero)

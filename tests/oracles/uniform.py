@@ -112,12 +112,14 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         micro_batches, rest = divmod(batch, size * dp)
         if (fixed.dp is not None and dp not in fixed.dp) or rest or micro_batches < pp:
             continue
-        for etp in left(_splits(engine, job, tp), "etp"):
+        both = (False, True) if tp > 1 and engine.name == "megatron" else (False,)
+        overlaps = [one for one in both if tp == 1 or fixed.tp_overlap in (None, one)]
+        for etp, overlap in itertools.product(left(_splits(engine, job, tp), "etp"), overlaps):
             if (tp * cp * dp) % (ep * etp):
                 continue
             one = Choice(
-                tp=tp, cp=cp, cp_kind=kind, pp=pp, ep=ep, etp=etp, micro_batch=size,
-                global_batch=batch,
+                tp=tp, tp_overlap=overlap, cp=cp, cp_kind=kind, pp=pp, ep=ep, etp=etp,
+                micro_batch=size, global_batch=batch,
             )  # fmt: skip
             yield from _settings(prices, one, fixed, micro_batches)
 
@@ -344,6 +346,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     fixed = Fixed(
         tp=_some(draw, [1, 2, 4], 2),
         cp=_some(draw, [1, 2, 2], 2),
+        tp_overlap=draw.choice([None, True, False]),
         cp_kind=draw.choice([None, None, ("ring",), ("a2a",)]),
         pp=_some(draw, stages, 2),
         schedule=schedules,
