@@ -325,6 +325,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     model = small_model(draw)
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
+    zero: tuple[int, ...] | None = None
     if seed % 4 == 3:
         # of one trainer alone pipelines have many schedules, and then a few of them
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
@@ -334,6 +335,11 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         return None
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
+    copies = draw.choice([None, None, (1,), (2, 4)])
+    if seed % 8 == 2:
+        # several nodes, each of which could have a copy of its own
+        engine, world, stages, zero = engine_space("torchtitan"), 64, [1], (3,)
+        copies = draw.choice([None, (1, 8), (1, 2, 8)])
     seq = draw.choice([512, 1024, 2048])
     batches = draw.choice([(64,), (48,), (32, 64), (128,)])
     job = Job(
@@ -357,8 +363,8 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         precision=("bf16", "fp8") if draw.random() < 0.2 else ("bf16",),
         dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),
         overlap_experts=None if seed % 4 == 1 else draw.choice([None, False]),
-        zero=draw.choice([None, None, None, (1, 2), (3,)]),
-        dp_replicate=draw.choice([None, None, (1,), (2, 4)]),
+        zero=zero or draw.choice([None, None, None, (1, 2), (3,)]),
+        dp_replicate=copies,
     )
     target = Target(
         machine=machine_of(load_card(card), load_stack(engine.stack)),

@@ -148,7 +148,7 @@ _DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "s
         ("megatron", {"dp-replicate": "2", "cp": "2"}, {"dp_replicate": 2, "zero": 1}),
         ("torchtitan", {"dp-replicate": "2", "zero": "3"}, {"dp_replicate": 2}),
         ("torchtitan", {"dp-replicate": "2", "schedule": "zbv"}, {"dp_replicate": 2, "pp": 2}),
-        ("accelerate", {"dp-replicate": "4", "zero": "2"}, {"dp_replicate": 4}),
+        ("accelerate", {"dp-replicate": "4", "zero": "3"}, {"dp_replicate": 4}),
         ("accelerate", {"dp-replicate": "2", "zero": "3", "cp": "2"}, {"dp_replicate": 2}),
         ("megatron", {**_SMALL, "tp": "2", "ep": "2", "etp": "4"}, {"etp": 4}),
     ],
