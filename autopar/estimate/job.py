@@ -19,6 +19,7 @@ from autopar.pipeline.schedules import Schedule
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
+from autopar.training.offload import HostAdam
 
 __all__ = [
     "FP32_STATES",
@@ -276,6 +277,7 @@ class Job:
     """fp32 weights of that share lie on the host, too, and 16-bit ones come back."""
     overlap_offload: bool = False
     """The host's copies of one part run beside its update of another."""
+    host_adam: HostAdam = "torch"
     offloaded_weights: bool = False
     """Weights lie on the host, and are copied for each forward and backward."""
     mtp: int = 0

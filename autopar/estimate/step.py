@@ -145,7 +145,7 @@ _STEP_ONLY = frozenset(
         ),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
         *("optimizer", "mtp", "stage_mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
-        *("offloaded_master", "overlap_offload", "offloaded_weights"),
+        *("offloaded_master", "overlap_offload", "offloaded_weights", "host_adam"),
     )
 )
 """Fields of a job that times of a layer do not depend on, what is made of them does."""

@@ -99,6 +99,9 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         optimizer_offload=optimizer.offload,
         offloaded_master=optimizer.offload_master,
         overlap_offload=optimizer.overlap_offload,
+        host_adam="deepspeed"
+        if launch.trainer is not None and launch.trainer.keeper == "deepspeed"
+        else "torch",
         offloaded_weights=optimizer.offload_weights,
     )
 
