@@ -271,7 +271,10 @@ def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
         ({"tp": "2", "cp": "8"}, r"tp 2 \* cp 8 = 16 does not divide 8 GPUs; --tp 1 does"),
         ({"vpp": "2", "pp": "1"}, "vpp 2 is of chunks of pipeline stages, and pp is 1; --vpp 1 "),
         ({"vpp": "7"}, "vpp 7 is of chunks .* and no other pp helps; --vpp 2 or 4 do"),
-        ({"pp": "2", "vpp": "3", "engine": "megatron"}, "do not lie in vpp 3: .*leave --vpp out"),
+        (
+            {"pp": "2", "vpp": "3", "engine": "megatron"},
+            "8 layers do not lie in such chunks: .*leave --vpp out",
+        ),
         ({"ep": "3"}, "ep 3 does not divide 8 experts; --ep 2 or 4 do"),
         ({"zero": "2", "engine": "megatron"}, "Megatron-LM has no ZeRO stage 2; --zero 0 or 1 do"),
         ({"precision": "nvfp4"}, "Megatron-LM has no products in nvfp4 on h200; --precision"),
