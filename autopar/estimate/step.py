@@ -20,6 +20,7 @@ from autopar.estimate.job import (
     Experts,
     Job,
     Mlp,
+    Recomputation,
     adapter_parameters,
     parameters,
     stage_blocks,
@@ -55,6 +56,7 @@ __all__ = [
     "TERMS",
     "KnownLayers",
     "StepTime",
+    "again_seconds",
     "ends_seconds",
     "forward_seconds",
     "layer_seconds",
@@ -105,7 +107,10 @@ class _Group(NamedTuple):
     """Ranks that hold the same weights, `stride` apart, and what they shard of them."""
 
     experts: bool
-    ranks: int
+    shards: int
+    """Neighbours of these ranks that share states, where they are sharded."""
+    copies: int
+    """Of what they share."""
     stride: int
     zero: int
 
@@ -125,7 +130,16 @@ class _Stage(NamedTuple):
 _STEP_ONLY = frozenset(
     (
         *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
-        *("vocab_tp", "vocab_zero", "zero", "reshard", "recompute", "graphs", "overlap_experts"),
+        *(
+            "vocab_tp",
+            "vocab_zero",
+            "zero",
+            "replicas",
+            "reshard",
+            "recompute",
+            "graphs",
+            "overlap_experts",
+        ),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
         *("optimizer", "mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
         *("offloaded_master", "overlap_offload", "offloaded_weights"),
@@ -165,11 +179,12 @@ class KnownLayers:
         """
         if block.attention is None or block.mlp is None or block.cross_tokens is not None:
             return layer_times(self._machine, job, block)
+        # attention knows nothing of experts, and an MLP nothing of how heads and tokens are laid
         plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(plain, replace(block, mlp=None))
         other = replace(block, attention=None, mamba=None)
         if isinstance(block.mlp, Mlp):
-            second = self._half(plain, other)
+            second = self._half(replace(plain, heads_exchanged=False), other)
         else:
             second = self._half(_routed_alone(job, block.mlp), other)
         return LayerTimes(
@@ -218,7 +233,9 @@ def _routed_alone(job: Job, experts: Experts) -> Job:
     narrow = job.precision not in ("bf16", "fp16", "fp32")
     if experts.shared_width or experts.latent or rest or narrow or not scattered:
         return job
-    return replace(job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False)
+    return replace(
+        job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False, heads_exchanged=False
+    )
 
 
 def _together(one: Sends, other: Sends) -> Sends:
@@ -241,6 +258,16 @@ def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Rea
     """
     found, host = _layer(machine, job, times, 0.0)
     return sum(found.values()), host
+
+
+def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
+    """Return what the device takes longer for a layer whose backward computes so much again.
+
+    job : of which nothing is computed again yet; times : of one layer.
+    """
+    tensor, experts = _sent_again(machine, job, times, recompute)
+    exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
+    return _recomputed(recompute, times) + tensor + exposed * experts
 
 
 def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
@@ -438,8 +465,8 @@ def _stage(
         _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
         if own.offloaded_weights:
             base_experts, base = parameters(block)
-            base_experts /= own.ep * own.etp * _expert_ranks(own)
-            share = base / (own.tp * _data_ranks(own)) + base_experts
+            base_experts /= own.ep * own.etp * _expert_shards(own)
+            share = base / (own.tp * _data_shards(own)) + base_experts
             loaded += block.number * share * _frozen_bytes(own)
         if own.zero == 3:
             terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
@@ -515,11 +542,13 @@ def _hold(weights: dict[_Group, float], group: _Group, number: float) -> None:
 
 
 def _dense_group(job: Job) -> _Group:
-    return _Group(False, _data_ranks(job), job.tp, job.zero)
+    shards = _data_shards(job)
+    return _Group(False, shards, _data_ranks(job) // shards, job.tp, job.zero)
 
 
 def _expert_group(job: Job) -> _Group:
-    return _Group(True, _expert_ranks(job), job.ep * job.etp, job.zero)
+    shards = _expert_shards(job)
+    return _Group(True, shards, _expert_ranks(job) // shards, job.ep * job.etp, job.zero)
 
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
@@ -533,17 +562,11 @@ def _layer(
     """Return the seconds of a layer's micro-batch by term, and those of its host code."""
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
-    again = _recomputed(job, times)
+    again = _recomputed(job.recompute, times)
+    tensor_again, experts_again = _sent_again(machine, job, times, job.recompute)
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
-    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s)
-    experts = times.experts.forward_s + times.experts.backward_s
-    if job.recompute == "full":
-        # what the layer sends in its forward is sent again
-        tensor += (1 - hidden) * times.tensor.forward_s
-        experts += times.experts.forward_s
-        again += times.context.forward_s
-    elif "moe" in job.recompute:
-        experts += times.experts.forward_s
+    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
+    experts = times.experts.forward_s + times.experts.backward_s + experts_again
     if job.overlap_experts:
         experts *= _EXPOSED_EXPERTS
     terms["recompute"] = again
@@ -565,11 +588,26 @@ def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
     return sum(float(part.forward_s) for part in times.parts) + sends + times.context.forward_s
 
 
-def _recomputed(job: Job, times: LayerTimes) -> float:
-    if job.recompute == "full":
+def _sent_again(
+    machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
+) -> tuple[float, float]:
+    """Return the seconds of transfers that are done again, of tensor ranks and of experts.
+
+    What a layer sends in its forward is sent again with it, nothing of it hidden by experts'
+    overlap yet.
+    """
+    if recompute == "full":
+        hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+        return (1 - hidden) * times.tensor.forward_s, times.experts.forward_s
+    return 0.0, times.experts.forward_s if "moe" in recompute else 0.0
+
+
+def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
+    """Return the seconds of what is computed again, with the rings of its attention."""
+    if recompute == "full":
         whole: float = sum(as_number(part.forward_s) for part in times.parts)
-        return whole
-    wanted = set(job.recompute)
+        return whole + times.context.forward_s
+    wanted = set(recompute)
     if "per_op" in wanted:
         shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
         by_op: float = sum(shares[part.kind] * as_number(part.forward_s) for part in times.parts)
@@ -613,6 +651,15 @@ def _expert_ranks(job: Job) -> int:
     return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
 
 
+def _data_shards(job: Job) -> int:
+    """Of these ranks, those that share one copy of what is sharded."""
+    return max(1, _data_ranks(job) // job.replicas)
+
+
+def _expert_shards(job: Job) -> int:
+    return max(1, _expert_ranks(job) // job.replicas)
+
+
 def _trains_nothing(job: Job) -> bool:
     """Return whether there are no gradients of weights that a step counts."""
     return job.frozen and job.adapters is None
@@ -620,7 +667,7 @@ def _trains_nothing(job: Job) -> bool:
 
 def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
     size = weights * each_bytes
-    return transfer_s(machine, "allgather", size, _data_ranks(job), job.tp) / _network(machine)
+    return transfer_s(machine, "allgather", size, _data_shards(job), job.tp) / _network(machine)
 
 
 def _frozen_bytes(job: Job) -> float:
@@ -634,7 +681,16 @@ def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
     if job.frozen:
         return 0.0
     size = weights * job.element_bytes
-    return transfer_s(machine, "reducescatter", size, _data_ranks(job), job.tp) / _network(machine)
+    return _sum_s(machine, size, _dense_group(job)) / _network(machine)
+
+
+def _sum_s(machine: Machine, size_bytes: float, group: _Group) -> float:
+    """Return the seconds in which shards of gradients are summed: first of neighbours, then what
+    each has of them over all copies."""
+    shards, stride = group.shards, group.stride
+    once = transfer_s(machine, "reducescatter", size_bytes, shards, stride)
+    own = size_bytes / shards
+    return once + transfer_s(machine, "allreduce", own, group.copies, stride * shards)
 
 
 def _network(machine: Machine) -> float:
@@ -653,15 +709,15 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     once = _gather_s(machine, job, weights, _frozen_bytes(job))
     traffic = gathers * once + _scatter_s(machine, job, weights)
     if experts:
-        ranks, stride = _expert_ranks(job), job.ep * job.etp
-        size = experts / stride * _frozen_bytes(job)
-        routed = gathers * transfer_s(machine, "allgather", size, ranks, stride)
+        group = _expert_group(job)
+        size = experts / group.stride * _frozen_bytes(job)
+        routed = gathers * transfer_s(machine, "allgather", size, group.shards, group.stride)
         if not job.frozen:
-            routed += transfer_s(machine, "reducescatter", size, ranks, stride)
+            routed += _sum_s(machine, size, group)
         traffic += routed / _network(machine)
     if job.adapters is not None:
         own = sum(adapter_parameters(job, block)) / job.tp * _gradient_bytes(machine, job)
-        traffic += transfer_s(machine, "reducescatter", own, _data_ranks(job), job.tp)
+        traffic += _sum_s(machine, own, _dense_group(job))
     device = sum(terms.values())
     visible = machine.stack.figures.overlap["fully_sharded"]
     return max(device, traffic) + visible * min(device, traffic) - device
@@ -671,14 +727,16 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
     """Return the seconds of summing a stage's gradients, and of gathering its new weights."""
     grads = _gradient_bytes(machine, job)
     summed = gathered = 0.0
-    for (_, ranks, stride, zero), weights in stage.weights.items():
-        if zero == 3 or _trains_nothing(job):
+    for group, weights in stage.weights.items():
+        if group.zero == 3 or _trains_nothing(job):
             continue
-        if zero:
-            summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
+        shards, stride = group.shards, group.stride
+        if group.zero:
+            summed += _sum_s(machine, weights * grads, group)
             each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
-            gathered += transfer_s(machine, "allgather", weights * each, ranks, stride)
+            gathered += transfer_s(machine, "allgather", weights * each, shards, stride)
         else:
+            ranks = shards * group.copies
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered
 
@@ -688,7 +746,7 @@ def _optimizer_s(machine: Machine, job: Job, stage: _Stage) -> float:
         return 0.0
     own = resident = 0.0
     for group, weights in stage.weights.items():
-        share = weights / group.ranks if group.zero else weights
+        share = weights / group.shards if group.zero else weights
         own += share
         resident += share if group.zero == 3 else weights
     return optimizer_time_s(machine, job, own, resident)

@@ -49,6 +49,7 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
     return DegreesEntry(
         tp=choice.tp,
         cp=choice.cp,
+        cp_kind=choice.cp_kind,
         pp=choice.pp,
         dp=dp,
         ep=choice.ep,
@@ -57,6 +58,7 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
         vpp=choice.vpp,
         schedule=choice.schedule,
         zero=choice.zero,
+        dp_replicate=choice.dp_replicate,
         micro_batch_size=choice.micro_batch,
         num_microbatches=choice.global_batch // (choice.micro_batch * dp),
         global_batch_size=choice.global_batch,
@@ -219,6 +221,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     choice = Choice(
         tp=entry.tp,
         cp=entry.cp,
+        cp_kind=entry.cp_kind,
         ep=entry.ep,
         etp=entry.etp,
         pp=entry.pp,
@@ -226,6 +229,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         schedule=schedule,
         micro_batch=entry.micro_batch_size,
         zero=entry.zero,
+        dp_replicate=entry.dp_replicate,
         recompute=entry.recompute,
         precision=entry.precision,
         dispatcher=entry.dispatcher,

@@ -337,8 +337,9 @@ def _adapted(
         )
         told = f"schedule {SCHEDULES[choice.schedule].title}: {SCHEDULES[schedule].title}"
         yield {"schedule": schedule, "chunks": chunks}, told
-    if model.experts is not None and choice.etp not in space.expert_tensor(choice.tp):
-        etp = space.expert_tensor(choice.tp)[-1]
+    beside = space.expert_tensor
+    if model.experts is not None and beside is not None and choice.etp not in beside(choice.tp):
+        etp = beside(choice.tp)[-1]
         yield {"etp": etp}, f"expert tensor degree {choice.etp} beside tp {choice.tp}: {etp}"
     stages = space.zero_with_stages if choice.pp > 1 else space.zero
     if choice.zero not in stages:
