@@ -20,6 +20,7 @@ from autopar.estimate.job import (
     Experts,
     Job,
     Mlp,
+    Recomputation,
     adapter_parameters,
     parameters,
     stage_blocks,
@@ -55,6 +56,7 @@ __all__ = [
     "TERMS",
     "KnownLayers",
     "StepTime",
+    "again_seconds",
     "ends_seconds",
     "forward_seconds",
     "layer_seconds",
@@ -256,6 +258,16 @@ def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Rea
     """
     found, host = _layer(machine, job, times, 0.0)
     return sum(found.values()), host
+
+
+def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
+    """Return what the device takes longer for a layer whose backward computes so much again.
+
+    job : of which nothing is computed again yet; times : of one layer.
+    """
+    tensor, experts = _sent_again(machine, job, times, recompute)
+    exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
+    return _recomputed(recompute, times) + tensor + exposed * experts
 
 
 def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
@@ -550,17 +562,11 @@ def _layer(
     """Return the seconds of a layer's micro-batch by term, and those of its host code."""
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
-    again = _recomputed(job, times)
+    again = _recomputed(job.recompute, times)
+    tensor_again, experts_again = _sent_again(machine, job, times, job.recompute)
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
-    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s)
-    experts = times.experts.forward_s + times.experts.backward_s
-    if job.recompute == "full":
-        # what the layer sends in its forward is sent again
-        tensor += (1 - hidden) * times.tensor.forward_s
-        experts += times.experts.forward_s
-        again += times.context.forward_s
-    elif "moe" in job.recompute:
-        experts += times.experts.forward_s
+    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
+    experts = times.experts.forward_s + times.experts.backward_s + experts_again
     if job.overlap_experts:
         experts *= _EXPOSED_EXPERTS
     terms["recompute"] = again
@@ -582,11 +588,26 @@ def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
     return sum(float(part.forward_s) for part in times.parts) + sends + times.context.forward_s
 
 
-def _recomputed(job: Job, times: LayerTimes) -> float:
-    if job.recompute == "full":
+def _sent_again(
+    machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
+) -> tuple[float, float]:
+    """Return the seconds of transfers that are done again, of tensor ranks and of experts.
+
+    What a layer sends in its forward is sent again with it, nothing of it hidden by experts'
+    overlap yet.
+    """
+    if recompute == "full":
+        hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+        return (1 - hidden) * times.tensor.forward_s, times.experts.forward_s
+    return 0.0, times.experts.forward_s if "moe" in recompute else 0.0
+
+
+def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
+    """Return the seconds of what is computed again, with the rings of its attention."""
+    if recompute == "full":
         whole: float = sum(as_number(part.forward_s) for part in times.parts)
-        return whole
-    wanted = set(job.recompute)
+        return whole + times.context.forward_s
+    wanted = set(recompute)
     if "per_op" in wanted:
         shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
         by_op: float = sum(shares[part.kind] * as_number(part.forward_s) for part in times.parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from autopar.documents.checks import StrictObject, published
-from autopar.objects import ConfigDict
+from autopar.objects import ConfigDict, Field
 from autopar.pipeline.schedules import Schedule
 
 __all__ = ["FORMAT", "DegreesEntry", "HardwareEntry", "LaunchDocument", "LaunchEntry"]
@@ -79,6 +79,8 @@ class LaunchEntry(StrictObject):
     engine: str
     """Trainer that it is of."""
     degrees: DegreesEntry
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """What it says otherwise than its trainer does by itself, by dotted field of the launch."""
     samples_per_s: float
     """Of all GPUs together."""
     predicted: dict[str, Any]

@@ -79,9 +79,10 @@ def _evaluate_launch(request: Request, path: str) -> int:
     from search.uniform.files import launch_document, read_launch
 
     stored = read_launch(path, request.given)
-    one = evaluated(stored.question, engine_space(stored.engine), stored.choice)
+    engine = engine_space(stored.engine)
+    one = evaluated(stored.question, engine, stored.choice, stored.launch)
     found = Answer(question=stored.question, engines=(one,))
-    _emit(request, launch_document(found, request.given).model_dump() | {"status": "evaluated"})
+    _emit(request, launch_document(found, stored.request).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
         from autopar.command.show import make_console
 

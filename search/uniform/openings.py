@@ -52,8 +52,8 @@ class Openings:
         self.words = np.array(
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
+        self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
-        self._zeros: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
@@ -79,20 +79,24 @@ class Openings:
 
     def zeros(self, choice: Choice) -> tuple[int, ...]:
         """Return the shardings over data ranks."""
-        data = self.job.world // (choice.tp * choice.pp)
-        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        key = (choice.precision, choice.pp > 1)
-        found = self._zeros.get(key)
+        zeros = self._zeros(choice, choice.pp)
+        return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
+
+    def _zeros(self, choice: Choice, pp: int) -> tuple[int, ...]:
+        """Return the same of a choice with other stages."""
+        single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
+        key = (pp == 1, choice.precision)
+        found = self._sharded.get(key)
         if found is None:
-            sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
+            sharded = self.engine.zero if pp == 1 else self.engine.zero_with_stages
             left = kept(sharded, self.fixed.zero)
-            found = self._zeros[key] = tuple(
-                zero for zero in left if self.prices.has(replace(choice, zero=zero))
-            )
-        if data == of_experts == 1 and self.fixed.zero is None:
+            found = tuple(zero for zero in left if self.prices.has(choice.precision, zero))
+            self._sharded[key] = found
+        if single and self.fixed.zero is None:
             # one rank has nothing to share: all of them are one, which the engine runs
-            found = tuple(zero for zero in found if self._runs(replace(choice, zero=zero)))[:1]
-        return tuple(zero for zero in found if self.copies(replace(choice, zero=zero)))
+            one = replace(choice, pp=pp)
+            found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
+        return found
 
     def copies(self, choice: Choice) -> tuple[int, ...]:
         """Return the numbers of copies of what is sharded, the fewest first.
@@ -219,14 +223,15 @@ class Openings:
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
             tp, cp, size, ep, etp, batch = map(int, row)
             degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
-            for choice in self.stages(degree):
-                key = (choice.pp, self.prices.micro_batches(choice))
+            for pp in self.prices.stages(degree, self.fixed):
+                key = (pp, batch * tp * cp * pp // (size * self.job.world))
                 if key not in words:
-                    words[key] = sum(map(self._words_of, self._longest(choice)))
+                    words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
                 shardings = sum(
-                    len(self.copies(replace(choice, zero=zero))) for zero in self.zeros(choice)
+                    len(self.copies(replace(degree, pp=pp, zero=zero)))
+                    for zero in self._zeros(degree, pp)
                 )
-                total += int(times) * shardings * words[key] * len(self.overlaps(choice))
+                total += int(times) * shardings * words[key] * len(self.overlaps(degree))
         return total
 
     def _longest(self, choice: Choice) -> list[int]:

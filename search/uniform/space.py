@@ -281,7 +281,7 @@ class Space:
         for pp in stages:
             live = np.arange(pp, 0, -1, dtype=np.float64)
             for zero in kept(engine.zero if pp == 1 else engine.zero_with_stages, fixed.zero):
-                if not self.prices.has(Choice(precision=way.precision, zero=zero)):
+                if not self.prices.has(way.precision, zero):
                     continue
                 whole, shared = self._states(way, zero, staged=pp > 1)
                 data = job.world / (tp * pp)

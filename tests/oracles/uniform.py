@@ -142,7 +142,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         zeros = [
             zero
             for zero in zeros
-            if prices.has(replace(one, zero=zero))
+            if prices.has(one.precision, zero)
             and not [*engine.refused(job, replace(one, zero=zero))]
         ][:1]
     for precision, dispatcher, overlap, (zero, copies), (schedule, vpp) in itertools.product(

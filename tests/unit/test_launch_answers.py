@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -236,15 +237,6 @@ def test_a_model_without_experts_has_no_degrees_of_them() -> None:
         open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
 
 
-def test_a_launch_is_written_for_its_own_trainer_alone(
-    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "launch.json"
-    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
-    assert export.run([str(path), "--to", "torchtitan", "--out", "none"]) == 2
-    assert "is a launch of megatron" in capsys.readouterr().err
-
-
 def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -254,6 +246,35 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     said = capsys.readouterr().err
     assert "megatron: nothing fits; the smallest, " in said
     assert "lacks" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tp": "6"}, "tp 6 does not divide 32 heads; --tp 4 or 8 do"),
+        ({"tp": "2", "cp": "8"}, r"tp 2 \* cp 8 = 16 does not divide 8 GPUs; --tp 1 does"),
+        ({"vpp": "2", "pp": "1"}, "vpp 2 is of chunks of pipeline stages, and pp is 1; --vpp 1 "),
+        ({"vpp": "7"}, "vpp 7 is of chunks .* and no other pp helps; --vpp 2 or 4 do"),
+        ({"pp": "2", "vpp": "3", "engine": "megatron"}, "do not lie in vpp 3: .*leave --vpp out"),
+        ({"ep": "3"}, "ep 3 does not divide 8 experts; --ep 2 or 4 do"),
+        ({"zero": "2", "engine": "megatron"}, "Megatron-LM has no ZeRO stage 2; --zero 0 or 1 do"),
+        ({"precision": "nvfp4"}, "Megatron-LM has no products in nvfp4 on h200; --precision"),
+        ({"recompute": "op", "engine": "megatron"}, "does not recompute op of mixtral-8x7b; --rec"),
+        ({"recompute": "block 8", "engine": "megatron"}, "--recompute 'block 7' or 'block 6' do"),
+        (
+            {"settle-bsz": "3", "tp": "2", "pp": "1", "cp": "1"},
+            "does not divide the global batch 3, and no ",
+        ),
+        ({"optimizer": "adam8bit", "engine": "megatron"}, "take moments of 16 bits"),
+        ({"dispatcher": "flex", "engine": "torchtitan", "ep": "8"}, "has no flex dispatcher"),
+    ],
+)
+def test_what_no_trainer_has_is_an_input_error_with_its_reason(
+    given: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for key, value in {**_SMALL, **given}.items() for word in (f"--{key}", value)]
+    assert search_command.run([*map(str, words), "--output-config-path", "none"]) == 2
+    assert re.search(said, capsys.readouterr().err.replace("\n", " "))
 
 
 @pytest.mark.parametrize(
