@@ -24,6 +24,8 @@ class DegreesEntry(StrictObject):
 
     tp: _Count
     """Tensor ranks, with sequence parallelism."""
+    tp_overlap: bool
+    """Products run beside the transfers of tensor ranks."""
     cp: _Count
     """Context ranks."""
     cp_kind: Literal["ring", "a2a"]
@@ -101,6 +103,7 @@ _EXAMPLE: dict[str, Any] = {
         "engine": "megatron",
         "degrees": {
             "tp": 2,
+            "tp_overlap": True,
             "cp": 1,
             "cp_kind": "ring",
             "pp": 2,

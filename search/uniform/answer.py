@@ -208,6 +208,8 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
 def _fixed(request: Request) -> Fixed:
     """Return what a search has to keep to; raises OptionError for what no launch has."""
     fixed = fixed_of(request.degrees)
+    if "tp-overlap" in request.given:
+        fixed = replace(fixed, tp_overlap=request.options.tp_overlap)
     kind = request.options.cp_kind
     if "cp-kind" not in request.given:
         return fixed
