@@ -91,6 +91,41 @@ def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_pat
         read_launch(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("launch.engine", "horovod", "expected 'megatron', 'torchtitan'"),
+        ("launch.degrees.cp", 0, "launch.degrees.cp"),
+        ("launch.degrees.tp", -2, "launch.degrees.tp"),
+        ("launch.degrees.zero", -1, "expected 0, 1, 2 or 3"),
+        ("launch.degrees.dp", 7, "is 7, and what else the file says makes it"),
+        ("launch.degrees.edp", 7, "is 7, and what else the file says makes it"),
+        ("launch.degrees.num_microbatches", 7, "what else the file says makes it"),
+        ("launch.degrees.dp_replicate", 3, "is 3, which does not divide dp"),
+        ("launch.degrees.recompute", "everything", "expected none, full, op, block N"),
+        ("launch.degrees.layers_of_chunks", [[10**30]], "launch.degrees.layers_of_chunks"),
+        ("hardware.num_nodes", 2, "is 2, and what else the file says makes it 1"),
+        ("hardware.card", "a100", "is 'a100', and what else the file says makes it 'h200"),
+        ("model", "mixtral", "is 'mixtral', and what else the file says makes it 'mixtral-8x7b'"),
+        ("seq_length", 2048, "is 2048, and what else the file says makes it 4096"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_by_its_key(
+    small: Answer, tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    document = launch_document(small, {**_SMALL, **_FIXED}).model_dump()
+    at = document
+    *folders, name = key.split(".")
+    for folder in folders:
+        at = at[folder]
+    at[name] = value
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        read_launch(path)
+    assert f"key '{key}" in str(refused.value)
+
+
 def test_the_object_of_json_names_every_degree(small: Answer) -> None:
     document = result_document(small, {**_SMALL, **_FIXED})
     degrees = document["launch"]["degrees"]
