@@ -35,7 +35,16 @@ _Values = Mapping[str, Any]
 _GRID = ("tp", "cp", "pp", "dp")
 _ORDER = (
     *("precision", "recompute", "pp", "tp", "cp", "dp", "schedule", "vpp", "global_batch"),
-    *("micro_batch", "cp_kind", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
+    *(
+        "micro_batch",
+        "cp_kind",
+        "etp",
+        "ep",
+        "zero",
+        "dp_replicate",
+        "dispatcher",
+        "overlap_experts",
+    ),
 )
 """In which values are tried: what many rules are of comes first."""
 _NEAREST = 2
@@ -223,6 +232,27 @@ def _sharding_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Itera
         yield f"{engine.title} has no ZeRO stage {zero} beside pp {pp}"
 
 
+def _copies(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    copies, zero = values["dp_replicate"], values["zero"]
+    if copies > 1 and zero not in engine.replicated:
+        yield f"{engine.title} has no copies of ZeRO stage {zero}, and dp-replicate is {copies}"
+
+
+def _copied(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    copies, dp, cp = values["dp_replicate"], values["dp"], values["cp"]
+    if dp % copies:
+        yield f"dp-replicate {copies} does not divide dp {dp}"
+    elif 1 < copies == dp * cp:
+        yield f"dp-replicate {copies} leaves nothing to share of dp {dp} * cp {cp}"
+
+
+def _copied_experts(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    copies, ep, etp = values["dp_replicate"], values["ep"], values["etp"]
+    edp = job.world // (ep * etp * values["pp"])
+    if job.model.experts is not None and edp % copies:
+        yield f"dp-replicate {copies} does not divide edp {edp} (ep {ep}, etp {etp})"
+
+
 def _products(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     has = engine.precisions(job.gpu)
     if values["precision"] not in has:
@@ -320,6 +350,9 @@ _RULES = (
     _Rule(names=("ep", "etp", "pp"), broken=_expert_grid),
     _Rule(names=("dispatcher", "ep"), broken=_dispatched),
     _Rule(names=("overlap_experts", "ep"), broken=_overlapped),
+    _Rule(names=("dp_replicate", "zero"), broken=_copies),
+    _Rule(names=("dp_replicate", "dp", "cp"), broken=_copied),
+    _Rule(names=("dp_replicate", "ep", "etp", "pp"), broken=_copied_experts),
     _Rule(names=("global_batch", "micro_batch", "dp"), broken=_batch),
     _Rule(names=("global_batch", "micro_batch", "dp", "pp"), broken=_enough),
     _Rule(
@@ -329,7 +362,7 @@ _RULES = (
     _Rule(
         names=(
             *("overlap_experts", "recompute", "dispatcher", "precision", "zero", "vpp", "schedule"),
-            *("cp_kind", "etp", "ep", "tp", "cp", "pp", "dp"),
+            *("dp_replicate", "cp_kind", "etp", "ep", "tp", "cp", "pp", "dp"),
         ),
         broken=_refused,
     ),
@@ -441,9 +474,10 @@ class _Trial:
             return (1,)
         if name == "etp" and engine.expert_tensor is not None:
             return engine.expert_tensor(values["tp"])
-        if name in ("recompute", "overlap_experts"):
-            # what asks least of all else
-            return (NONE,) if name == "recompute" else (False,)
+        # what asks least of all else
+        least = {"recompute": NONE, "overlap_experts": False, "dp_replicate": 1}
+        if name in least:
+            return (least[name],)
         return _domain(engine, job, name)
 
 
@@ -465,6 +499,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
         "cp": bool(engine.context),
         "pp": bool(engine.schedules),
         "dp": True,
+        "dp_replicate": True,
         "etp": True,
     }
     if name in ranks:
@@ -502,8 +537,7 @@ def _batches(job: Job) -> list[int]:
 
 
 def _option(name: str) -> str:
-    words = {"micro_batch": "micro-batch", "global_batch": "global batch"}
-    return words.get(name, name)
+    return "global batch" if name == "global_batch" else name.replace("_", "-")
 
 
 def _has_word(sentence: str, name: str) -> bool:
@@ -514,13 +548,13 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     """Return an option with values as somebody types them."""
     if name == "overlap_experts":
         return "--no-moe-overlap" if values and not values[0] else "--moe-overlap"
-    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz", "cp_kind": "cp-kind"}
+    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz"}
     if name == "schedule":
         values = [SHORT_NAMES[value] for value in values]
     ordered = sorted(values) if all(isinstance(value, int) for value in values) else values
     # a word such as `block 4` has a space in it
     texts = [f"'{value}'" if " " in str(value) else str(value) for value in ordered]
-    return f"--{names.get(name, name)} {' or '.join(texts)}".rstrip()
+    return f"--{names.get(name, name).replace('_', '-')} {' or '.join(texts)}".rstrip()
 
 
 def _remedy(engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure) -> str:
