@@ -234,10 +234,13 @@ def choice_of(launch: Launch) -> Choice:
         kind = "nvfp4"
     if trainer is None:
         recompute = recompute_words(launch.recompute)
+        copies = 1 if launch.optimizer.sharding == "none" else launch.optimizer.instances
     else:
         recompute = NONE if trainer.checkpoint == "layers" else trainer.checkpoint
+        copies = trainer.replicas if trainer.zero else 1
     return Choice(
         tp=degrees.tp,
+        tp_overlap=launch.tensor_overlap and trainer is None,
         cp=degrees.cp,
         cp_kind="a2a" if degrees.heads_exchanged and degrees.cp > 1 else "ring",
         ep=degrees.ep,
@@ -247,7 +250,7 @@ def choice_of(launch: Launch) -> Choice:
         schedule=degrees.pipeline,
         micro_batch=launch.micro_batch,
         zero=_ZERO[launch.optimizer.sharding] if trainer is None else trainer.zero,
-        dp_replicate=launch.optimizer.instances if trainer is None else trainer.replicas,
+        dp_replicate=copies,
         recompute=recompute,
         precision=kind,
         dispatcher="flex" if experts and experts.dispatcher == "flex" else "alltoall",
@@ -354,7 +357,11 @@ def _adapted(
         yield {"zero": zero}, f"ZeRO-{choice.zero}{where}: ZeRO-{zero}"
         choice = replace(choice, zero=zero)
     if choice.dp_replicate > 1 and choice.zero not in space.replicated:
-        yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of what ZeRO-{choice.zero} shards"
+        yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of ZeRO-{choice.zero}: one"
+    if choice.cp > 1 and choice.cp_kind not in space.context:
+        yield {"cp_kind": "ring"}, f"{choice.cp_kind} of context ranks: ring"
+    if choice.tp_overlap and not space.overlaps_tensor:
+        yield {"tp_overlap": False}, "transfers of tensor ranks beside products"
     known = space.recompute(model)
     if choice.recompute not in known and not (
         choice.recompute.startswith("block") and space.blocks

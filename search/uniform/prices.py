@@ -98,10 +98,8 @@ def degrees_of(choice: Choice) -> tuple[object, ...]:
 
 def _attention_of(choice: Choice) -> tuple[object, ...]:
     """Return what a layer without experts depends on."""
-    return (
-        *(choice.tp, choice.cp, choice.cp_kind, choice.micro_batch, choice.precision),
-        choice.tp_overlap,
-    )
+    degrees = choice.tp, choice.tp_overlap, choice.cp, choice.cp_kind
+    return *degrees, choice.micro_batch, choice.precision
 
 
 class Prices:
