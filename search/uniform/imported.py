@@ -353,7 +353,8 @@ def _adapted(
     if choice.zero not in stages:
         more = [stage for stage in stages if stage > choice.zero]
         zero = min(more) if more else max(stages)
-        yield {"zero": zero}, f"ZeRO-{choice.zero} there: ZeRO-{zero}"
+        where = " beside stages" if choice.pp > 1 else ""
+        yield {"zero": zero}, f"ZeRO-{choice.zero}{where}: ZeRO-{zero}"
         choice = replace(choice, zero=zero)
     if choice.dp_replicate > 1 and choice.zero not in space.replicated:
         yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of ZeRO-{choice.zero}: one"
