@@ -243,9 +243,7 @@ def _routed_alone(job: Job, experts: Experts) -> Job:
     """
     routed, rest = divmod(job.micro_batch * job.seq, job.cp * job.tp)
     scattered = job.sequence_parallel or job.tp == 1
-    # weights of 8 bits are cast, and those of the router are split over tensor ranks
-    narrow = job.precision not in ("bf16", "fp16", "fp32")
-    if experts.shared_width or experts.latent or rest or narrow or not scattered:
+    if experts.shared_width or experts.latent or rest or not scattered:
         return job
     return replace(
         job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False, heads_exchanged=False

@@ -22,6 +22,8 @@ class DegreesEntry(StrictObject):
 
     tp: int
     """Tensor ranks, with sequence parallelism."""
+    tp_overlap: bool
+    """Products run beside the transfers of tensor ranks."""
     cp: int
     """Context ranks."""
     cp_kind: Literal["ring", "a2a"]
@@ -99,6 +101,7 @@ _EXAMPLE: dict[str, Any] = {
         "engine": "megatron",
         "degrees": {
             "tp": 2,
+            "tp_overlap": True,
             "cp": 1,
             "cp_kind": "ring",
             "pp": 2,

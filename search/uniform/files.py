@@ -51,6 +51,7 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
     dp = world // (choice.tp * choice.cp * choice.pp)
     return DegreesEntry(
         tp=choice.tp,
+        tp_overlap=choice.tp_overlap,
         cp=choice.cp,
         cp_kind=choice.cp_kind,
         pp=choice.pp,
@@ -232,6 +233,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     ]
     choice = Choice(
         tp=entry.tp,
+        tp_overlap=entry.tp_overlap,
         cp=entry.cp,
         cp_kind=entry.cp_kind,
         ep=entry.ep,

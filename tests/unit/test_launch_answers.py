@@ -148,6 +148,13 @@ _DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "s
         ("megatron", {"cp": "4", "cp-kind": "ring"}, {"cp_kind": "ring"}),
         ("megatron", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
         ("torchtitan", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("megatron", {"tp": "4", "tp-overlap": "1"}, {"tp_overlap": True}),
+        ("megatron", {"tp": "4", "tp-overlap": "0"}, {"tp_overlap": False}),
+        ("megatron", {"dp-replicate": "2", "cp": "2"}, {"dp_replicate": 2, "zero": 1}),
+        ("torchtitan", {"dp-replicate": "2", "zero": "3"}, {"dp_replicate": 2}),
+        ("torchtitan", {"dp-replicate": "2", "schedule": "zbv"}, {"dp_replicate": 2, "pp": 2}),
+        ("accelerate", {"dp-replicate": "4", "zero": "3"}, {"dp_replicate": 4}),
+        ("accelerate", {"dp-replicate": "2", "zero": "3", "cp": "2"}, {"dp_replicate": 2}),
         ("megatron", {**_SMALL, "tp": "2", "ep": "2", "etp": "4"}, {"etp": 4}),
     ],
 )
@@ -169,7 +176,8 @@ def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
     assert export.run([str(written), "--out", "out"]) == 0
     capsys.readouterr()
     file = "autopar_torchtitan.toml" if engine == "torchtitan" else "launch.sh"
-    assert check.run([f"out/{file}", "--hardware", asked["hardware"], "--json", "-"]) == 0
+    read = [f"out/{file}", "--hardware", asked["hardware"]]
+    assert check.run([*read, "--json", "-"]) == 0
     (checked,) = json.loads(capsys.readouterr().out)["launches"]
     assert checked["step_time_s"] == pytest.approx(launch["predicted"]["step_time_s"], rel=1e-12)
     peaks = [stage["peak_bytes"] for stage in launch["predicted"]["stages"]]
@@ -246,7 +254,7 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
 
 _OTHERS = ("galvatron", "paddlenlp")
 _EVERY = {*TRAINERS, *_OTHERS}
-_DENSE = {"model": "llama3-8b", "num-layers": "32"}
+_PLAIN = {"model": "llama3-8b", "num-layers": "32"}
 
 
 def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
@@ -263,7 +271,10 @@ def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
         ({"tp": "2", "cp": "8"}, r"tp 2 \* cp 8 = 16 does not divide 8 GPUs; --tp 1 does"),
         ({"vpp": "2", "pp": "1"}, "vpp 2 is of chunks of pipeline stages, and pp is 1; --vpp 1 "),
         ({"vpp": "7"}, "vpp 7 is of chunks .* and no other pp helps; --vpp 2 or 4 do"),
-        ({"pp": "2", "vpp": "3", "engine": "megatron"}, "do not lie in vpp 3: .*leave --vpp out"),
+        (
+            {"pp": "2", "vpp": "3", "engine": "megatron"},
+            "8 layers do not lie in such chunks: .*leave --vpp out",
+        ),
         ({"ep": "3"}, "ep 3 does not divide 8 experts; --ep 2 or 4 do"),
         ({"zero": "2", "engine": "megatron"}, "Megatron-LM has no ZeRO stage 2; --zero 0 or 1 do"),
         ({"precision": "nvfp4"}, "Megatron-LM has no products in nvfp4 on h200; --precision"),
@@ -292,12 +303,12 @@ def test_what_no_trainer_has_is_an_input_error_with_its_reason(
         ({"engine": "any"}, TRAINERS, _OTHERS),
         ({"engine": "torchtitan"}, ["torchtitan"], ()),
         ({"stack": "megatron-core"}, TRAINERS, _OTHERS),
-        ({**_DENSE}, TRAINERS, _OTHERS),
-        ({**_DENSE, "vpp": "2"}, TRAINERS, _OTHERS),
-        ({**_DENSE, "engine": "megatron"}, ["megatron"], ()),
-        ({**_DENSE, "engine": "megatron", "mixed-precision": "bf16"}, ["megatron"], ()),
-        ({**_DENSE, "engine": "accelerate", "time-limit": "5"}, ["accelerate"], ()),
-        ({**_DENSE, "stack": "megatron-core", "engine": "any"}, TRAINERS, _OTHERS),
+        ({**_PLAIN}, TRAINERS, _OTHERS),
+        ({**_PLAIN, "vpp": "2"}, TRAINERS, _OTHERS),
+        ({**_PLAIN, "engine": "megatron"}, ["megatron"], ()),
+        ({**_PLAIN, "engine": "megatron", "mixed-precision": "bf16"}, ["megatron"], ()),
+        ({**_PLAIN, "engine": "accelerate", "time-limit": "5"}, ["accelerate"], ()),
+        ({**_PLAIN, "stack": "megatron-core", "engine": "any"}, TRAINERS, _OTHERS),
         # torchtitan has no flavour of these sizes, and its recipes of plans are written
         ({"model": "llama2-7b", "num-layers": "32"}, {*TRAINERS} - {"torchtitan"}, None),
     ],
@@ -319,14 +330,14 @@ def test_which_requests_are_for_launches(
         ({"engine": "none"}, (), ""),
         ({"frontier": True}, (), ""),
         ({"max-cp-deg": "2"}, (), "--max-cp-deg is of such plans"),
-        ({**_DENSE, "pin": ["tp=2"]}, (), "--pin is of such plans"),
+        ({**_PLAIN, "pin": ["tp=2"]}, (), "--pin is of such plans"),
         (
-            {**_DENSE, "pin": ["tp=2"], "engine": "megatron"},
+            {**_PLAIN, "pin": ["tp=2"], "engine": "megatron"},
             ["megatron"],
             "plans of megatron whose layers may differ: --pin is of such plans",
         ),
-        ({**_DENSE, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
-        ({**_DENSE, "stack": "megatron-core"}, (), "--stack says of whose software"),
+        ({**_PLAIN, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
+        ({**_PLAIN, "stack": "megatron-core"}, (), "--stack says of whose software"),
         ({"model": "t5-3b", "num-layers": "4,4", "seq-length": "512,512"}, _EVERY, "decoder-only"),
         (
             {"model": "llama2-7b", "num-layers": "8", "engine": "torchtitan"},
