@@ -348,9 +348,7 @@ def _accelerate_refuses(job: Job, choice: Choice) -> Iterator[str]:
         yield "replicas beside tensor ranks need dp_shard_size above 1"
 
 
-_TRANSFORMERS = TorchTrainer(
-    keeper="deepspeed", layers="transformers", loss_parallel=False, fused_norms=False
-)
+_TRANSFORMERS = TorchTrainer(keeper="deepspeed", layers="transformers", loss_parallel=False)
 """Layers of transformers, under either library."""
 
 

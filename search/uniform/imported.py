@@ -242,7 +242,7 @@ def choice_of(launch: Launch) -> Choice:
         tp=degrees.tp,
         tp_overlap=launch.tensor_overlap and trainer is None,
         cp=degrees.cp,
-        cp_kind="a2a" if degrees.heads_exchanged else "ring",
+        cp_kind="a2a" if degrees.heads_exchanged and degrees.cp > 1 else "ring",
         ep=degrees.ep,
         etp=degrees.etp,
         pp=degrees.pp,
@@ -321,7 +321,7 @@ def _adapted(
     model = question.job.model
     ranks = {
         "pipeline stages": (choice.pp, bool(space.schedules)),
-        "context ranks": (choice.cp, space.context),
+        "context ranks": (choice.cp, bool(space.context)),
         "expert ranks": (choice.ep, space.experts),
     }
     for what, (number, there) in ranks.items():
@@ -342,6 +342,9 @@ def _adapted(
         )
         told = f"schedule {SCHEDULES[choice.schedule].title}: {SCHEDULES[schedule].title}"
         yield {"schedule": schedule, "chunks": chunks}, told
+    if choice.cp > 1 and choice.cp_kind not in space.context:
+        kind = space.context[0]
+        yield {"cp_kind": kind}, f"{choice.cp_kind} between context ranks: {kind}"
     beside = space.expert_tensor
     if model.experts is not None and beside is not None and choice.etp not in beside(choice.tp):
         etp = beside(choice.tp)[-1]

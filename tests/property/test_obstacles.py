@@ -60,7 +60,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         "recompute": ["none", "full", "op", "block 1", "block 3", "core_attn", "mla_up_proj+moe"],
         "dispatcher": ["alltoall", "flex"],
         "cp_kind": ["ring", "a2a"],
-        "dp_replicate": [1, 2, 3, 4],
+        "dp_replicate": [1, 2, 2, 3, 4],
     }
     given: dict[str, object] = {}
     for name in draw.sample(sorted(values), draw.randint(0, 4)):
@@ -89,7 +89,8 @@ def _is_there(engine: EngineSpace, job: Job, fixed: Fixed) -> bool:
 def _no_layout(fixed: Fixed) -> bool:
     """Return whether chunks are asked for that layers may not lie in, which no rule says."""
     blocks = any(word.startswith("block") for word in fixed.recompute or ())
-    return blocks or bool(fixed.vpp and set(fixed.vpp) != {1})
+    chunks = fixed.schedule is not None and "1f1b" not in fixed.schedule
+    return blocks or chunks or bool(fixed.vpp and set(fixed.vpp) != {1})
 
 
 @often(60, 1500, st.integers(0, 10**6))
@@ -118,7 +119,12 @@ def parted(said: str) -> tuple[str, str]:
 
 def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
     """Return the job and the values that a remedy leaves; None without one."""
-    names = {"micro-batch-size": "micro_batch", "settle-bsz": "global_batch"}
+    names = {
+        "micro-batch-size": "micro_batch",
+        "settle-bsz": "global_batch",
+        "cp-kind": "cp_kind",
+        "dp-replicate": "dp_replicate",
+    }
     if not remedy:
         return None
     if remedy.startswith("leave "):
@@ -269,6 +275,35 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
     (
         r".* has no context degree, and cp is (\d+)",
         lambda engine, job, cp: engine.name == "deepspeed" and cp != "1",
+    ),
+    (
+        r"(.*) has no context ranks of kind a2a, and cp is (\d+)",
+        lambda engine, job, title, cp: engine.name != "megatron" and int(cp) > 1,
+    ),
+    (
+        r"latent attention exchanges no heads.*",
+        lambda engine, job: job.model.attention.latent is not None,
+    ),
+    (
+        r".* has no copies of ZeRO stage (\d), and dp-replicate is (\d+)",
+        lambda engine, job, zero, copies: (
+            int(copies) > 1
+            and int(zero) not in {"megatron": (1,), "deepspeed": ()}.get(engine.name, (2, 3))
+        ),
+    ),
+    (
+        r"dp-replicate (\d+) does not divide dp (\d+)",
+        lambda engine, job, copies, dp: job.world % int(dp) == 0 and int(dp) % int(copies) != 0,
+    ),
+    (
+        r"dp-replicate (\d+) leaves nothing to share of dp (\d+) \* cp (\d+)",
+        lambda engine, job, copies, dp, cp: int(copies) == int(dp) * int(cp) > 1,
+    ),
+    (
+        r"dp-replicate (\d+) does not divide edp (\d+) \(ep (\d+), etp (\d+)\)",
+        lambda engine, job, copies, edp, ep, etp: (
+            job.world % (int(edp) * int(ep) * int(etp)) == 0 and int(edp) % int(copies) != 0
+        ),
     ),
     (
         r".* has no expert degree, and ep is (\d+)",

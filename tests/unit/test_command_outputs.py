@@ -16,7 +16,8 @@ from tests.export_cases import SMALL
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
-QUESTION = ("--model", "model.json", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
+LAUNCHES = ("--model", "model.json", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
+QUESTION = (*LAUNCHES, "--engine", "none")
 FULL = Path("/dev/full")
 
 
@@ -96,6 +97,37 @@ def test_a_search_replaces_nothing_that_it_reads(
     """Neither answer nor strategy file go over an input, nor over one another."""
     before = contents(folder)
     assert search.run([*QUESTION, *words]) == 2
+    assert said in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+def test_a_plan_that_no_strategy_file_says_has_its_plan_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZeRO-1, of which Galvatron knows nothing: our own file alone, and a sentence."""
+    assert search.run([*QUESTION, "--default-dp-type", "zero1", "--output-config-path", "z"]) == 0
+
+    (path,) = (folder / "z").iterdir()
+    assert PlanDocument.read(path).plan is not None
+    assert '"default_dp_type": "zero1"' in path.read_text()
+    assert "no strategy file, since Galvatron's cannot say ZeRO-1" in capsys.readouterr().err
+    assert ask(PlanOptions(plan=path), mode="static").job.plan.default_dp_type == "zero1"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--json", "model.json"), "is what the command reads"),
+        (("--json", "t.json", "--output-config-path", "t.json"), "is the file of --json too"),
+        (("--output-config-path", "model.json"), "--output-config-path: model.json is what"),
+    ],
+)
+def test_a_search_over_launches_replaces_nothing_that_it_reads(
+    words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does the file of a launch."""
+    before = contents(folder)
+    assert search.run([*LAUNCHES, *words]) == 2
     assert said in capsys.readouterr().err
     assert contents(folder) == before
 
