@@ -7,13 +7,14 @@ The values of each, in their order, and what of them may fit by bounds. Which of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from autopar.arrays import F64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
+from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import layouts
@@ -55,6 +56,7 @@ class Openings:
         self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
+        self._extremes: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
@@ -120,16 +122,38 @@ class Openings:
 
     def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
         """Return a choice of stages with each schedule and number of chunks that may be best."""
-        found = self._pipelines(choice)
-        there = {(one.schedule, one.vpp) for one in found}
-        return tuple(one for one in found if (_BETTER.get(one.schedule), one.vpp) not in there)
+        return tuple(
+            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
+        )
 
-    def _pipelines(self, choice: Choice) -> tuple[Choice, ...]:
-        """Return a choice of stages with each legal schedule and number of chunks."""
+    def extremes(self, choice: Choice) -> tuple[Choice, ...]:
+        """Return those of them with one and two chunks, or the fewest, and with most, by schedule.
+
+        Sends of few chunks are the shortest, bubbles of many.
+        """
+        key = (choice.pp, self.prices.micro_batches(choice))
+        if key not in self._extremes:
+            best = self._best(choice)
+            few = [one for one in best if one[1] <= 2] or [*best[:1]]
+            most = {schedule: (schedule, vpp) for schedule, vpp in sorted(best, key=itemgetter(1))}
+            self._extremes[key] = tuple(dict.fromkeys((*few, *most.values())))
+        return tuple(
+            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._extremes[key]
+        )
+
+    def _best(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+        found = {*self._legal(choice)}
+        return tuple(
+            (schedule, vpp)
+            for schedule, vpp in self._legal(choice)
+            if (_BETTER.get(schedule), vpp) not in found
+        )
+
+    def _legal(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+        """Return each legal schedule and number of chunks of a choice of stages."""
         if choice.pp == 1:
-            one = replace(choice, vpp=1)
-            named = bool(kept((one.schedule,), self.fixed.schedule))
-            return (one,) if named and kept((one.vpp,), self.fixed.vpp) else ()
+            named = bool(kept(("1f1b",), self.fixed.schedule))
+            return (("1f1b", 1),) if named and kept((1,), self.fixed.vpp) else ()
         most = self.job.model.num_layers // choice.pp
         number = self.prices.micro_batches(choice)
         key = (choice.pp, number)
@@ -147,9 +171,7 @@ class Openings:
                 )
                 is None
             )
-        return tuple(
-            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._orders[key]
-        )
+        return self._orders[key]
 
     def layouts(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
         """Yield a choice of stages and chunks with its layouts and shardings in fewest copies."""
@@ -208,6 +230,7 @@ class Openings:
         )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
         words: dict[tuple[int, int], int] = {}
+        shardings: dict[tuple[int, ...], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
             tp, cp, size, ep, etp, batch = map(int, row)
@@ -216,17 +239,19 @@ class Openings:
                 key = (pp, batch * tp * cp * pp // (size * self.job.world))
                 if key not in words:
                     words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
-                shardings = sum(
-                    len(self.copies(replace(degree, pp=pp, zero=zero)))
-                    for zero in self._zeros(degree, pp)
-                )
-                total += int(times) * shardings * words[key]
+                of_ranks = (tp, cp, ep, etp, pp)
+                if of_ranks not in shardings:
+                    shardings[of_ranks] = sum(
+                        len(self.copies(replace(degree, pp=pp, zero=zero)))
+                        for zero in self._zeros(degree, pp)
+                    )
+                total += int(times) * shardings[of_ranks] * words[key]
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
         """Return the layers of a longest chunk, by schedule and number of chunks."""
         layers = self.job.model.num_layers
-        return [-(-layers // (choice.pp * one.vpp)) for one in self._pipelines(choice)]
+        return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
 
     def _words_of(self, longest: int) -> int:
         return int(self.words.sum()) + len(self.blocks(longest))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from autopar.errors import InputError
 from autopar.estimate.step import StepTime
 from autopar.memory.launch import Launch
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from search.check.assessment import Assessment, Target
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import EngineSpace, Job
@@ -202,6 +201,7 @@ class _Search:
         self.room = Room(target.capacity_bytes, target.oom_risk)
         self.queue: list[_Entry] = []
         self.found: dict[object, Solution] = {}
+        self.least: dict[object, float] = {}
         self.opened = self.timed = self.counted = 0
         self.complete = True
         self.least_s: float | None = None
@@ -285,26 +285,27 @@ class _Search:
             return
         self.opened += 1
         for choice in self.openings.stages(entry.choice):
-            pipelines = self.openings.pipelines(choice)
+            pipelines = self.openings.extremes(choice)
             least = self.least_whole_s(unit, choice)
             if not pipelines or least == np.inf:
                 continue
-            # sends of a few chunks are the shortest, bubbles of many
-            few = [one for one in pipelines if one.vpp <= 2] or pipelines[:1]
-            sends = min(self.prices.transfer_s(unit, one) for one in few)
+            sends = min(self.prices.transfer_s(unit, one) for one in pipelines)
             seconds = self.prices.spread_s(choice, pipelines, least, sends)
             self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
 
     def least_whole_s(self, unit: Unit, choice: Choice) -> float:
-        """Return the same of any sharding."""
-        whole = self.prices.whole_s(unit)
-        return min(
-            (
-                self.openings.least_whole_s(unit, self.openings.sharded(choice, zero), whole)
-                for zero in self.openings.zeros(choice)
-            ),
-            default=np.inf,
-        )
+        """Return `Openings.least_whole_s` of any sharding."""
+        key = (unit, choice.pp, choice.global_batch)
+        if key not in self.least:
+            whole = self.prices.whole_s(unit)
+            self.least[key] = min(
+                (
+                    self.openings.least_whole_s(unit, self.openings.sharded(choice, zero), whole)
+                    for zero in self.openings.zeros(choice)
+                ),
+                default=np.inf,
+            )
+        return self.least[key]
 
     def open_stages(self, entry: _Entry) -> None:
         """Push the schedules and numbers of chunks."""
