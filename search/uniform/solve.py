@@ -134,6 +134,8 @@ class _Entry(NamedTuple):
     options: Options | None = None
     at: int = 0
     """Of the options."""
+    whole_s: float = 0.0
+    """Of stages: seconds of a micro-batch of the whole model at least."""
 
 
 class Uniform:
@@ -145,6 +147,8 @@ class Uniform:
         self.target = target
         self.prices = Prices(engine, job, target)
         self.space = Space(self.prices)
+        self.openings: dict[Fixed, Openings] = {}
+        """What is left open by what is fixed, without what depends on the memory."""
 
     def solve(
         self,
@@ -201,11 +205,11 @@ class _Search:
         self.room = Room(target.capacity_bytes, target.oom_risk)
         self.queue: list[_Entry] = []
         self.found: dict[object, Solution] = {}
-        self.least: dict[object, float] = {}
         self.opened = self.timed = self.counted = 0
         self.complete = True
         self.least_s: float | None = None
-        self.openings = Openings(self.prices, fixed, self.room)
+        known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
+        self.openings = known.within(self.room)
         self.degrees = self.space.degrees(fixed)
 
     # ----------------------------------------------------------------------------------------------
@@ -284,37 +288,20 @@ class _Search:
         except InputError:
             return
         self.opened += 1
-        for choice in self.openings.stages(entry.choice):
-            pipelines = self.openings.extremes(choice)
-            least = self.least_whole_s(unit, choice)
-            if not pipelines or least == np.inf:
-                continue
-            sends = min(self.prices.transfer_s(unit, one) for one in pipelines)
-            seconds = self.prices.spread_s(choice, pipelines, least, sends)
-            self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
-
-    def least_whole_s(self, unit: Unit, choice: Choice) -> float:
-        """Return `Openings.least_whole_s` of any sharding."""
-        key = (unit, choice.pp, choice.global_batch)
-        if key not in self.least:
-            whole = self.prices.whole_s(unit)
-            self.least[key] = min(
-                (
-                    self.openings.least_whole_s(unit, self.openings.sharded(choice, zero), whole)
-                    for zero in self.openings.zeros(choice)
-                ),
-                default=np.inf,
-            )
-        return self.least[key]
+        table = self.openings.table(unit, entry.choice)
+        whole = self.openings.least_whole_s(unit, table)
+        for at in np.flatnonzero(whole < np.inf):
+            choice, least = table.choices[at], float(whole[at])
+            seconds = self.prices.spread_s(choice, table.pipelines[at], least, table.sends_s[at])
+            self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit, whole_s=least)
 
     def open_stages(self, entry: _Entry) -> None:
         """Push the schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
-        least = self.least_whole_s(unit, entry.choice)
         for choice in self.openings.pipelines(entry.choice):
             sends = self.prices.transfer_s(unit, choice)
-            seconds = self.prices.spread_s(choice, (choice,), least, sends)
+            seconds = self.prices.spread_s(choice, (choice,), entry.whole_s, sends)
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _Entry) -> None:
