@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from itertools import groupby, islice
 from typing import Literal
 
@@ -17,7 +17,7 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.pipeline.schedules import Schedule
 from autopar.plans import LayerStrategy, Plan, refinements, violations
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
 from autopar.training.offload import HostAdam
 

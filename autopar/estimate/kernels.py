@@ -171,10 +171,8 @@ def linear_s(
     """
     m, n, k = _floats(tokens, outputs, inputs)
     one, run = np.ones_like(m), _Run(dtype, clock, sustained)
-    slow = _misaligned(n, k, dtype)
-    forward = _gemm(kernels, m, n, k, one, run, slow)
-    inner = _gemm(kernels, m, k, n, one, run, slow)
-    outer = _gemm(kernels, n, k, m, one, run, slow) / _WEIGHT_GRADIENT_RATE
+    forward, inner, outer = _three(kernels, (m, n, k, one), run, _misaligned(n, k, dtype))
+    outer = outer / _WEIGHT_GRADIENT_RATE
     if cast:
         forward = forward + _cast(kernels, m * k, dtype)
         inner = inner + _cast(kernels, m * n, dtype)
@@ -205,7 +203,7 @@ def grouped_gemm_s(
     rows, groups, n, k = _floats(rows, groups, n, k)
     rows = np.ceil(rows / pad) * pad
     run, slow = _Run(dtype, clock, sustained), _misaligned(n, k, dtype)
-    time = _grouped(kernels, (rows, n, k, groups), fused, run, slow)
+    time = _gemm(kernels, rows, n, k, groups, run, slow) / _grouped_share(kernels, fused)
     return time + _cast(kernels, groups * rows * k, dtype) if cast else time
 
 
@@ -230,22 +228,45 @@ def grouped_linear_s(
     """
     m, groups, n, k = _floats(rows, groups, outputs, inputs)
     m = np.ceil(m / pad) * pad
-    run, slow = _Run(dtype, clock, sustained), _misaligned(n, k, dtype)
-    forward = _grouped(kernels, (m, n, k, groups), fused, run, slow)
-    inner = _grouped(kernels, (m, k, n, groups), fused, run, slow)
-    outer = _grouped(kernels, (n, k, m, groups), fused, run, slow)
+    run, share = _Run(dtype, clock, sustained), _grouped_share(kernels, fused)
+    forward, inner, outer = (
+        time / share for time in _three(kernels, (m, n, k, groups), run, _misaligned(n, k, dtype))
+    )
     if cast:
         forward = forward + _cast(kernels, groups * m * k, dtype)
         inner = inner + _cast(kernels, groups * m * n, dtype)
     return LinearTimes(forward, inner, outer / _GROUPED_WEIGHT_GRADIENT_RATE)
 
 
-def _grouped(kernels: Kernels, sizes: Sequence[F64], fused: bool, run: _Run, slow: Bool) -> F64:
+def _grouped_share(kernels: Kernels, fused: bool) -> float:
     section = kernels.section
-    share = section.fused_grouped_gemm if fused else section.grouped_gemm
-    m, n, k, groups = sizes
-    time: F64 = _gemm(kernels, m, n, k, groups, run, slow) / share["share"]
-    return time
+    return (section.fused_grouped_gemm if fused else section.grouped_gemm)["share"]
+
+
+def _three(
+    kernels: Kernels, sizes: tuple[F64, F64, F64, F64], run: _Run, slow: Bool
+) -> tuple[F64, F64, F64]:
+    """Return the seconds of a layer's products (m, n, k, batch): forward, input and weight."""
+    m, n, k, batch = sizes
+    if m.size > 1:
+        return (
+            _gemm(kernels, m, n, k, batch, run, slow),
+            _gemm(kernels, m, k, n, batch, run, slow),
+            _gemm(kernels, n, k, m, batch, run, slow),
+        )
+    one = _single_three(_surface(kernels, run.dtype), run, *(float(size.item()) for size in sizes))
+    forward, inner, outer = (np.where(slow, _MISALIGNED * time, time) for time in one)
+    return forward, inner, outer
+
+
+@lru_cache(maxsize=_MOST_SINGLE)
+def _single_three(
+    surface: _Surface, run: _Run, m: float, n: float, k: float, batch: float
+) -> tuple[float, float, float]:
+    """Return the three of one layer, which cost together what one of them does alone."""
+    shapes = np.array([[m, n, k, batch], [m, k, n, batch], [n, k, m, batch]])
+    forward, inner, outer = _block(surface, [*shapes.T.copy()], run).tolist()
+    return forward, inner, outer
 
 
 def _misaligned(n: F64, k: F64, dtype: str) -> Bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ from autopar.hardware import together_s
 from autopar.pipeline.formulas import step_s
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import schedule_of_chunks
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 
 __all__ = [
     "TERMS",

@@ -7,7 +7,6 @@ What lives from one event to the next is counted by `autopar.memory.schedule` fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from autopar.memory.activations import (
@@ -26,7 +25,7 @@ from autopar.memory.launch import Chunk, Launch
 from autopar.memory.parameters import chunk_weights, layer_weights
 from autopar.memory.schedule import Moment, moments
 from autopar.plans import Module
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from autopar.training.offload import Offload
 
 __all__ = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from autopar.memory.launch import Chunk, Launch, Optimizer, TorchTrainer
 from autopar.memory.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
 from autopar.memory.schedule import moments
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from autopar.units import MIB
 
 __all__ = ["Instant", "Part", "Unit", "instants", "recipe_of_launch", "sharded_parts", "units_of"]

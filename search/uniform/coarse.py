@@ -8,7 +8,6 @@ is a sum of them. Single launches, their stages and their memory are `search.uni
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from autopar.estimate.layer import (
 from autopar.estimate.parts.experts import expert_sends
 from autopar.estimate.step import seconds_of_times
 from autopar.hardware import together_s
+from autopar.records import replace
 from search.uniform.choice import Choice, ContextKind, Dispatcher, Precision
 
 __all__ = ["Laid", "Ways", "Whole"]

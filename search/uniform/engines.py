@@ -7,7 +7,6 @@ makes a launch of a choice; what it refuses is raised as an InputError with its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Literal, cast
 
@@ -29,7 +28,7 @@ from autopar.memory.launch import (
 )
 from autopar.memory.recipes import Keeper, Zero
 from autopar.pipeline.schedules import SCHEDULES, Schedule
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from search.uniform.choice import (
     FULL,
     NONE,

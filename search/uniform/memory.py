@@ -10,7 +10,6 @@ those of activations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, cast, get_args
 
 import numpy as np
@@ -26,7 +25,7 @@ from autopar.memory.risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_shar
 from autopar.memory.sharded import recipe_of_launch
 from autopar.pipeline.orders import warmup_chunks
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from search.uniform.choice import FULL, NONE, recompute_of
 from search.uniform.layout import Arrangement
 

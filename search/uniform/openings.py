@@ -7,13 +7,15 @@ The values of each, in their order, and what of them may fit by bounds. Which of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from copy import copy
+from operator import itemgetter
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from autopar.arrays import F64, Bool
+from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
+from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import layouts
@@ -21,7 +23,7 @@ from search.uniform.memory import Room
 from search.uniform.prices import Prices, Unit, arrangement_of
 from search.uniform.space import Degrees, Space
 
-__all__ = ["Openings", "Options"]
+__all__ = ["Openings", "Options", "Stages"]
 
 
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
@@ -41,6 +43,23 @@ class Options(NamedTuple):
     words: tuple[str, ...]
 
 
+class Stages(NamedTuple):
+    """Numbers of stages of some degrees, and what bounds them whatever the memory."""
+
+    choices: tuple[Choice, ...]
+    pipelines: tuple[tuple[Choice, ...], ...]
+    """Of each `Openings.extremes`."""
+    sends_s: tuple[float, ...]
+    """Of each, what sends add to a micro-batch of a stage at least."""
+    shardings: tuple[Choice, ...]
+    """All of them with all shardings."""
+    at: I64
+    """[sharding]: of which choice it is."""
+    bytes: F64
+    off_bytes: F64
+    """[sharding, row] and [sharding, kind] of `Prices.spread_bytes`."""
+
+
 class Openings:
     """The values that somebody has left of an engine's, for a job."""
 
@@ -55,8 +74,18 @@ class Openings:
         self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
+        self._extremes: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
+        self._tables: dict[object, Stages] = {}
+        self._layouts: dict[object, tuple[Choice, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
+
+    def within(self, room: Room) -> Openings:
+        """Return the same values for another memory, which few of these depend on."""
+        found = copy(self)
+        found.room = room
+        found._limits = {}
+        return found
 
     # ----------------------------------------------------------------------------------------------
     # Values
@@ -131,16 +160,38 @@ class Openings:
 
     def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
         """Return a choice of stages with each schedule and number of chunks that may be best."""
-        found = self._pipelines(choice)
-        there = {(one.schedule, one.vpp) for one in found}
-        return tuple(one for one in found if (_BETTER.get(one.schedule), one.vpp) not in there)
+        return tuple(
+            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
+        )
 
-    def _pipelines(self, choice: Choice) -> tuple[Choice, ...]:
-        """Return a choice of stages with each legal schedule and number of chunks."""
+    def extremes(self, choice: Choice) -> tuple[Choice, ...]:
+        """Return those of them with one and two chunks, or the fewest, and with most, by schedule.
+
+        Sends of few chunks are the shortest, bubbles of many.
+        """
+        key = (choice.pp, self.prices.micro_batches(choice))
+        if key not in self._extremes:
+            best = self._best(choice)
+            few = [one for one in best if one[1] <= 2] or [*best[:1]]
+            most = {schedule: (schedule, vpp) for schedule, vpp in sorted(best, key=itemgetter(1))}
+            self._extremes[key] = tuple(dict.fromkeys((*few, *most.values())))
+        return tuple(
+            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._extremes[key]
+        )
+
+    def _best(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+        found = {*self._legal(choice)}
+        return tuple(
+            (schedule, vpp)
+            for schedule, vpp in self._legal(choice)
+            if (_BETTER.get(schedule), vpp) not in found
+        )
+
+    def _legal(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+        """Return each legal schedule and number of chunks of a choice of stages."""
         if choice.pp == 1:
-            one = replace(choice, vpp=1)
-            named = bool(kept((one.schedule,), self.fixed.schedule))
-            return (one,) if named and kept((one.vpp,), self.fixed.vpp) else ()
+            named = bool(kept(("1f1b",), self.fixed.schedule))
+            return (("1f1b", 1),) if named and kept((1,), self.fixed.vpp) else ()
         most = self.job.model.num_layers // choice.pp
         number = self.prices.micro_batches(choice)
         key = (choice.pp, number)
@@ -158,12 +209,16 @@ class Openings:
                 )
                 is None
             )
-        return tuple(
-            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._orders[key]
-        )
+        return self._orders[key]
 
-    def layouts(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
-        """Yield a choice of stages and chunks with its layouts and shardings in fewest copies."""
+    def layouts(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
+        """Return a choice of stages and chunks with its layouts and shardings in fewest copies."""
+        key = (unit, choice)
+        if key not in self._layouts:
+            self._layouts[key] = tuple(self._laid_out(unit, choice))
+        return self._layouts[key]
+
+    def _laid_out(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
         found = layouts(
             unit.layer_s,
             unit.first_s,
@@ -219,6 +274,7 @@ class Openings:
         )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
         words: dict[tuple[int, int], int] = {}
+        shardings: dict[tuple[int, ...], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
             tp, cp, size, ep, etp, batch = map(int, row)
@@ -227,17 +283,20 @@ class Openings:
                 key = (pp, batch * tp * cp * pp // (size * self.job.world))
                 if key not in words:
                     words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
-                shardings = sum(
-                    len(self.copies(replace(degree, pp=pp, zero=zero)))
-                    for zero in self._zeros(degree, pp)
-                )
-                total += int(times) * shardings * words[key] * len(self.overlaps(degree))
+                of_ranks = (tp, cp, ep, etp, pp)
+                if of_ranks not in shardings:
+                    shardings[of_ranks] = sum(
+                        len(self.copies(replace(degree, pp=pp, zero=zero)))
+                        for zero in self._zeros(degree, pp)
+                    )
+                every = shardings[of_ranks] * words[key] * len(self.overlaps(degree))
+                total += int(times) * every
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
         """Return the layers of a longest chunk, by schedule and number of chunks."""
         layers = self.job.model.num_layers
-        return [-(-layers // (choice.pp * one.vpp)) for one in self._pipelines(choice)]
+        return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
 
     def _words_of(self, longest: int) -> int:
         return int(self.words.sum()) + len(self.blocks(longest))
@@ -257,18 +316,54 @@ class Openings:
             found = self._limits[key] = (np.where(self._plain, plain, again), again)
         return found
 
-    def least_whole_s(self, unit: Unit, choice: Choice, whole_s: F64) -> float:
+    def table(self, unit: Unit, degree: Choice) -> Stages:
+        """Return the numbers of stages of some degrees with what does not depend on the memory."""
+        key = (unit, degree.global_batch)
+        if key not in self._tables:
+            self._tables[key] = self._table(unit, degree)
+        return self._tables[key]
+
+    def _table(self, unit: Unit, degree: Choice) -> Stages:
+        staged = [(one, self.extremes(one)) for one in self.stages(degree)]
+        staged = [(one, pipelines) for one, pipelines in staged if pipelines]
+        shardings = [
+            (at, self.sharded(one, zero))
+            for at, (one, _) in enumerate(staged)
+            for zero in self.zeros(one)
+        ]
+        bounds = [self.prices.spread_bytes(unit, one) for _, one in shardings]
+        kinds, rows = len(unit.number), len(unit.device_s)
+        return Stages(
+            choices=tuple(one for one, _ in staged),
+            pipelines=tuple(pipelines for _, pipelines in staged),
+            sends_s=tuple(
+                min(self.prices.transfer_s(unit, one) for one in pipelines)
+                for _, pipelines in staged
+            ),
+            shardings=tuple(one for _, one in shardings),
+            at=np.array([at for at, _ in shardings], dtype=np.int64),
+            bytes=np.array([size for size, _ in bounds]).reshape(-1, rows),
+            off_bytes=np.array([off for _, off in bounds]).reshape(-1, kinds),
+        )
+
+    def least_whole_s(self, unit: Unit, table: Stages) -> F64:
         """Return the seconds of a micro-batch of the whole model, as it is recomputed to fit.
 
-        Infinite where nothing fits on so many stages.
+        By number of stages; infinite where nothing fits on so many.
         """
-        size, off = self.prices.spread_bytes(unit, choice)
-        limits, again = self.limits(unit, choice)
-        fits = self.words & (size[:-2] <= limits)
-        least = float(whole_s[:-2][fits].min()) if fits.any() else np.inf
-        if self.blocks_are_free and size[-1] <= again:
-            lacking = max(0.0, float(size[-2]) - again)
-            least = min(least, self.prices.partly_s(unit, lacking, off))
+        least = np.full(len(table.choices), np.inf)
+        if not table.shardings:
+            return least
+        limits, again = zip(*(self.limits(unit, one) for one in table.shardings), strict=True)
+        room = np.array(again)
+        fits = self.words & (table.bytes[:, :-2] <= np.array(limits))
+        whole = self.prices.whole_s(unit)
+        found = np.where(fits, whole[:-2], np.inf).min(axis=1, initial=np.inf)
+        if self.blocks_are_free:
+            lacking = np.maximum(0.0, table.bytes[:, -2] - room)
+            partly = self.prices.partly_s(unit, lacking, table.off_bytes)
+            found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
+        np.minimum.at(least, table.at, found)
         return least
 
     def fits(self, unit: Unit, choice: Choice) -> bool:

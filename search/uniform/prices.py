@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Job as StepJob, Recomputation, parameters
-from autopar.estimate.layer import optimizer_time_s
+from autopar.estimate.layer import Real, optimizer_time_s
 from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
@@ -32,7 +31,7 @@ from autopar.hardware import together_s
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch, Recompute, chunks_of_sizes
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
 from search.space import divisors
@@ -321,18 +320,18 @@ class Prices:
         rounds = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
         return self.stragglers * rounds * (whole_s / choice.pp + sends_s) * _ROUNDING
 
-    def partly_s(self, unit: Unit, lacking_bytes: float, off: F64) -> float:
+    def partly_s(self, unit: Unit, lacking_bytes: Real, off: F64) -> F64:
         """Return the whole model's seconds with as many layers made again as free some bytes.
 
-        off : bytes that each of them frees, by kind.
+        off : [..., kind], bytes that each of them frees; lacking_bytes : a number, or [...].
         """
         device, host = unit.device_s[-2], unit.host_s[-2]
         each = np.maximum(off, 1e-300)
-        more = lacking_bytes * ((unit.device_s[-1] - device) / each).min()
-        later = lacking_bytes * ((unit.host_s[-1] - host) / each).min()
+        more = lacking_bytes * ((unit.device_s[-1] - device) / each).min(axis=-1)
+        later = lacking_bytes * ((unit.host_s[-1] - host) / each).min(axis=-1)
         ends = unit.first_s + unit.last_s
         plain = device @ unit.number + ends, host @ unit.number
-        return float(_both_s(plain[0] + max(0.0, more), plain[1] + max(0.0, later)))
+        return _both_s(plain[0] + np.maximum(0.0, more), plain[1] + np.maximum(0.0, later))
 
     def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return seconds that a step does not fall below, by recomputation and by `block N`.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autopar.errors import InputError
 from autopar.memory.launch import Launch
+from autopar.records import replace
 from search.uniform.choice import Choice
 from search.uniform.openings import Openings, Options
 from search.uniform.prices import Unit, arrangement_of

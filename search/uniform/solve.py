@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from autopar.errors import InputError
 from autopar.estimate.step import StepTime
 from autopar.memory.launch import Launch
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from search.check.assessment import Assessment, Target
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import EngineSpace, Job
@@ -135,6 +134,8 @@ class _Entry(NamedTuple):
     options: Options | None = None
     at: int = 0
     """Of the options."""
+    whole_s: float = 0.0
+    """Of stages: seconds of a micro-batch of the whole model at least."""
 
 
 class Uniform:
@@ -146,6 +147,8 @@ class Uniform:
         self.target = target
         self.prices = Prices(engine, job, target)
         self.space = Space(self.prices)
+        self.openings: dict[Fixed, Openings] = {}
+        """What is left open by what is fixed, without what depends on the memory."""
 
     def solve(
         self,
@@ -205,7 +208,8 @@ class _Search:
         self.opened = self.timed = self.counted = 0
         self.complete = True
         self.least_s: float | None = None
-        self.openings = Openings(self.prices, fixed, self.room)
+        known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
+        self.openings = known.within(self.room)
         self.degrees = self.space.degrees(fixed)
 
     # ----------------------------------------------------------------------------------------------
@@ -285,36 +289,22 @@ class _Search:
                 unit = self.prices.unit(degrees)
             except InputError:
                 continue
-            for choice in self.openings.stages(degrees):
-                pipelines = self.openings.pipelines(choice)
-                least = self.least_whole_s(unit, choice)
-                if not pipelines or least == np.inf:
-                    continue
-                # sends of a few chunks are the shortest, bubbles of many
-                few = [one for one in pipelines if one.vpp <= 2] or pipelines[:1]
-                sends = min(self.prices.transfer_s(unit, one) for one in few)
-                seconds = self.prices.spread_s(choice, pipelines, least, sends)
-                self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
-
-    def least_whole_s(self, unit: Unit, choice: Choice) -> float:
-        """Return the same of any sharding."""
-        whole = self.prices.whole_s(unit)
-        return min(
-            (
-                self.openings.least_whole_s(unit, self.openings.sharded(choice, zero), whole)
-                for zero in self.openings.zeros(choice)
-            ),
-            default=np.inf,
-        )
+            table = self.openings.table(unit, degrees)
+            whole = self.openings.least_whole_s(unit, table)
+            for at in np.flatnonzero(whole < np.inf):
+                choice, least = table.choices[at], float(whole[at])
+                seconds = self.prices.spread_s(
+                    choice, table.pipelines[at], least, table.sends_s[at]
+                )
+                self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit, whole_s=least)
 
     def open_stages(self, entry: _Entry) -> None:
         """Push the schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
-        least = self.least_whole_s(unit, entry.choice)
         for choice in self.openings.pipelines(entry.choice):
             sends = self.prices.transfer_s(unit, choice)
-            seconds = self.prices.spread_s(choice, (choice,), least, sends)
+            seconds = self.prices.spread_s(choice, (choice,), entry.whole_s, sends)
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _Entry) -> None:

@@ -6,8 +6,7 @@ stages, layers and recomputation are still open; `search.uniform.solve` opens th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.estimate.job import Block, Job as StepJob, parameters
+from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import Choice, ContextKind, Fixed, kept
 from search.uniform.coarse import Laid, Ways, Whole
@@ -184,32 +184,41 @@ class Space:
         return Degrees(*(column[left] for column in found))
 
     def _every(self, fixed: Fixed) -> Degrees:
-        job = self.prices.job
         found: list[tuple[F64, F64, I64, I64, I64]] = []
+        # precisions and dispatchers leave open what goes, and in bytes what is counted here
+        groups: dict[object, list[tuple[int, tuple[int, ...], I64]]] = {}
+        sizes: dict[object, F64] = {}
         for number, way in enumerate(self.ways):
             if not self._left(way, fixed):
                 continue
-            goes = [place for place, one in enumerate(self.laid) if self._goes(way, one)]
-            for batch in job.global_batches:
-                at: dict[tuple[int, ...], list[int]] = {}
-                for place in goes:
-                    one = self.laid[place]
-                    key = (one.tp * one.cp, way.ep * way.etp, one.micro_batch, batch, fixed)
-                    if key not in self._stages:
-                        choice = self.choice(way, one, batch)
-                        self._stages[key] = self.prices.stages(choice, fixed)
-                    if self._stages[key]:
-                        at.setdefault(self._stages[key], []).append(place)
-                for numbers, places in at.items():
-                    some = np.array(places)
-                    seconds = self._bound_s(number, some)
-                    size = self._bound_bytes(way, some, numbers, fixed)
-                    many = np.full(len(some), number), some, np.full(len(some), batch)
-                    found.append((seconds, size, *many))
+            key = (way.ep, way.etp, way.overlap)
+            if key not in groups:
+                groups[key] = [*self._grouped(way, fixed)]
+            for batch, stages, some in groups[key]:
+                of_size = (way.ep, way.etp, way.precision, stages, some.tobytes())
+                if of_size not in sizes:
+                    sizes[of_size] = self._bound_bytes(way, some, stages, fixed)
+                many = np.full(len(some), number), some, np.full(len(some), batch)
+                found.append((self._bound_s(number, some), sizes[of_size], *many))
         if not found:
             none = np.zeros(0)
             return Degrees(none, none, *(none.astype(np.int64) for _ in range(3)))
         return Degrees(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _grouped(self, way: Ways, fixed: Fixed) -> Iterator[tuple[int, tuple[int, ...], I64]]:
+        """Yield batch, numbers of stages and the ways to lay attention that may have these."""
+        goes = [place for place, one in enumerate(self.laid) if self._goes(way, one)]
+        for batch in self.prices.job.global_batches:
+            at: dict[tuple[int, ...], list[int]] = {}
+            for place in goes:
+                one = self.laid[place]
+                key = (one.tp * one.cp, way.ep * way.etp, one.micro_batch, batch, fixed)
+                if key not in self._stages:
+                    choice = self.choice(way, one, batch)
+                    self._stages[key] = self.prices.stages(choice, fixed)
+                if self._stages[key]:
+                    at.setdefault(self._stages[key], []).append(place)
+            yield from ((batch, stages, np.array(places)) for stages, places in at.items())
 
     def _left(self, way: Ways, fixed: Fixed) -> bool:
         overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts

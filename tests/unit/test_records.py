@@ -201,3 +201,17 @@ def test_fields_that_are_no_plain_ones() -> None:
     assert Kinds.shown == 7
     assert Kinds(3).value == 6
     assert repr(Kinds(3)).endswith("Kinds(value=6, shown=7)")
+
+
+@pytest.mark.parametrize("options", [{"frozen": True}, {"frozen": True, "kw_only": True}, {}])
+def test_a_copy_with_other_values(options: dict[str, Any]) -> None:
+    """As `dataclasses.replace` makes it, without what else an instance has been given."""
+    for kind in _classes(records.dataclass, **options)[:2]:
+        one = kind(number=3)
+        object.__setattr__(one, "seen", 7)
+        object.__setattr__(one, "checked", False)
+        assert records.replace(one, name="z") == dataclasses.replace(one, name="z")
+        assert records.replace(one).items is one.items
+        assert vars(records.replace(one, number=4)) == vars(dataclasses.replace(one, number=4))
+        with pytest.raises(TypeError, match="no field nmae"):
+            records.replace(one, nmae="z")
