@@ -358,8 +358,6 @@ def _adapted(
         choice = replace(choice, zero=zero)
     if choice.dp_replicate > 1 and choice.zero not in space.replicated:
         yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of ZeRO-{choice.zero}: one"
-    if choice.cp > 1 and choice.cp_kind not in space.context:
-        yield {"cp_kind": "ring"}, f"{choice.cp_kind} of context ranks: ring"
     if choice.tp_overlap and not space.overlaps_tensor:
         yield {"tp_overlap": False}, "transfers of tensor ranks beside products"
     known = space.recompute(model)

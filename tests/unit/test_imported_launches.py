@@ -91,7 +91,7 @@ def test_what_a_trainer_runs_comes_back_whole(
 @pytest.mark.parametrize(
     ("engine", "choice"),
     [
-        ("megatron", {"tp": 2, "cp": 4, "cp_kind": "a2a", "zero": 1}),
+        ("megatron", {"tp": 2, "cp": 4, "cp_kind": "a2a", "zero": 1, "tp_overlap": True}),
         ("megatron", {"zero": 1, "dp_replicate": 2, "micro_batch": 2, "recompute": "block 3"}),
         ("megatron", {"pp": 2, "vpp": 2, "zero": 0, "recompute": "core_attn+layernorm"}),
         ("megatron", {"zero": 3, "precision": "fp8-blockwise", "recompute": "full"}),
@@ -246,7 +246,7 @@ def launch_file(launch: Launch, engine: Engine) -> str:
          ["Megatron-LM has no schedule ZBV: interleaved 1F1B",
           "Megatron-LM has no ZeRO-3 beside stages: ZeRO-1"]),
         ("torchtitan", {"zero": 3, "dp_replicate": 2}, "megatron",
-         ["Megatron-LM has no 2 copies of what ZeRO-3 shards"]),
+         ["Megatron-LM has no 2 copies of ZeRO-3: one"]),
         ("megatron", {"cp": 2, "cp_kind": "a2a", "zero": 3}, "torchtitan",
          ["torchtitan has no a2a between context ranks: ring"]),
         ("torchtitan", {"zero": 3, "precision": "fp8"}, "deepspeed",
