@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Question
     from search.uniform.engines import EngineSpace
 
-__all__ = ["TRAINERS", "Both", "Route", "best_of_both", "route_of", "with_rules"]
+__all__ = [
+    "TRAINERS",
+    "Both",
+    "Route",
+    "best_of_both",
+    "refuse_options_of_plans",
+    "route_of",
+    "with_rules",
+]
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines that have launches: `ENGINES` of `search.uniform.engines`, which not all questions need.
@@ -137,9 +145,22 @@ def _estimated(request: Request) -> bool:
 
 
 def _of_launches(name: str, request: Request) -> bool:
-    # launches train in bf16
-    is_plain = name == "mixed-precision" and request.options.mixed_precision == "bf16"
-    return name in _OF_LAUNCHES or is_plain
+    """Return whether a search over launches keeps to an option that was typed."""
+    # launches train in bf16, and nobody prices their context ranks that gather keys and values
+    plain = {"mixed-precision": ("bf16",), "cp-kind": ("ring", "a2a")}
+    if name in plain:
+        return getattr(request.options, name.replace("-", "_")) in plain[name]
+    return name in _OF_LAUNCHES
+
+
+def refuse_options_of_plans(path: str, request: Request) -> None:
+    """Raise OptionError where something was typed beside a launch that no launch has."""
+    for name in request.given:
+        if not _of_launches(name, request):
+            raise OptionError(
+                f"--{name}: {path} is a launch, and the option is of plans whose layers may "
+                "differ; leave it out"
+            )
 
 
 def _layered(request: Request, why: str = "") -> Route:

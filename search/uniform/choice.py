@@ -32,6 +32,7 @@ __all__ = [
     "Training",
     "kept",
     "recompute_of",
+    "recompute_words",
     "trained",
 ]
 
@@ -170,6 +171,15 @@ def recompute_of(words: str) -> Recompute:
     if words.startswith("block "):
         return Recompute(layers="block", number=int(words.removeprefix("block ")))
     return Recompute(modules=frozenset(cast(list[Module], words.split("+"))))
+
+
+def recompute_words(recompute: Recompute) -> str:
+    """Return the words of what Megatron-Core recomputes."""
+    if recompute.layers == "uniform":
+        return FULL
+    if recompute.layers == "block":
+        return f"block {recompute.number}"
+    return "+".join(sorted(recompute.modules)) or NONE
 
 
 # --------------------------------------------------------------------------------------------------

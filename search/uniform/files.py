@@ -14,7 +14,7 @@ from typing import Any
 from autopar import __version__
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, OptionError
 from autopar.memory.launch import Launch, chunks_of_sizes
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
@@ -27,6 +27,7 @@ from autopar.training.launch_file import (
     LaunchEntry,
 )
 from autopar.training.launch_settings import settings_of, with_settings
+from search.degrees import fixed_of
 from search.report.check import assessed_entry
 from search.report.files import engine_entries
 from search.request import build_request
@@ -202,6 +203,48 @@ def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
     return entry.schedule
 
 
+def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
+    """Raise OptionError where a degree is typed beside a launch, which has its own."""
+    named = [*fixed_of(build_request(typed).degrees).options]
+    named += [name for name in ("precision", "cp-kind") if name in typed]
+    if named:
+        raise OptionError(
+            f"--{named[0]}: {where} has its own degrees; `autopar-explain {where} --why-not "
+            f"{named[0]}=N` compares it with others, a search with the option finds them"
+        )
+
+
+def _check_derived(where: Path, document: LaunchDocument, entry: DegreesEntry) -> None:
+    """Raise DocumentError where a key that follows from others contradicts them."""
+    world = document.hardware.num_nodes * document.hardware.num_gpus_per_node
+    samples = entry.micro_batch_size * entry.dp
+    for key, terms, expected in (
+        ("dp", "tp * cp * pp * dp", (entry.tp * entry.cp * entry.pp * entry.dp, world)),
+        ("edp", "ep * etp * pp * edp", (entry.ep * entry.etp * entry.pp * entry.edp, world)),
+        (
+            "num_microbatches",
+            "micro_batch_size * dp * num_microbatches",
+            (samples * entry.num_microbatches, entry.global_batch_size),
+        ),
+    ):
+        if expected[0] != expected[1]:
+            whole = "global_batch_size" if key == "num_microbatches" else "the GPUs"
+            raise DocumentError(
+                where,
+                f"is {getattr(entry, key)}, and {terms} = {expected[0]} != {expected[1]}, {whole}",
+                key=key,
+                remedy="write the launch again with autopar-search",
+            )
+
+
+def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object]) -> int:
+    """Return the global batch: that of the file, unless another one was typed."""
+    for name in ("min-bsz", "max-bsz"):
+        if name in typed:
+            raise OptionError(f"--{name}: a launch has one global batch; give --settle-bsz")
+    return question.job.global_batches[0] if "settle-bsz" in typed else entry.global_batch_size
+
+
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
     """Return the launch of a file; raises InputError where it is not one that its trainer runs.
 
@@ -213,9 +256,11 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
+    _refuse_degrees(where, typed or {})
     request = {**document.request, **(typed or {})}
     question = open_launches(build_request(request))
     entry = document.launch.degrees
+    _check_derived(where, document, entry)
     sizes = entry.layers_of_chunks
     if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
         raise DocumentError(
@@ -246,7 +291,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         precision=entry.precision,
         dispatcher=entry.dispatcher,
         overlap_experts=entry.overlap_experts,
-        global_batch=entry.global_batch_size,
+        global_batch=_batch(question, entry, typed or {}),
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
     usual = launch_of(engine_space(document.launch.engine), question.job, choice)
