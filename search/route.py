@@ -45,7 +45,7 @@ _OF_LAUNCHES = frozenset(
         *("model", "hardware", "num-nodes", "num-gpus-per-node", "world-size", "stack", "site"),
         *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
         *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
-        *("memory-constraint", "oom-risk", "bsz-scale", "top"),
+        *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
     }
 )
 """Options that a search over launches keeps to; all others are of plans whose layers may differ."""
@@ -145,11 +145,12 @@ def _estimated(request: Request) -> bool:
 
 
 def _of_launches(name: str, request: Request) -> bool:
-    """Return whether a search over launches keeps to an option that was typed."""
-    # launches train in bf16, and nobody prices their context ranks that gather keys and values
-    plain = {"mixed-precision": ("bf16",), "cp-kind": ("ring", "a2a")}
-    if name in plain:
-        return getattr(request.options, name.replace("-", "_")) in plain[name]
+    if name == "mixed-precision":
+        # launches train in bf16
+        return request.options.mixed_precision == "bf16"
+    if name == "cp-kind":
+        # gathered keys and values are priced of plans alone
+        return request.options.cp_kind != "all-gather"
     return name in _OF_LAUNCHES
 
 
