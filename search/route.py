@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Question
     from search.uniform.engines import EngineSpace
 
-__all__ = ["TRAINERS", "Both", "Route", "best_of_both", "route_of", "with_rules"]
+__all__ = [
+    "TRAINERS",
+    "Both",
+    "Route",
+    "best_of_both",
+    "refuse_options_of_plans",
+    "route_of",
+    "with_rules",
+]
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines that have launches: `ENGINES` of `search.uniform.engines`, which not all questions need.
@@ -144,6 +152,16 @@ def _of_launches(name: str, request: Request) -> bool:
         # gathered keys and values are priced of plans alone
         return request.options.cp_kind != "all-gather"
     return name in _OF_LAUNCHES
+
+
+def refuse_options_of_plans(path: str, request: Request) -> None:
+    """Raise OptionError where something was typed beside a launch that no launch has."""
+    for name in request.given:
+        if not _of_launches(name, request):
+            raise OptionError(
+                f"--{name}: {path} is a launch, and the option is of plans whose layers may "
+                "differ; leave it out"
+            )
 
 
 def _layered(request: Request, why: str = "") -> Route:

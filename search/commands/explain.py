@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.command.fields import option
+from autopar.command.fields import option, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.errors import OptionError
+from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import dataclass
 from search.commands.app import leave, working
 from search.options import PANELS
 from search.request import FILLS, build_request, stored_request
+from search.uniform.choice import Fixed
 
 if TYPE_CHECKING:
     from search.planner.prediction import SearchResult
     from search.report.explain import Perturbation
+    from search.uniform.solve import Solution
 
 __all__ = ["COMMAND", "ExplainSpec", "main", "run"]
 
@@ -43,9 +47,9 @@ COMMAND = Command(
     family="search",
     intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
 
-PLAN.json is a plan file of ours (autopar_plan_*.json), which names its inputs and options, or
-anyone's strategy file, with the options of autopar-search that describe model and hardware.
-Options given here replace those of the plan file.
+PLAN.json is a launch or plan file of ours, which names its inputs and options, or anyone's strategy
+file, with the options of autopar-search that describe model and hardware.
+Options given here replace those of the file: another budget, cluster or batch.
 
 Exit codes: 0 done, 2 an input is unusable.
 """,
@@ -67,6 +71,11 @@ def _execute(raw: dict[str, Any]) -> int:
 
     path = str(raw.pop("plan"))
     why_not = raw.pop("why-not", None)
+    if path.endswith(".json") and Path(path).is_file():
+        from search.uniform.files import is_launch
+
+        if is_launch(path):
+            return _explain_launch(path, raw, why_not)
     document = PlanDocument.read(path)
     stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
     request = build_request({**stored, **raw})
@@ -110,6 +119,68 @@ def _execute(raw: dict[str, Any]) -> int:
     for rule, result in pinned:
         show_why_not(console, rule, baseline, result, session.options.memory_constraint_bytes)
     return 0
+
+
+def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
+    """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
+    from autopar.command.show import make_console
+    from search.report.launches import show_against, show_evaluated
+    from search.route import refuse_options_of_plans
+    from search.uniform.answer import Answer, answer, evaluated
+    from search.uniform.engines import engine_space
+    from search.uniform.files import read_launch
+
+    request = build_request(raw)
+    if request.engine is not None:
+        raise OptionError(f"--engine: {path} is a launch of its trainer; leave it out")
+    refuse_options_of_plans(path, request)
+    stored = read_launch(path, request.given)
+    engine = engine_space(stored.engine)
+    question = replace(stored.question, engines=(engine,), top=0)
+    asked = None if why_not is None else _fixed(why_not, question.fixed)
+    one = evaluated(question, engine, stored.choice, stored.launch)
+
+    def solved(fixed: Fixed) -> tuple[Solution | None, str]:
+        try:
+            (found,) = answer(replace(question, fixed=fixed)).engines
+        except InputError as error:  # no such launch, whatever the memory
+            return None, str(error)
+        return found.best, found.reason
+
+    best = working("searching again", lambda: solved(question.fixed))
+    console = make_console(sys.stdout)
+    shown = Answer(question=question, engines=(one,))
+    show_evaluated(console, shown, explained=True)
+    show_against(console, shown, "the fastest launch", *best)
+    if asked is not None:
+        other = working("searching again", lambda: solved(asked))
+        show_against(console, shown, f"why not {why_not}: the fastest launch with it", *other)
+    return 0
+
+
+def _fixed(rule: str, fixed: Fixed) -> Fixed:
+    """Return what a search keeps to with a rule such as `tp=8,pp=2`; raises OptionError."""
+    from search.degrees import DegreeOptions, fixed_of
+
+    known = {row.name for row in rows_of(DegreeOptions)}
+    typed: dict[str, str] = {}
+    for part in rule.split(","):
+        name, _, value = (text.strip() for text in part.partition("="))
+        name = name.replace("_", "-")
+        if name not in known or not value:
+            hint = did_you_mean(name, known, 0.5)
+            raise OptionError(
+                f"--why-not: expected degrees of a launch such as tp=8,pp=2, got {part!r:.60}{hint}"
+            )
+        typed[name] = value
+    try:
+        asked = fixed_of(build_request(typed).degrees)
+    except OptionError as error:
+        raise OptionError(f"--why-not: {error}") from None
+    names = {field.name for field in fields(Fixed) if getattr(asked, field.name) is not None}
+    if "precision" not in typed:
+        names.discard("precision")
+    return replace(fixed, **{name: getattr(asked, name) for name in names})
 
 
 def _rules(why_not: str | None) -> list[str]:

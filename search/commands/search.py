@@ -83,10 +83,14 @@ def _answered(raw: Mapping[str, object]) -> int:
 def _evaluate_launch(request: Request, path: str) -> int:
     """Price the launch of a file anew, with what is typed in place of its own options."""
     from search.report.launches import show_evaluated
+    from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, evaluated
     from search.uniform.engines import engine_space
     from search.uniform.files import launch_document, read_launch
 
+    if request.engine is not None:
+        raise OptionError("--engine: not together with --evaluate; leave one of them out")
+    refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
     engine = engine_space(stored.engine)
     one = evaluated(stored.question, engine, stored.choice, stored.launch)

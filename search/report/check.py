@@ -5,7 +5,7 @@ What is shown is found in `search.check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from search.check.neighbours import Neighbour, Neighbours
     from search.check.trainer import CheckedFile
 
-__all__ = ["assessed_entry", "check_document", "show_check"]
+__all__ = ["assessed_entry", "check_document", "show_check", "show_peak"]
 
 _SMALL = 0.005
 """Share of a peak below which terms are shown in one line."""
@@ -185,7 +185,11 @@ def _show_memory(
     seldom = ", ".join(few_runs_of(assessment.launch))
     if seldom:
         print_line(console, f"wider than most, as few measured runs have {seldom}", style="dim")
-    fullest = assessment.fullest
+    show_peak(console, assessment.fullest, file.worded)
+
+
+def show_peak(console: Console, fullest: Account, worded: Callable[[str], str] = str) -> None:
+    """Print the terms of a stage's peak; worded : returns what changes one in a trainer's words."""
     print_heading(console, f"peak of stage {fullest.stage}")
     table = make_table("term", "size", "changed by", words_last=True, spaced=True)
     small = 0
@@ -194,7 +198,7 @@ def _show_memory(
             small += term.num_bytes
         else:
             table.add_row(
-                escape(term.name), format_bytes(term.num_bytes), escape(file.worded(term.switch))
+                escape(term.name), format_bytes(term.num_bytes), escape(worded(term.switch))
             )
     if small:
         table.add_row("others", format_bytes(small), "")

@@ -10,6 +10,7 @@ from autopar.command.show import make_table, print_heading, print_item, print_li
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.units import format_bytes, format_odds, format_seconds
+from search.report.check import show_peak
 from search.report.plan import layers_line, show_engines
 from search.uniform.choice import PRECISIONS, Fixed
 from search.uniform.space import MICRO_BATCHES
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Remedy
     from search.uniform.solve import Solution
 
-__all__ = ["infeasible_lines", "remedy_line", "show_answer", "show_evaluated"]
+__all__ = ["infeasible_lines", "remedy_line", "show_against", "show_answer", "show_evaluated"]
 
 
 def show_answer(console: Console, answer: Answer) -> None:
@@ -37,13 +38,18 @@ def show_answer(console: Console, answer: Answer) -> None:
     _show_space(console, answer, best)
 
 
-def show_evaluated(console: Console, answer: Answer) -> None:
-    """Print one launch that somebody has, its time and memory, and whether it fits."""
+def show_evaluated(console: Console, answer: Answer, *, explained: bool = False) -> None:
+    """Print one launch that somebody has, its time and memory, and whether it fits.
+
+    explained : with the terms of the fullest stage.
+    """
     (one,) = answer.engines
     assert one.best is not None, "a launch is shown"
     console.print(escape(answer.question.title), style="bold", soft_wrap=True)
     _show_best(console, answer, one, one.best, "launch")
     _show_memory(console, one, one.best)
+    if explained:
+        show_peak(console, one.best.assessment.fullest)
     odds, risk = one.best.assessment.odds_of_oom, one.target.oom_risk
     says = "fits" if odds <= risk else "does not fit"
     print_line(
@@ -221,6 +227,44 @@ def infeasible_lines(answer: Answer) -> tuple[str, ...]:
         f"no {what} of {answer.question.title} fits or is legal",
         *(f"{engine}: {reason}" for engine, reason in reasons.items()),
     )
+
+
+def show_against(
+    console: Console, answer: Answer, what: str, other: Solution | None, reason: str
+) -> None:
+    """Print how another launch compares with the one that is shown, and the terms that differ.
+
+    what : the other in words. reason : why there is none.
+    """
+    (one,) = answer.engines
+    assert one.best is not None, "a launch is shown"
+    print_heading(console, what)
+    if other is None:
+        print_line(console, reason)
+        return
+    if other.choice == one.best.choice:
+        print_line(console, "is this one")
+        return
+    print_line(console, _line(answer, other), style="bold")
+    step, own = other.assessment.step, one.best.assessment.step
+    assert step is not None, "a solution has a step time"
+    assert own is not None, "what was priced has one"
+    share = other.samples_per_s / one.best.samples_per_s - 1.0
+    peak = format_bytes(other.assessment.fullest.peak_bytes)
+    print_line(
+        console,
+        f"{other.samples_per_s:,.5g} samples/s, {share * 100:+.2f} % against this one, peak {peak}",
+    )
+    # of a sequence, since global batches may differ
+    batch, its = one.best.choice.global_batch, other.choice.global_batch
+    terms = {
+        name: step.terms_s.get(name, 0.0) / its - own.terms_s.get(name, 0.0) / batch
+        for name in (*own.terms_s, *step.terms_s)
+    }
+    differ = sorted(terms.items(), key=lambda item: -abs(item[1]))[:4]
+    words = [f"{name} {value * 1e3:+.3g} ms" for name, value in differ if abs(value) >= 1e-6]
+    if words:
+        print_line(console, f"of a sequence: {', '.join(words)}")
 
 
 def remedy_line(remedy: Remedy) -> str:

@@ -306,6 +306,8 @@ def _none_is_legal(found: Sequence[EngineAnswer]) -> str:
     )
 
 
+_REMEDIES_S = 5.0
+"""That are spent on ways out: whether one fits need not be proven to be the fastest."""
 _ENOUGH = 3
 """Ways out of an answer without launches that are looked for."""
 
@@ -335,7 +337,8 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
             words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
             changed.append((words, replace(question, job=job, num_nodes=nodes)))
     found: list[Remedy] = []
-    shares = Shares(question.seconds, len(changed))
+    limit = _REMEDIES_S if question.seconds is None else min(question.seconds, _REMEDIES_S)
+    shares = Shares(limit, len(changed))
     for words, other_question in changed:
         asked = replace(other_question, top=0, seconds=shares.following())
         try:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from autopar import __version__
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, OptionError
 from autopar.memory.launch import Launch, chunks_of_sizes
 from autopar.memory.recipes import Zero
 from autopar.pipeline.orders import rank_of
@@ -28,6 +28,7 @@ from autopar.training.launch_file import (
     LaunchEntry,
 )
 from autopar.training.launch_settings import settings_of, with_settings
+from search.degrees import fixed_of
 from search.report.check import assessed_entry
 from search.report.files import engine_entries
 from search.request import build_request
@@ -212,6 +213,9 @@ def _check(
             "hardware.num_gpus_per_node": question.gpus_per_node,
         }
         entry = document.launch.degrees.model_dump()
+        if "settle-bsz" in typed:
+            # another batch of the same degrees
+            del entry["global_batch_size"], entry["num_microbatches"]
         whole = degrees_entry(choice, question.job.world).model_dump()
         said |= {f"launch.degrees.{key}": one for key, one in entry.items()}
         made |= {f"launch.degrees.{key}": one for key, one in whole.items()}
@@ -264,6 +268,25 @@ def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
     return entry.schedule
 
 
+def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
+    """Raise OptionError where a degree is typed beside a launch, which has its own."""
+    named = [*fixed_of(build_request(typed).degrees).options]
+    named += [name for name in ("precision", "cp-kind") if name in typed]
+    if named:
+        raise OptionError(
+            f"--{named[0]}: {where} has its own degrees; `autopar-explain {where} --why-not "
+            f"{named[0]}=N` compares it with others, a search with the option finds them"
+        )
+
+
+def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object]) -> int:
+    """Return the global batch: that of the file, unless another one was typed."""
+    for name in ("min-bsz", "max-bsz"):
+        if name in typed:
+            raise OptionError(f"--{name}: a launch has one global batch; give --settle-bsz")
+    return question.job.global_batches[0] if "settle-bsz" in typed else entry.global_batch_size
+
+
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
     """Return the launch of a file; raises InputError where it is not one that its trainer runs.
 
@@ -275,6 +298,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
+    _refuse_degrees(where, typed or {})
     request = {**document.request, **(typed or {})}
     question = open_launches(build_request(request))
     entry = document.launch.degrees
@@ -309,7 +333,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         precision=entry.precision,
         dispatcher=entry.dispatcher,
         overlap_experts=entry.overlap_experts,
-        global_batch=entry.global_batch_size,
+        global_batch=_batch(question, entry, typed or {}),
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
     usual = launch_of(engine_space(document.launch.engine), question.job, choice)

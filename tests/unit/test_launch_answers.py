@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import InputError, OptionError
-from search.commands import check, export, search as search_command
+from search.commands import check, explain, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
 from search.request import build_request
 from search.route import TRAINERS, Route, route_of
@@ -237,6 +237,80 @@ def test_a_launch_is_priced_again_also_where_it_does_not_fit(
     assert "does not fit" in capsys.readouterr().out
 
 
+@pytest.fixture
+def stored(small: Answer, tmp_path: Path) -> Path:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tp", "4"], "--tp: "),
+        (["--micro-batch-size", "2"], "--micro-batch-size: "),
+        (["--precision", "fp8"], "--precision: "),
+        (["--pin", "tp=2"], "--pin: "),
+        (["--reserve", "0.1"], "--reserve: "),
+        (["--engine", "torchtitan"], "--engine: "),
+    ],
+)
+def test_what_would_be_ignored_beside_a_launch_is_refused(
+    words: list[str], said: str, stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Degrees are those of the file; `--evaluate` took them in silence."""
+    for run, asked in ((search_command.run, ["--evaluate"]), (explain.run, [])):
+        assert run([*asked, str(stored), *words]) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+
+
+def test_another_batch_is_priced_of_the_same_degrees(stored: Path) -> None:
+    first, other = read_launch(stored), read_launch(stored, {"settle-bsz": "128"})
+    assert other.launch.global_batch == 128
+    assert other.launch.degrees == first.launch.degrees
+    with pytest.raises(OptionError, match="a launch has one global batch"):
+        read_launch(stored, {"min-bsz": "64", "max-bsz": "128"})
+    with pytest.raises(InputError, match=r"world size\(3\) % "):
+        read_launch(stored, {"hardware": "h200:1x3"})
+
+
+@pytest.mark.parametrize(("key", "value"), [("dp", 3), ("edp", 7), ("num_microbatches", 5)])
+def test_a_key_that_contradicts_the_others_is_refused(key: str, value: int, stored: Path) -> None:
+    document = json.loads(stored.read_text())
+    document["launch"]["degrees"][key] = value
+    stored.write_text(json.dumps(document))
+    said = rf"key 'launch.degrees.{key}': is {value}, and "
+    with pytest.raises(InputError, match=said):
+        read_launch(stored)
+
+
+def test_a_launch_is_explained_and_compared_with_others(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where its time and memory go, that nothing is faster, and what others take or lack."""
+    assert explain.run([str(stored), "--why-not", "tp=1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in ("launch: Megatron-LM", "peak of stage ", "the fastest launch is this one"):
+        assert part in shown
+    compared = shown.partition("why not tp=1: the fastest launch with it ")[2]
+    assert " % against this one, peak " in compared
+    assert "of a sequence: " in compared
+
+    # the same as a search with that degree
+    free = {key: value for key, value in _FIXED.items() if key != "tp"}
+    best = _answer(**{key.replace("-", "_"): v for key, v in {**free, "tp": "1"}.items()}).best
+    assert best is not None
+    assert best.best is not None
+    assert f"{best.best.samples_per_s:,.5g} samples/s" in compared
+
+    assert explain.run([str(stored), "--why-not", "pp=3"]) == 0
+    assert "pp 3 does not divide 8 GPUs" in " ".join(capsys.readouterr().out.split())
+    assert explain.run([str(stored), "--why-not", "tq=2"]) == 2
+    assert "did you mean 'tp'" in capsys.readouterr().err
+
+
 def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> None:
     limited = _answer(engine="megatron", time_limit="0.001")
     best = limited.best
@@ -372,6 +446,7 @@ def test_which_requests_are_for_launches(
             "plans of megatron whose layers may differ: --pin is of such plans",
         ),
         ({**_PLAIN, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
+        ({**_PLAIN, "cp-kind": "all-gather"}, _EVERY, "--cp-kind is of such plans"),
         ({**_PLAIN, "stack": "megatron-core"}, (), "--stack says of whose software"),
         ({"model": "t5-3b", "num-layers": "4,4", "seq-length": "512,512"}, _EVERY, "decoder-only"),
         (
