@@ -219,11 +219,15 @@ def training_of(options: DegreeOptions) -> Training:
     )
 
 
-def rules_of(options: DegreeOptions) -> Mapping[str, object]:
+def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
     """Return fields of `SearchOptions` that say the same of plans whose layers may differ.
 
-    Raises OptionError with what such plans do not have.
+    why : what made it such plans, where another option did. Raises OptionError with what such
+    plans do not have.
     """
+    remedy = "give --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
+    if why:
+        remedy = "leave one of both out"
     lone: dict[str, Any] = {}
     for row in rows_of(DegreeOptions):
         value = getattr(options, row.field)
@@ -232,8 +236,8 @@ def rules_of(options: DegreeOptions) -> Mapping[str, object]:
         if isinstance(value, tuple):
             if len(value) > 1:
                 raise OptionError(
-                    f"--{row.name}: plans whose layers differ take one value here; give one, or "
-                    "--engine megatron or torchtitan"
+                    f"--{row.name}: plans whose layers differ take one value here{_beside(why)}; "
+                    f"take one, or {remedy}"
                 )
             lone[row.name] = value[0]
         else:
@@ -267,9 +271,13 @@ def rules_of(options: DegreeOptions) -> Mapping[str, object]:
     if lone:
         name, value = next(iter(lone.items()))
         raise OptionError(
-            f"--{name}: {value} is of launches of one trainer; give --engine megatron, torchtitan, "
-            "deepspeed or accelerate, with a model and a card that times are estimated of"
+            f"--{name}: {value} is of launches of one trainer, not of plans whose layers may "
+            f"differ{_beside(why)}; {remedy}"
         )
     if rules:
         changes["pin"] = (",".join(rules),)
     return changes
+
+
+def _beside(why: str) -> str:
+    return f", and {why}" if why else ""

@@ -270,10 +270,10 @@ def _plans(
     return choose_any(asked, engines, shares)
 
 
-def with_rules(request: Request) -> Request:
+def with_rules(request: Request, why: str = "") -> Request:
     """Return a request whose fixed degrees are rules of plans whose layers may differ.
 
-    Raises OptionError with what such plans do not have.
+    why : as `Route` has it. Raises OptionError with what such plans do not have.
     """
-    rules = rules_of(request.degrees)
+    rules = rules_of(request.degrees, why.rpartition(": ")[2])
     return extended(request, rules) if rules else request

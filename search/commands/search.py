@@ -159,7 +159,7 @@ def _plans(request: Request, route: Route) -> int:
     """Search plans whose layers may differ: of the engines of a route, or whatever runs them."""
     from search.route import with_rules
 
-    request = with_rules(request)
+    request = with_rules(request, route.why)
     if not route.layered:
         return _execute(dataclasses.replace(request, engine=None))
     if request.output.frontier:

@@ -159,8 +159,16 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
     if per_node < card.max_gpus_per_node:
         card = replace(card, max_gpus_per_node=per_node)
     model = launch_model(spec)
-    for name, values in (("ep", request.degrees.ep), ("etp", request.degrees.etp)):
-        if model.experts is None and values is not None and 1 not in values:
+    degrees = request.degrees
+    of_experts = {
+        "ep": degrees.ep is not None and 1 not in degrees.ep,
+        "etp": degrees.etp is not None and 1 not in degrees.etp,
+        "dispatcher": degrees.dispatcher is not None,
+        "moe-overlap": degrees.moe_overlap,
+        "moe-skew": degrees.moe_skew is not None,
+    }
+    for name, typed in of_experts.items():
+        if model.experts is None and typed:
             raise OptionError(f"--{name}: {spec.name} has no experts; leave it out")
     world, seq = nodes * per_node, spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():

@@ -345,9 +345,34 @@ def test_one_data_rank_has_the_first_sharding_that_its_trainer_runs(
     assert {solution.choice.zero for solution in best.solved.solutions} == zeros
 
 
-def test_a_model_without_experts_has_no_degrees_of_them() -> None:
-    with pytest.raises(OptionError, match="--ep: llama3-8b has no experts"):
-        open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("ep", "2"), ("etp", "2"), ("dispatcher", "flex"), ("moe-overlap", True), ("moe-skew", "2")],
+)
+def test_a_model_without_experts_has_no_settings_of_them(option: str, value: object) -> None:
+    asked = {"model": "llama3-8b", "hardware": "h100:1x8", option: value}
+    with pytest.raises(OptionError, match=f"--{option}: llama3-8b has no experts; leave it out"):
+        open_launches(build_request(asked))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--ep", "8", "--pin", "tp=4"], "--pin is of such plans; leave one of both out"),
+        (
+            ["--vpp", "2", "--max-tp-deg", "4", "--engine", "megatron"],
+            "--max-tp-deg is of such plans; leave one of both out",
+        ),
+        (["--tp", "2,4", "--max-tp-deg", "4"], "take one, or leave one of both out"),
+        (["--lora", "8", "--engine", "galvatron"], "; give --engine megatron, torchtitan"),
+    ],
+)
+def test_what_made_it_plans_whose_layers_may_differ_is_said(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["--model", "llama3-8b", "--num-layers", "2", "--hardware", "h100:1x8"]
+    assert search_command.run([*base, "--settle-bsz", "64", *given]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
