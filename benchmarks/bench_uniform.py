@@ -1,10 +1,11 @@
 """How long searches over launches with one set of degrees take, and how they grow.
 
-`python -m benchmarks.bench_uniform [--only WORD ...] [--limit S] [--json LEDGER]`. Every case runs
-in a process of its own, so that its peak memory is its own: a first question, the same one again,
-one about less memory and one about a fixed degree. The answer is held against its bound, and
-against `autopar check` of the launch that was found. Growth is that of one mixture in its layers,
-GPUs and experts. Cards and models are shipped; nothing is measured on a GPU.
+`python -m benchmarks.bench_uniform [--only WORD ...] [--runs N] [--limit S] [--json LEDGER]`. Every
+case runs in processes of its own, so that its peak memory is its own, and medians of them are said:
+a first question, the same one again, two about less memory and one about a fixed degree. The answer
+is held against its bound, and against `autopar check` of the launch that was found. Growth is that
+of one mixture in its layers, GPUs, experts and chunks of a stage, and of a dense model in the
+schedules of its pipeline. Cards and models are shipped; nothing is measured on a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -30,13 +32,13 @@ from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
 from search.check.assessment import Target, assess
 from search.launches.models import flavour, model_named
-from search.uniform.choice import Fixed
+from search.uniform.choice import PRECISIONS, Fixed
 from search.uniform.engines import Job, engine_space
 from search.uniform.solve import Uniform
 
 __all__ = ["CASES", "Case", "main", "measure"]
 
-_CARD = "h100-80gb"
+_H100 = "h100-80gb"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Case:
     batch: int
     seq: int = 4096
     engine: str = "megatron"
+    card: str = _H100
+    fixed: Fixed = Fixed()
     layers: int | None = None
     experts: int | None = None
     axis: str = ""
@@ -56,9 +60,21 @@ class Case:
 
 
 _MIXTURE = ("qwen3", "30B-A3B")
+_SCHEDULES = engine_space("torchtitan").schedules
 CASES: dict[str, Case] = {
     "qwen3-235b-256": Case(model=("qwen3", "235B-A22B"), world=256, batch=2048),
     "deepseek-v3-1024": Case(model=("deepseek_v3", "671B"), world=1024, batch=16384),
+    "deepseek-v3-256-gb200": Case(
+        model=("deepseek_v3", "671B"),
+        world=256,
+        batch=1024,
+        card="gb200",
+        fixed=Fixed(precision=PRECISIONS),
+    ),
+    "gpt-oss-120b-64": Case(model=("", "gpt-oss-120b"), world=64, batch=1024),
+    "llama3-405b-16384": Case(
+        model=("llama3", "405B"), world=16384, batch=16384, seq=8192
+    ),
     "llama3-70b-64": Case(model=("llama3", "70B"), world=64, batch=512, seq=8192),
     "llama3-70b-1024": Case(model=("llama3", "70B"), world=1024, batch=2048, seq=8192),
     "llama3-70b-16384": Case(model=("llama3", "70B"), world=16384, batch=16384, seq=8192),
@@ -82,6 +98,20 @@ CASES: dict[str, Case] = {
         )
         for n in (16, 32, 64, 128)
     },
+    **{
+        f"chunks-{n}": Case(
+            model=_MIXTURE, world=64, batch=1024, fixed=Fixed(vpp=(*range(1, n + 1),)),
+            axis="chunks", size=n,
+        )
+        for n in (1, 2, 4, 8, 16)
+    },
+    **{
+        f"schedules-{n}": Case(
+            model=("llama3", "70B"), world=256, batch=512, seq=8192, engine="torchtitan",
+            fixed=Fixed(schedule=_SCHEDULES[:n]), axis="schedules", size=n,
+        )
+        for n in (1, 2, 4, len(_SCHEDULES))
+    },
 }  # fmt: skip
 
 
@@ -101,7 +131,7 @@ def measure(case: Case) -> dict[str, Any]:
     """Return the seconds, the memory and the counts of a case, once its answer is right."""
     engine = engine_space(case.engine)
     target = Target(
-        machine=machine_of(load_card(_CARD), load_stack(engine.stack)),
+        machine=machine_of(load_card(case.card), load_stack(engine.stack)),
         accuracy=load_accuracy(),
         site_known=False,
         oom_risk=0.01,
@@ -112,18 +142,20 @@ def measure(case: Case) -> dict[str, Any]:
         seq=case.seq,
         global_batches=(case.batch,),
         world=case.world,
-        gpu=_CARD,
+        gpu=case.card,
     )
     began, uniform = time.process_time(), Uniform(engine, job, target)
-    solved = uniform.solve()
+    solved = uniform.solve(case.fixed)
     cpu = {"first": time.process_time() - began}
-    for name, options in (
-        ("again", {}),
-        ("70 GiB", {"memory_bytes": 70.0 * GIB}),
-        ("tp 2", {"fixed": Fixed(tp=(2,))}),
+    whole = target.capacity_bytes
+    for name, fixed, memory_bytes in (
+        ("again", case.fixed, whole),
+        ("-1 GiB", case.fixed, whole - GIB),
+        ("-10 GiB", case.fixed, whole - 10 * GIB),
+        ("tp 2", replace(case.fixed, tp=(2,)), whole),
     ):
         began = time.process_time()
-        uniform.solve(**options)  # type: ignore[arg-type]
+        uniform.solve(fixed, memory_bytes=memory_bytes)
         cpu[name] = time.process_time() - began
     found = {
         "cpu_s": cpu,
@@ -148,17 +180,25 @@ def measure(case: Case) -> dict[str, Any]:
     return found
 
 
-def _asked(name: str, limit_s: float) -> dict[str, Any] | None:
-    """Return what a process of its own measured, None where it was ended."""
+def _asked(name: str, runs: int, limit_s: float) -> dict[str, Any] | None:
+    """Return medians of what processes of its own measured, None where one was ended."""
     command = [sys.executable, "-m", "benchmarks.bench_uniform", "--one", name]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=True
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    found: list[dict[str, Any]] = []
+    for _ in range(runs):
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=True
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        found.append(json.loads(done.stdout))
+    assert len({one["answer"] for one in found}) == 1, name
+    cpu = {
+        asked: statistics.median(one["cpu_s"][asked] for one in found)
+        for asked in found[0]["cpu_s"]
+    }
+    peak = statistics.median(one["peak_bytes"] for one in found)
+    return {**found[0], "cpu_s": cpu, "peak_bytes": peak}
 
 
 def _line(name: str, row: dict[str, Any] | None) -> str:
@@ -174,6 +214,7 @@ def main() -> int:
     """Print one line per case and one per axis."""
     parser = argparse.ArgumentParser(description="Searches over launches with one set of degrees.")
     parser.add_argument("--only", nargs="+", default=[""], help="words in the names of cases")
+    parser.add_argument("--runs", type=int, default=3, help="processes of a case")
     parser.add_argument("--limit", type=float, default=120.0, help="wall seconds of a process")
     parser.add_argument("--json", type=Path, help="append the result to this file")
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
@@ -182,13 +223,14 @@ def main() -> int:
         print(json.dumps(measure(CASES[given.one])))
         return 0
     print(
-        f"{'CPU seconds':24s} {'first':>7s} {'again':>7s} {'70 GiB':>7s} {'tp 2':>7s} {'MiB':>6s} "
+        f"{'CPU seconds':24s} {'first':>7s} {'again':>7s} {'-1 GiB':>7s} {'-10 GiB':>7s} "
+        f"{'tp 2':>7s} {'MiB':>6s} "
         f"{'choices':>12s} {'degrees':>7s} {'opened':>6s} {'timed':>6s} {'counted':>7s}  answer"
     )
     rows: dict[str, dict[str, Any] | None] = {}
     for name in CASES:
         if any(word in name for word in given.only):
-            rows[name] = _asked(name, given.limit)
+            rows[name] = _asked(name, given.runs, given.limit)
             print(_line(name, rows[name]), flush=True)
     for axis in dict.fromkeys(case.axis for case in CASES.values() if case.axis):
         done = [
