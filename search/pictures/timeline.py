@@ -342,7 +342,9 @@ def _shares(phases: _Phases, kind: str, early_s: float) -> tuple[Piece, ...]:
         "W": phases.weights,
         "B": {name: phases.inputs[name] + phases.weights[name] for name in phases.inputs},
     }[kind]
-    seconds = {name: value for name, value in seconds.items() if value > 0}
+    # what rounding leaves of a term is none
+    least = _EPSILON * sum(seconds.values())
+    seconds = {name: value for name, value in seconds.items() if value > least}
     late = early_s if kind in "BI" else 0.0
     total = sum(seconds.values()) + late
     if not total:
