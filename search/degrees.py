@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
+from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
 from autopar.records import dataclass
 from search.uniform.choice import (
     FULL,
@@ -44,6 +45,27 @@ def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         return tuple(known) if "any" in found else tuple(dict.fromkeys(found))
 
     return read
+
+
+def _schedules(text: str) -> tuple[Schedule, ...]:
+    """Return the schedules of a list of names, torch's or short ones; raises OptionError."""
+    found: list[Schedule] = []
+    for item in text.split(","):
+        word = item.strip().lower()
+        if word == "any":
+            return tuple(SCHEDULES)
+        schedule = _SCHEDULES.get(word) or schedule_named(word)
+        if schedule is None:
+            hint = did_you_mean(word, (*_SCHEDULES, *TORCH_NAMES.values()), 0.5)
+            raise OptionError(
+                f"--schedule: expected any or some of {', '.join(_SCHEDULES)}, or torchtitan's "
+                f"names of them, got {item.strip()!r:.60}{hint}"
+            )
+        found.append(schedule)
+    return tuple(dict.fromkeys(found))
+
+
+_SCHEDULES = {short: name for name, short in SHORT_NAMES.items()}
 
 
 def _recomputations(text: str) -> tuple[str, ...]:
@@ -80,6 +102,13 @@ class DegreeOptions:
     etp: tuple[int, ...] | None = _degree("tensor degree of experts")
     pp: tuple[int, ...] | None = _degree("pipeline stages")
     vpp: tuple[int, ...] | None = _degree("chunks of layers of a stage (virtual pipeline)")
+    schedule: tuple[str, ...] | None = option(
+        None,
+        help=f"of a pipeline: {', '.join(SHORT_NAMES.values())}, or torchtitan's names",
+        panel=_DEGREES,
+        shown="any",
+        parse=_schedules,
+    )
     dp: tuple[int, ...] | None = _degree("data degree")
     zero: tuple[int, ...] | None = option(
         None, help="ZeRO stage, 0 to 3", panel=_DEGREES, low=0, high=3
@@ -163,6 +192,7 @@ def fixed_of(options: DegreeOptions) -> Fixed:
         etp=options.etp,
         pp=options.pp,
         vpp=options.vpp,
+        schedule=cast(Any, options.schedule),
         dp=options.dp,
         zero=options.zero,
         micro_batch=options.micro_batch_size,

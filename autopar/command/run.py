@@ -66,7 +66,8 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     ------
     BaseException: the error itself, where its traceback is asked for or it ends the interpreter.
     """
-    if isinstance(error, KeyboardInterrupt):
+    # Python 3.11 wraps what is raised while a class takes its fields (`__set_name__`)
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
         return Failure(interrupted, INTERRUPTED)
     # what ends the interpreter is no failure
     if not isinstance(error, Exception):
@@ -143,7 +144,10 @@ def make_stdout_usable() -> bool:
 def _ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind the command, so that temporary files and other processes end with it."""
 
+    ended: list[int] = []
+
     def unwind(number: int, frame: object) -> None:
+        ended.append(128 + number)
         raise SystemExit(128 + number)
 
     # handlers belong to the main thread; ranks of torchrun have their own
@@ -156,6 +160,11 @@ def _ended_by_sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, unwind)
     try:
         yield
+    except Exception as error:
+        # Python 3.11 wraps what is raised while a class takes its fields (`__set_name__`)
+        if ended:
+            raise SystemExit(ended[0]) from error
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

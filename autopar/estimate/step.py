@@ -46,6 +46,7 @@ from autopar.estimate.parts.updates import (
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.pipeline.formulas import step_s
+from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass
 from autopar.training.adapters import base_bytes
@@ -56,6 +57,7 @@ __all__ = [
     "StageTime",
     "StepTime",
     "ends_seconds",
+    "forward_seconds",
     "layer_seconds",
     "own_times",
     "seconds_of_times",
@@ -277,6 +279,11 @@ def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Rea
     return sum(found.values()), host
 
 
+def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
+    """Return what the forward of a layer's micro-batch takes of the device."""
+    return sum(_forward_terms(machine, job, times).values())
+
+
 def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
     """Return the device's seconds of a micro-batch's embedding, and of its head and loss."""
     ends = _ends(job)
@@ -308,10 +315,13 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     # most stages of a pipeline are alike
     alike: dict[object, _Stage] = {}
     stages = []
+    heads = _head_stage(job)
     for index, blocks in enumerate(stage_blocks(job)):
-        key = (blocks, index == 0, index == job.pp - 1)
+        key = (blocks, index == 0, index == heads)
         if key not in alike:
-            alike[key] = _stage(machine, job, blocks, index, known)
+            alike[key] = _stage(
+                machine, job, blocks, known, embeds=index == 0, heads=index == heads
+            )
         stages.append(alike[key])
     times = [stage.total_s for stage in stages]
     longest = max(range(len(times)), key=times.__getitem__)
@@ -371,6 +381,12 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
         transfer_bytes=_transfer_bytes(job),
         stages=tuple(split[id(stage)] for stage in stages),
     )
+
+
+def _head_stage(job: Job) -> int:
+    """Return the stage with the last layers, head and loss: the first where ways come back."""
+    schedule = job.schedule or schedule_of_chunks(job.vpp)
+    return rank_of(schedule, job.pp * job.vpp - 1, job.pp)
 
 
 def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
@@ -450,10 +466,12 @@ def _stage(
     machine: Machine,
     job: Job,
     blocks: tuple[Block, ...],
-    index: int,
     known: KnownLayers,
+    *,
+    embeds: bool,
+    heads: bool,
 ) -> _Stage:
-    """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
+    """Return a micro-batch of one stage: its layers, and embedding and head where it has them."""
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[_Group, float] = {}
     host = loaded = 0.0
@@ -485,10 +503,10 @@ def _stage(
             terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
     ends = _ends(job)
     table = ends.vocab * ends.blocks[0].hidden / ends.tp
-    if index == 0:
+    if embeds:
         _add(terms, ends, known.embedding(ends))
         _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
-    if index == job.pp - 1:
+    if heads:
         parts, sends = known.head(ends)
         for _ in range(1 + job.mtp):
             _add(terms, ends, parts)
@@ -497,11 +515,11 @@ def _stage(
         for part in parts:
             forward[part.kind] += (1 + job.mtp) * float(part.forward_s)
             weight[part.kind] += (1 + job.mtp) * float(part.weight_s)
-        if not (job.tied and job.pp == 1):
+        if not (job.tied and embeds):
             _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
-    if ends.zero == 3 and (index in (0, job.pp - 1)):
+    if ends.zero == 3 and (embeds or heads):
         # embedding and head are one more unit, gathered once a micro-batch
-        tables = (1 if job.tied or job.pp > 1 else 2) * table
+        tables = (2 if embeds and heads and not job.tied else 1) * table
         moved = _gather_s(machine, ends, tables, ends.element_bytes) + _scatter_s(
             machine, ends, tables
         )
@@ -597,7 +615,7 @@ def _layer(
     terms["experts"] = experts
     if offloaded_bytes:
         device = sum(terms.values())
-        forward = sum(_forward_terms(machine, job, times).values())
+        forward = forward_seconds(machine, job, times)
         terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
     return terms, _host_s(machine, job, times)
 

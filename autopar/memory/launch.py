@@ -208,12 +208,19 @@ head."""
 
 
 def even_chunks(
-    num_layers: int, stages: int, chunks: int = 1, *, mtp: int = 0, ends: tuple[int, int] = (0, 0)
+    num_layers: int,
+    stages: int,
+    chunks: int = 1,
+    *,
+    mtp: int = 0,
+    ends: tuple[int, int] = (0, 0),
+    schedule: Schedule | None = None,
 ) -> tuple[tuple[Chunk, ...], ...]:
     """Return the chunks of every stage with layers as evenly as an interleaved pipeline has them.
 
     ends : how many layers fewer the first and the last chunk have than the others, such as 1 where
-    the embedding counts as a layer. Raises InputError where layers do not divide.
+    the embedding counts as a layer. schedule : as `chunks_of_sizes`. Raises InputError where layers
+    do not divide.
     """
     parts = stages * chunks
     total = num_layers + sum(ends)
@@ -227,7 +234,7 @@ def even_chunks(
     sizes[-1] -= ends[1]
     if min(sizes) < 0:
         raise InputError(f"{num_layers} layers are too few for {parts} parts of the pipeline")
-    return chunks_of_sizes(sizes, stages, mtp=mtp)
+    return chunks_of_sizes(sizes, stages, mtp=mtp, schedule=schedule)
 
 
 def chunks_of_sizes(

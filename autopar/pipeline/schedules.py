@@ -13,6 +13,7 @@ from autopar.records import dataclass
 
 __all__ = [
     "SCHEDULES",
+    "SHORT_NAMES",
     "TORCH_NAMES",
     "Engine",
     "Facts",
@@ -140,6 +141,16 @@ _BY_SPELLING: dict[str, Schedule] = {
     **{name: name for name in SCHEDULES},
     "interleaved_1f1b": "interleaved",
 }
+SHORT_NAMES: dict[Schedule, str] = {
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleaved": "interleaved",
+    "looped_bfs": "looped-bfs",
+    "interleaved_zero_bubble": "zero-bubble",
+    "zero_bubble_v": "zbv",
+    "dual_pipe_v": "dualpipev",
+}
+"""As one types them, beside torch's names."""
 
 
 def schedule_named(text: str) -> Schedule | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from autopar.documents.checks import StrictObject, published
 from autopar.objects import ConfigDict
+from autopar.pipeline.schedules import Schedule
 
 __all__ = ["FORMAT", "DegreesEntry", "HardwareEntry", "LaunchDocument", "LaunchEntry"]
 
@@ -34,7 +35,7 @@ class DegreesEntry(StrictObject):
     """Ranks that hold the same experts; of a model without them those of a layer."""
     vpp: int
     """Chunks of layers of a stage."""
-    schedule: str
+    schedule: Schedule
     """Order of the micro-batches of a pipeline."""
     zero: int
     """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded."""

@@ -10,7 +10,8 @@ from autopar.command.show import make_table, print_heading, print_item, print_li
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.units import format_bytes, format_odds, format_seconds
-from search.uniform.choice import PRECISIONS
+from search.uniform.choice import PRECISIONS, Fixed
+from search.uniform.space import MICRO_BATCHES
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
@@ -179,9 +180,10 @@ def _show_space(console: Console, answer: Answer, best: EngineAnswer) -> None:
     )
     print_line(
         console,
-        f"all launches of {engine.title} with one set of degrees, micro-batches of 1 to 64, "
-        f"{', '.join(question.fixed.precision)}: {effort.degrees:,} legal combinations of degrees, "
-        f"{effort.choices:,} launches with their stages, chunks, ZeRO stages and recomputation; "
+        f"all launches of {engine.title} with one set of degrees, "
+        f"{_micro_batches(question.fixed)}, {', '.join(question.fixed.precision)}: "
+        f"{effort.degrees:,} legal combinations of degrees, {effort.choices:,} launches with their "
+        "stages, schedules, ZeRO stages and recomputation; "
         f"{proof} ({effort.timed:,} steps priced, {effort.counted:,} memories counted, the others "
         "excluded by bounds)",
     )
@@ -192,6 +194,13 @@ def _show_space(console: Console, answer: Answer, best: EngineAnswer) -> None:
     print_line(console, f"{answer.cpu_s:.2g} s of CPU for all engines", style="dim")
 
 
+def _micro_batches(fixed: Fixed) -> str:
+    """Return which micro-batches were tried."""
+    if fixed.micro_batch is None:
+        return f"micro-batches of powers of two up to {MICRO_BATCHES[-1]}"
+    return f"micro-batches of {', '.join(map(str, sorted({*fixed.micro_batch})))}"
+
+
 def _left_out(answer: Answer, best: EngineAnswer) -> list[str]:
     fixed, engine = answer.question.fixed, best.engine
     found = []
@@ -199,18 +208,12 @@ def _left_out(answer: Answer, best: EngineAnswer) -> list[str]:
     others = [name for name in PRECISIONS if name in has and name not in fixed.precision]
     if others:
         found.append(f"products in {', '.join(others)} (--precision any)")
-    named = [
-        f"--{name.replace('_', '-')}"
-        for name in ("tp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero", "micro_batch", "recompute")
-        if getattr(fixed, name) is not None
-    ]
+    if fixed.micro_batch is None:
+        found.append("micro-batches that are no power of two (--micro-batch-size)")
+    named = [f"--{name}" for name in fixed.options]
     if named:
         found.append(f"what {', '.join(named)} exclude{'s' if len(named) == 1 else ''}")
-    found.append(
-        "CUDA graphs, offloading, recomputation and degrees that differ by layer "
-        "(--engine galvatron has the last)"
-    )
-    return found
+    return [*found, *engine.left_out]
 
 
 def infeasible_line(answer: Answer) -> str:

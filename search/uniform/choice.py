@@ -7,10 +7,11 @@ what a choice takes is `search.uniform.prices`'s.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal, TypeVar, cast, get_args
 
 from autopar.memory.launch import Chunk, Launch, Recompute
+from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.plans import Module
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, BaseKind
@@ -27,7 +28,6 @@ __all__ = [
     "Fixed",
     "OptimizerName",
     "Precision",
-    "Schedule",
     "Training",
     "kept",
     "recompute_of",
@@ -39,7 +39,6 @@ Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 """Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements; 4 bits scaled
 per 16 elements (the last two on Blackwell)."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-Schedule = Literal["1f1b", "interleaved"]
 Dispatcher = Literal["alltoall", "flex"]
 
 NONE, FULL = "none", "full"
@@ -62,6 +61,8 @@ class Choice:
     etp: int = 1
     vpp: int = 1
     """Chunks of layers that a stage holds."""
+    schedule: Schedule = "1f1b"
+    """Order of a pipeline's micro-batches; 1F1B is interleaved where a stage has several chunks."""
     micro_batch: int = 1
     """Sequences of a micro-batch on one data rank."""
     zero: int = 1
@@ -77,10 +78,10 @@ class Choice:
     chunks: tuple[tuple[Chunk, ...], ...] = ()
     """Layers of every stage by chunk."""
 
-    @property
-    def schedule(self) -> Schedule:
-        """Order of a pipeline's micro-batches."""
-        return "interleaved" if self.vpp > 1 else "1f1b"
+    def __post_init__(self) -> None:
+        """Call 1F1B by the name that it has with so many chunks."""
+        if self.schedule in ("1f1b", "interleaved"):
+            object.__setattr__(self, "schedule", schedule_of_chunks(self.vpp))
 
     def line(self, world: int, *, experts: bool) -> str:
         """Return the degrees as one says them: `tp2 pp8 dp64, v4, ep64, ZeRO-1, micro-batch 1`."""
@@ -94,7 +95,9 @@ class Choice:
             degrees += [f"ep{self.ep}"] + ([f"etp{self.etp}"] if self.etp > 1 else [])
             degrees += [f"edp{edp}"]
         parts = [" ".join(degrees)]
-        if self.vpp > 1:
+        if self.schedule not in ("1f1b", "interleaved"):
+            parts.append(SCHEDULES[self.schedule].title)
+        if self.vpp > SCHEDULES[self.schedule].least_chunks or self.schedule == "interleaved":
             parts.append(f"{self.vpp} chunks a stage")
         parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}")
         parts.append(f"micro-batch {self.micro_batch}")
@@ -119,6 +122,7 @@ class Fixed:
     etp: tuple[int, ...] | None = None
     pp: tuple[int, ...] | None = None
     vpp: tuple[int, ...] | None = None
+    schedule: tuple[Schedule, ...] | None = None
     dp: tuple[int, ...] | None = None
     zero: tuple[int, ...] | None = None
     micro_batch: tuple[int, ...] | None = None
@@ -126,6 +130,17 @@ class Fixed:
     precision: tuple[Precision, ...] = ("bf16",)
     dispatcher: tuple[Dispatcher, ...] | None = None
     overlap_experts: bool | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options that say what is left, precisions apart."""
+        names = {"micro_batch": "micro-batch-size", "overlap_experts": "moe-overlap"}
+        given = [
+            one.name
+            for one in fields(self)
+            if one.name != "precision" and getattr(self, one.name) is not None
+        ]
+        return tuple(names.get(name, name.replace("_", "-")) for name in given)
 
 
 _Value = TypeVar("_Value")

@@ -28,6 +28,7 @@ from autopar.memory.launch import (
     default_attention,
 )
 from autopar.memory.recipes import Keeper, Zero
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass
 from search.uniform.choice import (
     FULL,
@@ -67,8 +68,9 @@ class EngineSpace:
     title: str
     stack: str
     """Whose kernels and host code it is timed with."""
-    pipelines: bool
-    """It has stages, and chunks of them."""
+    schedules: tuple[Schedule, ...]
+    """Of its pipelines, in the order in which equally fast launches are ranked; none: it has no
+    stages."""
     context: bool
     experts: bool
     """It spreads experts over ranks."""
@@ -89,6 +91,8 @@ class EngineSpace:
     launch: Callable[[Job, Choice], Launch]
     refused: Callable[[Job, Choice], Iterator[str]]
     """Yields what it refuses of a choice whose degrees divide."""
+    left_out: tuple[str, ...]
+    """What it can run and a search does not choose, with the option that lets it in, if any."""
 
 
 def launch_of(engine: EngineSpace, job: Job, choice: Choice) -> Launch:
@@ -110,6 +114,7 @@ def _degrees(job: Job, choice: Choice) -> Degrees:
         sequence_parallel=choice.tp > 1,
         chunks=choice.chunks,
         overlap_experts=choice.overlap_experts,
+        schedule=None if choice.schedule in ("1f1b", "interleaved") else choice.schedule,
     )
 
 
@@ -352,12 +357,15 @@ def _torch_recompute(model: Model) -> tuple[str, ...]:
     return (NONE, FULL)
 
 
+_LAYOUTS = "unequal chunks but those whose longest stage is shortest"
+_BY_LAYER = "degrees that differ by layer (--engine galvatron)"
+
 ENGINES: tuple[EngineSpace, ...] = (
     EngineSpace(
         name="megatron",
         title="Megatron-LM",
         stack="megatron-core",
-        pipelines=True,
+        schedules=("1f1b", "interleaved"),
         context=True,
         experts=True,
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
@@ -371,12 +379,19 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=True,
         launch=_megatron,
         refused=_megatron_refuses,
+        left_out=(
+            "CUDA graphs, whose memory nobody has counted",
+            "activations on the host (--fine-grained-activation-offloading)",
+            "recomputation of several layers at once (uniform N)",
+            _LAYOUTS,
+            _BY_LAYER,
+        ),
     ),
     EngineSpace(
         name="torchtitan",
         title="torchtitan",
         stack="torchtitan-eager",
-        pipelines=True,
+        schedules=tuple(name for name in SCHEDULES if "torchtitan" in SCHEDULES[name].engines),
         context=True,
         experts=True,
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
@@ -390,12 +405,18 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=True,
         launch=_torchtitan,
         refused=_torchtitan_refuses,
+        left_out=(
+            "torch.compile, and with it asynchronous tensor parallelism",
+            "recomputation of every n-th layer",
+            _LAYOUTS,
+            _BY_LAYER,
+        ),
     ),
     EngineSpace(
         name="deepspeed",
         title="DeepSpeed",
         stack="torchtitan-eager",
-        pipelines=False,
+        schedules=(),
         context=False,
         experts=False,
         expert_tensor=lambda tp: (tp,),
@@ -409,12 +430,13 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=False,
         launch=_deepspeed,
         refused=_plain_refuses,
+        left_out=("pipelines", "Ulysses, which is not priced", _BY_LAYER),
     ),
     EngineSpace(
         name="accelerate",
         title="accelerate",
         stack="torchtitan-eager",
-        pipelines=False,
+        schedules=(),
         context=True,
         experts=False,
         expert_tensor=lambda tp: (tp,),
@@ -428,6 +450,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         any_layout=False,
         launch=_accelerate,
         refused=_plain_refuses,
+        left_out=("torch.compile", "Ulysses, which is not priced", _BY_LAYER),
     ),
 )
 """Trainers with one set of degrees, in the order in which equally fast plans are ranked."""

@@ -16,6 +16,8 @@ from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch, chunks_of_sizes
+from autopar.pipeline.orders import rank_of
+from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import dataclass
 from autopar.training.launch_file import (
     FORMAT,
@@ -162,6 +164,23 @@ def is_launch(path: Path | str) -> bool:
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
+def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
+    """Return the schedule of a file; raises DocumentError where its pipeline cannot run it."""
+    if entry.pp == 1:
+        return "1f1b"
+    problem = schedule_problem(
+        entry.schedule,
+        stages=entry.pp,
+        chunks=entry.vpp,
+        micro_batches=max(1, entry.num_microbatches),
+    )
+    if problem is not None:
+        raise DocumentError(
+            where, problem, key="schedule", remedy="write the launch again with autopar-search"
+        )
+    return entry.schedule
+
+
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
     """Return the launch of a file; raises InputError where it is not one that its trainer runs.
 
@@ -183,8 +202,12 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
             key="layers_of_chunks",
             remedy="write the launch again with autopar-search",
         )
+    schedule = _schedule(where, entry)
     # in execution order: the first chunks of all stages, then the second ones
-    parts = [sizes[stage][chunk] for chunk in range(entry.vpp) for stage in range(entry.pp)]
+    parts = [
+        sizes[rank_of(schedule, part, entry.pp)][part // entry.pp]
+        for part in range(entry.vpp * entry.pp)
+    ]
     choice = Choice(
         tp=entry.tp,
         cp=entry.cp,
@@ -192,6 +215,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         etp=entry.etp,
         pp=entry.pp,
         vpp=entry.vpp,
+        schedule=schedule,
         micro_batch=entry.micro_batch_size,
         zero=entry.zero,
         recompute=entry.recompute,
@@ -199,7 +223,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         dispatcher=entry.dispatcher,
         overlap_experts=entry.overlap_experts,
         global_batch=entry.global_batch_size,
-        chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp),
+        chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
     launch = launch_of(engine_space(document.launch.engine), question.job, choice)
     return StoredLaunch(

@@ -19,6 +19,8 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.memory.launch import Chunk, chunks_of_sizes, even_chunks
+from autopar.pipeline.orders import part_of
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass
 
 __all__ = ["Arrangement", "Layout", "arranged", "balanced_sizes", "layouts"]
@@ -39,44 +41,57 @@ def layouts(
     *,
     mtp: int = 0,
     any_layout: bool = True,
+    schedule: Schedule = "1f1b",
 ) -> Iterator[Layout]:
     """Yield the layouts that are tried of so many stages and chunks of each, no two alike.
 
     layer_s : seconds of every layer in execution order; first_s, last_s : of embedding and head.
+    schedule : of it only which stage comes behind which is asked for.
     """
-    number = len(layer_s)
+    number, v_shaped = len(layer_s), SCHEDULES[schedule].v_shaped
     if stages == 1:
         if chunks == 1:
             yield _of_sizes((number,), 1, mtp)
         return
-    seen = _even(number, stages, chunks, mtp)
+    # of schedules whose stages follow each other alike, the layouts are the same
+    placed = schedule if v_shaped else None
+    seen = _even(number, stages, chunks, mtp, placed)
     yield from seen
     if any_layout:
-        sizes = balanced_sizes(layer_s, first_s, last_s, stages, chunks)
+        sizes = balanced_sizes(layer_s, first_s, last_s, stages, chunks, schedule)
         if sizes is not None:
-            found = _of_sizes(tuple(sizes), stages, mtp)
+            found = _of_sizes(tuple(sizes), stages, mtp, placed)
             if found not in seen:
                 yield found
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
-def _of_sizes(sizes: tuple[int, ...], stages: int, mtp: int) -> Layout:
-    return chunks_of_sizes([*sizes], stages, mtp=mtp)
+def _of_sizes(
+    sizes: tuple[int, ...], stages: int, mtp: int, schedule: Schedule | None = None
+) -> Layout:
+    return chunks_of_sizes([*sizes], stages, mtp=mtp, schedule=schedule)
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
-def _even(number: int, stages: int, chunks: int, mtp: int) -> tuple[Layout, ...]:
+def _even(
+    number: int, stages: int, chunks: int, mtp: int, schedule: Schedule | None
+) -> tuple[Layout, ...]:
     seen: list[Layout] = []
     for ends in _ENDS:
         with suppress(InputError):
-            found = even_chunks(number, stages, chunks, mtp=mtp, ends=ends)
+            found = even_chunks(number, stages, chunks, mtp=mtp, ends=ends, schedule=schedule)
             if min(len(chunk[1]) for stage in found for chunk in stage) > 0:
                 seen.append(found)
     return tuple(seen)
 
 
 def balanced_sizes(
-    layer_s: Sequence[float], first_s: float, last_s: float, stages: int, chunks: int
+    layer_s: Sequence[float],
+    first_s: float,
+    last_s: float,
+    stages: int,
+    chunks: int,
+    schedule: Schedule = "1f1b",
 ) -> list[int] | None:
     """Return the layers of every chunk in execution order, so that the longest stage is short.
 
@@ -89,9 +104,10 @@ def balanced_sizes(
         return None
     # what most layers take; the others are few, in front of them
     usual = sorted(layer_s)[len(layer_s) // 2]
+    v_shaped = SCHEDULES[schedule].v_shaped
     loads = [chunks * usual] * stages
     loads[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
-    loads[-1] += last_s
+    loads[0 if v_shaped else -1] += last_s
     counts = [chunks] * stages
     queue = [(load, abs(2 * at - stages + 1), at) for at, load in enumerate(loads)]
     heapq.heapify(queue)
@@ -106,9 +122,9 @@ def balanced_sizes(
         base, more = divmod(count, chunks)
         for chunk in range(chunks):
             # of the first stage later chunks are longer, of the last one earlier ones: the others
-            # hold embedding and head
-            late = chunk >= chunks - more if stage == 0 else chunk < more
-            sizes[chunk * stages + stage] = base + late
+            # hold embedding and head; both are of the first stage where ways come back to it
+            late = chunk >= chunks - more if stage == 0 and not v_shaped else chunk < more
+            sizes[part_of(schedule, stage, chunk, stages)] = base + late
     return sizes
 
 
@@ -131,7 +147,7 @@ class Arrangement:
     times: F64
     """Of each stage how many there are: 1 of the first and of the last."""
     ends: tuple[int, int]
-    """Where the first and the last stage are in these arrays."""
+    """Where the stages with embedding and with head are in these arrays."""
     at: tuple[int, ...]
     """The first of the stages that are alike, which has the most micro-batches live."""
     chunks: tuple[F64, ...]
@@ -145,9 +161,12 @@ class Arrangement:
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
-def arranged(layout: Layout, kinds: tuple[int, ...]) -> Arrangement:
-    """Return a layout by kinds of layers; `kinds` are those of the model's, counted from 0."""
-    number, last = max(kinds) + 1, len(layout) - 1
+def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> Arrangement:
+    """Return a layout by kinds of layers; `kinds` are those of the model's, counted from 0.
+
+    apart : each stage is one of its own, since what is live is not the most on the first.
+    """
+    number = max(kinds) + 1
     of_stages = [
         tuple(tuple(kinds[layer] for layer in chunk[1]) for chunk in stage) for stage in layout
     ]
@@ -156,8 +175,10 @@ def arranged(layout: Layout, kinds: tuple[int, ...]) -> Arrangement:
     counts: list[F64] = []
     times: list[int] = []
     first: list[int] = []
+    ends = [0, 0]
     for at, stage in enumerate(of_stages):
-        key = (stage, at == 0, at == last)
+        embeds, heads = (any(chunk[end] for chunk in layout[at]) for end in (0, 3))
+        key = (stage, embeds, heads, apart and at)
         if key not in places:
             places[key] = len(counts)
             # [chunk, N, kind]: of the first N layers
@@ -165,13 +186,15 @@ def arranged(layout: Layout, kinds: tuple[int, ...]) -> Arrangement:
             times.append(0)
             first.append(at)
         times[places[key]] += 1
+        for end, there in enumerate((embeds, heads)):
+            if there:
+                ends[end] = places[key]
     summed = np.stack([one.sum(axis=0) for one in counts], axis=1)
-    ends = (0, len(counts) - 1)
     return Arrangement(
         layers=summed[-1],
         again=summed,
         times=np.array(times, dtype=np.float64),
-        ends=ends,
+        ends=(ends[0], ends[1]),
         at=tuple(first),
         chunks=tuple(one[:, -1] for one in counts),
         chunks_again=tuple(one.swapaxes(0, 1) for one in counts),

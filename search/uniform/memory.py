@@ -24,6 +24,8 @@ from autopar.memory.parameters import Weight, chunk_weights, layer_weights
 from autopar.memory.peak import backward_bytes, deferred_head_bytes, dispatched_bytes, head_bytes
 from autopar.memory.risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
 from autopar.memory.sharded import recipe_of_launch
+from autopar.pipeline.orders import warmup_chunks
+from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 from autopar.records import dataclass
 from search.uniform.choice import FULL, NONE, recompute_of
 from search.uniform.layout import Arrangement
@@ -35,29 +37,55 @@ _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
 
 
 class Live(NamedTuple):
-    """What a stage has saved when its warm-up's last forward, the next one, is through."""
+    """What a stage has saved when a forward is through."""
 
     chunks: F64
     """Micro-batches of each chunk."""
     forward: int
-    """The chunk of that forward."""
+    """Its chunk."""
 
 
-def live_forwards(stage: int, *, stages: int, chunks: int, micro_batches: int, ahead: int) -> Live:
-    """Return what is live before the first backward of 1F1B, or of its interleaved form.
+def live_forwards(
+    stage: int,
+    *,
+    schedule: Schedule,
+    stages: int,
+    chunks: int,
+    micro_batches: int,
+    ahead: int,
+) -> Live:
+    """Return what is live at a forward of the schedule's order that leaves as much as any.
 
-    ahead : forwards more, beside whose exchanges another micro-batch runs.
+    Of 1F1B and its interleaved form that is the last one before the first backward. ahead :
+    forwards more, beside whose exchanges another micro-batch runs.
     """
     behind = stages - stage - 1
+    if schedule in ("gpipe", "looped_bfs"):
+        return Live(np.full(chunks, float(micro_batches)), chunks - 1)
+    if SCHEDULES[schedule].v_shaped:
+        # the last forward of the second chunk before one of its gradients is through; DualPipeV
+        # runs one of the first chunk more
+        first = stages + behind + (schedule == "dual_pipe_v")
+        return Live(np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1)
     if chunks == 1:
         return Live(np.array([float(min(behind + ahead + 1, micro_batches))]), 0)
-    # arXiv 2104.04473: two for each stage behind, and a group for each chunk but the last
-    warm = 2 * behind + (chunks - 1) * stages + ahead
-    number = min(warm + 1, micro_batches * chunks)
-    groups, rest = divmod(number, stages * chunks)
-    places = np.arange(chunks) * stages
-    live = groups * stages + np.clip(rest - places, 0, stages)
-    return Live(live.astype(np.float64), (number - 1) % (stages * chunks) // stages)
+    group = default_group(stages, micro_batches)
+    warm = warmup_chunks(
+        schedule,
+        stage,
+        stages=stages,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        group=group,
+        ahead=ahead,
+    )
+    # as many forwards more as there are gradients of weights that wait
+    waiting = stage if SCHEDULES[schedule].splits else 0
+    number = min(warm + 1 + waiting, micro_batches * chunks)
+    groups, rest = divmod(number, group * chunks)
+    places = np.arange(chunks) * group
+    live = groups * group + np.clip(rest - places, 0, group)
+    return Live(live.astype(np.float64), (number - 1) % (group * chunks) // group)
 
 
 class Room:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from autopar.arrays import F64, Bool
+from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import layouts
 from search.uniform.memory import Room
@@ -20,6 +21,16 @@ from search.uniform.prices import Prices, Unit, arrangement_of
 from search.uniform.space import Degrees, Space
 
 __all__ = ["Openings", "Options"]
+
+
+_BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
+"""Schedule -> one that is as fast or faster, with less memory, wherever it can be run."""
+
+
+def _chunks_of(schedule: Schedule, most: int) -> range:
+    """Return the numbers of chunks that a schedule has of a stage with so many layers."""
+    facts = SCHEDULES[schedule]
+    return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
 
 
 class Options(NamedTuple):
@@ -40,6 +51,7 @@ class Openings:
         self.words = np.array(
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
+        self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
@@ -56,19 +68,50 @@ class Openings:
         sharded = self.engine.zero if choice.pp == 1 else self.engine.zero_with_stages
         data = self.job.world // (choice.tp * choice.pp)
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        if data == of_experts == 1 and self.fixed.zero is None:
-            # one rank has nothing to share: all of them are one
-            sharded = sharded[:1]
         left = kept(sharded, self.fixed.zero)
-        return tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
+        found = tuple(zero for zero in left if self.prices.has(replace(choice, zero=zero)))
+        if data == of_experts == 1 and self.fixed.zero is None:
+            # one rank has nothing to share: all of them are one, which the engine runs
+            found = tuple(zero for zero in found if self._runs(replace(choice, zero=zero)))[:1]
+        return found
 
-    def chunks(self, choice: Choice) -> tuple[int, ...]:
-        """Return the numbers of chunks of a stage."""
-        most = self.job.model.num_layers // choice.pp if choice.pp > 1 else 1
-        # an interleaved pipeline runs groups of as many micro-batches as there are stages
-        groups = self.prices.micro_batches(choice) % choice.pp == 0
-        found = [v for v in range(1, most + 1) if v == 1 or groups]
-        return kept(found, self.fixed.vpp)
+    def _runs(self, choice: Choice) -> bool:
+        """Return whether the engine has such a sharding beside these degrees."""
+        alone = replace(choice, overlap_experts=False)
+        return next(self.engine.refused(self.job, alone), None) is None
+
+    def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
+        """Return a choice of stages with each schedule and number of chunks that may be best."""
+        found = self._pipelines(choice)
+        there = {(one.schedule, one.vpp) for one in found}
+        return tuple(one for one in found if (_BETTER.get(one.schedule), one.vpp) not in there)
+
+    def _pipelines(self, choice: Choice) -> tuple[Choice, ...]:
+        """Return a choice of stages with each legal schedule and number of chunks."""
+        if choice.pp == 1:
+            one = replace(choice, vpp=1)
+            named = bool(kept((one.schedule,), self.fixed.schedule))
+            return (one,) if named and kept((one.vpp,), self.fixed.vpp) else ()
+        most = self.job.model.num_layers // choice.pp
+        number = self.prices.micro_batches(choice)
+        key = (choice.pp, number)
+        if key not in self._orders:
+            self._orders[key] = tuple(
+                (schedule, vpp)
+                for schedule in kept(self.engine.schedules, self.fixed.schedule)
+                for vpp in kept(_chunks_of(schedule, most), self.fixed.vpp)
+                if schedule_problem(
+                    schedule,
+                    stages=choice.pp,
+                    chunks=vpp,
+                    micro_batches=number,
+                    engine=cast(Engine, self.engine.name),
+                )
+                is None
+            )
+        return tuple(
+            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._orders[key]
+        )
 
     def layouts(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
         """Yield a choice of stages and chunks with its layouts and shardings."""
@@ -80,6 +123,7 @@ class Openings:
             choice.vpp,
             mtp=self.job.model.mtp,
             any_layout=self.engine.any_layout,
+            schedule=choice.schedule,
         )
         for layout in found:
             for zero in self.zeros(choice):
@@ -116,22 +160,22 @@ class Openings:
         laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
         ways = np.array([(one.ep, one.etp) for one in space.ways])[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
-        words: dict[tuple[int, bool], int] = {}
+        words: dict[tuple[int, int], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
             tp, cp, size, ep, etp, batch = map(int, row)
             degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
             for choice in self.stages(degree):
-                key = (choice.pp, self.prices.micro_batches(choice) % choice.pp == 0)
+                key = (choice.pp, self.prices.micro_batches(choice))
                 if key not in words:
                     words[key] = sum(map(self._words_of, self._longest(choice)))
                 total += int(times) * len(self.zeros(choice)) * words[key]
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
-        """Return the layers of a longest chunk, by the number of chunks."""
+        """Return the layers of a longest chunk, by schedule and number of chunks."""
         layers = self.job.model.num_layers
-        return [-(-layers // (choice.pp * vpp)) for vpp in self.chunks(choice)]
+        return [-(-layers // (choice.pp * one.vpp)) for one in self._pipelines(choice)]
 
     def _words_of(self, longest: int) -> int:
         return int(self.words.sum()) + len(self.blocks(longest))

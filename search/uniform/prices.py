@@ -22,6 +22,7 @@ from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
     ends_seconds,
+    forward_seconds,
     seconds_of_times,
     stage_transfer_s,
     step_time,
@@ -29,6 +30,7 @@ from autopar.estimate.step import (
 from autopar.hardware import together_s
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch, Recompute, chunks_of_sizes
+from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import dataclass
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
@@ -71,6 +73,8 @@ class Unit:
     host_s: F64
     """[recomputation, kind]: of a micro-batch of one layer; the last two rows are those of nothing
     and of whole layers."""
+    forward_s: F64
+    """[kind]: of the device, what of a layer is its forward."""
     first_s: float
     last_s: float
     """Of embedding, and of head and loss."""
@@ -208,10 +212,14 @@ class Prices:
             number=np.array(number, dtype=np.float64),
             device_s=np.ascontiguousarray(seconds[:, :, 0].T),
             host_s=np.ascontiguousarray(seconds[:, :, 1].T),
+            forward_s=np.array([self._forward_s(job, block) for block in alike]),
             first_s=first,
             last_s=last,
             bounds=self._memory(plain, tuple(kinds)),
         )
+
+    def _forward_s(self, job: StepJob, block: Block) -> float:
+        return forward_seconds(self.target.machine, job, self.known.times(job, block))
 
     def _again(self, job: StepJob) -> dict[str, StepJob]:
         """Return a job that makes nothing again, all of a layer, or each of the modules alone."""
@@ -271,7 +279,7 @@ class Prices:
         key = (inner, expert, choice.micro_batch, choice.global_batch, fixed.pp, fixed.dp)
         found = self._stages.get(key)
         if found is None:
-            most = self.job.model.num_layers if self.engine.pipelines else 1
+            most = self.job.model.num_layers if self.engine.schedules else 1
             found = self._stages[key] = tuple(
                 pp
                 for pp in kept(divisors(self.job.world // inner), fixed.pp)
@@ -305,9 +313,16 @@ class Prices:
         rounds = choice.global_batch / (choice.micro_batch * replicas)
         return self.stragglers * rounds * whole_s * _ROUNDING
 
-    def spread_s(self, choice: Choice, chunks: int, whole_s: float, sends_s: float) -> float:
-        """Return the same of a choice with its stages: as if all were equally long."""
-        rounds = self.micro_batches(choice) + (choice.pp - 1) / chunks
+    def spread_s(
+        self, choice: Choice, pipelines: Sequence[Choice], whole_s: float, sends_s: float
+    ) -> float:
+        """Return the same of a choice with its stages: as if all were equally long.
+
+        pipelines : of its schedules and chunks those that it may have. The shortest bubble is of
+        most chunks; none is certain where gradients of weights are put off.
+        """
+        bubbles = [0.0 if SCHEDULES[one.schedule].splits else 1.0 / one.vpp for one in pipelines]
+        rounds = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
         return self.stragglers * rounds * (whole_s / choice.pp + sends_s) * _ROUNDING
 
     def partly_s(self, unit: Unit, lacking_bytes: float, off: F64) -> float:
@@ -327,7 +342,9 @@ class Prices:
         """Return seconds that a step does not fall below, by recomputation and by `block N`.
 
         Everything but the visible reduction of gradients, and the traffic of sharded weights: M
-        times the longest stage, and the others once for each chunk.
+        times the longest stage, and the others once for each chunk. All forwards before backwards
+        take no less. Where gradients of weights are put off, a stage begins when the forwards of a
+        chunk of those before it are through, and then works on all of its own.
         """
         key = (unit, choice)
         if key not in self._layouts_s:
@@ -345,14 +362,20 @@ class Prices:
         first, last = arrangement.ends
         number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
         chunks = choice.vpp if choice.pp > 1 else 1
+        splits = SCHEDULES[choice.schedule].splits
+        forward = arrangement.layers @ unit.forward_s / chunks
+        begin = np.cumsum(forward) - forward
         found = []
         for device, host in (by_word, by_block):
             device[:, first] += unit.first_s
             device[:, last] += unit.last_s
             times = _both_s(device, host) + send
-            longest = times.max(axis=1)
-            others = times @ arrangement.times - longest
-            pipeline = number * longest + others / chunks
+            if splits:
+                pipeline = (number * times + begin).max(axis=1)
+            else:
+                longest = times.max(axis=1)
+                others = times @ arrangement.times - longest
+                pipeline = number * longest + others / chunks
             found.append((self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING)
         return found[0], found[1]
 
@@ -425,6 +448,7 @@ class Prices:
         for place, stage in enumerate(arrangement.at):
             live = live_forwards(
                 stage,
+                schedule=choice.schedule,
                 stages=choice.pp,
                 chunks=choice.vpp,
                 micro_batches=self.micro_batches(choice),
@@ -444,7 +468,8 @@ class Prices:
     def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
         """Return bytes that some stage has at least, wherever the layers lie.
 
-        By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least: a
+        By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least,
+        whatever the schedule, or where chunks come back up the stages i + 1, which is the same: a
         mean of all stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of
         layers with w bytes of their own and a for each micro-batch, and no higher than the fullest.
         The other array is what one layer that is computed again whole takes off that mean of
@@ -518,7 +543,8 @@ class Prices:
 
 def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
     """Return a choice's layout by kinds of layers."""
-    return arranged(choice.chunks, unit.kinds)
+    # put-off gradients of weights keep more alive on later stages, up to what the first one has
+    return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
 
 
 def _both_s(device_s: F64, host_s: F64) -> F64:

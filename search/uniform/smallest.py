@@ -136,8 +136,8 @@ class _Search:
     def open_stages(self, entry: _Entry) -> None:
         unit, one = entry.unit, entry.choice
         assert unit is not None, "stages have a unit"
-        for vpp in self.openings.chunks(one):
-            for choice in self.openings.layouts(unit, replace(one, vpp=vpp)):
+        for pipeline in self.openings.pipelines(one):
+            for choice in self.openings.layouts(unit, pipeline):
                 if choice.zero != one.zero:
                     continue
                 options = self.openings.smallest(unit, choice)

@@ -280,14 +280,14 @@ class _Search:
             return
         self.opened += 1
         for choice in self.openings.stages(entry.choice):
-            chunks = self.openings.chunks(choice)
+            pipelines = self.openings.pipelines(choice)
             least = self.least_whole_s(unit, choice)
-            if not chunks or least == np.inf:
+            if not pipelines or least == np.inf:
                 continue
             # sends of a few chunks are the shortest, bubbles of many
-            few = [v for v in chunks if v <= 2] or chunks[:1]
-            sends = min(self.prices.transfer_s(unit, replace(choice, vpp=v)) for v in few)
-            seconds = self.prices.spread_s(choice, max(chunks), least, sends)
+            few = [one for one in pipelines if one.vpp <= 2] or pipelines[:1]
+            sends = min(self.prices.transfer_s(unit, one) for one in few)
+            seconds = self.prices.spread_s(choice, pipelines, least, sends)
             self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
 
     def least_whole_s(self, unit: Unit, choice: Choice) -> float:
@@ -302,14 +302,13 @@ class _Search:
         )
 
     def open_stages(self, entry: _Entry) -> None:
-        """Push the numbers of chunks."""
+        """Push the schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
         least = self.least_whole_s(unit, entry.choice)
-        for vpp in self.openings.chunks(entry.choice):
-            choice = replace(entry.choice, vpp=vpp)
+        for choice in self.openings.pipelines(entry.choice):
             sends = self.prices.transfer_s(unit, choice)
-            seconds = self.prices.spread_s(choice, vpp, least, sends)
+            seconds = self.prices.spread_s(choice, (choice,), least, sends)
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _Entry) -> None:

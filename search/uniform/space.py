@@ -6,6 +6,7 @@ stages, layers and recomputation are still open; `search.uniform.solve` opens th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -24,7 +25,7 @@ from search.uniform.prices import Prices
 __all__ = ["MICRO_BATCHES", "Degrees", "Space"]
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-"""Sequences of a micro-batch that are tried."""
+"""Sequences of a micro-batch that are tried where nobody says how many."""
 
 
 class Degrees(NamedTuple):
@@ -44,6 +45,8 @@ class Space:
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
+        self.micro_batches: tuple[int, ...] = MICRO_BATCHES
+        """Those that were tried, or said, till now."""
         self._legal: dict[object, bool] = {}
         self._seconds: dict[object, F64] = {}
         self._degrees: dict[Fixed, Degrees] = {}
@@ -67,7 +70,7 @@ class Space:
         largest = max(job.global_batches)
         return tuple(
             Laid(tp, cp, size)
-            for tp, cp, size in product(tensor, context, MICRO_BATCHES)
+            for tp, cp, size in product(tensor, context, self.micro_batches)
             if job.world % (tp * cp) == 0 and size <= largest
         )
 
@@ -90,6 +93,17 @@ class Space:
                 for dispatcher, overlap in product(dispatchers, overlaps)
             ]
         return tuple(found)
+
+    def _admit(self, sizes: Iterable[int]) -> None:
+        """Take micro-batches that somebody has said into all arrays of ways to lay attention."""
+        new = {*sizes} - {*self.micro_batches}
+        if not new:
+            return
+        self.micro_batches = tuple(sorted({*self.micro_batches, *new}))
+        for name in ("laid", "ways", "_whole", "_columns", "_inner"):
+            self.__dict__.pop(name, None)
+        self._seconds.clear()
+        self._degrees.clear()
 
     def choice(self, way: Ways, laid: Laid, batch: int) -> Choice:
         """Return a choice of degrees."""
@@ -123,6 +137,8 @@ class Space:
 
     def degrees(self, fixed: Fixed) -> Degrees:
         """Return the legal degrees that somebody has left."""
+        self._admit(fixed.micro_batch or ())
+        sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
         # what bounds depend on, and stages; the rest only says which of them are left
         broad = Fixed(pp=fixed.pp, dp=fixed.dp, zero=fixed.zero, precision=fixed.precision)
         if broad not in self._degrees:
@@ -132,7 +148,7 @@ class Space:
         laid = np.array(
             [
                 bool(
-                    kept((one.micro_batch,), fixed.micro_batch)
+                    one.micro_batch in sizes
                     and kept((one.tp,), fixed.tp)
                     and kept((one.cp,), fixed.cp)
                 )

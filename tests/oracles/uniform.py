@@ -20,15 +20,16 @@ from autopar.estimate.stack import load_stack
 from autopar.estimate.step import KnownLayers, step_time
 from autopar.memory.account import account_of
 from autopar.memory.launch import Attention, Experts, Latent, Launch, Model
+from autopar.pipeline.schedules import Schedule
 from search.check.assessment import Target
 from search.check.job import job_of_launch
 from search.uniform.choice import Choice, Fixed, Training
-from search.uniform.engines import ENGINES, Job, launch_of
+from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
 from search.uniform.layout import layouts
 from search.uniform.prices import Prices
 from search.uniform.solve import Uniform
 
-__all__ = ["Priced", "Question", "every_choice", "question"]
+__all__ = ["Priced", "Question", "every_choice", "question", "small_model"]
 
 _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
 
@@ -94,9 +95,9 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
     degrees = itertools.product(
         left(_divisors(world), "tp"),
         left(_divisors(world) if engine.context else [1], "cp"),
-        left(_divisors(world) if engine.pipelines else [1], "pp"),
+        left(_divisors(world) if engine.schedules else [1], "pp"),
         left([e for e in _divisors(world) if engine.experts and number % e == 0] or [1], "ep"),
-        left([1, 2, 4, 8, 16, 32, 64], "micro_batch"),
+        fixed.micro_batch or [1, 2, 4, 8, 16, 32, 64],
         job.global_batches,
     )
     for tp, cp, pp, ep, size, batch in degrees:
@@ -120,10 +121,14 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
     spread = one.ep > 1
     zeros = engine.zero if one.pp == 1 else engine.zero_with_stages
     if job.world == one.tp * one.pp == one.ep * one.etp * one.pp and fixed.zero is None:
-        # without data ranks all shardings are one launch
-        zeros = zeros[:1]
-    chunks = range(1, job.model.num_layers // one.pp + 1) if one.pp > 1 else [1]
-    for precision, dispatcher, overlap, zero, vpp in itertools.product(
+        # without data ranks all shardings are one launch: the first that there is
+        zeros = [
+            zero
+            for zero in zeros
+            if prices.has(replace(one, zero=zero))
+            and not [*engine.refused(job, replace(one, zero=zero))]
+        ][:1]
+    for precision, dispatcher, overlap, zero, (schedule, vpp) in itertools.product(
         [p for p in engine.precisions(job.gpu) if p in fixed.precision],
         [d for d in engine.dispatchers if not fixed.dispatcher or d in fixed.dispatcher]
         if spread
@@ -132,20 +137,26 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         if spread and engine.overlaps_experts
         else [False],
         [z for z in zeros if fixed.zero is None or z in fixed.zero],
-        [v for v in chunks if fixed.vpp is None or v in fixed.vpp],
+        [
+            (schedule, v)
+            for schedule, v in _pipelines(engine, job, one.pp, micro_batches)
+            if (fixed.vpp is None or v in fixed.vpp)
+            and (fixed.schedule is None or schedule in fixed.schedule)
+        ],
     ):
-        if vpp > 1 and micro_batches % one.pp:
-            continue
         choice = replace(
             one, precision=precision, dispatcher=dispatcher, overlap_experts=overlap, zero=zero,
-            vpp=vpp,
+            vpp=vpp, schedule=schedule,
         )  # fmt: skip
         try:
             unit = prices.unit(choice)
         except InputError:
             continue
         times = unit.layer_s, unit.first_s, unit.last_s
-        for layout in layouts(*times, one.pp, vpp, mtp=job.model.mtp, any_layout=engine.any_layout):
+        found = layouts(
+            *times, one.pp, vpp, mtp=job.model.mtp, any_layout=engine.any_layout, schedule=schedule
+        )
+        for layout in found:
             words = [*engine.recompute(job.model)]
             if engine.blocks:
                 longest = max(len(chunk[1]) for stage in layout for chunk in stage)
@@ -153,6 +164,35 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
             for word in words:
                 if fixed.recompute is None or word in fixed.recompute:
                     yield replace(choice, chunks=layout, recompute=word)
+
+
+def _pipelines(
+    engine: EngineSpace, job: Job, stages: int, micro_batches: int
+) -> Iterator[tuple[Schedule, int]]:
+    """Yield the schedules and chunks that an engine's pipeline of so many stages runs."""
+    if stages == 1:
+        yield "1f1b", 1
+        return
+    torch = engine.name == "torchtitan"
+    most = job.model.num_layers // stages
+    # torch's rounds may be longer than there are stages
+    rounds = max(1, micro_batches // stages) if torch else stages
+    for chunks in range(1, most + 1):
+        if chunks == 1:
+            yield "1f1b", 1
+            if torch:
+                yield "gpipe", 1
+            continue
+        if micro_batches % rounds == 0:
+            yield "interleaved", chunks
+        if torch:
+            yield "looped_bfs", chunks
+            if micro_batches % rounds == 0:
+                yield "interleaved_zero_bubble", chunks
+            if chunks == 2:
+                yield "zero_bubble_v", 2
+                if micro_batches >= 2 * stages:
+                    yield "dual_pipe_v", 2
 
 
 def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
@@ -179,7 +219,7 @@ def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
 # Questions
 
 
-def _model(draw: random.Random) -> Model:
+def small_model(draw: random.Random) -> Model:
     layers = draw.choice([2, 3, 4, 4, 6, 8])
     heads, width = draw.choice([(4, 64), (8, 64), (8, 128), (16, 64)])
     hidden = draw.choice([512, 1024, 2048])
@@ -249,7 +289,13 @@ def question(seed: int, *, most: int = 120) -> Question:
 
 def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     engine = draw.choice([ENGINES[0], ENGINES[0], *ENGINES])
-    model = _model(draw)
+    model = small_model(draw)
+    schedules: tuple[Schedule, ...] | None = None
+    stages = [1, 2, 3, 4]
+    if seed % 4 == 3:
+        # of one trainer alone pipelines have many schedules, and then a few of them
+        engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
+        schedules = tuple(draw.sample(engine.schedules, 3))
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
     seq = draw.choice([512, 1024, 2048])
@@ -264,9 +310,10 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     fixed = Fixed(
         tp=_some(draw, [1, 2, 4], 2),
         cp=_some(draw, [1, 1, 2], 2),
-        pp=_some(draw, [1, 2, 3, 4], 2),
+        pp=_some(draw, stages, 2),
+        schedule=schedules,
         ep=_some(draw, [1, 2, 4, 8], 2),
-        micro_batch=_some(draw, [1, 2, 4], 2),
+        micro_batch=_some(draw, [1, 2, 3, 4, 6], 2),
         recompute=tuple(draw.sample(words, min(3, len(words)))),
         precision=("bf16", "fp8") if draw.random() < 0.2 else ("bf16",),
         dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),

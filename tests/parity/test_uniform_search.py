@@ -118,7 +118,7 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
         part = found.partly_s(unit, max(0.0, float(spread[-2]) - peak), off)
-        assert found.spread_s(choice, choice.vpp, part, sends) <= step_s
+        assert found.spread_s(choice, (choice,), part, sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()
         assert (np.diff(block_bytes) <= 0).all()
@@ -126,7 +126,7 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         at = found.words.index(choice.recompute)
         lower_s, lower_bytes = word_s[at], word_bytes[at]
         assert spread[at] <= peak
-        assert found.spread_s(choice, choice.vpp, float(whole[at]), sends) <= step_s
+        assert found.spread_s(choice, (choice,), float(whole[at]), sends) <= step_s
     assert found.least_s(choice, float(whole[-2])) <= step_s
     assert lower_s <= step_s
     assert lower_bytes <= peak
@@ -157,7 +157,7 @@ def test_questions_are_of_all_kinds() -> None:
     assert binds >= 0.2 * SEEDS
     assert sum(found is None for found in best) >= 0.1 * SEEDS
     launches = [launch.choice for one in every for launch in one.priced]
-    for name in ("pp", "tp", "cp", "ep", "vpp", "micro_batch", "zero"):
+    for name in ("pp", "tp", "cp", "ep", "vpp", "schedule", "micro_batch", "zero"):
         assert len({getattr(choice, name) for choice in launches}) > 1, name
     assert {one.uniform.engine.name for one in every} == {
         "megatron", "torchtitan", "deepspeed", "accelerate"
@@ -236,7 +236,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         solve, "arrangement_of", lambda old: lambda unit, choice: _First(old(unit, choice))
     ),
     "chunks are never looked at": (
-        openings.Openings, "chunks", lambda old: lambda self, choice: old(self, choice)[:1]
+        openings.Openings, "pipelines", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
     "layers are never made again in blocks": (
         openings.Openings, "blocks", lambda old: lambda self, longest: []

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from typing import cast
+
 import pytest
 
-from autopar.command.run import describe_failure
+from autopar.command.run import INTERRUPTED, describe_failure, guarded
 from autopar.errors import AutoparError, InfeasibleError, InstallError, OptionError
 from tests.warm import new_interpreter
 
@@ -95,3 +99,29 @@ def test_every_command_ends_in_one_sentence(command: str) -> None:
     assert done.returncode == 1
     expected = "internal error, please report it: RuntimeError: boom"
     assert done.stderr == f"{command}: {expected} (set AUTOPAR_DEBUG=1 for the traceback)\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, INTERRUPTED)]
+)
+def test_a_signal_while_a_class_is_made_ends_a_command(number: int, code: int) -> None:
+    """Python 3.11 wraps in RuntimeError what is raised while a class takes its fields."""
+
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            os.kill(os.getpid(), number)
+            # handlers run between byte codes
+            for _ in range(1000):
+                pass
+
+    def makes_a_class() -> None:
+        type("Made", (), {"field": Field()})
+
+    said: list[str] = []
+    # the first unwinds as the interpreter's end does
+    try:
+        ended = guarded(makes_a_class, said.append)
+    except SystemExit as end:
+        ended = cast(int, end.code)
+    assert ended == code
+    assert said in ([], ["interrupted"])

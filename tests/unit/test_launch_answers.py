@@ -150,6 +150,26 @@ def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> Non
     assert found <= fastest <= found * (1.0 + best.solved.gap) * (1.0 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("given", "zeros"),
+    [
+        # DDP has no tensor ranks beside it, and DeepSpeed offloads what is sharded
+        ({"model": "mixtral-8x7b", "hardware": "h200:1x8", "engine": "torchtitan", "tp": "8"}, {2}),
+        ({"hardware": "h200:1x1", "engine": "deepspeed", "offload-optimizer": "1"}, {1}),
+        ({"hardware": "h200:1x1", "engine": "megatron", "offload-optimizer": "1"}, {1}),
+        ({"hardware": "h200:1x1", "engine": "torchtitan"}, {0}),
+    ],
+)
+def test_one_data_rank_has_the_first_sharding_that_its_trainer_runs(
+    given: dict[str, object], zeros: set[int]
+) -> None:
+    asked = {"model": "llama3-8b", "num-layers": "2", "settle-bsz": "8", "seq-length": "2048"}
+    best = answer(open_launches(build_request({**asked, **given})), top=1).best
+    assert best is not None
+    assert best.solved is not None
+    assert {solution.choice.zero for solution in best.solved.solutions} == zeros
+
+
 def test_a_model_without_experts_has_no_degrees_of_them() -> None:
     with pytest.raises(OptionError, match="--ep: llama3-8b has no experts"):
         open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
