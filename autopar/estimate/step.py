@@ -533,7 +533,7 @@ def _stage(
     transfer = _transfer_s(machine, job)
     terms["transfer"] = transfer
     for phase in (forward, weight):
-        share = sum(phase.values()) / compute
+        share = sum(phase.values()) / compute if compute else 0.0
         for key in ("host", "sharding", "offload", "transfer"):
             phase[key] = share * terms[key]
     return _Stage(terms, total + transfer, weights, forward, weight)

@@ -44,6 +44,8 @@ _COLOURS = {
     "fixed": "c13",
 }
 _PLAIN = "c0"
+_NEAR = 0.7
+"""From this share of the highest on, an axis of points does not begin at 0."""
 _WIDTH, _HEIGHT = 420, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 
@@ -196,7 +198,9 @@ def scatter(
     points = [point for one in series for point in one.points]
     xs = [point.x for point in points] + ([limit[0]] if limit else [])
     x_ticks = ticks(min(xs), max(xs))
-    y_ticks = ticks(min(0.0, *(point.y for point in points)), max(point.y for point in points))
+    low, high = (of(point.y for point in points) for of in (min, max))
+    # points say where they lie, not how long they are: near ones are told apart
+    y_ticks = ticks(low if low > _NEAR * high else 0.0, high)
     frame = _Frame((x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
     inner = [frame.axes([(x, f"{x:g}") for x in x_ticks], y_ticks, x_label, y_label)]
     if limit is not None:

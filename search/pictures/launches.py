@@ -190,7 +190,7 @@ def _layers(assessment: Assessment) -> str:
         number = sum(len(chunk[1]) for chunk in stage)
         longest = step.stage_s[at] / max(step.stage_s)
         rows.append((str(at), str(number), f"{longest * 100:.1f} %", "; ".join(parts)))
-    return table(("stage", "layers", "time of the longest", "chunks"), rows, words=(3,))
+    return table(("stage", "layers", "time of the longest", "chunks"), rows, words=(0, 3))
 
 
 def _bounds(assessment: Assessment, target: Target) -> Iterator[str]:

@@ -3,10 +3,12 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const KINDS = ["F", "B", "I", "W"];
+  const KIND_COLOURS = ["kF", "kB", "kI", "kW"];
   const NAMES = {
     F: "forward", B: "backward", I: "gradients of inputs", W: "gradients of weights",
   };
   const GIB = 2 ** 30;
+  const PIPELINE = data.streams.findIndex(([name]) => name === "pipeline");
   const canvas = document.getElementById("timeline");
   const room = document.getElementById("room");
   const says = document.getElementById("says");
@@ -18,6 +20,7 @@
     track.code = new Uint32Array(bytesOf(track.code));
     track.longest = Math.max(...track.length);
     const used = new Set(track.once.map((span) => span[0]));
+    if (track.sends.some((time) => time > 0)) used.add(PIPELINE);
     for (const lists of [track.pieces, track.detail])
       for (const pieces of Object.values(lists)) for (const piece of pieces) used.add(piece[0]);
     track.streams = [...used].sort((a, b) => a - b);
@@ -62,7 +65,7 @@
 
   function measure() {
     const narrow = canvas.clientWidth < 560;
-    layout.gutter = narrow ? 44 : 96;
+    layout.gutter = narrow ? 54 : 96;
     layout.width = canvas.clientWidth - layout.gutter - 2;
     const number = data.tracks.length;
     const lane = Math.max(9, Math.min(26, Math.floor(420 / number)));
@@ -113,7 +116,7 @@
   const lengthOf = (track, at) => track.length[track.code[at] & 3];
 
   function drawAxis(pen, height) {
-    const raw = (view.to - view.from) / Math.max(2, Math.floor(layout.width / 110));
+    const raw = (view.to - view.from) / Math.max(2, Math.floor(layout.width / 90));
     const power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map((unit) => unit * power).find((size) => size >= raw);
     pen.textAlign = "center";
@@ -134,7 +137,8 @@
       this.pen = pen;
       this.lane = lane;
       this.column = -1;
-      this.shares = new Map();
+      this.colours = [];
+      this.shares = [];
     }
 
     add(colour, x, end) {
@@ -144,19 +148,26 @@
           this.column = column;
         }
         const share = Math.min(end, column + 1) - Math.max(x, column);
-        this.shares.set(colour, (this.shares.get(colour) || 0) + share);
+        const at = this.colours.indexOf(colour);
+        if (at < 0) {
+          this.colours.push(colour);
+          this.shares.push(share);
+        } else this.shares[at] += share;
       }
     }
 
     flush() {
+      if (!this.colours.length) return;
       let y = this.lane.y + this.lane.height;
-      for (const colour of [...this.shares.keys()].sort()) {
-        const part = Math.min(1, this.shares.get(colour)) * this.lane.height;
+      // always in the same order, whatever comes first
+      for (const colour of [...this.colours].sort()) {
+        const part = Math.min(1, this.shares[this.colours.indexOf(colour)]) * this.lane.height;
         y -= part;
         this.pen.fillStyle = colours[colour];
         this.pen.fillRect(this.column, y, 1, part);
       }
-      this.shares.clear();
+      this.colours.length = 0;
+      this.shares.length = 0;
     }
   }
 
@@ -172,7 +183,7 @@
       if (end < layout.gutter || end <= x) continue;
       const wide = end - x;
       if (wide < 2) {
-        columns.add(`k${kindOf(code)}`, x, end);
+        columns.add(KIND_COLOURS[code & 3], x, end);
         if (lane.stage !== view.stage || at !== view.event) continue;
       }
       pen.fillStyle = colours[`k${kindOf(code)}`];
@@ -233,6 +244,11 @@
       if (start > view.to) break;
       const code = track.code[at];
       const length = track.length[code & 3];
+      const send = lane.stream === PIPELINE ? track.sends[code & 3] : 0;
+      if (send > 0) {
+        const x = Math.max(place(start + length), layout.gutter);
+        columns.add("c9", x, Math.min(Math.max(place(start + length + send), x + 0.5), right));
+      }
       let done = 0;
       for (const [stream, name, share, colour, layer] of piecesOf(track, code)) {
         const from = done;
@@ -490,7 +506,8 @@
     const track = data.tracks[view.stage];
     const found = new Map();
     for (const pieces of Object.values(track.pieces))
-      for (const piece of pieces) if (piece[2] > 5e-4) found.set(piece[1], piece[3]);
+      for (const [, name, share, colour] of pieces)
+        if (share > 5e-4 && !Object.values(NAMES).includes(name)) found.set(name, colour);
     fillLegend("terms", [...found]);
     const stage = data.memory.stages[view.stage];
     const sizes = data.memory.names.map((name, at) => [name, `m${at % 10}`]);

@@ -175,7 +175,7 @@ def _track_table(timeline: Timeline, memory: Sequence[StageMemory]) -> str:
     return table(
         ("stage", "ranks", "layers", "forward", "backward", "not in micro-batches", "peak", "OOM"),
         rows,
-        words=(1, 2),
+        words=(0, 1, 2),
     )
 
 
@@ -260,7 +260,8 @@ def _track(track: Track) -> dict[str, Any]:
             for (kind, chunk), pieces in track.detail.items()
             if kind in lengths
         },
-        "once": [_span(span) for span in track.once if span.work is None],
+        "once": [_span(span) for span in track.once],
+        "sends": [track.sends.get(kind, 0.0) for kind in _KINDS],
     }
 
 

@@ -143,7 +143,7 @@ def _layers(prediction: Prediction) -> str:
         *("stage", "layers", "strategy", "a micro-batch", "once a step", "states"),
         "activations in flight",
     )
-    return table(heads, rows, words=(1, 2))
+    return table(heads, rows, words=(0, 1, 2))
 
 
 def _bounds(plan: Plan, prediction: Prediction) -> Iterator[str]:

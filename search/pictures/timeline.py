@@ -8,6 +8,7 @@ the step model's; nothing is written here. What the model has only as a sum is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from autopar.errors import InputError
@@ -113,6 +114,8 @@ class Track:
     """The same layer by layer, of a kind of work and chunk, for the micro-batch that is shown so"""
     once: tuple[Span, ...]
     """What comes once a step."""
+    sends: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the message behind a kind of work, where messages run beside what comes next."""
 
     @property
     def ranks(self) -> str:
@@ -132,6 +135,13 @@ class Track:
             if work.micro_batch == detailed:
                 shares = self.detail.get((work.kind, work.chunk), shares)
             yield from _parts(work, shares)
+        free = 0.0
+        for work in self.work:
+            if seconds := self.sends.get(work.kind, 0.0):
+                # one at a time
+                start = max(work.end_s, free)
+                free = start + seconds
+                yield Span("pipeline", "transfer", "transfer between stages", start, free, work)
         yield from self.once
 
 
@@ -368,6 +378,9 @@ class _OnceApart:
         worst = max(step.stages, key=lambda stage: stage.reduction_s + stage.gather_s)
         both = worst.reduction_s + worst.gather_s
         gathers = worst.gather_s / both if both else 0.0
+        if step.early_reduction_s:
+            # the sum behind the last micro-batch is drawn with it, as the others are
+            gathers = 1.0
         # overlapped gathers run beside the first forwards of the next step, which is as this one
         self._first = launch.optimizer.overlap_gradients
         self._gather_s = max(visible, 0.0) * gathers
@@ -524,7 +537,12 @@ def plan_timeline(plan: Plan, prediction: Prediction) -> Timeline:
                 work=work,
                 pieces=_plan_shares(stage.time_s, stage.forward_s, stage.backward_s),
                 detail={},
-                once=(*_sends(work, sends, at), *_tail(prediction, at, tail)),
+                once=tuple(_tail(prediction, at, tail)),
+                sends={
+                    # activations go on, gradients go back
+                    "F": sends[at] if at < len(sends) - 1 else 0.0,
+                    "B": sends[at - 1] if at else 0.0,
+                },
             )
         )
         first += size
@@ -562,18 +580,6 @@ def _plan_shares(
             if value > 0
         )
     return found
-
-
-def _sends(work: Sequence[Work], sends: Sequence[float], at: int) -> Iterator[Span]:
-    """Yield a stage's messages to its neighbours, one behind the other."""
-    free = 0.0
-    for each in work:
-        seconds = sends[at] if each.kind == "F" else sends[at - 1] if at else 0.0
-        if not seconds or (each.kind == "F" and at == len(sends) - 1):
-            continue
-        start = max(each.end_s, free)
-        free = start + seconds
-        yield Span("pipeline", "transfer", "transfer between stages", start, free, work=each)
 
 
 def _tail(prediction: Prediction, at: int, tail: Sequence[Timed]) -> Iterator[Span]:
