@@ -113,6 +113,9 @@ class DegreeOptions:
     zero: tuple[int, ...] | None = option(
         None, help="ZeRO stage, 0 to 3", panel=_DEGREES, low=0, high=3
     )
+    dp_replicate: tuple[int, ...] | None = _degree(
+        "copies of what is sharded (HSDP; instances of a distributed optimizer)"
+    )
     micro_batch_size: tuple[int, ...] | None = _degree("sequences of a micro-batch on a data rank")
     recompute: tuple[str, ...] | None = option(
         None,
@@ -195,6 +198,7 @@ def fixed_of(options: DegreeOptions) -> Fixed:
         schedule=cast(Any, options.schedule),
         dp=options.dp,
         zero=options.zero,
+        dp_replicate=options.dp_replicate,
         micro_batch=options.micro_batch_size,
         recompute=options.recompute,
         precision=cast(tuple[Precision, ...], options.precision or ("bf16",)),
@@ -249,7 +253,13 @@ def rules_of(options: DegreeOptions) -> Mapping[str, object]:
         if zero < 3:
             changes["default_dp_type"] = ("ddp", "zero1", "zero2")[zero]
     # what says nothing new
-    for name, plain in (("ep", 1), ("vpp", 1), ("precision", "bf16"), ("optimizer", "adam")):
+    for name, plain in (
+        ("ep", 1),
+        ("vpp", 1),
+        ("dp-replicate", 1),
+        ("precision", "bf16"),
+        ("optimizer", "adam"),
+    ):
         if lone.get(name) == plain:
             del lone[name]
     if lone:

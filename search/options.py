@@ -216,12 +216,14 @@ class SearchOptions:
     """Of tensor-parallel layers."""
     global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)
     async_grad_reduce: bool = option(True, help="reduce gradients once per step", panel=_COST)
-    cp_kind: Literal["ring", "all-gather"] = option(
+    cp_kind: Literal["ring", "all-gather", "a2a"] = option(
         "ring",
-        help="how context ranks exchange keys and values: beside attention, or before it",
+        help="how context ranks exchange keys and values, or heads (a2a, launches)",
         panel=_COST,
+        shown="ring; of launches either",
     )
-    """Ulysses, which exchanges heads, is a kind of `tp`, and may stand inside either."""
+    """Beside attention or before it. Ulysses, which exchanges heads, is a kind of `tp`, and may
+    stand inside either; launches, which have one degree for it, call it a2a."""
     tp_overlap: bool = option(True, help="tensor communication hides in backward", panel=_COST)
     column_parallel_share: float = option(
         0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1

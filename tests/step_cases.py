@@ -153,6 +153,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         recompute=recompute,
         attention_kernel=kernel,
         ring_balanced=draw.random() < 0.5,
+        heads_exchanged=cp > 1 and draw.random() < 0.3,
         graphs=draw.choice(("none", "none", "partial", "full")),
         overlap_tensor=draw.random() < 0.5,
         overlap_gradients=draw.random() < 0.5,
@@ -168,6 +169,8 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         job,
         blocks=_with_offload(draw, job.blocks),
         state_bytes=draw.choice((12.0, 12.0, 6.0)),
+        # of a number of ranks that each of them may divide
+        replicas=draw.choice((1, 1, job.dp)) if job.cp > 1 and job.zero else 1,
         optimizer_offload=draw.choice((0.0, 0.0, 0.3, 1.0)),
         offloaded_master=draw.random() < 0.5,
         overlap_offload=draw.random() < 0.5,

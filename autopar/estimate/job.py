@@ -8,6 +8,7 @@ those are `autopar.estimate.card`, `site` and `stack`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import field, replace
 from itertools import groupby
 from typing import Literal
@@ -216,6 +217,9 @@ class Job:
     sequence_parallel: bool = False
     zero: int = 0
     """What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights as well."""
+    replicas: int = 1
+    """Copies of what is sharded (HSDP, instances of a distributed optimizer): neighbouring ranks
+    shard, and gradients are summed over copies as well."""
     reshard: bool = True
     """ZeRO-3: weights are gathered again for the backward."""
     precision: Precision = "bf16"
@@ -224,6 +228,8 @@ class Job:
     """One of the card's kernels, or "unfused"; None: what the stack uses."""
     ring_balanced: bool = True
     """Context-parallel ranks have equal shares of a causal triangle."""
+    heads_exchanged: bool = False
+    """Context-parallel ranks exchange heads for tokens around attention (Ulysses), no ring."""
     low_precision_attention: bool = False
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: of parts of layers, or of the whole iteration."""
@@ -508,8 +514,8 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
     """Return the blocks of every pipeline stage, with whole layers.
 
     Layers that do not divide evenly are fewest on the stages with embedding and head, which have
-    work of their own, unless the job says how many each has. Raises InputError where a stage would
-    have no layer.
+    work of their own, unless the job says how many each has. Equal layers of a stage are one block,
+    wherever they are in it. Raises InputError where a stage would have no layer.
     """
     total = sum(block.number for block in job.blocks)
     if total < job.pp:
@@ -530,8 +536,19 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
             count -= taken
             if left > taken:
                 queue.insert(0, (block, left - taken))
-        stages.append(tuple(blocks))
+        stages.append(_merged(blocks))
     return tuple(stages)
+
+
+def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Return blocks of which no two have equal layers."""
+    if len(blocks) < 3:
+        return tuple(blocks)
+    numbers: dict[Block, int] = {}
+    for block in blocks:
+        one = _resized(block, 1)
+        numbers[one] = numbers.get(one, 0) + block.number
+    return tuple(_resized(one, number) for one, number in numbers.items())
 
 
 def _resized(block: Block, number: int) -> Block:

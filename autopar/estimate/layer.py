@@ -241,9 +241,12 @@ def _core_s(
 ) -> F64:
     """Return the seconds of softmax(q k) v on a rank; `keys` are those of another sequence."""
     phase: Phase = "backward" if backward else "forward"
-    kernel, heads = _kernel(machine, job), attention.heads / split.heads
+    exchanged = job.cp if job.heads_exchanged else 1
+    # whole sequences of fewer heads, or parts of sequences
+    shares, ranks = split.heads * exchanged, job.cp // exchanged
+    kernel, heads = _kernel(machine, job), attention.heads / shares
     if kernel == "unfused":
-        if job.cp > 1:
+        if ranks > 1:
             raise InputError(f"attention that writes its scores has no rings: cp is {job.cp}")
         return unfused_attention_s(
             machine.kernels,
@@ -256,19 +259,19 @@ def _core_s(
             clock=machine.clock,
             sustained=True,
         )
-    part, window = job.seq / job.cp, attention.window
+    part, window = job.seq / ranks, attention.window
     # a narrow window is as many pairs for every query, whichever rank has it
     narrow = window is not None and window < job.seq / 2
-    if job.cp > 1 and attention.causal and not narrow:
+    if ranks > 1 and attention.causal and not narrow:
         return ring_attention_s(
             machine.kernels,
             split.sequences,
             heads,
             job.seq,
-            job.cp,
+            ranks,
             kernel=kernel,
             phase=phase,
-            kv_heads=np.maximum(1.0, attention.kv_heads / split.heads),
+            kv_heads=np.maximum(1.0, attention.kv_heads / shares),
             head_dim=attention.width,
             head_dim_v=attention.value_width,
             balanced=job.ring_balanced,
@@ -279,10 +282,10 @@ def _core_s(
         split.sequences,
         heads,
         part,
-        keys or (min(job.seq, part + window) if window is not None and job.cp > 1 else job.seq),
+        keys or (min(job.seq, part + window) if window is not None and ranks > 1 else job.seq),
         kernel=kernel,
         phase=phase,
-        kv_heads=np.maximum(1.0, attention.kv_heads / split.heads),
+        kv_heads=np.maximum(1.0, attention.kv_heads / shares),
         head_dim=attention.width,
         head_dim_v=attention.value_width,
         causal=attention.causal and keys is None,
@@ -371,10 +374,13 @@ def context_sends(
 ) -> Sends:
     """Return what a ring of keys and values adds to its attention; backward twice the bytes.
 
-    core_s : of attention forward and backward, where somebody has them.
+    Where heads are exchanged, four all-to-alls each way, of queries, keys, values and the output,
+    which attention waits for. core_s : of attention forward and backward, where somebody has them.
     """
     if job.cp == 1:
         return Sends()
+    if job.heads_exchanged:
+        return _exchange_sends(machine, job, attention)
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
     size = job.tokens * key_value / job.tp * job.element_bytes
     crosses = job.tp * job.cp > machine.domain_gpus
@@ -389,6 +395,21 @@ def context_sends(
             core = core_s[backward]
         seconds.append(max(0.0, ring - core) + _CONTEXT_FRACTION * min(ring, core))
     return Sends(seconds[0], seconds[1], 3 * (job.cp - 1))
+
+
+def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
+    """Return all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and their gradients' (arXiv
+    2309.14509, section 3.2); a rank of keys and values has one head at least."""
+    values = attention.value_width or attention.width
+    groups = max(attention.kv_heads, job.tp)
+    widths = (attention.query, groups * attention.width, groups * values, attention.value)
+    once = sum(
+        transfer_s(
+            machine, "all2all", job.tokens * width / job.tp * job.element_bytes, job.cp, job.tp
+        )
+        for width in widths
+    )
+    return Sends(once, once, 8)
 
 
 # --------------------------------------------------------------------------------------------------

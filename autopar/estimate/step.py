@@ -20,6 +20,7 @@ from autopar.estimate.job import (
     Experts,
     Job,
     Mlp,
+    Recomputation,
     adapter_parameters,
     parameters,
     stage_blocks,
@@ -35,8 +36,21 @@ from autopar.estimate.layer import (
     head_sends_s,
     head_times,
     layer_times,
-    optimizer_time_s,
     transfer_s,
+)
+from autopar.estimate.parts.sharding import (
+    Group,
+    data_shards,
+    dense_group,
+    expert_group,
+    expert_shards,
+    frozen_bytes,
+    gather_s,
+    gradient_bytes,
+    reduction_s,
+    scatter_s,
+    sharding_s,
+    update_s,
 )
 from autopar.estimate.parts.updates import (
     activation_copies_s,
@@ -49,13 +63,13 @@ from autopar.pipeline.formulas import step_s
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass
-from autopar.training.adapters import base_bytes
 
 __all__ = [
     "TERMS",
     "KnownLayers",
     "StageTime",
     "StepTime",
+    "again_seconds",
     "ends_seconds",
     "forward_seconds",
     "layer_seconds",
@@ -132,21 +146,12 @@ class StepTime:
     stages: tuple[StageTime, ...]
 
 
-class _Group(NamedTuple):
-    """Ranks that hold the same weights, `stride` apart, and what they shard of them."""
-
-    experts: bool
-    ranks: int
-    stride: int
-    zero: int
-
-
 class _Stage(NamedTuple):
     """Seconds of one micro-batch on a stage."""
 
     terms: dict[str, float]
     total_s: float
-    weights: Mapping[_Group, float]
+    weights: Mapping[Group, float]
     """Parameters of a rank."""
     forward: Mapping[str, float]
     weight: Mapping[str, float]
@@ -156,7 +161,16 @@ class _Stage(NamedTuple):
 _STEP_ONLY = frozenset(
     (
         *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
-        *("vocab_tp", "vocab_zero", "zero", "reshard", "recompute", "graphs", "overlap_experts"),
+        *(
+            "vocab_tp",
+            "vocab_zero",
+            "zero",
+            "replicas",
+            "reshard",
+            "recompute",
+            "graphs",
+            "overlap_experts",
+        ),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
         *("optimizer", "mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
         *("offloaded_master", "overlap_offload", "offloaded_weights"),
@@ -196,11 +210,12 @@ class KnownLayers:
         """
         if block.attention is None or block.mlp is None or block.cross_tokens is not None:
             return layer_times(self._machine, job, block)
+        # attention knows nothing of experts, and an MLP nothing of how heads and tokens are laid
         plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(plain, replace(block, mlp=None))
         other = replace(block, attention=None, mamba=None)
         if isinstance(block.mlp, Mlp):
-            second = self._half(plain, other)
+            second = self._half(replace(plain, heads_exchanged=False), other)
         else:
             second = self._half(_routed_alone(job, block.mlp), other)
         return LayerTimes(
@@ -249,7 +264,9 @@ def _routed_alone(job: Job, experts: Experts) -> Job:
     narrow = job.precision not in ("bf16", "fp16", "fp32")
     if experts.shared_width or experts.latent or rest or narrow or not scattered:
         return job
-    return replace(job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False)
+    return replace(
+        job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False, heads_exchanged=False
+    )
 
 
 def _together(one: Sends, other: Sends) -> Sends:
@@ -277,6 +294,16 @@ def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Rea
     """
     found, host = _layer(machine, job, times, 0.0)
     return sum(found.values()), host
+
+
+def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
+    """Return what the device takes longer for a layer whose backward computes so much again.
+
+    job : of which nothing is computed again yet; times : of one layer.
+    """
+    tensor, experts = _sent_again(machine, job, times, recompute)
+    exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
+    return _recomputed(recompute, times) + tensor + exposed * experts
 
 
 def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
@@ -338,7 +365,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
         return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
 
     unlike = alike.values()
-    reductions = {id(stage): _reduction_s(machine, job, stage) for stage in unlike}
+    reductions = {id(stage): reduction_s(machine, job, stage.weights) for stage in unlike}
     summed, gathered = max((found[:2] for found in reductions.values()), key=sum)
     visible = visible_s(summed + gathered)
     early = 0.0
@@ -350,7 +377,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     # the two copies of a tied table add up over the first and the last stage
     if job.tied and job.pp > 1 and not job.frozen:
         rows = job.vocab / (job.vocab_tp or job.tp)
-        size = rows * job.blocks[0].hidden * _gradient_bytes(machine, job)
+        size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
         tied = transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
         visible += tied
     terms["gradients"] = visible
@@ -361,7 +388,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
     terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
-    updates = {id(stage): _optimizer_s(machine, job, stage) for stage in unlike}
+    updates = {id(stage): update_s(machine, job, stage.weights) for stage in unlike}
     terms["optimizer"] = optimizer = max(updates.values())
     split = {
         id(stage): StageTime(
@@ -473,7 +500,7 @@ def _stage(
 ) -> _Stage:
     """Return a micro-batch of one stage: its layers, and embedding and head where it has them."""
     terms = dict.fromkeys(TERMS, 0.0)
-    weights: dict[_Group, float] = {}
+    weights: dict[Group, float] = {}
     host = loaded = 0.0
     forward = dict.fromkeys(TERMS, 0.0)
     weight = dict.fromkeys(TERMS, 0.0)
@@ -492,20 +519,20 @@ def _stage(
         of_experts, others = (
             parameters(block) if job.adapters is None else adapter_parameters(own, block)
         )
-        _hold(weights, _dense_group(own), block.number * others / own.tp)
-        _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
+        _hold(weights, dense_group(own), block.number * others / own.tp)
+        _hold(weights, expert_group(own), block.number * of_experts / (own.ep * own.etp))
         if own.offloaded_weights:
             base_experts, base = parameters(block)
-            base_experts /= own.ep * own.etp * _expert_ranks(own)
-            share = base / (own.tp * _data_ranks(own)) + base_experts
-            loaded += block.number * share * _frozen_bytes(own)
+            base_experts /= own.ep * own.etp * expert_shards(own)
+            share = base / (own.tp * data_shards(own)) + base_experts
+            loaded += block.number * share * frozen_bytes(own)
         if own.zero == 3:
-            terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
+            terms["sharding"] += block.number * sharding_s(machine, own, block, found)
     ends = _ends(job)
     table = ends.vocab * ends.blocks[0].hidden / ends.tp
     if embeds:
         _add(terms, ends, known.embedding(ends))
-        _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
+        _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
     if heads:
         parts, sends = known.head(ends)
         for _ in range(1 + job.mtp):
@@ -516,11 +543,11 @@ def _stage(
             forward[part.kind] += (1 + job.mtp) * float(part.forward_s)
             weight[part.kind] += (1 + job.mtp) * float(part.weight_s)
         if not (job.tied and embeds):
-            _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
+            _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (embeds or heads):
         # embedding and head are one more unit, gathered once a micro-batch
         tables = (2 if embeds and heads and not job.tied else 1) * table
-        moved = _gather_s(machine, ends, tables, ends.element_bytes) + _scatter_s(
+        moved = gather_s(machine, ends, tables, ends.element_bytes) + scatter_s(
             machine, ends, tables
         )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
@@ -572,17 +599,9 @@ def _split(job: Job, tp: int | None, cp: int | None) -> Job:
     return replace(job, tp=tp, cp=cp, dp=dp, micro_batch=job.micro_batch * job.dp // dp)
 
 
-def _hold(weights: dict[_Group, float], group: _Group, number: float) -> None:
+def _hold(weights: dict[Group, float], group: Group, number: float) -> None:
     if number:
         weights[group] = weights.get(group, 0.0) + number
-
-
-def _dense_group(job: Job) -> _Group:
-    return _Group(False, _data_ranks(job), job.tp, job.zero)
-
-
-def _expert_group(job: Job) -> _Group:
-    return _Group(True, _expert_ranks(job), job.ep * job.etp, job.zero)
 
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
@@ -596,17 +615,11 @@ def _layer(
     """Return the seconds of a layer's micro-batch by term, and those of its host code."""
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
-    again = _recomputed(job, times)
+    again = _recomputed(job.recompute, times)
+    tensor_again, experts_again = _sent_again(machine, job, times, job.recompute)
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
-    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s)
-    experts = times.experts.forward_s + times.experts.backward_s
-    if job.recompute == "full":
-        # what the layer sends in its forward is sent again
-        tensor += (1 - hidden) * times.tensor.forward_s
-        experts += times.experts.forward_s
-        again += times.context.forward_s
-    elif "moe" in job.recompute:
-        experts += times.experts.forward_s
+    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
+    experts = times.experts.forward_s + times.experts.backward_s + experts_again
     if job.overlap_experts:
         experts *= _EXPOSED_EXPERTS
     terms["recompute"] = again
@@ -633,11 +646,26 @@ def _forward_terms(machine: Machine, job: Job, times: LayerTimes) -> dict[str, f
     return terms
 
 
-def _recomputed(job: Job, times: LayerTimes) -> float:
-    if job.recompute == "full":
+def _sent_again(
+    machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
+) -> tuple[float, float]:
+    """Return the seconds of transfers that are done again, of tensor ranks and of experts.
+
+    What a layer sends in its forward is sent again with it, nothing of it hidden by experts'
+    overlap yet.
+    """
+    if recompute == "full":
+        hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+        return (1 - hidden) * times.tensor.forward_s, times.experts.forward_s
+    return 0.0, times.experts.forward_s if "moe" in recompute else 0.0
+
+
+def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
+    """Return the seconds of what is computed again, with the rings of its attention."""
+    if recompute == "full":
         whole: float = sum(as_number(part.forward_s) for part in times.parts)
-        return whole
-    wanted = set(job.recompute)
+        return whole + times.context.forward_s
+    wanted = set(recompute)
     if "per_op" in wanted:
         shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
         by_op: float = sum(shares[part.kind] * as_number(part.forward_s) for part in times.parts)
@@ -661,110 +689,6 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> float:
     if times.mixture:
         seconds += host["experts_s"]
     return seconds * (host["partial_graphs"] if job.graphs == "partial" else 1.0)
-
-
-# --------------------------------------------------------------------------------------------------
-# Data parallelism
-
-
-def _gradient_bytes(machine: Machine, job: Job) -> float:
-    return job.gradient_bytes or machine.stack.figures.gradient["reduce_bytes"]
-
-
-def _data_ranks(job: Job) -> int:
-    """Ranks over which gradients of dense weights are summed: also those of the context."""
-    return job.dp * job.cp
-
-
-def _expert_ranks(job: Job) -> int:
-    """Ranks that hold the same experts."""
-    return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
-
-
-def _trains_nothing(job: Job) -> bool:
-    """Return whether there are no gradients of weights that a step counts."""
-    return job.frozen and job.adapters is None
-
-
-def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
-    size = weights * each_bytes
-    return transfer_s(machine, "allgather", size, _data_ranks(job), job.tp) / _network(machine)
-
-
-def _frozen_bytes(job: Job) -> float:
-    """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
-    if job.adapters is not None:
-        return min(job.element_bytes, base_bytes(job.adapters))
-    return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
-
-
-def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
-    if job.frozen:
-        return 0.0
-    size = weights * job.element_bytes
-    return transfer_s(machine, "reducescatter", size, _data_ranks(job), job.tp) / _network(machine)
-
-
-def _network(machine: Machine) -> float:
-    return machine.stack.figures.overlap["sharded_network"]
-
-
-def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, float]) -> float:
-    """Return what ZeRO-3's traffic of a layer adds to the time of its kernels.
-
-    t = max(device, traffic) + x min(device, traffic) with 2 all-gathers (1 without resharding) and
-    a reduce-scatter per micro-batch.
-    """
-    experts, dense = parameters(block)
-    gathers = 2 if job.reshard else 1
-    weights = dense / job.tp
-    once = _gather_s(machine, job, weights, _frozen_bytes(job))
-    traffic = gathers * once + _scatter_s(machine, job, weights)
-    if experts:
-        ranks, stride = _expert_ranks(job), job.ep * job.etp
-        size = experts / stride * _frozen_bytes(job)
-        routed = gathers * transfer_s(machine, "allgather", size, ranks, stride)
-        if not job.frozen:
-            routed += transfer_s(machine, "reducescatter", size, ranks, stride)
-        traffic += routed / _network(machine)
-    if job.adapters is not None:
-        own = sum(adapter_parameters(job, block)) / job.tp * _gradient_bytes(machine, job)
-        traffic += transfer_s(machine, "reducescatter", own, _data_ranks(job), job.tp)
-    device = sum(terms.values())
-    visible = machine.stack.figures.overlap["fully_sharded"]
-    return max(device, traffic) + visible * min(device, traffic) - device
-
-
-def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, float, float, float]:
-    """Return the seconds of summing a stage's gradients, of gathering new weights; bytes of both.
-
-    Bytes are those of a whole tensor, before a reduction and behind a gather.
-    """
-    grads = _gradient_bytes(machine, job)
-    summed = gathered = summed_bytes = gathered_bytes = 0.0
-    for (_, ranks, stride, zero), weights in stage.weights.items():
-        if zero == 3 or _trains_nothing(job):
-            continue
-        summed_bytes += weights * grads
-        if zero:
-            summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
-            gathered += transfer_s(machine, "allgather", weights * each, ranks, stride)
-            gathered_bytes += weights * each
-        else:
-            summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
-    return summed, gathered, summed_bytes, gathered_bytes
-
-
-def _optimizer_s(machine: Machine, job: Job, stage: _Stage) -> float:
-    if _trains_nothing(job) or not job.optimizer:
-        return 0.0
-    own = resident = 0.0
-    for group, weights in stage.weights.items():
-        share = weights / group.ranks if group.zero else weights
-        own += share
-        resident += share if group.zero == 3 else weights
-    return optimizer_time_s(machine, job, own, resident)
 
 
 # --------------------------------------------------------------------------------------------------

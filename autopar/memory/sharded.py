@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from autopar.memory import torch_layers
-from autopar.memory.launch import Chunk, Launch, TorchTrainer
+from autopar.memory.launch import Chunk, Launch, Optimizer, TorchTrainer
 from autopar.memory.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
 from autopar.memory.schedule import Moment, moments
@@ -104,26 +106,28 @@ def recipe_of_launch(launch: Launch) -> StateRecipe:
 
     What its optimizer keeps otherwise, or on the host, is taken into account.
     """
-    trainer = _trainer(launch)
+    precision = launch.precision
+    return _recipe(_trainer(launch), launch.optimizer, precision.kind, precision.element_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _recipe(
+    trainer: TorchTrainer, optimizer: Optimizer, precision: str, element_bytes: int
+) -> StateRecipe:
+    """Return the recipe of trainer and optimizer, which every term of a count asks for."""
     recipe = recipe_of(
         trainer.keeper,
         trainer.zero,
-        launch.precision.kind,
+        precision,
         fp32_gradients=trainer.wide_gradients,
         each_micro_batch=trainer.each_micro_batch,
         buckets=trainer.buckets,
     )
-    return _with_optimizer(recipe, launch)
-
-
-def _with_optimizer(recipe: StateRecipe, launch: Launch) -> StateRecipe:
-    """Return a recipe with the states that an optimizer has, on the device that it has them on."""
-    optimizer, precision = launch.optimizer, launch.precision
     moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
-    if optimizer.master_bytes == 0 and precision.element_bytes == 2:
+    if optimizer.master_bytes == 0 and element_bytes == 2:
         # weights that are trained as they are, and whose gradients are like them
-        element = float(precision.element_bytes)
+        element = float(element_bytes)
         weights = replace(weights, each_bytes=element)
         gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
         master = replace(master, each_bytes=0.0)
@@ -268,13 +272,6 @@ def _cublas(launch: Launch) -> int:
 # Gathered weights and gradients on their way.
 
 
-def _gathered_element(launch: Launch, unit: Unit) -> float:
-    """Return the bytes of a gathered element; weights of products may be 8 bits."""
-    trainer = _trainer(launch)
-    eighth = trainer.gathered_fp8 and unit.name == "layer"
-    return 1.0 if eighth else float(launch.precision.element_bytes)
-
-
 def _reduced(launch: Launch) -> float:
     """Return the bytes of an element on its way through a reduction, 0 where nothing is sharded."""
     return sum(
@@ -296,8 +293,12 @@ def _waiting(launch: Launch) -> float:
 def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
     """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
     frozen = recipe_of_launch(launch).weights.sharded
+    element = float(launch.precision.element_bytes)
+    # weights of products may be 8 bits
+    of_layers = 1.0 if _trainer(launch).gathered_fp8 else element
     return sum(
-        unit.elements * _gathered_element(launch, unit) + (unit.frozen_bytes if frozen else 0)
+        (unit.dense + unit.expert) * (of_layers if unit.name == "layer" else element)
+        + (unit.frozen_bytes if frozen else 0)
         for unit in units
     )
 
@@ -556,7 +557,7 @@ def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -
 
 def _is_root(launch: Launch, unit: Unit) -> bool:
     """Return whether a unit is what layers that are wrapped one by one leave of the model."""
-    return _is_fsdp2(launch) and unit.name == "head" and _is_joined(launch)
+    return unit.name == "head" and _is_fsdp2(launch) and _is_joined(launch)
 
 
 def _beside(
@@ -575,7 +576,8 @@ def _beside(
     if not _is_fsdp2(launch):
         yield from _table_passing(launch, units, "backward")
         return
-    root = [one for one in behind if _is_root(launch, one)]
+    # which is the last of a chunk
+    root = [one for one in behind[-1:] if _is_root(launch, one)]
     # the head's, till the root's other weights have theirs
     late = sum(one.elements for one in root) // (1 if launch.model.tied else 2)
     yield Part("unreduced gradients", late * element, states)
@@ -596,8 +598,8 @@ def _beside(
             ahead = _gathered(launch, [own[at - 1]])
             yield Part("weights fetched ahead", math.ceil(ahead), states)
     if trainer.each_micro_batch:
-        behind = [one for one in behind if one.name == "layer"]
-        source = [unit] if reducing else behind[:1]
+        layers = (one for one in behind if one.name == "layer")
+        source = [unit] if reducing else [*islice(layers, 1)]
         size = _reduced(launch) * sum(one.elements for one in source)
         yield Part("input of the reduction", math.ceil(size), states)
         if reducing and last and not root:

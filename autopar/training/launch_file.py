@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from autopar.documents.checks import StrictObject, published
-from autopar.objects import ConfigDict
+from autopar.objects import ConfigDict, Field
 from autopar.pipeline.schedules import Schedule
 
 __all__ = ["FORMAT", "DegreesEntry", "HardwareEntry", "LaunchDocument", "LaunchEntry"]
@@ -23,6 +23,8 @@ class DegreesEntry(StrictObject):
     """Tensor ranks, with sequence parallelism."""
     cp: int
     """Context ranks."""
+    cp_kind: Literal["ring", "a2a"]
+    """Whether they pass keys and values on, or exchange heads for tokens (Ulysses)."""
     pp: int
     """Pipeline stages."""
     dp: int
@@ -39,6 +41,8 @@ class DegreesEntry(StrictObject):
     """Order of the micro-batches of a pipeline."""
     zero: int
     """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded."""
+    dp_replicate: int
+    """Copies of what is sharded (HSDP, instances of a distributed optimizer)."""
     micro_batch_size: int
     """Sequences of a micro-batch on one data rank."""
     num_microbatches: int
@@ -73,6 +77,8 @@ class LaunchEntry(StrictObject):
     engine: str
     """Trainer that it is of."""
     degrees: DegreesEntry
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """What it says otherwise than its trainer does by itself, by dotted field of the launch."""
     samples_per_s: float
     """Of all GPUs together."""
     predicted: dict[str, Any]
@@ -93,6 +99,7 @@ _EXAMPLE: dict[str, Any] = {
         "degrees": {
             "tp": 2,
             "cp": 1,
+            "cp_kind": "ring",
             "pp": 2,
             "dp": 2,
             "ep": 4,
@@ -101,6 +108,7 @@ _EXAMPLE: dict[str, Any] = {
             "vpp": 2,
             "schedule": "interleaved",
             "zero": 1,
+            "dp_replicate": 1,
             "micro_batch_size": 1,
             "num_microbatches": 32,
             "global_batch_size": 64,

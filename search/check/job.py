@@ -72,6 +72,7 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         schedule=degrees.schedule,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
+        heads_exchanged=degrees.heads_exchanged,
         **_sharding(launch),
         precision=_precision(precision),
         gathered_bytes=_gathered_bytes(launch),
@@ -125,12 +126,14 @@ def _sharding(launch: Launch) -> dict[str, Any]:
     if trainer is None:
         return {
             "zero": _ZERO[launch.optimizer.sharding],
+            "replicas": 1 if launch.optimizer.sharding == "none" else launch.optimizer.instances,
             "gradient_bytes": float(launch.precision.gradient_bytes),
         }
     recipe = recipe_of_launch(launch)
     reduced = [one.each_bytes for one in recipe.passing if one.what == "input of the reduction"]
     return {
         "zero": trainer.zero,
+        "replicas": trainer.replicas if trainer.zero else 1,
         "gradient_bytes": reduced[0] if reduced else recipe.gradients.each_bytes,
         "reduce_every_micro_batch": trainer.each_micro_batch and trainer.zero > 1,
         # weights that are not given back are gathered once

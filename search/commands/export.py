@@ -14,17 +14,22 @@ from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import OptionError, UnsupportedError
 from autopar.records import dataclass
-from autopar.units import format_seconds
+from autopar.units import format_odds, format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed, search_words
 from search.engines.reprice import Choice, change_sentence, export_document
 from search.options import PANELS
+from search.places import named_card
 from search.report.plan import print_heading
 from search.request import FILLS, Request, build_request, stored_request
+from search.writing.place import ENGINES
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.memory.launch import Launch
     from search.question import Session
+    from search.uniform.files import StoredLaunch
+    from search.writing.place import Engine
 
 __all__ = [
     "COMMAND",
@@ -152,13 +157,15 @@ class ExportSpec:
     """What is handed over, to whom or from whom, and what is written."""
 
     plan: str = option(help="plan, strategy file or configuration", panel=_EXPORT, positional=True)
-    to: str | None = option(None, help="the engine to write for", panel=_EXPORT, choices=EXPORTERS)
+    to: str | None = option(
+        None, help="the engine to write for", panel=_EXPORT, choices=(*EXPORTERS, "megatron-bridge")
+    )
     source: str | None = option(
         None,
         name="from",
         help="read a configuration of this engine",
         panel=_EXPORT,
-        choices=IMPORTERS,
+        choices=tuple(dict.fromkeys((*IMPORTERS, *ENGINES))),
     )
     allow_approx: bool = option(False, help="take the nearest plan, priced again", panel=_EXPORT)
     out: str | None = option(
@@ -188,11 +195,11 @@ autopar-export PLAN.json --to ENGINE writes the files and prints the launch comm
 cannot express is listed and nothing is written (exit 3), unless --allow-approx takes the nearest
 plan, which is then priced beside yours.
 
-autopar-export --from ENGINE FILE reads an existing configuration (launch script, YAML or JSON) and
-writes the strategy file that autopar-search --evaluate prices.
+autopar-export --from ENGINE FILE --hardware CARD:NxG reads an existing configuration (script, YAML,
+JSON, TOML) and writes the launch or strategy file that autopar-search --evaluate prices.
 
-PLAN.json is a plan file of ours, which names its inputs, or anyone's strategy file with the
-options of autopar-search that describe model and hardware.
+PLAN.json is a launch or plan file of ours, which names its inputs, or anyone's strategy file with
+the options of autopar-search that describe model and hardware.
 
 Exit codes: 0 done, 2 an input is unusable, 3 the engine cannot do all that the plan says.
 """,
@@ -225,7 +232,17 @@ def _execute(raw: dict[str, Any]) -> int:
             else "--to: cannot be given with --from; read the configuration first"
         )
     if own.source is not None:
-        return _import(own, own.source, build_request(asked))
+        request = build_request(asked)
+        if own.source in ENGINES and (
+            # without a cluster there is a plan alone
+            own.source not in IMPORTERS or named_card(request.inputs.hardware) is not None
+        ):
+            return _import_launch(own, own.source, asked)
+        return _import(own, own.source, request)
+    if own.to not in EXPORTERS:
+        raise OptionError(
+            f"--to: {own.to} takes launches of megatron, and {own.plan} is none; give --to megatron"
+        )
     return _export(own, str(own.to), asked)
 
 
@@ -343,7 +360,7 @@ def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> O
     )
 
 
-# --- launch -> its trainer ----------------------------------------------------------------------
+# --- launch -> its trainer, or another one --------------------------------------------------------
 
 
 def _is_launch(path: str) -> bool:
@@ -352,18 +369,31 @@ def _is_launch(path: str) -> bool:
     return path.endswith(".json") and Path(path).is_file() and is_launch(path)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Handed:
+    """A launch as it is handed to a trainer."""
+
+    launch: Launch
+    losses: tuple[str, ...]
+    """What is another thing there."""
+    change: str
+    """What that costs, empty where it is the launch itself."""
+
+
 def _export_launch(own: ExportSpec) -> int:
-    """Write the files of a launch for the trainer that it is of."""
+    """Write the files of a launch for the trainer that it is of, or for another one."""
     from search.uniform.files import read_launch
     from search.writing.place import Place
-    from search.writing.written import LAUNCH, written
+    from search.writing.written import LAUNCH, TITLES, written
 
     stored = read_launch(own.plan)
-    engine = stored.engine
-    if own.to not in (None, engine):
+    engine = own.to or stored.engine
+    if engine not in TITLES:
         raise OptionError(
-            f"--to: {own.plan} is a launch of {engine}; search again with --engine {own.to}"
+            f"--to: {engine} runs plans, and {own.plan} is a launch; give one of "
+            f"{', '.join(TITLES)}"
         )
+    handed = _handed(stored, engine)
     question = stored.question
     place = Place(
         num_nodes=question.num_nodes,
@@ -371,27 +401,39 @@ def _export_launch(own: ExportSpec) -> int:
         model=question.spec.name,
         spec=question.spec,
     )
-    found = written(stored.launch, engine=cast(Any, engine), place=place)
+    found = written(handed.launch, engine=cast(Any, engine), place=place)
+    losses = (*handed.losses, *found.losses)
+    # its own trainer runs a launch as it can, another one only as it was
+    kept = bool(losses) and engine != stored.engine and not own.allow_approx
     folder = Path(own.out or f"exports/{engine}")
     texts = {**found.files, LAUNCH: found.launch} if own.out != "none" else {}
-    targets = {folder / name: text for name, text in texts.items()}
+    targets = {} if kept else {folder / name: text for name, text in texts.items()}
     answer = {
-        "status": "exported",
+        "status": "refused" if kept else "exported",
         "engine": engine,
         "engine_version": found.engine_version,
         "files": [str(target) for target in targets],
-        "losses": list(found.losses),
+        "losses": list(losses),
+        "price": handed.change or None,
         "notes": list(found.notes),
         "launch": found.launch,
     }
     _write(own, targets, answer, files_read([own.plan]))
     if own.json == "-":
         emit("-", answer)
+    if kept:
+        say(f"{_NAME}: {TITLES[cast(Any, engine)]} cannot do all that the launch says:")
+        for line in (*losses, *filter(None, [handed.change])):
+            say(f"{_NAME}:   {line}")
+        say(f"{_NAME}: nothing was written; --allow-approx takes the nearest launch")
+        return REFUSED
+    if own.json == "-":
         return 0
     console = make_console(sys.stdout)
     print_plain(console, f"{question.title} for {engine}, {found.engine_version}", style="bold")
     for heading, items in (
-        ("what it cannot say", found.losses),
+        ("what is lost", losses),
+        ("price of the nearest launch", tuple(filter(None, [handed.change]))),
         ("notes", found.notes),
         ("files", tuple(map(str, targets))),
     ):
@@ -406,10 +448,80 @@ def _export_launch(own: ExportSpec) -> int:
     return 0
 
 
+_STARTED = {("megatron", "megatron-bridge"), ("deepspeed", "accelerate")}
+"""(Trainer of a launch, who starts such launches as well)."""
+
+
+def _handed(stored: StoredLaunch, engine: str) -> _Handed:
+    """Return a launch as a trainer takes it: itself, or the nearest one with its price."""
+    from search.check.assessment import assess
+    from search.uniform.answer import target_of
+    from search.uniform.engines import engine_space, launch_of
+    from search.uniform.imported import taken_over
+
+    if engine == stored.engine or (stored.engine, engine) in _STARTED:
+        return _Handed(launch=stored.launch, losses=(), change="")
+    question, own = stored.question, engine_space(stored.engine)
+    usual = launch_of(own, question.job, stored.choice)
+    found = taken_over(question, stored.launch, usual, stored.choice, engine)
+    before = assess(stored.launch, target_of(question, own))
+    after = assess(found.launch, target_of(question, engine_space(engine)))
+    change = f"not priced: {after.untimed or before.untimed}"
+    if before.step is not None and after.step is not None:
+        change = (
+            f"{format_seconds(after.step.total_s)} per step instead of "
+            f"{format_seconds(before.step.total_s)} with {own.title}"
+        )
+    if after.odds_of_oom > question.oom_risk:
+        change += f"; does not fit: out of memory {format_odds(after.odds_of_oom)}"
+    return _Handed(launch=found.launch, losses=found.losses, change=change)
+
+
+# --- trainer -> launch ----------------------------------------------------------------------------
+
+
+def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> int:
+    """Write the launch of a trainer's file as `autopar-search` writes its own."""
+    from autopar.documents.plan import document_text
+    from search.uniform.answer import Answer, evaluated
+    from search.uniform.engines import engine_space
+    from search.uniform.files import file_name, launch_document
+    from search.uniform.imported import import_launch
+
+    found = import_launch(source, own.plan, raw)
+    for note in found.notes:
+        say(f"{_NAME}: {note}")
+    one = evaluated(found.question, engine_space(found.engine), found.choice, found.launch)
+    answer = Answer(question=found.question, engines=(one,))
+    document = launch_document(answer, found.request).model_dump() | {"status": "evaluated"}
+    text = document_text(document)
+    files: dict[Path, str] = {}
+    if own.out not in (None, "none"):
+        target = Path(str(own.out))
+        files = {target / file_name(answer) if target.is_dir() else target: text}
+    told = {
+        "status": "imported",
+        "engine": source,
+        "launch": document,
+        "notes": list(found.notes),
+    }
+    _write(own, files, told, files_read([own.plan, str(found.request["model"])]))
+    for path in files:
+        say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it, autopar-export writes it")
+    if own.json == "-":
+        emit("-", told)
+    elif not files:
+        sys.stdout.write(text)
+    return 0
+
+
 # --- engine -> plan ---------------------------------------------------------------------------
 
 
 def _import(own: ExportSpec, engine: str, request: Request) -> int:
+    from autopar.documents.plan import document_text
+    from autopar.documents.strategy import strategy_document
+    from autopar.plans import refinements
     from search.configuration import read_configuration
     from search.engines.galvatron import strategy_text
     from search.engines.handover import num_layers_of, world_size_of
@@ -423,10 +535,13 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
         num_layers=num_layers_of(request),
     )
     notes = (*source.notes, *imported.notes)
+    if beyond := refinements(imported.plan):
+        notes += (f"{', '.join(beyond)} stands in strategy files of autopar-search alone",)
     for note in notes:
         say(f"{_NAME}: {note}")
-    text = strategy_text(imported.plan)
     answer = import_document(engine, imported.plan, notes)
+    plan = imported.plan
+    text = document_text(strategy_document(plan)) if beyond else strategy_text(plan)
     files: dict[Path, str] = {}
     if own.out not in (None, "none"):
         target = Path(str(own.out))

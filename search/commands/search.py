@@ -81,10 +81,11 @@ def _evaluate_launch(request: Request, path: str) -> int:
 
     stored = read_launch(path, request.given)
     pictures = _pictures(request, [path])
-    one = evaluated(stored.question, engine_space(stored.engine), stored.choice)
+    engine = engine_space(stored.engine)
+    one = evaluated(stored.question, engine, stored.choice, stored.launch)
     found = Answer(question=stored.question, engines=(one,))
     _write_pictures(pictures, lambda: pictures.of_answer(found, curves=False))
-    _emit(request, launch_document(found, request.given).model_dump() | {"status": "evaluated"})
+    _emit(request, launch_document(found, stored.request).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
         from autopar.command.show import make_console
 

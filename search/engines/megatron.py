@@ -558,8 +558,8 @@ def _parallel(job: Job, near: _Nearest) -> tuple[list[Argument], dict[str, str |
 def _data_parallel(job: Job, near: _Nearest) -> tuple[list[Argument], bool, list[str]]:
     """Return the arguments of data parallelism, whether they are Megatron-FSDP's, and notes.
 
-    ZeRO-2 with one reduction per step keeps whole gradients until then and shards the optimizer,
-    which is Megatron-LM's distributed optimizer; one with a reduction in every micro-batch shards
+    ZeRO-1 is Megatron-LM's distributed optimizer, and so is ZeRO-2 with one reduction per step,
+    which keeps whole gradients until then; one with a reduction in every micro-batch shards
     gradients at once, which is Megatron-FSDP's `optim_grads`.
     """
     plan, notes = near.plan, list[str]()
@@ -570,6 +570,7 @@ def _data_parallel(job: Job, near: _Nearest) -> tuple[list[Argument], bool, list
             notes.append("gradients are reduced once per step, not in every micro-batch")
         return overlap, False, notes
     at_once = plan.num_microbatches == 1 or not job.async_grad_reduce
+    at_once &= plan.default_dp_type == "zero2"
     if zero3 or (at_once and plan.num_stages == 1):
         if job.async_grad_reduce and plan.num_microbatches > 1:
             notes.append(

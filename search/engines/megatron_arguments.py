@@ -117,6 +117,7 @@ _WAYS = {
     "a2a": (True, False),
     "a2a+p2p": (True, True),
     # priced as the ring, and so never written: a plan has one kind of context parallelism
+    "all_gather": (False, True),
     "allgather": (False, True),
 }
 """Word of `cp-comm-type`: whether a layer has Ulysses, and whether it has a ring."""
@@ -384,7 +385,7 @@ _BARE = frozenset(
 )
 _SHARDED: dict[str, tuple[bool, ZeroDefault]] = {
     "no_shard": (False, "ddp"),
-    "optim": (False, "zero2"),
+    "optim": (False, "zero1"),
     "optim_grads": (False, "zero2"),
     "optim_grads_params": (True, "ddp"),
 }
@@ -493,7 +494,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
             "Megatron-LM refuses it too; make it a multiple",
         )
     sizes = _sizes(arguments, layers, stages)
-    zero3, default = _data_type(arguments, notes)
+    zero3, default = _data_type(arguments)
     strategies, degrees = _strategies(arguments, layers, tensor, context)
     recomputed = _recomputed(arguments, sizes, notes)
     plan = Plan(
@@ -561,7 +562,7 @@ def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _data_type(arguments: _Arguments, notes: list[str]) -> tuple[bool, ZeroDefault]:
+def _data_type(arguments: _Arguments) -> tuple[bool, ZeroDefault]:
     """Return (ZeRO-3, what the layers do otherwise)."""
     if arguments.has("use-torch-fsdp2"):
         kept = arguments.has("torch-fsdp2-no-reshard-after-forward")
@@ -573,10 +574,9 @@ def _data_type(arguments: _Arguments, notes: list[str]) -> tuple[bool, ZeroDefau
         if strategy not in _SHARDED:
             expected = ", ".join(_SHARDED)
             raise arguments.fail(flag, f"expected one of {expected}, got {shorten(strategy)}")
-        if strategy == "optim":
-            notes.append("--data-parallel-sharding-strategy optim is priced as ZeRO-2")
         return _SHARDED[strategy]
-    return False, "zero2" if arguments.has("use-distributed-optimizer") else "ddp"
+    # the distributed optimizer shards states alone
+    return False, "zero1" if arguments.has("use-distributed-optimizer") else "ddp"
 
 
 def _strategies(
@@ -594,7 +594,7 @@ def _strategies(
     unknown = [kind for kind in kinds if kind not in _WAYS]
     if unknown:
         raise arguments.fail(
-            flag, f"expected p2p, allgather, a2a or a2a+p2p, got {shorten(unknown[0])}"
+            flag, f"expected p2p, all_gather, a2a or a2a+p2p, got {shorten(unknown[0])}"
         )
     exchanges = any(kind.startswith("a2a") for kind in kinds)
     if exchanges and tensor > 1:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.documents.spec import load_spec
-from autopar.model import ModelSpec
+from autopar.memory.launch import Model
+from autopar.memory.profile import launch_model
 
 __all__ = ["architecture", "architecture_names"]
 
@@ -31,8 +32,33 @@ _SHIPPED = {
     "mixtral_8x7b": "mixtral-8x7b",
     "qwen25_7b": "qwen2.5-7b",
     "qwen25_72b": "qwen2.5-72b",
+    "qwen3_8b": "qwen3-8b",
+    "qwen3_32b": "qwen3-32b",
+    "qwen3_30b_a3b": "qwen3-30b-a3b",
+    "qwen3_235b_a22b": "qwen3-235b-a22b",
+    "deepseek_v3": "deepseek-v3",
+    "kimi_k2": "kimi-k2",
+    "gpt_oss_20b": "gpt-oss-20b",
+    "gpt_oss_120b": "gpt-oss-120b",
 }
 """Name here, and folder of `models/`; Llama 3.1 has the sizes of Llama 3."""
+_DEEPSEEK_ROUTER: Mapping[str, Any] = {
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+}
+_BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v3": {
+        **_DEEPSEEK_ROUTER,
+        "moe_router_num_groups": 8,
+        "moe_router_group_topk": 4,
+        "moe_router_topk_scaling_factor": 2.5,
+    },
+    "kimi_k2": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.827},
+    "gpt_oss_20b": {"position_embedding_type": "yarn"},
+    "gpt_oss_120b": {"position_embedding_type": "yarn"},
+}
+"""What the sizes of a shipped model do not say, from its `config.json`: how its router scores, of
+what kind its positions are."""
 _RMS: Mapping[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
@@ -65,46 +91,6 @@ def _qwen3(layers: int, hidden: int, ffn: int, heads: int, groups: int = 8, **mo
     return _sizes(layers, hidden, ffn, heads, groups, 128, 151936, qk_layernorm=True, **more)
 
 
-def _mixture(number: int, per_token: int, width: int, **more: Any) -> Sizes:
-    return {
-        "num_moe_experts": number,
-        "moe_router_topk": per_token,
-        "moe_ffn_hidden_size": width,
-        **more,
-    }
-
-
-def _deepseek(heads: int, experts: int, dense: int, vocab: int, **more: Any) -> Sizes:
-    """Return DeepSeek-V3's shape: latent attention, a few dense layers, a shared expert."""
-    return {
-        **_sizes(61, 7168, 18432, heads, heads, 128, vocab),
-        **_mixture(experts, 8, 2048, moe_shared_expert_intermediate_size=2048),
-        "moe_layer_freq": [0] * dense + [1] * (61 - dense),
-        "moe_router_score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
-        "multi_latent_attention": True,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_head_dim": 128,
-        "qk_pos_emb_head_dim": 64,
-        "v_head_dim": 128,
-        "qk_layernorm": True,
-        **more,
-    }
-
-
-def _gpt_oss(layers: int, experts: int) -> Sizes:
-    """Return GPT-OSS's shape: biases, and windows of 128 tokens in every other layer."""
-    return {
-        **_sizes(layers, 2880, 2880, 64, 8, 64, 201088),
-        **_mixture(experts, 4, 2880),
-        "add_bias_linear": True,
-        "position_embedding_type": "yarn",
-        "window_size": [127, 0],
-        "window_attn_skip_freq": 2,
-    }
-
-
 _TIED = {"share_embeddings_and_output_weights": True}
 _PUBLISHED: Mapping[str, Sizes] = {
     "llama32_1b": _sizes(16, 2048, 8192, 32, 8, 64, 128256, **_TIED),
@@ -112,18 +98,10 @@ _PUBLISHED: Mapping[str, Sizes] = {
     "qwen3_600m": _qwen3(28, 1024, 3072, 16, **_TIED),
     "qwen3_1p7b": _qwen3(28, 2048, 6144, 16, **_TIED),
     "qwen3_4b": _qwen3(36, 2560, 9728, 32, **_TIED),
-    "qwen3_8b": _qwen3(36, 4096, 12288, 32),
     "qwen3_14b": _qwen3(40, 5120, 17408, 40),
-    "qwen3_32b": _qwen3(64, 5120, 25600, 64),
-    "qwen3_30b_a3b": _qwen3(48, 2048, 6144, 32, 4, **_mixture(128, 8, 768)),
-    "qwen3_235b_a22b": _qwen3(94, 4096, 12288, 64, 4, **_mixture(128, 8, 1536)),
-    "deepseek_v3": _deepseek(128, 256, 3, 129280, mtp_num_layers=1),
-    "kimi_k2": _deepseek(64, 384, 1, 163840),
-    "gpt_oss_20b": _gpt_oss(24, 32),
-    "gpt_oss_120b": _gpt_oss(36, 128),
 }
-"""From the `config.json` of meta-llama, Qwen, deepseek-ai, moonshotai and openai on the Hugging
-Face hub; names as Megatron-Bridge's recipes have them."""
+"""From the `config.json` of meta-llama and Qwen on the Hugging Face hub; names as Megatron-Bridge's
+recipes have them."""
 
 
 def architecture_names() -> tuple[str, ...]:
@@ -132,31 +110,57 @@ def architecture_names() -> tuple[str, ...]:
 
 
 def architecture(name: str) -> Sizes | None:
-    """Return the sizes of a model by its name, such as `qwen3_30b_a3b`; None for an unknown one."""
+    """Return the sizes of a model by its name here or as it is shipped; None for an unknown one.
+
+    Such as `qwen3_30b_a3b` and `qwen3-30b-a3b`.
+    """
     if name in _PUBLISHED:
         return {**_PUBLISHED[name]}
-    shipped = _SHIPPED.get(name)
-    return None if shipped is None else _of_spec(load_spec(shipped))
+    own = next((own for own, shipped in _SHIPPED.items() if name in (own, shipped)), None)
+    if own is None:
+        return None
+    return {**_of_model(launch_model(load_spec(_SHIPPED[own]))), **_BESIDE.get(own, {})}
 
 
-def _of_spec(spec: ModelSpec) -> Sizes:
-    """Return the sizes of a shipped decoder; all of `_SHIPPED` have one type of layer."""
-    (layer,) = spec.layers
-    assert layer.num_heads is not None, "a shipped model has them"
-    heads, hidden, ffn = layer.num_heads, layer.hidden_size, layer.ffn_hidden_size
-    assert ffn is not None, "as it has this"
-    assert spec.vocab_size is not None, "and this"
-    sizes = _sizes(
-        layer.num_layers,
-        hidden,
-        ffn,
-        heads,
-        layer.num_kv_heads or heads,
-        layer.head_dim or hidden // heads,
-        spec.vocab_size,
-        share_embeddings_and_output_weights=spec.tied_embeddings,
-        add_qkv_bias=layer.qkv_biases,
+def _of_model(model: Model) -> Sizes:
+    """Return the sizes of a decoder."""
+    attention, latent, experts = model.attention, model.attention.latent, model.experts
+    found = _sizes(
+        model.num_layers,
+        model.hidden,
+        model.ffn,
+        attention.heads,
+        attention.groups,
+        attention.width if latent is None else latent.key_width,
+        model.vocab,
+        share_embeddings_and_output_weights=model.tied,
+        add_bias_linear=model.biases,
+        add_qkv_bias=model.qkv_biases and not model.biases,
+        qk_layernorm=attention.head_norms,
     )
-    if layer.num_experts is not None:
-        sizes |= _mixture(layer.num_experts, layer.experts_per_token or 1, ffn)
-    return sizes
+    if model.mtp:
+        found["mtp_num_layers"] = model.mtp
+    if attention.window is not None:
+        # the tokens before a query, without itself
+        found["window_size"] = [attention.window - 1, 0]
+        found["window_attn_skip_freq"] = attention.whole_every
+    if latent is not None:
+        found |= {
+            "multi_latent_attention": True,
+            "q_lora_rank": latent.query_rank,
+            "kv_lora_rank": latent.key_value_rank,
+            "qk_head_dim": latent.key_width,
+            "qk_pos_emb_head_dim": latent.rotary_width,
+            "v_head_dim": latent.value_width,
+        }
+    if experts is not None:
+        found |= {
+            "num_moe_experts": experts.number,
+            "moe_router_topk": experts.per_token,
+            "moe_ffn_hidden_size": experts.ffn,
+        }
+        if experts.shared_ffn:
+            found["moe_shared_expert_intermediate_size"] = experts.shared_ffn
+        if not all(model.expert_layers):
+            found["moe_layer_freq"] = [int(kind) for kind in model.expert_layers]
+    return found

@@ -1,8 +1,8 @@
 """Sizes of published models, by the names that launches of torch trainers call them.
 
 Only what memory and time depend on. A launch names a flavour (torchtitan), a repository of Hugging
-Face or a folder with its `config.json`. Sizes that `search.launches.architectures` has are not
-here; the others are those of torchtitan's `models/*/__init__.py` and of published `config.json`.
+Face or a folder with its `config.json`. Sizes of models that are shipped (`models/`), and those of
+`search.launches.architectures`, are not here; the others are from published `config.json`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from autopar.documents.catalog import model_names
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.families.config import parse_hugging_face
-from autopar.memory.launch import Attention, Experts, Latent, Model
+from autopar.memory.launch import Attention, Model
 from autopar.memory.profile import launch_model
 from autopar.model import ModelSpec
 from autopar.records import dataclass
@@ -44,18 +45,8 @@ class _Sizes:
     plain: bool = False
     """LayerNorm, biases, no gate and learned positions, as GPT-2 and OPT."""
     positions: int = 0
-    experts: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Number, of each token, width, width of what every token visits."""
-    dense_layers: int = 0
-    """In front of those with experts."""
-    every: int = 1
-    """Each so-manieth layer has experts, the last of them."""
-    latent: tuple[int, int, int, int, int] | None = None
-    """Ranks of queries (0: none) and of keys and values, widths of key, rotary part and value."""
 
     def model(self) -> Model:
-        number, each, width, shared = self.experts
-        latent = self.latent
         return Model(
             hidden=self.hidden,
             ffn=self.ffn,
@@ -63,34 +54,12 @@ class _Sizes:
                 heads=self.heads,
                 groups=self.groups,
                 width=self.width or self.hidden // self.heads,
-                head_norms=self.head_norms or latent is not None,
+                head_norms=self.head_norms,
                 dropout=0.0,
-                latent=None
-                if latent is None
-                else Latent(
-                    query_rank=latent[0] or None,
-                    key_value_rank=latent[1],
-                    key_width=latent[2],
-                    rotary_width=latent[3],
-                    value_width=latent[4],
-                ),
             ),
             vocab=self.vocab,
             vocab_divisor=1,
-            expert_layers=tuple(
-                number > 0 and place >= self.dense_layers and (place + 1) % self.every == 0
-                for place in range(self.layers)
-            ),
-            experts=Experts(
-                number=number,
-                per_token=each,
-                ffn=width,
-                shared_ffn=shared,
-                dispatcher="alltoall",
-                grouped=True,
-            )
-            if number
-            else None,
+            expert_layers=(False,) * self.layers,
             gated=not self.plain,
             biases=self.plain,
             qkv_biases=self.plain or self.qkv_biases,
@@ -103,86 +72,70 @@ class _Sizes:
 
 
 _Entry = _Sizes | str
-"""Sizes, or the name of an architecture that has them."""
+"""Sizes, or the name of a shipped model or of an architecture that has them."""
 
 
 def _model(entry: _Entry) -> Model:
     """Return the model of an entry of the tables below."""
     if not isinstance(entry, str):
         return entry.model()
+    if entry == "deepseek_v2":
+        return _deepseek_v2()
+    shipped = _shipped(entry)
+    if shipped is not None:
+        return shipped
     sizes = architecture(entry)
     assert sizes is not None, f"{entry} is one of the architectures"
-    width = sizes["kv_channels"]
-    number = sizes.get("num_moe_experts", 0)
-    layers = sizes["num_layers"]
-    latent = sizes.get("multi_latent_attention", False)
-    dense = sum(1 for kind in sizes.get("moe_layer_freq", [1] * layers) if not kind)
     return _Sizes(
         hidden=sizes["hidden_size"],
-        layers=layers,
+        layers=sizes["num_layers"],
         heads=sizes["num_attention_heads"],
         groups=sizes["num_query_groups"],
         ffn=sizes["ffn_hidden_size"],
         vocab=sizes["vocab_size"],
-        width=width,
+        width=sizes["kv_channels"],
         tied=sizes["share_embeddings_and_output_weights"],
         head_norms=sizes.get("qk_layernorm", False),
-        qkv_biases=sizes.get("add_qkv_bias", False),
-        experts=(
-            number,
-            sizes["moe_router_topk"],
-            sizes["moe_ffn_hidden_size"],
-            sizes.get("moe_shared_expert_intermediate_size", 0),
-        )
-        if number
-        else (0, 0, 0, 0),
-        # in front of the others
-        dense_layers=dense if number else 0,
-        latent=(
-            sizes["q_lora_rank"], sizes["kv_lora_rank"], sizes["qk_head_dim"],
-            sizes["qk_pos_emb_head_dim"], sizes["v_head_dim"],
-        )
-        if latent
-        else None,
-    ).model()  # fmt: skip
+    ).model()
 
 
-_LLAMA3 = {"8B": "llama3_8b", "70B": "llama3_70b", "405B": "llama31_405b"}
-_LLAMA2 = {"7B": "llama2_7b", "13B": "llama2_13b", "70B": "llama2_70b"}
+def _deepseek_v2() -> Model:
+    """Return DeepSeek-V2, whose layers are of the kinds of its small one."""
+    small = _model("deepseek-v2-lite")
+    attention, experts = small.attention, small.experts
+    assert attention.latent is not None, "it has latent attention"
+    assert experts is not None, "and experts"
+    return replace(
+        small,
+        hidden=5120,
+        ffn=12288,
+        attention=replace(
+            attention, heads=128, groups=128, latent=replace(attention.latent, query_rank=1536)
+        ),
+        expert_layers=(False, *(True,) * 59),
+        experts=replace(experts, number=160, per_token=6, ffn=1536, shared_ffn=3072),
+    )
+
+
 _QWEN3 = {
-    "0.6B": "qwen3_600m", "1.7B": "qwen3_1p7b", "4B": "qwen3_4b", "8B": "qwen3_8b",
-    "14B": "qwen3_14b", "32B": "qwen3_32b", "30B-A3B": "qwen3_30b_a3b",
-    "235B-A22B": "qwen3_235b_a22b",
+    "0.6B": "qwen3_600m", "1.7B": "qwen3_1p7b", "4B": "qwen3_4b", "8B": "qwen3-8b",
+    "14B": "qwen3_14b", "32B": "qwen3-32b", "30B-A3B": "qwen3-30b-a3b",
+    "235B-A22B": "qwen3-235b-a22b",
 }  # fmt: skip
-"""Names of `search.launches.architectures`, which has their sizes."""
 _DEEPSEEK: Mapping[str, _Entry] = {
-    "16B": _Sizes(
-        hidden=2048, layers=27, heads=16, groups=16, ffn=10944, vocab=102400, dense_layers=1,
-        experts=(64, 6, 1408, 2816), latent=(0, 512, 128, 64, 128),
-    ),
-    "236B": _Sizes(
-        hidden=5120, layers=60, heads=128, groups=128, ffn=12288, vocab=102400, dense_layers=1,
-        experts=(160, 6, 1536, 3072), latent=(1536, 512, 128, 64, 128),
-    ),
-    "671B": "deepseek_v3",
-}  # fmt: skip
-_LLAMA4: Mapping[str, _Entry] = {
-    "17bx16e": _Sizes(
-        hidden=5120, layers=48, heads=40, groups=8, ffn=16384, vocab=202048,
-        experts=(16, 1, 8192, 8192),
-    ),
-    "17bx128e": _Sizes(
-        hidden=5120, layers=48, heads=40, groups=8, ffn=16384, vocab=202048, every=2,
-        experts=(128, 1, 8192, 8192),
-    ),
-}  # fmt: skip
+    "16B": "deepseek-v2-lite",
+    "236B": "deepseek_v2",
+    "671B": "deepseek-v3",
+}
 FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
     "llama3": {
-        **_LLAMA3,
+        "8B": "llama3-8b",
+        "70B": "llama3-70b",
+        "405B": "llama3-405b",
         "debugmodel": _Sizes(hidden=256, layers=6, heads=16, groups=16, ffn=768, vocab=2048),
     },
-    "llama2": _LLAMA2,
-    "llama4": _LLAMA4,
+    "llama2": {"7B": "llama2-7b", "13B": "llama2-13b", "70B": "llama2-70b"},
+    "llama4": {"17bx16e": "llama4-scout", "17bx128e": "llama4-maverick"},
     "deepseek_v3": _DEEPSEEK,
     "qwen3": _QWEN3,
 }
@@ -196,7 +149,11 @@ def flavour(name: str, size: str) -> Model | None:
     """
     known = FLAVOURS.get(name, {})
     found = known.get(size) or known.get(re.sub(r"_(flex|varlen|sdpa|flex_attn|irope)$", "", size))
-    return None if found is None else _model(found)
+    if found is None:
+        return None
+    model = _model(found)
+    # chunks of attention are those of `irope` alone, and 8,192 tokens wide
+    return replace(model, attention=replace(model.attention, window=None, whole_every=0))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,20 +170,20 @@ def _plain(
 
 
 _REPOSITORIES: Mapping[str, _Entry] = {
-    "llama-2-7b": "llama2_7b",
-    "llama-2-13b": "llama2_13b",
-    "llama-2-70b": "llama2_70b",
-    "llama-3-8b": "llama3_8b",
-    "llama-3-70b": "llama3_70b",
-    "llama-3-405b": "llama31_405b",
+    "llama-2-7b": "llama2-7b",
+    "llama-2-13b": "llama2-13b",
+    "llama-2-70b": "llama2-70b",
+    "llama-3-8b": "llama3-8b",
+    "llama-3-70b": "llama3-70b",
+    "llama-3-405b": "llama3-405b",
     "llama-3.2-1b": "llama32_1b",
     "llama-3.2-3b": "llama32_3b",
-    "mistral-7b": "mistral_7b",
-    "mixtral-8x7b": "mixtral_8x7b",
-    "qwen2.5-7b": "qwen25_7b",
-    "qwen2.5-72b": "qwen25_72b",
+    "mistral-7b": "mistral-7b",
+    "mixtral-8x7b": "mixtral-8x7b",
+    "qwen2.5-7b": "qwen2.5-7b",
+    "qwen2.5-72b": "qwen2.5-72b",
     **{f"qwen3-{size.lower()}": name for size, name in _QWEN3.items()},
-    "gpt2-xl": _plain(1600, 48, 25, 6400, 50257, 1024),
+    "gpt2-xl": "gpt2-xl",
     "opt-1.3b": _plain(2048, 24, 32, 8192, 50272, 2050),
     "opt-6.7b": _plain(4096, 32, 32, 16384, 50272, 2050),
     "opt-13b": _plain(5120, 40, 40, 20480, 50272, 2050),
@@ -255,6 +212,7 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
     return _shipped(name) if found is None else _model(found)
 
 
+@cache
 def _shipped(name: str) -> Model | None:
     """Return a shipped decoder by its name (`autopar models`), None for another name."""
     if name not in model_names():

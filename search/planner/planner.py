@@ -694,6 +694,11 @@ def _calibrated(options: SearchOptions) -> tuple[Source, ...]:
 def _check(options: SearchOptions, hardware: HardwareProfile) -> None:
     if hardware.world_size < 1:
         raise OptionError(f"the cluster has {hardware.world_size} GPUs, expected at least 1")
+    if options.cp_kind == "a2a":
+        raise OptionError(
+            "--cp-kind: a2a is of launches; where layers may differ, Ulysses is a degree beside "
+            "either of the others; take ring or all-gather"
+        )
     ulysses = "sp" in options.sp_space.split("+") and not options.disable_sp
     measured = any(operation == "all2all" for operation, _ in hardware.curves)
     if ulysses and not measured and hardware.world_size > 1:

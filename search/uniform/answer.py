@@ -6,6 +6,7 @@ assumed is said in sentences. Nothing here is printed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,13 @@ from search.places import named_card
 from search.request import BATCH_OPTIONS, ROWS, Request, model_spec, with_places
 from search.space import global_batches
 from search.uniform.choice import Choice, Fixed
-from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
+from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
+from search.uniform.obstacle import obstacle
 
 if TYPE_CHECKING:
     from autopar.estimate.card import Card
     from autopar.estimate.site import Site
+    from autopar.memory.launch import Launch
     from search.check.assessment import Target
     from search.uniform.solve import Solution, Solved
 
@@ -215,7 +218,7 @@ def open_launches(request: Request) -> Question:
         card=card,
         site=None if inputs.site is None else load_site(inputs.site),
         engines=engines,
-        fixed=fixed_of(request.degrees),
+        fixed=_fixed(request),
         oom_risk=options.oom_risk,
         stack=inputs.stack,
         seconds=None if options.time_limit_s is None else options.time_limit_s / len(engines),
@@ -223,42 +226,88 @@ def open_launches(request: Request) -> Question:
     )
 
 
+def _fixed(request: Request) -> Fixed:
+    """Return what a search has to keep to; raises OptionError for what no launch has."""
+    fixed = fixed_of(request.degrees)
+    kind = request.options.cp_kind
+    if "cp-kind" not in request.given:
+        return fixed
+    if kind == "all-gather":
+        raise OptionError(
+            "--cp-kind: all-gather is not priced of launches; take ring or a2a, or leave it out"
+        )
+    return replace(fixed, cp_kind=(kind,))
+
+
 def answer(question: Question, *, top: int = _TOP) -> Answer:
     """Return the fastest launches of every trainer that was asked for.
 
     top : families of degrees of each trainer that are found. Raises InputError where none of them
-    runs such a model at all.
+    has such a launch at all, whatever the memory.
     """
-    from search.uniform.solve import solve
-
     found: list[EngineAnswer] = []
     for engine in question.engines:
         target = target_of(question, engine)
         try:
-            solved = solve(
-                engine, question.job, target, question.fixed, top=top, seconds=question.seconds
-            )
+            solved = _solved(question, engine, target, top)
         except InputError as error:
             found.append(EngineAnswer(engine=engine, target=target, solved=None, reason=str(error)))
             continue
-        reason = ""
-        if not solved.solutions:
-            reason = _why_none(question, solved)
+        reason = "" if solved.solutions else _why_none(question, solved)
         found.append(EngineAnswer(engine=engine, target=target, solved=solved, reason=reason))
+    if all(one.solved is None for one in found):
+        raise InputError(_none_is_legal(found))
     # equally fast ones stay in the order of the trainers
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
     return Answer(question=question, engines=tuple(found))
 
 
+def _solved(question: Question, engine: EngineSpace, target: Target, top: int) -> Solved:
+    """Return the launches of a trainer, or what lacks; raises InputError where there are none."""
+    from search.uniform.solve import solve
+
+    illegal = obstacle(engine, question.job, question.fixed)
+    if illegal is not None:
+        raise InputError(illegal)
+    found = solve(engine, question.job, target, question.fixed, top=top, seconds=question.seconds)
+    if not found.solutions and found.smallest is None:
+        raise InputError(_no_layout(question))
+    return found
+
+
 def _why_none(question: Question, solved: Solved) -> str:
-    """Return why a trainer has no launch that fits."""
-    if not solved.effort.degrees:
-        return "no such degrees are legal"
+    """Return what the smallest launch of a trainer lacks."""
     smallest, shortage = solved.smallest, solved.shortage
-    if smallest is None or shortage is None:
-        return "nothing fits"
+    assert smallest is not None, "there is a launch that does not fit"
+    assert shortage is not None, "it lacks memory"
     line = smallest.choice.line(question.job.world, experts=question.job.model.experts is not None)
     return f"nothing fits; the smallest, {line}, lacks {format_bytes(shortage.missing_bytes)}"
+
+
+def _no_layout(question: Question) -> str:
+    """Return why degrees that are legal have no launch: no layout has what somebody has fixed."""
+    layers, fixed = question.job.model.num_layers, question.fixed
+    if fixed.vpp is not None:
+        counts = ", ".join(map(str, fixed.vpp))
+        return (
+            f"{layers} layers do not lie in vpp {counts}: those of the longest stage have to "
+            "divide into its chunks; leave --vpp out"
+        )
+    return (
+        f"no chunk of {layers} layers has more of them than the blocks of --recompute; take fewer"
+    )
+
+
+def _none_is_legal(found: Sequence[EngineAnswer]) -> str:
+    """Return why no trainer has a launch, whatever the memory, in one sentence of the first."""
+    first, *others = found
+    if all(one.reason == first.reason for one in others):
+        return first.reason
+    names = [one.engine.name for one in others]
+    return (
+        f"{first.reason} ({first.engine.name}; {', '.join(names[:-1])} and {names[-1]} have no "
+        "such launch either)"
+    )
 
 
 _ENOUGH = 3
@@ -291,7 +340,10 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
             changed.append((words, replace(question, job=job, num_nodes=nodes)))
     found: list[Remedy] = []
     for words, other_question in changed:
-        one = answer(other_question, top=1).best
+        try:
+            one = answer(other_question, top=1).best
+        except InputError:
+            continue  # the change is of what none of them has
         if one is not None and one.best is not None:
             found.append(Remedy(words=words, engine=one.engine, solution=one.best))
         if len(found) == _ENOUGH:
@@ -299,13 +351,17 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     return tuple(found)
 
 
-def evaluated(question: Question, engine: EngineSpace, choice: Choice) -> EngineAnswer:
-    """Return one launch of an engine with its price, whether it fits or not; raises InputError."""
+def evaluated(
+    question: Question, engine: EngineSpace, choice: Choice, launch: Launch
+) -> EngineAnswer:
+    """Return one launch of an engine with its price, whether it fits or not; raises InputError.
+
+    launch : what the choice is in the engine, or somebody made of that.
+    """
     from search.check.assessment import assess
     from search.uniform.solve import Effort, Solution, Solved
 
     target = target_of(question, engine)
-    launch = launch_of(engine, question.job, choice)
     assessment = assess(launch, target)
     if assessment.step is None:
         raise InputError(f"the launch has no step time: {assessment.untimed}")

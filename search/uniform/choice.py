@@ -24,6 +24,7 @@ __all__ = [
     "OPTIMIZERS",
     "PRECISIONS",
     "Choice",
+    "ContextKind",
     "Dispatcher",
     "Fixed",
     "OptimizerName",
@@ -40,6 +41,9 @@ Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 per 16 elements (the last two on Blackwell)."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Dispatcher = Literal["alltoall", "flex"]
+ContextKind = Literal["ring", "a2a"]
+"""Context ranks pass keys and values on beside attention (Megatron-LM's `p2p`), or exchange heads
+for tokens around it (Ulysses)."""
 
 NONE, FULL = "none", "full"
 """Recomputation of nothing, and of whole layers."""
@@ -57,6 +61,7 @@ class Choice:
     pp: int = 1
     tp: int = 1
     cp: int = 1
+    cp_kind: ContextKind = "ring"
     ep: int = 1
     etp: int = 1
     vpp: int = 1
@@ -67,6 +72,8 @@ class Choice:
     """Sequences of a micro-batch on one data rank."""
     zero: int = 1
     """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded over data ranks."""
+    dp_replicate: int = 1
+    """Copies of what is sharded: HSDP, instances of Megatron-LM's distributed optimizer."""
     recompute: str = NONE
     """`none`, `full`, `op` (torchtitan's), `block N` or modules joined by `+`."""
     precision: Precision = "bf16"
@@ -87,7 +94,8 @@ class Choice:
         """Return the degrees as one says them: `tp2 pp8 dp64, v4, ep64, ZeRO-1, micro-batch 1`."""
         dp = world // (self.tp * self.cp * self.pp)
         degrees = [f"tp{self.tp}"] if self.tp > 1 else []
-        degrees += [f"cp{self.cp}"] if self.cp > 1 else []
+        exchanged = " (a2a)" if self.cp_kind == "a2a" else ""
+        degrees += [f"cp{self.cp}{exchanged}"] if self.cp > 1 else []
         degrees += [f"pp{self.pp}"] if self.pp > 1 else []
         degrees += [f"dp{dp}"]
         if experts:
@@ -99,7 +107,8 @@ class Choice:
             parts.append(SCHEDULES[self.schedule].title)
         if self.vpp > SCHEDULES[self.schedule].least_chunks or self.schedule == "interleaved":
             parts.append(f"{self.vpp} chunks a stage")
-        parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}")
+        copies = f" in {self.dp_replicate} replicas" if self.dp_replicate > 1 else ""
+        parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}{copies}")
         parts.append(f"micro-batch {self.micro_batch}")
         if self.precision != "bf16":
             parts.append(self.precision)
@@ -118,6 +127,7 @@ class Fixed:
 
     tp: tuple[int, ...] | None = None
     cp: tuple[int, ...] | None = None
+    cp_kind: tuple[ContextKind, ...] | None = None
     ep: tuple[int, ...] | None = None
     etp: tuple[int, ...] | None = None
     pp: tuple[int, ...] | None = None
@@ -125,6 +135,7 @@ class Fixed:
     schedule: tuple[Schedule, ...] | None = None
     dp: tuple[int, ...] | None = None
     zero: tuple[int, ...] | None = None
+    dp_replicate: tuple[int, ...] | None = None
     micro_batch: tuple[int, ...] | None = None
     recompute: tuple[str, ...] | None = None
     precision: tuple[Precision, ...] = ("bf16",)

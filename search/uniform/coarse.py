@@ -32,7 +32,7 @@ from autopar.estimate.layer import (
 from autopar.estimate.parts.experts import expert_sends
 from autopar.estimate.step import seconds_of_times
 from autopar.hardware import together_s
-from search.uniform.choice import Choice, Dispatcher, Precision
+from search.uniform.choice import Choice, ContextKind, Dispatcher, Precision
 
 __all__ = ["Laid", "Ways", "Whole"]
 
@@ -46,6 +46,7 @@ class Laid(NamedTuple):
     tp: int
     cp: int
     micro_batch: int
+    cp_kind: ContextKind = "ring"
 
 
 class Ways(NamedTuple):
@@ -107,7 +108,15 @@ class Whole:
             for one in self._laid:
                 choice = Choice(tp=one.tp, precision=ways.precision)
                 job = self._base(choice)
-                found.append(replace(job, cp=one.cp, micro_batch=one.micro_batch, ep=1))
+                found.append(
+                    replace(
+                        job,
+                        cp=one.cp,
+                        heads_exchanged=one.cp_kind == "a2a",
+                        micro_batch=one.micro_batch,
+                        ep=1,
+                    )
+                )
         return found
 
     # ----------------------------------------------------------------------------------------------
@@ -149,8 +158,8 @@ class Whole:
         half = replace(block, mlp=None)
         assert half.attention is not None, "layers of launches have attention"
         device, host = np.empty(len(jobs)), np.empty(len(jobs))
-        for cp in {job.cp for job in jobs}:
-            at = [place for place, job in enumerate(jobs) if job.cp == cp]
+        for kind in {(job.cp, job.heads_exchanged) for job in jobs}:
+            at = [place for place, job in enumerate(jobs) if (job.cp, job.heads_exchanged) == kind]
             some = [jobs[place] for place in at]
             parts = tuple(layer_parts(self._machine, some[0], half, _splits(some)))
             core = next(part for part in parts if part.module == "core_attn")

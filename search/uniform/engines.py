@@ -34,6 +34,7 @@ from search.uniform.choice import (
     FULL,
     NONE,
     Choice,
+    ContextKind,
     Dispatcher,
     Precision,
     Training,
@@ -71,13 +72,16 @@ class EngineSpace:
     schedules: tuple[Schedule, ...]
     """Of its pipelines, in the order in which equally fast launches are ranked; none: it has no
     stages."""
-    context: bool
+    context: tuple[ContextKind, ...]
+    """How its context ranks exchange; none: it has no context ranks."""
     experts: bool
     """It spreads experts over ranks."""
-    expert_tensor: Callable[[int], tuple[int, ...]]
-    """Returns the expert tensor degrees beside a tensor degree."""
+    expert_tensor: Callable[[int], tuple[int, ...]] | None
+    """Returns the expert tensor degrees beside a tensor degree; None: any that divides experts."""
     zero: tuple[int, ...]
     zero_with_stages: tuple[int, ...]
+    replicated: tuple[int, ...]
+    """Shardings of which it can have several copies."""
     recompute: Callable[[Model], tuple[str, ...]]
     """Returns what it can compute again of a model's layers."""
     blocks: bool
@@ -108,6 +112,7 @@ def _degrees(job: Job, choice: Choice) -> Degrees:
         world=job.world,
         tp=choice.tp,
         cp=choice.cp,
+        heads_exchanged=choice.cp > 1 and choice.cp_kind == "a2a",
         pp=choice.pp,
         ep=choice.ep,
         etp=choice.etp if experts else 1,
@@ -184,6 +189,14 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
     pieces = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
     if job.seq % pieces:
         yield f"sequence({job.seq}) % (tp * 2 cp)({pieces}) = {job.seq % pieces} != 0"
+    if choice.cp > 1 and choice.cp_kind == "a2a":
+        # Transformer Engine's AttnFuncWithCPAndQKVOA2A
+        for heads, name in ((model.attention.heads, "heads"), (groups, "heads of keys and values")):
+            if heads % (choice.tp * choice.cp):
+                rest = heads % (choice.tp * choice.cp)
+                yield f"{name}({heads}) % (tp * cp)({choice.tp * choice.cp}) = {rest} != 0"
+        if model.attention.latent is not None:
+            yield "latent attention exchanges no heads: its queries and values differ in width"
     if model.experts is not None:
         if model.experts.ffn % choice.etp:
             rest = model.experts.ffn % choice.etp
@@ -222,7 +235,9 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         micro_batch=choice.micro_batch,
         global_batch=choice.global_batch,
         precision=_precision(choice),
-        optimizer=Optimizer(sharding=sharding[choice.zero], overlap_gradients=True),
+        optimizer=Optimizer(
+            sharding=sharding[choice.zero], instances=choice.dp_replicate, overlap_gradients=True
+        ),
         recompute=recompute_of(choice.recompute),
         software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
         attention_masks=False,
@@ -242,6 +257,7 @@ def _torch(
         trainer,
         keeper=keeper,
         zero=zero,
+        replicas=choice.dp_replicate,
         checkpoint=cast(Checkpointing, choice.recompute),
     )
     sharding: tuple[Literal["none", "distributed", "zero2", "fsdp"], ...] = (
@@ -293,7 +309,7 @@ def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
         yield f"seq_len({job.seq}) % (tp * 2 cp)({unit}) = {job.seq % unit} != 0"
     if choice.pp > 1 and model.tied:
         yield "tied embeddings have no pipeline"
-    shard = job.world // (choice.tp * choice.cp * choice.pp) * choice.cp
+    shard = job.world // (choice.tp * choice.pp * choice.dp_replicate)
     if choice.zero == 0 and (choice.tp * choice.pp > 1 or choice.cp > 1):
         yield "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
     if model.experts is not None and choice.ep > 1:
@@ -366,11 +382,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="Megatron-LM",
         stack="megatron-core",
         schedules=("1f1b", "interleaved"),
-        context=True,
+        context=("ring", "a2a"),
         experts=True,
-        expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
+        expert_tensor=None,
         zero=(0, 1, 3),
         zero_with_stages=(0, 1),
+        replicated=(1,),
         recompute=_megatron_modules,
         blocks=True,
         precisions=_precisions,
@@ -381,6 +398,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         refused=_megatron_refuses,
         left_out=(
             "CUDA graphs, whose memory nobody has counted",
+            "keys and values that are gathered, or rings of exchanged heads (--cp-comm-type)",
             "activations on the host (--fine-grained-activation-offloading)",
             "recomputation of several layers at once (uniform N)",
             _LAYOUTS,
@@ -392,11 +410,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="torchtitan",
         stack="torchtitan-eager",
         schedules=tuple(name for name in SCHEDULES if "torchtitan" in SCHEDULES[name].engines),
-        context=True,
+        context=("ring",),
         experts=True,
         expert_tensor=lambda tp: (1,) if tp == 1 else (1, tp),
         zero=(0, 2, 3),
         zero_with_stages=(2, 3),
+        replicated=(2, 3),
         recompute=lambda model: (NONE, "op", FULL),
         blocks=False,
         precisions=lambda gpu: tuple(p for p in _precisions(gpu) if p in ("bf16", "fp8", "mxfp8")),
@@ -417,11 +436,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="DeepSpeed",
         stack="torchtitan-eager",
         schedules=(),
-        context=False,
+        context=(),
         experts=False,
         expert_tensor=lambda tp: (tp,),
         zero=(0, 1, 2, 3),
         zero_with_stages=(),
+        replicated=(),
         recompute=_torch_recompute,
         blocks=False,
         precisions=lambda gpu: ("bf16",),
@@ -437,11 +457,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="accelerate",
         stack="torchtitan-eager",
         schedules=(),
-        context=True,
+        context=("ring",),
         experts=False,
         expert_tensor=lambda tp: (tp,),
         zero=(0, 2, 3),
         zero_with_stages=(),
+        replicated=(2, 3),
         recompute=_torch_recompute,
         blocks=False,
         precisions=lambda gpu: ("bf16",),

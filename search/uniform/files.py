@@ -26,6 +26,7 @@ from autopar.training.launch_file import (
     LaunchDocument,
     LaunchEntry,
 )
+from autopar.training.launch_settings import settings_of, with_settings
 from search.report.check import assessed_entry
 from search.request import build_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
@@ -48,6 +49,7 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
     return DegreesEntry(
         tp=choice.tp,
         cp=choice.cp,
+        cp_kind=choice.cp_kind,
         pp=choice.pp,
         dp=dp,
         ep=choice.ep,
@@ -56,6 +58,7 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
         vpp=choice.vpp,
         schedule=choice.schedule,
         zero=choice.zero,
+        dp_replicate=choice.dp_replicate,
         micro_batch_size=choice.micro_batch,
         num_microbatches=choice.global_batch // (choice.micro_batch * dp),
         global_batch_size=choice.global_batch,
@@ -68,9 +71,12 @@ def _degrees(choice: Choice, world: int) -> DegreesEntry:
 
 
 def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
+    job = answer.question.job
+    usual = launch_of(engine.engine, job, solution.choice)
     return LaunchEntry(
         engine=engine.engine.name,
-        degrees=_degrees(solution.choice, answer.question.job.world),
+        degrees=_degrees(solution.choice, job.world),
+        settings=settings_of(solution.launch, usual),
         samples_per_s=solution.samples_per_s,
         predicted=assessed_entry(solution.assessment, engine.target),
     )
@@ -151,8 +157,11 @@ class StoredLaunch:
 
     engine: str
     question: Question
+    request: Mapping[str, object]
+    """Options that ask the question."""
     choice: Choice
     launch: Launch
+    """What the trainer makes of the choice, with the settings of the file."""
 
 
 def is_launch(path: Path | str) -> bool:
@@ -192,7 +201,8 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
-    question = open_launches(build_request({**document.request, **(typed or {})}))
+    request = {**document.request, **(typed or {})}
+    question = open_launches(build_request(request))
     entry = document.launch.degrees
     sizes = entry.layers_of_chunks
     if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
@@ -211,6 +221,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     choice = Choice(
         tp=entry.tp,
         cp=entry.cp,
+        cp_kind=entry.cp_kind,
         ep=entry.ep,
         etp=entry.etp,
         pp=entry.pp,
@@ -218,6 +229,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         schedule=schedule,
         micro_batch=entry.micro_batch_size,
         zero=entry.zero,
+        dp_replicate=entry.dp_replicate,
         recompute=entry.recompute,
         precision=entry.precision,
         dispatcher=entry.dispatcher,
@@ -225,7 +237,11 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         global_batch=entry.global_batch_size,
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
-    launch = launch_of(engine_space(document.launch.engine), question.job, choice)
+    usual = launch_of(engine_space(document.launch.engine), question.job, choice)
     return StoredLaunch(
-        engine=document.launch.engine, question=question, choice=choice, launch=launch
+        engine=document.launch.engine,
+        question=question,
+        request=request,
+        choice=choice,
+        launch=with_settings(usual, document.launch.settings, where),
     )

@@ -30,7 +30,7 @@ from autopar.records import dataclass
 from search.uniform.choice import FULL, NONE, recompute_of
 from search.uniform.layout import Arrangement
 
-__all__ = ["Bounds", "Live", "Room", "Sizes", "live_forwards", "states_of_launch"]
+__all__ = ["Bounds", "Live", "Modules", "Room", "Sizes", "live_forwards", "states_of_launch"]
 
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
@@ -106,12 +106,30 @@ class Room:
         return max(0.0, self._left) / (1.0 + reserve_share(kind_of(launch), self._risk))
 
 
+class Modules:
+    """Recomputations as sets of modules: what these do alone adds up, since none is in another."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        sets = [() if word in (NONE, FULL) else tuple(word.split("+")) for word in words]
+        self.names = tuple(dict.fromkeys(name for one in sets for name in one))
+        self._has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
+        self.full = np.array([at for at, word in enumerate(words) if word == FULL], dtype=np.int64)
+        """Where whole layers are made again, which is no sum."""
+
+    def sums(self, alone: Sequence[float]) -> F64:
+        """Return the sums of the modules' own numbers, by recomputation; 0 of none and of all."""
+        found: F64 = self._has @ np.asarray(alone, dtype=np.float64)
+        return found
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sizes:
     """Bytes and elements of a rank by kind of layer, for one micro-batch."""
 
     saved: F64
     """[recomputation, kind]"""
+    rows: F64
+    """[recomputation, kind]: the same, of nothing and of whole layers behind."""
     full: F64
     """[kind]: of a layer that is computed again as a whole."""
     plain: F64
@@ -125,29 +143,46 @@ class Sizes:
     """What the backward makes of a layer that is computed again as a whole, at least."""
 
 
+class _Layer(NamedTuple):
+    """Bytes and elements of a rank of one layer, for one micro-batch."""
+
+    saved: F64
+    """By recomputation, of none and of all of it."""
+    static: float
+    dense: float
+    experts: float
+    again: float
+
+
+_MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
+_BEFORE_MLP = ("core_attn", "mla_up_proj")
+"""Modules that are the same in front of a mixture and of a dense MLP."""
+
+
 class Bounds:
     """Bounds of launches that have degrees, micro-batch and precision in common."""
 
     def __init__(
         self,
         launch: Launch,
-        words: Sequence[str],
+        words: Modules,
         kinds: tuple[int, ...],
         variant: Callable[[int], Launch],
+        known: dict[object, object],
     ) -> None:
         """Take a launch of one stage.
 
         words : recomputations; kinds : of every layer; variant : returns the launch with another
-        sharding.
+        sharding; known : what launches that differ in how their experts lie have in common.
         """
         self._launch = launch
-        self._words = tuple(words)
+        self._words = words
+        self._known = known
         self.variant = variant
         self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
         self._torch = launch.trainer is not None
         self._fixed: dict[object, float] = {}
         self._forwards: dict[object, float] = {}
-        self._each: dict[tuple[int, bool], tuple[float, float]] = {}
         self._tables: dict[object, tuple[float, float]] = {}
         self.sizes = self._sizes()
 
@@ -155,50 +190,57 @@ class Bounds:
         return self._launch.model.expert_layers[self._layer_of[kind]]
 
     def _sizes(self) -> Sizes:
-        launch, number = self._launch, len(self._layer_of)
-        mixture = [self._experts(kind) for kind in range(number)]
+        mixture = [self._experts(kind) for kind in range(len(self._layer_of))]
         unlike = {experts: mixture.index(experts) for experts in mixture}
-        weights = {experts: layer_weights(launch, experts=experts) for experts in unlike}
-        elements = {experts: _elements(found) for experts, found in weights.items()}
-        saved = {
-            experts: self._by_word(experts, self._layer_of[at]) for experts, at in unlike.items()
+        layers = {
+            experts: self._layer(experts, self._layer_of[at]) for experts, at in unlike.items()
         }
-        static = {
-            experts: 0.0 if self._torch else self._static(self._layer_of[at])
-            for experts, at in unlike.items()
-        }
+        every = [layers[experts] for experts in mixture]
+        rows = np.array([one.saved for one in every]).T
         return Sizes(
-            saved=np.array([saved[one][:-2] for one in mixture]).T,
-            plain=np.array([saved[one][-2] for one in mixture]),
-            full=np.array([saved[one][-1] for one in mixture]),
-            static=np.array([static[one] for one in mixture]),
-            dense=np.array([elements[one][0] for one in mixture]),
-            experts=np.array([elements[one][1] for one in mixture]),
-            again=0.0
-            if self._torch
-            else min(self._again(self._layer_of[at]) for at in unlike.values()),
+            saved=rows[:-2],
+            rows=rows,
+            plain=rows[-2],
+            full=rows[-1],
+            static=np.array([one.static for one in every]),
+            dense=np.array([one.dense for one in every]),
+            experts=np.array([one.experts for one in every]),
+            again=min(one.again for one in every),
         )
 
-    def _by_word(self, experts: bool, layer: int) -> list[float]:
-        """Return what a layer saves by recomputation, and with none and with all of it.
+    def _layer(self, experts: bool, layer: int) -> _Layer:
+        """Return the sizes of a layer; of a dense one once for all ways to lay experts."""
+        if not experts and "dense" in self._known:
+            return cast(_Layer, self._known["dense"])
+        dense, of_experts = _elements(layer_weights(self._launch, experts=experts))
+        found = _Layer(
+            saved=self._by_word(experts, layer),
+            static=0.0 if self._torch else self._static(layer),
+            dense=dense,
+            experts=of_experts,
+            again=0.0 if self._torch else self._again(layer),
+        )
+        if not experts:
+            self._known["dense"] = found
+        return found
 
-        What single modules leave out adds up: no two of them are one inside the other.
-        """
+    def _by_word(self, experts: bool, layer: int) -> F64:
+        """Return what a layer saves by recomputation, and with none and with all of it."""
         plain, full = (self._saved(word, experts, layer) for word in (NONE, FULL))
-        less: dict[str, float] = {}
-        found = []
-        for word in self._words:
-            if word == NONE:
-                found.append(plain)
-            elif word == FULL:
-                found.append(full)
-            else:
-                modules = word.split("+")
-                for one in modules:
-                    if one not in less:
-                        less[one] = plain - self._saved(one, experts, layer)
-                found.append(plain - sum(less[one] for one in modules))
-        return [*found, plain, full]
+        alone = [self._less(plain, name, experts, layer) for name in self._words.names]
+        found = np.append(plain - self._words.sums(alone), (plain, full))
+        found[self._words.full] = full
+        return found
+
+    def _less(self, plain: float, name: str, experts: bool, layer: int) -> float:
+        """Return what is not saved of a layer whose backward makes one module again."""
+        if name == "mlp" if experts else name in _MIXTURES_ALONE:
+            return 0.0
+        if name not in _BEFORE_MLP:
+            return plain - self._saved(name, experts, layer)
+        if name not in self._known:
+            self._known[name] = plain - self._saved(name, experts, layer)
+        return cast(float, self._known[name])
 
     def _saved(self, word: str, experts: bool, layer: int) -> float:
         """Return what a layer saves, with the blocks of the allocator where those are known."""
@@ -247,11 +289,10 @@ class Bounds:
 
     def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float]:
         """Return the bytes of an element that every rank has, and those that ranks share."""
-        found = self._each.get((zero, staged))
-        if found is None:
-            found = states_of_launch(self.variant(zero), staged=staged)
-            self._each[zero, staged] = found
-        return found
+        key = ("states", zero, staged)
+        if key not in self._known:
+            self._known[key] = states_of_launch(self.variant(zero), staged=staged)
+        return cast(tuple[float, float], self._known[key])
 
     def of_stage(
         self,
@@ -279,9 +320,9 @@ class Bounds:
             fixed += self._gathered(arrangement.final[place][-1])
         weights = live.chunks @ counts
         by_word = fixed + sizes.saved @ weights
-        if FULL in self._words and not self._torch and not (last and self._launch.model.mtp):
-            at = self._words.index(FULL)
-            by_word[at] += max(0.0, sizes.again - self._forward_bytes(final, has_head))
+        if not self._torch and not (last and self._launch.model.mtp):
+            more = sizes.again - self._forward_bytes(final, has_head)
+            by_word[self._words.full] += max(0.0, more)
         again = live.chunks @ arrangement.chunks_again[place]
         by_block = fixed + sizes.plain @ weights - again @ (sizes.plain - sizes.full)
         return by_word, by_block

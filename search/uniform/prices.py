@@ -21,6 +21,7 @@ from autopar.estimate.layer import optimizer_time_s
 from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
+    again_seconds,
     ends_seconds,
     forward_seconds,
     seconds_of_times,
@@ -35,10 +36,10 @@ from autopar.records import dataclass
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
 from search.space import divisors
-from search.uniform.choice import FULL, NONE, Choice, Fixed, kept, recompute_of
+from search.uniform.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
 from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
-from search.uniform.memory import Bounds, Room, live_forwards
+from search.uniform.memory import Bounds, Modules, Room, live_forwards
 
 __all__ = ["Prices", "Unit", "arrangement_of", "degrees_of"]
 
@@ -90,9 +91,14 @@ class Unit:
 def degrees_of(choice: Choice) -> tuple[object, ...]:
     """Return what choices of one unit have in common."""
     return (
-        *(choice.tp, choice.cp, choice.ep, choice.etp, choice.micro_batch, choice.precision),
-        *(choice.dispatcher, choice.overlap_experts),
+        *_attention_of(choice),
+        *(choice.ep, choice.etp, choice.dispatcher, choice.overlap_experts),
     )
+
+
+def _attention_of(choice: Choice) -> tuple[object, ...]:
+    """Return what a layer without experts depends on."""
+    return choice.tp, choice.cp, choice.cp_kind, choice.micro_batch, choice.precision
 
 
 class Prices:
@@ -103,9 +109,11 @@ class Prices:
         self.job = job
         self.target = target
         self.words = engine.recompute(job.model)
+        self.modules = Modules(self.words)
         self.known = KnownLayers(target.machine)
         self._units: dict[object, Unit] = {}
         self._bounds: dict[object, Bounds] = {}
+        self._layers: dict[object, dict[object, object]] = {}
         self._transfers: dict[object, float] = {}
         self._updates: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
@@ -158,11 +166,11 @@ class Prices:
             chunks=self._one_stage(),
         )
 
-    def has(self, choice: Choice) -> bool:
-        """Return whether the engine trains as the job says at a choice's sharding at all."""
-        key = (choice.precision, choice.zero)
+    def has(self, precision: Precision, zero: int) -> bool:
+        """Return whether the engine trains as the job says at a sharding at all."""
+        key = (precision, zero)
         if key not in self._trains:
-            one = self.plain(Choice(precision=choice.precision, zero=choice.zero))
+            one = self.plain(Choice(precision=precision, zero=zero))
             try:
                 self.engine.launch(replace(self.job, world=1), one)
                 self._trains[key] = True
@@ -183,6 +191,7 @@ class Prices:
         job = replace(
             self.base(plain),
             cp=plain.cp,
+            heads_exchanged=plain.cp_kind == "a2a",
             dp=dp,
             gpus=plain.tp * plain.cp * dp,
             ep=plain.ep,
@@ -196,9 +205,9 @@ class Prices:
             at = alike.setdefault(replace(block, number=1), len(alike))
             kinds += [at] * block.number
         number = [kinds.count(at) for at in range(len(alike))]
-        again = self._again(job)
+        again = replace(job, recompute="full")
         # [kind, recomputation, device or host]
-        seconds = np.array([self._by_word(job, block, again) for block in alike])
+        seconds = np.array([self._by_word(job, again, block) for block in alike])
         first, last = ends_seconds(job, self.known)
         weights = []
         for block, count in zip(alike, number, strict=True):
@@ -221,39 +230,21 @@ class Prices:
     def _forward_s(self, job: StepJob, block: Block) -> float:
         return forward_seconds(self.target.machine, job, self.known.times(job, block))
 
-    def _again(self, job: StepJob) -> dict[str, StepJob]:
-        """Return a job that makes nothing again, all of a layer, or each of the modules alone."""
-        words = {NONE, FULL, *(module for word in self.words for module in word.split("+"))}
-        return {word: replace(job, recompute=_step_words(word)) for word in words}
+    def _by_word(self, job: StepJob, again: StepJob, block: Block) -> F64:
+        """Return the device's and host's seconds of a layer by recomputation, of none, of all.
 
-    def _by_word(
-        self, job: StepJob, block: Block, again: dict[str, StepJob]
-    ) -> list[tuple[float, float]]:
-        """Return the seconds of a layer by recomputation, and of none and of all of it.
-
-        What single modules take again adds up: no two of them are one inside the other.
+        again : the job with whole layers made again.
         """
-
-        times = self.known.times(job, block)
-
-        def seconds(word: str) -> tuple[float, float]:
-            device, host = seconds_of_times(self.target.machine, again[word], times)
-            return float(device), float(host)
-
-        plain, full = seconds(NONE), seconds(FULL)
-        alone: dict[str, float] = {}
-        found = []
-        for word in self.words:
-            if word in (NONE, FULL):
-                found.append(plain if word == NONE else full)
-                continue
-            more = 0.0
-            for module in word.split("+"):
-                if module not in alone:
-                    alone[module] = seconds(module)[0] - plain[0]
-                more += alone[module]
-            found.append((plain[0] + more, plain[1]))
-        return [*found, plain, full]
+        machine, times = self.target.machine, self.known.times(job, block)
+        plain = np.array(seconds_of_times(machine, job, times))
+        full = np.array(seconds_of_times(machine, again, times))
+        found = np.tile(plain, (len(self.words) + 2, 1))
+        # hosts wait for the launches of a layer that is made again as a whole alone
+        found[:-2, 0] += self.modules.sums(
+            [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
+        )
+        found[self.modules.full] = found[-1] = full
+        return found
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
         """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
@@ -266,7 +257,9 @@ class Prices:
             def launch(zero: int) -> Launch:
                 return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
 
-            found = self._bounds[key] = Bounds(launch(self._zero), self.words, kinds, launch)
+            known = self._layers.setdefault(_attention_of(own), {})
+            found = Bounds(launch(self._zero), self.modules, kinds, launch, known)
+            self._bounds[key] = found
         return found
 
     def stages(self, choice: Choice, fixed: Fixed) -> tuple[int, ...]:
@@ -403,12 +396,12 @@ class Prices:
         """
         if unit.job.frozen:
             return 0.0
-        key = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp, choice.zero)
+        degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
+        key = (*degrees, choice.zero, choice.dp_replicate)
         found = self._updates.get(key)
         if found is None:
             pp = choice.pp
-            data = self.job.world // (choice.tp * pp)
-            of_experts = self.job.world // (choice.ep * choice.etp * pp)
+            data, of_experts = self._shards(choice)
             dense = sum(one.number * one.dense for one in unit.weights) / pp
             experts = sum(one.number * one.experts for one in unit.weights) / pp
             resident = dense + experts
@@ -461,9 +454,12 @@ class Prices:
         return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
     def _states(self, unit: Unit, choice: Choice) -> tuple[float, float]:
-        data = self.job.world // (choice.tp * choice.pp)
-        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
-        return unit.bounds.state_bytes(choice.zero, data, of_experts, staged=choice.pp > 1)
+        return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
+
+    def _shards(self, choice: Choice) -> tuple[int, int]:
+        """Return the ranks that share the states of dense layers, and of experts."""
+        ranks = self.job.world // (choice.pp * choice.dp_replicate)
+        return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
     def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
         """Return bytes that some stage has at least, wherever the layers lie.
@@ -475,28 +471,29 @@ class Prices:
         The other array is what one layer that is computed again whole takes off that mean of
         layers of which nothing is, by kind.
         """
-        key = (unit, choice.pp, choice.zero)
+        key = (unit, choice.pp, choice.zero, choice.dp_replicate)
         if key not in self._spreads:
             self._spreads[key] = self._spread_bytes(unit, choice)
         return self._spreads[key]
 
     def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
-        sizes = unit.bounds.sizes
+        sizes, number = unit.bounds.sizes, unit.number
         dense, experts = self._states(unit, choice)
         own = sizes.static + dense * sizes.dense + experts * sizes.experts
-        saved = np.vstack([sizes.saved, sizes.plain, sizes.full])
-        live = np.arange(choice.pp, 0, -1, dtype=np.float64)
-        number = unit.number
+        saved = sizes.rows
         mean_own = own @ number / number.sum()
         mean_saved = saved @ number / number.sum()
-        # [row, stage]
-        weights = 1.0 / (mean_own + mean_saved[:, None] * live)
-        weights /= weights.sum(axis=1, keepdims=True)
-        # [row, stage, kind]
-        of_stages = weights[:, :, None] * (own + live[:, None] * saved[:, None, :])
-        found = of_stages.min(axis=1) @ number
-        off = (weights[-2] * live).max() * (sizes.plain - sizes.full)
-        return found * _ROUNDING, off
+        # of the unlike shares of a layer (w + l a) / (mean w + l mean a) the least is at an end of
+        # the l live micro-batches: it is monotone in them
+        live = np.arange(1, choice.pp + 1, dtype=np.float64)
+        whole = (1.0 / (mean_own + mean_saved[:, None] * live)).sum(axis=1)
+        first, last = (
+            (own + some * saved) / (mean_own + some * mean_saved)[:, None]
+            for some in (choice.pp, 1)
+        )
+        found = np.minimum(first, last) @ number / whole
+        most = choice.pp / (mean_own + choice.pp * mean_saved[-2]) / whole[-2]
+        return found * _ROUNDING, most * (sizes.plain - sizes.full)
 
     # ----------------------------------------------------------------------------------------------
     # Prices

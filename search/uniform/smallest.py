@@ -130,8 +130,9 @@ class _Search:
             return
         for choice in self.openings.stages(one):
             for zero in self.openings.zeros(choice):
-                sizes, _ = self.prices.spread_bytes(unit, replace(choice, zero=zero))
-                self.push(float(sizes.min()), 2, replace(choice, zero=zero), unit=unit)
+                one = self.openings.sharded(choice, zero)
+                sizes, _ = self.prices.spread_bytes(unit, one)
+                self.push(float(sizes.min()), 2, one, unit=unit)
 
     def open_stages(self, entry: _Entry) -> None:
         unit, one = entry.unit, entry.choice

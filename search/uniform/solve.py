@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.errors import InputError
+from autopar.estimate.step import StepTime
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.check.assessment import Assessment, Target
@@ -116,8 +117,10 @@ class Solved:
 
 _MOST_S = 5.0
 """Of CPU that are spent on the smallest launch where nothing fits."""
-_DEGREES, _STAGES, _CHUNKS, _LAYOUT, _EXACT = 4, 3, 2, 1, 0
+_DEGREES, _STAGES, _CHUNKS, _LAYOUT, _COPIES, _EXACT = 5, 4, 3, 2, 1, 0
 """Levels of entries: of equally long ones exact ones come first."""
+_ROUNDING = 1.0 - 1e-9
+"""So that differences of sums are no larger than the exact ones."""
 
 
 class _Entry(NamedTuple):
@@ -266,6 +269,8 @@ class _Search:
             self.open_chunks(entry)
         elif entry.level == _LAYOUT:
             self.open_layout(entry)
+        elif entry.level == _COPIES:
+            self.open_copies(entry)
         else:
             self.take(entry)
 
@@ -295,7 +300,7 @@ class _Search:
         whole = self.prices.whole_s(unit)
         return min(
             (
-                self.openings.least_whole_s(unit, replace(choice, zero=zero), whole)
+                self.openings.least_whole_s(unit, self.openings.sharded(choice, zero), whole)
                 for zero in self.openings.zeros(choice)
             ),
             default=np.inf,
@@ -328,11 +333,14 @@ class _Search:
         assert entry.options is not None, "a layout has options"
         words = entry.options.words
         choice = replace(entry.choice, recompute=words[entry.at])
-        timing = self.prices.timed(choice)
-        if timing is not None and timing.step is not None:
-            self.timed += 1
-            seconds = timing.step.total_s / choice.global_batch
-            self.push(seconds, _EXACT, choice, unit=entry.unit)
+        step = self.price(choice, entry.unit)
+        if step is not None and len(self.openings.copies(choice)) > 1:
+            least = entry.seconds
+            if choice.zero < 3:
+                # more copies can take no more than all of what is seen of the reduction
+                gone = self.prices.stragglers * step.terms_s["gradients"]
+                least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
+            self.push(least, _COPIES, choice, unit=entry.unit)
         if entry.at + 1 < len(words):
             at = entry.at + 1
             self.push(
@@ -343,6 +351,23 @@ class _Search:
                 options=entry.options,
                 at=at,
             )
+
+    def price(self, choice: Choice, unit: Unit | None) -> StepTime | None:
+        """Push a launch with its step time, and return it; None where it has none."""
+        timing = self.prices.timed(choice)
+        if timing is None or timing.step is None:
+            return None
+        self.timed += 1
+        self.push(timing.step.total_s / choice.global_batch, _EXACT, choice, unit=unit)
+        return timing.step
+
+    def open_copies(self, entry: _Entry) -> None:
+        """Price a launch with more copies of what is sharded, as far as they may fit."""
+        assert entry.unit is not None, "a launch has a unit"
+        for number in self.openings.copies(entry.choice)[1:]:
+            choice = replace(entry.choice, dp_replicate=number)
+            if self.openings.fits(entry.unit, choice):
+                self.price(choice, entry.unit)
 
     def take(self, entry: _Entry) -> None:
         """Take a launch whose step is priced, where it fits."""

@@ -17,7 +17,7 @@ import numpy as np
 from autopar.arrays import F64, I64
 from autopar.estimate.job import Block, parameters
 from search.space import divisors
-from search.uniform.choice import Choice, Fixed, kept
+from search.uniform.choice import Choice, ContextKind, Fixed, kept
 from search.uniform.coarse import Laid, Ways, Whole
 from search.uniform.memory import states_of_launch
 from search.uniform.prices import Prices
@@ -47,6 +47,7 @@ class Space:
         self.prices = prices
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
         """Those that were tried, or said, till now."""
+        self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, bool] = {}
         self._seconds: dict[object, F64] = {}
         self._degrees: dict[Fixed, Degrees] = {}
@@ -69,10 +70,27 @@ class Space:
             context = [1]
         largest = max(job.global_batches)
         return tuple(
-            Laid(tp, cp, size)
+            Laid(tp, cp, size, kind)
             for tp, cp, size in product(tensor, context, self.micro_batches)
             if job.world % (tp * cp) == 0 and size <= largest
+            for kind in self._kinds(tp, cp)
         )
+
+    def _kinds(self, tp: int, cp: int) -> tuple[ContextKind, ...]:
+        """Return how context ranks exchange what attention needs of others."""
+        engine, job = self.prices.engine, self.prices.job
+        if cp == 1:
+            return ("ring",)
+        key = (tp, cp)
+        if key not in self._exchanges:
+            self._exchanges[key] = tuple(
+                kind
+                for kind in engine.context
+                # not every model has heads that divide
+                if kind == "ring"
+                or next(engine.refused(job, Choice(tp=tp, cp=cp, cp_kind=kind)), None) is None
+            )
+        return self._exchanges[key]
 
     @cached_property
     def ways(self) -> tuple[Ways, ...]:
@@ -83,7 +101,10 @@ class Space:
         if experts is not None:
             if engine.experts:
                 expert = [ep for ep in divisors(job.world) if experts.number % ep == 0]
-            splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
+            if engine.expert_tensor is None:
+                splits = [etp for etp in divisors(job.world) if experts.ffn % etp == 0]
+            else:
+                splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
         found = []
         for precision, ep, etp in product(engine.precisions(job.gpu), expert, splits):
             dispatchers = engine.dispatchers if ep > 1 else engine.dispatchers[:1]
@@ -110,6 +131,7 @@ class Space:
         return Choice(
             tp=laid.tp,
             cp=laid.cp,
+            cp_kind=laid.cp_kind,
             ep=way.ep,
             etp=way.etp,
             micro_batch=laid.micro_batch,
@@ -121,10 +143,11 @@ class Space:
 
     def _goes(self, way: Ways, laid: Laid) -> bool:
         """Return whether the engine runs these degrees, of one stage."""
+        beside = self.prices.engine.expert_tensor
         mixture = self.prices.job.model.experts is not None
-        if mixture and way.etp not in self.prices.engine.expert_tensor(laid.tp):
+        if mixture and beside is not None and way.etp not in beside(laid.tp):
             return False
-        key = (laid.tp, laid.cp, way.ep, way.etp, way.overlap)
+        key = (laid.tp, laid.cp, laid.cp_kind, way.ep, way.etp, way.overlap)
         found = self._legal.get(key)
         if found is None:
             plain = self.prices.plain(self.choice(way, laid, 1))
@@ -151,6 +174,8 @@ class Space:
                     one.micro_batch in sizes
                     and kept((one.tp,), fixed.tp)
                     and kept((one.cp,), fixed.cp)
+                    # without context ranks there is nothing to exchange
+                    and (one.cp == 1 or kept((one.cp_kind,), fixed.cp_kind))
                 )
                 for one in self.laid
             ]
@@ -215,7 +240,7 @@ class Space:
     def _columns(self) -> tuple[F64, ...]:
         """Tensor and context degree, micro-batch, ranks that have parts of the sequence."""
         rows = [
-            (*one, one.tp if self.prices.base(Choice(tp=one.tp)).sequence_parallel else 1)
+            (*one[:3], one.tp if self.prices.base(Choice(tp=one.tp)).sequence_parallel else 1)
             for one in self.laid
         ]
         return tuple(np.array(rows, dtype=np.float64).T)
@@ -252,7 +277,7 @@ class Space:
         for pp in stages:
             live = np.arange(pp, 0, -1, dtype=np.float64)
             for zero in kept(engine.zero if pp == 1 else engine.zero_with_stages, fixed.zero):
-                if not self.prices.has(Choice(precision=way.precision, zero=zero)):
+                if not self.prices.has(way.precision, zero):
                     continue
                 whole, shared = self._states(way, zero, staged=pp > 1)
                 data = job.world / (tp * pp)

@@ -5,12 +5,13 @@ Whatever a file says is read back by `search.check`, so that nothing is lost wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autopar.memory.launch import Launch, Model, Optimizer, Recompute, Software
 from autopar.memory.recipes import BUCKETS, Buckets, Zero
+from autopar.training.launch_settings import different_fields
 from autopar.training.offload import Offload
 
 __all__ = ["buckets_at", "losses_of", "without_effect"]
@@ -64,20 +65,8 @@ def losses_of(launch: Launch, runs: Launch, title: str) -> tuple[str, ...]:
     return tuple(
         f"{title} cannot say {_PHRASES.get(path, path.replace('_', ' '))}: "
         f"{_shown(asked)} becomes {_shown(gets)}"
-        for path, asked, gets in _different(one, other)
+        for path, asked, gets in different_fields(one, other)
     )
-
-
-def _different(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted field, value, other value) of the innermost fields that differ."""
-    if one == other:
-        return
-    if is_dataclass(one) and type(one) is type(other):
-        for field in fields(one):
-            name = f"{path}.{field.name}" if path else field.name
-            yield from _different(getattr(one, field.name), getattr(other, field.name), name)
-    else:
-        yield path, one, other
 
 
 def _shown(value: Any) -> str:

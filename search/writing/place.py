@@ -7,7 +7,7 @@ model, is a `Place`; where data and weights are is asked for by the files themse
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
@@ -16,10 +16,20 @@ from autopar.memory.launch import Launch, Model
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = ["Draft", "Engine", "Place", "WrittenLaunch", "refuse_others", "spec_of", "step_count"]
+__all__ = [
+    "ENGINES",
+    "Draft",
+    "Engine",
+    "Place",
+    "WrittenLaunch",
+    "refuse_others",
+    "spec_of",
+    "step_count",
+]
 
 Engine = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate"]
-"""Who can be handed a launch."""
+"""Who can be handed a launch, and whose files are read as one."""
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 @dataclass(frozen=True, kw_only=True)

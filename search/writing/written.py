@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 from autopar.errors import InputError
 from autopar.memory.launch import Launch
@@ -20,9 +19,8 @@ from search.writing import accelerate, bridge, deepspeed, megatron, torchtitan
 from search.writing.differences import losses_of
 from search.writing.place import Draft, Engine, Place, WrittenLaunch
 
-__all__ = ["ENGINES", "LAUNCH", "checked", "written"]
+__all__ = ["LAUNCH", "TITLES", "checked", "written"]
 
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 LAUNCH = "launch.sh"
 """The file that the command stands in, beside the others."""
 
@@ -43,6 +41,8 @@ _WRITERS: Mapping[Engine, _Writer] = {
     "deepspeed": _Writer(title="DeepSpeed", write=deepspeed.write),
     "accelerate": _Writer(title="accelerate", write=accelerate.write),
 }
+TITLES: Mapping[Engine, str] = {engine: writer.title for engine, writer in _WRITERS.items()}
+"""What trainers are called."""
 
 
 def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:

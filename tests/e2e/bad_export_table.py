@@ -77,7 +77,8 @@ def cases() -> Iterator[Case]:
     yield _case(section, "neither --to nor --from", ("plan.json", *MODEL))
     yield _case(section, "both --to and --from", (*TO, "--from", "megatron"))
     yield _case(section, "unknown engine", ("plan.json", "--to", "megatorn", *MODEL))
-    yield _case(section, "engine that is not read", ("plan.json", "--from", "deepspeed"))
+    yield _case(section, "engine that is not read", ("plan.json", "--from", "deepsped"))
+    yield _case(section, "launch of no cluster", ("plan.json", "--from", "deepspeed"))
     yield _case(section, "no plan", ("--to", "megatron"))
     yield _case(section, "no model", ("plan.json", "--to", "megatron", *NODES))
     yield _case(section, "unknown option", (*TO, "--allow-aprox"))
@@ -132,6 +133,11 @@ def cases() -> Iterator[Case]:
     section = "autopar-export: configurations of engines"
     yield _case(section, "missing file", ("--from", "megatron", "none.sh"))
     yield _case(section, "folder", ("--from", "megatron", "."))
+    yield _case(
+        section,
+        "no launch",
+        ("--from", "torchtitan", "plan.json", "--hardware", "h100:1x8"),
+    )
     yield _case(
         section,
         "script without a launch",

@@ -226,7 +226,8 @@ class _Step:
         kernel = job.attention_kernel or next(n for n in names if n == "unfused" or n in has)
         heads, width = attention.heads / job.tp, attention.width
         if kernel == "unfused":
-            assert job.cp == 1
+            assert job.cp == 1 or job.heads_exchanged
+            heads /= job.cp
             length, many = job.seq, job.micro_batch * heads
             dtype = self.plain()
             products = self.device.product(length, length, width, dtype, many)
@@ -238,7 +239,11 @@ class _Step:
                 2 * products + self.device.moving(12.4 * scores, launches=3),
             )
         kv_heads, part = max(1.0, attention.kv_heads / job.tp), job.seq / job.cp
-        found = []
+        ranks, found = job.cp, []
+        if job.heads_exchanged:
+            # each rank has all tokens of some heads
+            kv_heads = max(1.0, attention.kv_heads / job.tp / job.cp)
+            heads, part, ranks = heads / job.cp, job.seq, 1
         for backward in (False, True):
 
             def visit(keys: float, causal: bool, backward: bool = backward) -> float:
@@ -259,7 +264,7 @@ class _Step:
                 continue
             # one's own keys, then those of each other rank
             time = visit(part, causal=True)
-            for _ in range(job.cp - 1):
+            for _ in range(ranks - 1):
                 time += visit(part / 2 if job.ring_balanced else part, causal=False)
             found.append(time)
         return found[0], found[1]
@@ -322,6 +327,11 @@ class _Step:
         if job.cp == 1:
             return 0.0, 0.0, 0
         heads = max(attention.kv_heads / job.tp, 1.0)
+        if job.heads_exchanged:
+            own = attention.heads / job.tp
+            sizes = (self.tokens * n * attention.width * self.sent() for n in (own, heads) * 2)
+            once = sum(self.collective("all2all", size, job.cp, job.tp) for size in sizes)
+            return once, once, 8
         size = self.tokens * 2 * heads * attention.width * self.sent()
         once = self.message(size, job.tp * job.cp) * (job.cp - 1)
         found = []
@@ -376,15 +386,15 @@ class _Step:
 
     def gather(self, weights: float) -> float:
         job = self.job
-        time = self.collective("allgather", self.sent() * weights, job.dp * job.cp, job.tp)
+        shards = job.dp * job.cp // job.replicas
+        time = self.collective("allgather", self.sent() * weights, shards, job.tp)
         return time / self.overlap["sharded_network"]
 
     def scatter(self, weights: float) -> float:
         job = self.job
         if job.frozen:
             return 0.0
-        time = self.collective("reducescatter", self.sent() * weights, job.dp * job.cp, job.tp)
-        return time / self.overlap["sharded_network"]
+        return self.sharded_sum(self.sent() * weights) / self.overlap["sharded_network"]
 
     def sharding(self, block: Block, device: float) -> float:
         """Return what ZeRO-3's traffic adds to a layer whose kernels take `device`."""
@@ -436,7 +446,8 @@ class _Step:
         waited = terms.pop("waited")
         if job.offloaded_weights:
             layers = sum(number * self.weights(block) for block, number in blocks)
-            loads = 2 * self.sent() * layers / (job.tp * job.cp * job.dp) / self.link
+            shards = job.tp * job.cp * job.dp / job.replicas
+            loads = 2 * self.sent() * layers / shards / self.link
             terms["offload"] += max(0.0, loads - sum(terms.values()))
         device = sum(terms.values())
         largest = max(device, waited)
@@ -483,15 +494,24 @@ class _Step:
         ranks = job.dp * job.cp
         if not job.zero:
             return self.collective("allreduce", weights * self.reduced, ranks, job.tp)
-        scatter = self.collective("reducescatter", weights * self.reduced, ranks, job.tp)
-        return scatter + self.collective("allgather", weights * self.sent(), ranks, job.tp)
+        gathered = self.collective(
+            "allgather", weights * self.sent(), ranks // job.replicas, job.tp
+        )
+        return self.sharded_sum(weights * self.reduced) + gathered
+
+    def sharded_sum(self, size: float) -> float:
+        """Return the seconds of adding up gradients of which each rank keeps a part."""
+        shards = self.job.dp * self.job.cp // self.job.replicas
+        near = self.collective("reducescatter", size, shards, self.job.tp)
+        stride = self.job.tp * shards
+        return near + self.collective("allreduce", size / shards, self.job.replicas, stride)
 
     def update(self, weights: float) -> float:
         """Return the seconds of the optimizer."""
         job = self.job
         if job.frozen or not job.optimizer:
             return 0.0
-        own = weights / (job.dp * job.cp) if job.zero else weights
+        own = weights * job.replicas / (job.dp * job.cp) if job.zero else weights
         resident = own if job.zero == 3 else weights
         per_own = job.optimizer_bytes or self.stack["optimizer"]["value"]["bytes"]
         per_own -= 2 * (12 - job.state_bytes)

@@ -99,8 +99,11 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         left([e for e in _divisors(world) if engine.experts and number % e == 0] or [1], "ep"),
         fixed.micro_batch or [1, 2, 4, 8, 16, 32, 64],
         job.global_batches,
+        ["ring", "a2a"] if engine.name == "megatron" else ["ring"],
     )
-    for tp, cp, pp, ep, size, batch in degrees:
+    for tp, cp, pp, ep, size, batch, kind in degrees:
+        if (cp == 1 and kind != "ring") or (cp > 1 and kind not in (fixed.cp_kind or [kind])):
+            continue
         if world % (tp * cp * pp) or model.attention.heads % tp or pp > model.num_layers:
             continue
         if cp > 1 and job.seq % (2 * cp):
@@ -109,11 +112,23 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         micro_batches, rest = divmod(batch, size * dp)
         if (fixed.dp is not None and dp not in fixed.dp) or rest or micro_batches < pp:
             continue
-        for etp in left({*engine.expert_tensor(tp)} if model.experts else {1}, "etp"):
+        for etp in left(_splits(engine, job, tp), "etp"):
             if (tp * cp * dp) % (ep * etp):
                 continue
-            one = Choice(tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
+            one = Choice(
+                tp=tp, cp=cp, cp_kind=kind, pp=pp, ep=ep, etp=etp, micro_batch=size,
+                global_batch=batch,
+            )  # fmt: skip
             yield from _settings(prices, one, fixed, micro_batches)
+
+
+def _splits(engine: EngineSpace, job: Job, tp: int) -> list[int]:
+    """Return the tensor degrees of experts that an engine has beside a tensor degree."""
+    if job.model.experts is None:
+        return [1]
+    if engine.name == "megatron":
+        return _divisors(job.world)
+    return sorted({1, tp}) if engine.name == "torchtitan" else [tp]
 
 
 def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> Iterator[Choice]:
@@ -125,10 +140,10 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         zeros = [
             zero
             for zero in zeros
-            if prices.has(replace(one, zero=zero))
+            if prices.has(one.precision, zero)
             and not [*engine.refused(job, replace(one, zero=zero))]
         ][:1]
-    for precision, dispatcher, overlap, zero, (schedule, vpp) in itertools.product(
+    for precision, dispatcher, overlap, (zero, copies), (schedule, vpp) in itertools.product(
         [p for p in engine.precisions(job.gpu) if p in fixed.precision],
         [d for d in engine.dispatchers if not fixed.dispatcher or d in fixed.dispatcher]
         if spread
@@ -136,7 +151,13 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         [o for o in (False, True) if fixed.overlap_experts in (None, o)]
         if spread and engine.overlaps_experts
         else [False],
-        [z for z in zeros if fixed.zero is None or z in fixed.zero],
+        [
+            (z, copies)
+            for z in zeros
+            for copies in _copies(engine, job, one, z)
+            if (fixed.zero is None or z in fixed.zero)
+            and (fixed.dp_replicate is None or copies in fixed.dp_replicate)
+        ],
         [
             (schedule, v)
             for schedule, v in _pipelines(engine, job, one.pp, micro_batches)
@@ -146,7 +167,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
     ):
         choice = replace(
             one, precision=precision, dispatcher=dispatcher, overlap_experts=overlap, zero=zero,
-            vpp=vpp, schedule=schedule,
+            vpp=vpp, schedule=schedule, dp_replicate=copies,
         )  # fmt: skip
         try:
             unit = prices.unit(choice)
@@ -164,6 +185,16 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
             for word in words:
                 if fixed.recompute is None or word in fixed.recompute:
                     yield replace(choice, chunks=layout, recompute=word)
+
+
+def _copies(engine: EngineSpace, job: Job, one: Choice, zero: int) -> list[int]:
+    """Return the numbers of copies of what is sharded, of which each has two ranks at least."""
+    known = {"megatron": (1,), "torchtitan": (2, 3), "accelerate": (2, 3), "deepspeed": ()}
+    if zero not in known[engine.name]:
+        return [1]
+    dp = job.world // (one.tp * one.cp * one.pp)
+    edp = job.world // (one.ep * one.etp * one.pp) if job.model.experts else dp
+    return [1] + [n for n in _divisors(dp) if 1 < n < dp * one.cp and edp % n == 0]
 
 
 def _pipelines(
@@ -296,6 +327,9 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         # of one trainer alone pipelines have many schedules, and then a few of them
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
+    if seed % 4 == 1 and (engine is not ENGINES[0] or model.experts is None):
+        # as many questions of mixtures, with all that can be done about them
+        return None
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
     seq = draw.choice([512, 1024, 2048])
@@ -309,16 +343,19 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         words += ["block 1", "block 2"]
     fixed = Fixed(
         tp=_some(draw, [1, 2, 4], 2),
-        cp=_some(draw, [1, 1, 2], 2),
+        cp=_some(draw, [1, 2, 2], 2),
+        cp_kind=draw.choice([None, None, ("ring",), ("a2a",)]),
         pp=_some(draw, stages, 2),
         schedule=schedules,
         ep=_some(draw, [1, 2, 4, 8], 2),
+        etp=_some(draw, [1, 2, 3, 4], 2) if model.experts and engine is ENGINES[0] else None,
         micro_batch=_some(draw, [1, 2, 3, 4, 6], 2),
         recompute=tuple(draw.sample(words, min(3, len(words)))),
         precision=("bf16", "fp8") if draw.random() < 0.2 else ("bf16",),
         dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),
-        overlap_experts=draw.choice([None, False]),
+        overlap_experts=None if seed % 4 == 1 else draw.choice([None, False]),
         zero=draw.choice([None, None, None, (1, 2), (3,)]),
+        dp_replicate=draw.choice([None, None, (1,), (2, 4)]),
     )
     target = Target(
         machine=machine_of(load_card(card), load_stack(engine.stack)),

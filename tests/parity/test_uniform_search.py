@@ -157,7 +157,18 @@ def test_questions_are_of_all_kinds() -> None:
     assert binds >= 0.2 * SEEDS
     assert sum(found is None for found in best) >= 0.1 * SEEDS
     launches = [launch.choice for one in every for launch in one.priced]
-    for name in ("pp", "tp", "cp", "ep", "vpp", "schedule", "micro_batch", "zero"):
+    for name in (
+        "pp",
+        "tp",
+        "cp",
+        "cp_kind",
+        "ep",
+        "etp",
+        "vpp",
+        "schedule",
+        "micro_batch",
+        "zero",
+    ):
         assert len({getattr(choice, name) for choice in launches}) > 1, name
     assert {one.uniform.engine.name for one in every} == {
         "megatron", "torchtitan", "deepspeed", "accelerate"

@@ -219,7 +219,9 @@ def test_exports_are_read_back(engine: str, name: str, capsys: pytest.CaptureFix
     code = export_cli.run(["--from", engine, f"exports/{engine}/{name}", "--num-nodes", "2"])
 
     assert code == 0
-    assert read_strategy(json.loads(capsys.readouterr().out)) == UNIFORM
+    # what reduces once per step is the distributed optimizer there
+    read = replace(UNIFORM, default_dp_type="zero1") if engine == "megatron" else UNIFORM
+    assert read_strategy(json.loads(capsys.readouterr().out)) == read
 
 
 def test_imported_plan_is_priced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

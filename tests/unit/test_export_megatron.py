@@ -47,9 +47,15 @@ def read(lowered: Lowered, world_size: int) -> Plan:
 
 
 def as_run(plan: Plan) -> Plan:
-    """Return a plan without the two choices that mean nothing in it and that no argument says."""
+    """Return a plan without the choices that mean nothing in it and that no argument says.
+
+    ZeRO-2 that reduces gradients once per step is the distributed optimizer, which is ZeRO-1.
+    """
     if plan.num_stages == 1:
         plan = replace(plan, pipeline_type="1f1b")
+    at_once = plan.num_stages == plan.num_microbatches == 1
+    if plan.default_dp_type == "zero2" and not at_once:
+        plan = replace(plan, default_dp_type="zero1")
     if all(strategy.zero3 for strategy in plan.layers):
         plan = replace(plan, default_dp_type="ddp")
     return plan
@@ -69,7 +75,7 @@ def test_uniform_plan_loses_nothing() -> None:
     assert "use-distributed-optimizer" in flags
     assert "overlap-param-gather" in flags
     assert "use-megatron-fsdp" not in flags
-    assert read(lowered, 16) == UNIFORM
+    assert read(lowered, 16) == as_run(UNIFORM)
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in lowered.files["megatron_args.sh"]
     assert "torchrun --nnodes 2 --nproc-per-node 8" in lowered.launch
 
@@ -195,7 +201,7 @@ def test_ulysses_is_context_parallelism_by_all_to_all() -> None:
     assert flags["cp-comm-type"] == ("a2a",)
     assert mix.losses == ()
     assert arguments(mix)["cp-comm-type"] == ("a2a", *("p2p",) * 7)
-    assert read(mix, 16) == mixed
+    assert read(mix, 16) == as_run(mixed)
 
 
 def test_first_layers_of_every_stage_are_recomputed() -> None:
@@ -224,6 +230,25 @@ def test_recomputed_layers_move_to_the_front_of_alike_ones() -> None:
     assert any("recomputed come first" in note for note in lowered.notes)
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_zero_1_is_the_distributed_optimizer(num_microbatches: int) -> None:
+    """With one micro-batch as well, where ZeRO-2 is Megatron-FSDP's."""
+    plan = replace(
+        UNIFORM,
+        num_stages=1,
+        stage_sizes=(8,),
+        num_microbatches=num_microbatches,
+        default_dp_type="zero1",
+    )
+
+    lowered = lower(job(plan))
+
+    assert lowered.losses == ()
+    assert "use-distributed-optimizer" in arguments(lowered)
+    assert "use-megatron-fsdp" not in arguments(lowered)
+    assert read(lowered, 16) == plan
+
+
 def test_gpipe_is_lost() -> None:
     """It becomes 1F1B, and is refused where that has too few micro-batches."""
     plan = replace(UNIFORM, pipeline_type="gpipe")
@@ -245,7 +270,7 @@ def test_heterogeneous_plan() -> None:
         "tp_consecutive_flags",
     }
     assert len({(s.tp, s.ulysses) for s in lowered.plan.layers}) == 1
-    assert read(lowered, 16) == lowered.plan
+    assert read(lowered, 16) == as_run(lowered.plan)
 
 
 @often(25, 100, legal_plans(), st.sampled_from([None, 1, 2, 4, 8]))

@@ -65,7 +65,12 @@ def test_stages(change: dict[str, object], sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("change", "zero3", "default"),
     [
-        ({"use_distributed_optimizer": True}, False, "zero2"),
+        ({"use_distributed_optimizer": True}, False, "zero1"),
+        (
+            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"},
+            False,
+            "zero1",
+        ),
         ({"use_megatron_fsdp": True}, False, "ddp"),
         (
             {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"},
@@ -109,10 +114,6 @@ def test_data_types(change: dict[str, object], zero3: bool, default: str) -> Non
                 "recompute_num_layers": 4,
             },
             "units of 4 layers",
-        ),
-        (
-            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"},
-            "priced as ZeRO-2",
         ),
         (
             {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"},
@@ -236,5 +237,5 @@ torchrun ${DISTRIBUTED_ARGS[@]} \\
     plan = result.plan
     assert (plan.world_size, plan.global_batch, plan.num_microbatches) == (16, 128, 16)
     assert plan.layers == (LayerStrategy(tp=2),) * 32
-    assert plan.default_dp_type == "zero2"
+    assert plan.default_dp_type == "zero1"
     assert result.notes == ("--grad-reduce-in-bf16: price it with --no-fp32-gradients",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,59 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
     assert [stage["peak_bytes"] for stage in checked["stages"]] == peaks
 
 
+_DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "settle-bsz": "96"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "says"),
+    [
+        *(
+            ("torchtitan", {"schedule": name, "pp": "4"}, {"schedule": schedule})
+            for name, schedule in (
+                ("zbv", "zero_bubble_v"),
+                ("DualPipeV", "dual_pipe_v"),
+                ("zero-bubble", "interleaved_zero_bubble"),
+                ("LoopedBFS", "looped_bfs"),
+                ("gpipe", "gpipe"),
+                ("interleaved", "interleaved"),
+                ("1F1B", "1f1b"),
+            )
+        ),
+        ("megatron", {"schedule": "interleaved", "pp": "4", "vpp": "2"}, {"vpp": 2}),
+        ("megatron", {"cp": "4", "cp-kind": "a2a"}, {"cp_kind": "a2a"}),
+        ("megatron", {"cp": "4", "cp-kind": "ring"}, {"cp_kind": "ring"}),
+        ("megatron", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("torchtitan", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("megatron", {**_SMALL, "tp": "2", "ep": "2", "etp": "4"}, {"etp": 4}),
+    ],
+)
+def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
+    engine: str,
+    options: dict[str, str],
+    says: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {**_DENSE, "engine": engine, **options}
+    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    assert search_command.run([*words, "--json", "found.json"]) == 0
+    launch = json.loads(Path("found.json").read_text())["launch"]
+    assert {key: launch["degrees"][key] for key in says} == says
+    (written,) = Path("configs").glob("autopar_launch_*.json")
+    assert export.run([str(written), "--out", "out"]) == 0
+    capsys.readouterr()
+    file = "autopar_torchtitan.toml" if engine == "torchtitan" else "launch.sh"
+    assert check.run([f"out/{file}", "--hardware", asked["hardware"], "--json", "-"]) == 0
+    (checked,) = json.loads(capsys.readouterr().out)["launches"]
+    assert checked["step_time_s"] == pytest.approx(launch["predicted"]["step_time_s"], rel=1e-12)
+    peaks = [stage["peak_bytes"] for stage in launch["predicted"]["stages"]]
+    counted = [stage["peak_bytes"] for stage in checked["stages"]]
+    assert max(counted) == max(peaks)
+    assert counted[0] == peaks[0]
+
+
 def test_a_launch_is_priced_again_also_where_it_does_not_fit(
     small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,15 +229,6 @@ def test_a_model_without_experts_has_no_degrees_of_them() -> None:
         open_launches(build_request({"model": "llama3-8b", "hardware": "h100:1x8", "ep": "2"}))
 
 
-def test_a_launch_is_written_for_its_own_trainer_alone(
-    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "launch.json"
-    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
-    assert export.run([str(path), "--to", "torchtitan", "--out", "none"]) == 2
-    assert "is a launch of megatron" in capsys.readouterr().err
-
-
 def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -193,6 +238,35 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     said = capsys.readouterr().err
     assert "megatron: nothing fits; the smallest, " in said
     assert "lacks" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tp": "6"}, "tp 6 does not divide 32 heads; --tp 4 or 8 do"),
+        ({"tp": "2", "cp": "8"}, r"tp 2 \* cp 8 = 16 does not divide 8 GPUs; --tp 1 does"),
+        ({"vpp": "2", "pp": "1"}, "vpp 2 is of chunks of pipeline stages, and pp is 1; --vpp 1 "),
+        ({"vpp": "7"}, "vpp 7 is of chunks .* and no other pp helps; --vpp 2 or 4 do"),
+        ({"pp": "2", "vpp": "3", "engine": "megatron"}, "do not lie in vpp 3: .*leave --vpp out"),
+        ({"ep": "3"}, "ep 3 does not divide 8 experts; --ep 2 or 4 do"),
+        ({"zero": "2", "engine": "megatron"}, "Megatron-LM has no ZeRO stage 2; --zero 0 or 1 do"),
+        ({"precision": "nvfp4"}, "Megatron-LM has no products in nvfp4 on h200; --precision"),
+        ({"recompute": "op", "engine": "megatron"}, "does not recompute op of mixtral-8x7b; --rec"),
+        ({"recompute": "block 8", "engine": "megatron"}, "--recompute 'block 7' or 'block 6' do"),
+        (
+            {"settle-bsz": "3", "tp": "2", "pp": "1", "cp": "1"},
+            "does not divide the global batch 3, and no ",
+        ),
+        ({"optimizer": "adam8bit", "engine": "megatron"}, "take moments of 16 bits"),
+        ({"dispatcher": "flex", "engine": "torchtitan", "ep": "8"}, "has no flex dispatcher"),
+    ],
+)
+def test_what_no_trainer_has_is_an_input_error_with_its_reason(
+    given: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for key, value in {**_SMALL, **given}.items() for word in (f"--{key}", value)]
+    assert search_command.run([*map(str, words), "--output-config-path", "none"]) == 2
+    assert re.search(said, capsys.readouterr().err.replace("\n", " "))
 
 
 @pytest.mark.parametrize(
@@ -226,6 +300,10 @@ def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
         build_request({"precision": "fp"})
     with pytest.raises(OptionError, match="--zero: expected an integer"):
         build_request({"zero": "4"})
+    found = build_request({"schedule": "ZBVZeroBubble, 1f1b,zero-bubble"}).degrees.schedule
+    assert found == ("zero_bubble_v", "1f1b", "interleaved_zero_bubble")
+    with pytest.raises(OptionError, match=r"--schedule: .*got 'zvb'; did you mean 'zbv'"):
+        build_request({"schedule": "zvb"})
 
 
 def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:

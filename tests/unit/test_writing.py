@@ -40,7 +40,12 @@ def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
     space = next(one for one in ENGINES if one.name == engine)
     sizes = launch_model(load_spec(model))
     usual = {"zero": 1 if engine in ("megatron", "deepspeed") else 2, "global_batch": 64}
-    chunks = even_chunks(sizes.num_layers, choice.get("pp", 1), choice.get("vpp", 1))
+    chunks = even_chunks(
+        sizes.num_layers,
+        choice.get("pp", 1),
+        choice.get("vpp", 1),
+        schedule=choice.get("schedule"),
+    )
     job = Job(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
     return launch_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
 
@@ -111,6 +116,32 @@ def test_bash_makes_the_arguments_that_were_meant(tmp_path: Path) -> None:
     text = found.files["megatron_args.sh"]
     own = flags_of(script_command(text, "x").arguments)
     assert flags.keys() == own.keys()
+
+
+def test_routers_of_shipped_mixtures_are_written_by_their_shipped_names() -> None:
+    """DeepSeek-V3 as it is published: sigmoids with a bias, four of eight groups, times 2.5."""
+    launch = searched("megatron", "deepseek-v3", ep=8)
+
+    text = written(launch, engine="megatron", place=replace(NODE, model="deepseek-v3")).files[
+        "megatron_args.sh"
+    ]
+
+    for flag in (
+        "moe-router-score-function sigmoid",
+        "moe-router-enable-expert-bias",
+        "moe-router-num-groups 8",
+        "moe-router-group-topk 4",
+        "moe-router-topk-scaling-factor 2.5",
+    ):
+        assert f"--{flag}\n" in text
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite"])
+def test_shipped_mixtures_are_flavours_of_torchtitan(model: str) -> None:
+    """Their sizes are those of the flavours, and come from one place."""
+    launch = searched("torchtitan", model, ep=8)
+
+    assert written(launch, engine="torchtitan", place=NODE).losses == ()
 
 
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed", "accelerate"])
