@@ -44,6 +44,7 @@ _COLOURS = {
     "fixed": "c13",
 }
 _PLAIN = "c0"
+_LONG = 16
 _NEAR = 0.7
 """From this share of the highest on, an axis of points does not begin at 0."""
 _WIDTH, _HEIGHT = 420, 260
@@ -76,9 +77,12 @@ class Series:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[int]) -> str:
     """Return a table of texts; the columns `words` are words, the others are numbers."""
+    rows = [*rows]
+    # columns of long words keep some width on narrow screens
+    wide = {at for at in words if any(len(row[at]) > _LONG for row in rows)}
 
     def kind(at: int) -> str:
-        return ' class="w"' if at in words else ' class="n"'
+        return ' class="n"' if at not in words else ' class="w"' if at in wide else ""
 
     head = "".join(
         f'<th scope="col"{kind(at)}>{escape(text)}</th>' for at, text in enumerate(heads)
@@ -122,7 +126,7 @@ def bars(rows: Sequence[tuple[str, str, float, str]], total: float) -> str:
     )
 
 
-class Stack(NamedTuple):
+class _Stack(NamedTuple):
     """One bar of several parts."""
 
     name: str
@@ -142,7 +146,7 @@ def stacks(
     rows : (label, value by part, words behind it); names : of parts, whose place is their colour;
     spoken : what a part is called.
     """
-    stacked = [Stack(*row) for row in rows]
+    stacked = [_Stack(*row) for row in rows]
     most = max([limit, *(sum(row.parts.values()) for row in stacked)]) * 1.02
     found = []
     for row in stacked:

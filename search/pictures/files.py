@@ -1,7 +1,7 @@
 """Which pictures a command line asks for, and their files: `--html` and `--trace`.
 
 Pages and traces are made here from whatever answers: a search over launches, a checked launch, a
-plan of layers. Commands write them with their other files.
+plan of layers. Commands write them with their other files. What draws is imported where it draws.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from autopar.errors import OptionError
-from search.pictures.trace import TraceNames, names_of, trace_text
 
 if TYPE_CHECKING:
     from autopar.plans import Plan, Prediction
@@ -87,6 +86,7 @@ class Pictures(NamedTuple):
         if self.trace is None:
             return {}
         from search.pictures.timeline import launch_timeline
+        from search.pictures.trace import names_of, trace_text
 
         names = names_of(assessment.launch, target.machine.card.name)
         return {self.trace: trace_text(launch_timeline(assessment, target), names, title)}
@@ -113,6 +113,7 @@ class Pictures(NamedTuple):
             found[self.html] = page_text(page)
         if self.trace is not None:
             from search.pictures.timeline import plan_timeline
+            from search.pictures.trace import TraceNames, trace_text
 
             names = TraceNames(
                 dialect="torch",

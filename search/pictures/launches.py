@@ -133,8 +133,8 @@ def _page(assessment: Assessment, target: Target, *, title: str, line: str, stat
         memory=launch_memory(launch, assessment.accounts, timeline, odds),
         budget_bytes=capacity - GIB,
         budget_words=(
-            f"the limit is what {format_bytes(capacity)} leave beside 1 GiB for CUDA and NCCL; "
-            "bars are what is allocated, of which an allocator reserves more"
+            f"The limit is what {format_bytes(capacity)} leave beside 1 GiB for CUDA and NCCL; "
+            "bars are what is allocated, and an allocator reserves more."
         ),
         waterfall=tuple(
             (term, _TERMS.get(term, term), value) for term, value in step.terms_s.items()

@@ -207,7 +207,7 @@ def _memory(page: Page) -> str:
         (
             f"stage {at}",
             stage.fullest,
-            f"{stage.peak_bytes / GIB:.1f} GiB, OOM {format_odds(stage.odds_of_oom)}",
+            f"{stage.peak_bytes / GIB:.1f} GiB ({format_odds(stage.odds_of_oom)})",
         )
         for at, stage in enumerate(page.memory)
     ]

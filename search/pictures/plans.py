@@ -76,8 +76,8 @@ def plan_page(
         memory=plan_memory(prediction, timeline),
         budget_bytes=fullest.budget_bytes - reserved,
         budget_words=(
-            f"the limit is what {format_bytes(fullest.budget_bytes)} leave of allocations beside "
-            f"{format_bytes(reserved)} that the context and the allocator keep"
+            f"The limit is what {format_bytes(fullest.budget_bytes)} leave beside "
+            f"{format_bytes(reserved)} that the context and the allocator keep."
         ),
         waterfall=tuple(
             (name, _PARTS.get(name, name.replace("_", " ")), parts[name]) for name in order

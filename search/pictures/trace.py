@@ -38,8 +38,8 @@ _THREAD_NAMES: dict[Stream, str] = {
     "data": "stream 36: data parallel",
     "host": "host",
 }
-_MOST_PIECES = 400_000
-"""Parts of micro-batches that a file has at most, some 80 MB; beyond, micro-batches are whole."""
+_MOST_PIECES = 250_000
+"""Parts of micro-batches that a file has at most, some 90 MB; beyond, micro-batches are whole."""
 _ARGUMENTS = "(ncclDevKernelArgsStorage<4096ul>)"
 
 
