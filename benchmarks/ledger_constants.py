@@ -148,8 +148,8 @@ def _put_sharded(machine: Machine, value: float) -> Machine:
     return _stack(machine, "overlap", "fully_sharded", value)
 
 
-def _put_experts_host(machine: Machine, value: float) -> Machine:
-    return _stack(machine, "host", "experts_s", value)
+def _put_host(key: str) -> Callable[[Machine, float], Machine]:
+    return lambda machine, value: _stack(machine, "host", key, value)
 
 
 def _mixture(run: Run) -> bool:
@@ -191,6 +191,10 @@ def _tensor_overlap(run: Run) -> bool:
 
 def _mcore_mixture(run: Run) -> bool:
     return run.machine.stack.name == "megatron-core" and _mixture(run)
+
+
+def _merged(run: Run) -> bool:
+    return _mcore_mixture(run) and run.job.overlap_experts
 
 
 def _kernels(card: str) -> KernelsSection:
@@ -310,18 +314,39 @@ def _constants() -> tuple[Constant, ...]:
             ("Blackwell", "gb200", _BLACKWELL, 0.53),
         )
     ]
-    found.append(
-        Constant(
-            "host seconds of experts, megatron-core",
-            load_stack("megatron-core").figures.host["experts_s"],
-            0.4,
-            0.001,
-            1.0,
-            "a hundred launches of 5 to 10 us",
-            _mcore_mixture,
-            _put_experts_host,
+    host = load_stack("megatron-core").figures.host
+    found += [
+        Constant(name, host[key], width, neutral, doubt, basis, touches, _put_host(key))
+        for name, key, width, neutral, doubt, basis, touches in (
+            (
+                "host seconds of experts, megatron-core",
+                "experts_s",
+                0.4,
+                0.001,
+                1.0,
+                "a hundred launches of 5 to 10 us",
+                _mcore_mixture,
+            ),
+            (
+                "host seconds of each held expert, megatron-core",
+                "expert_s",
+                0.4,
+                0.0001,
+                1.0,
+                "six products and four casts, launched one by one in 10 us each",
+                _mcore_mixture,
+            ),
+            (
+                "host, merged forward and backward, megatron-core",
+                "merged",
+                0.2,
+                1.0,
+                0.3,
+                "as many launches as in turn",
+                _merged,
+            ),
         )
-    )
+    ]
     return tuple(found)
 
 

@@ -23,8 +23,10 @@ from autopar.records import dataclass
 from autopar.training.adapters import Adapters
 from autopar.training.mixtures import NATURAL_SKEW
 from benchmarks.ledger_models import Architecture, known_architecture
+from search.engines.megatron_arguments import parse_layout
+from search.launches.bridge_recipes import layout_of
 
-__all__ = ["Run", "UnusableError", "run_of"]
+__all__ = ["Run", "UnusableError", "recipe_parts", "run_of"]
 
 
 class UnusableError(Exception):
@@ -325,12 +327,16 @@ def _job(
     layers = sum(block.number for block in model.blocks)
     if pp > layers:
         raise UnusableError(f"pp {pp} is more than the {layers} layers")
+    # AutoModel's DeepSeek-V3 ends with its head (components/models/deepseek_v3/model.py)
+    bare = "w/o MTP" in cells["model"] or "AutoModel" in cells["source"]
+    mtp = 0 if bare else model.mtp
+    fields |= _placement(cells, settings, layers, mtp)
     return Job(
         name=cells["model"],
         blocks=model.blocks,
         vocab=model.vocab,
         tied=model.tied,
-        mtp=0 if "w/o MTP" in cells["model"] else model.mtp,
+        mtp=mtp,
         seq=_count(cells, "seq"),
         micro_batch=_count(cells, "micro_batch"),
         global_batch=_whole_batch(cells, dp),
@@ -344,6 +350,44 @@ def _job(
         precision=precision,
         **fields,
     )
+
+
+_DEEPSEEK_LONG = "Et|(tt|)*30mL"
+"""Layout of 32 parts of DeepSeek-V3's recipes (recipes/deepseek, PP8 VP4)."""
+
+
+def recipe_parts(
+    model: str, pp: int, vpp: int, *, mtp: int, given: str | None = None
+) -> tuple[str, ...] | None:
+    """Return the parts of a pipeline, such as `tt`, that Megatron-Bridge's recipe of a model has.
+
+    given : the layout of a recipe, which may be for other degrees. None: the recipe has no layout
+    of so many parts.
+    """
+    name = re.sub(r"[^a-z0-9]", "", model.partition("(")[0].lower())
+    recipe = {"deepseekv3": "deepseek_v3", "kimik2": "kimi_k2"}.get(name)
+    if recipe is None or pp == 1:
+        return None
+    for layout in (layout_of(recipe, pp, vpp, mtp), given, _DEEPSEEK_LONG):
+        parts = () if layout is None else parse_layout(layout)
+        if len(parts) == pp * vpp:
+            return parts if mtp else tuple(part.replace("m", "") for part in parts)
+    return None
+
+
+def _placement(
+    cells: Mapping[str, str], settings: Mapping[str, Any], layers: int, mtp: int
+) -> dict[str, Any]:
+    """Return how many layers and modules of further tokens each stage has, by a recipe's layout."""
+    if not cells["source"].startswith("NVIDIA Megatron-Bridge"):
+        return {}
+    pp, vpp = _count(cells, "pp", 1), _count(cells, "vpp", 1)
+    parts = recipe_parts(cells["model"], pp, vpp, mtp=mtp, given=settings.get("pp_layout"))
+    if parts is None or sum(part.count("t") for part in parts) != layers:
+        return {}
+    stages = ["".join(parts[stage::pp]) for stage in range(pp)]
+    further = tuple(stage.count("m") for stage in stages) if mtp else ()
+    return {"stage_layers": tuple(stage.count("t") for stage in stages), "stage_mtp": further}
 
 
 _GRAPHS = {"none": "none", "local": "partial", "transformer_engine": "partial"}
@@ -390,6 +434,13 @@ def _launch(
         raise UnusableError("no card has times of memory-efficient attention")
     if "real routing" in cells["notes"]:
         found["skew"] = NATURAL_SKEW
+    if cells["source"].startswith("Megatron-MoE-ModelZoo") and cells["gpu_type"].startswith("GB"):
+        # its commands (best_practice/qwen3/readme.md): graphs but for long contexts, and exchanges
+        # overlapped where activations are offloaded
+        found["graphs"] = "partial" if cells["seq"] == "4096" else "none"
+        found["overlap_experts"] = "offloading" in cells["notes"]
+    if "tokendrop" in cells["model"]:
+        found |= {"capacity": 1.0, "padded_capacity": True}
     if "rowwise" in cells["precision"]:
         found["row_scales"] = True
     if cells["source"].startswith("torchtitan"):

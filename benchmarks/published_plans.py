@@ -3,8 +3,9 @@
 `python -m benchmarks.published_plans` takes, of each model, machine, batch and precision that
 NVIDIA's tables of Megatron-Bridge have, the fastest published launch, prices it, and searches for
 the fastest that fits: both predicted in the same way, without CUDA graphs and with even routing.
-What a table leaves out is as Megatron-Bridge has it by default: DeepEP's dispatcher, no overlap of
-the exchanges, nothing computed again. Then five launches of one job (Qwen3-235B on 256 H100,
+What a table leaves out is as the recipe of its release has it (`published_runs_settings`), and of
+the newest rows, whose recipes are not known, as by default: a fused dispatcher, no overlap of the
+exchanges, nothing computed again. Then five launches of one job (Qwen3-235B on 256 H100,
 Megatron-MoE-ModelZoo) are put in order, measured and predicted.
 """
 
@@ -24,8 +25,9 @@ from autopar.estimate.stack import load_stack
 from autopar.memory.launch import chunks_of_sizes
 from autopar.memory.profile import launch_model
 from benchmarks.ledger import read_runs
+from benchmarks.ledger_rows import recipe_parts
 from search.check.assessment import Assessment, Target, assess
-from search.uniform.choice import Choice, Fixed
+from search.uniform.choice import MODULES, Choice, Fixed
 from search.uniform.engines import Job, engine_space
 from search.uniform.prices import Prices
 from search.uniform.solve import Solution, solve
@@ -58,17 +60,28 @@ class Published(NamedTuple):
     """Of a GPU, measured."""
 
 
-def even(layers: int, pp: int, vpp: int) -> Any:
+def even(layers: int, pp: int, vpp: int, mtp: int = 0) -> Any:
     """Return chunks with as many layers each as others, the first ones one more."""
     parts = pp * vpp
     sizes = [layers // parts + (at < layers % parts) for at in range(parts)]
-    return chunks_of_sizes(sizes, pp)
+    return chunks_of_sizes(sizes, pp, mtp=mtp)
+
+
+def _chunks(model: str, layers: int, pp: int, vpp: int, mtp: int) -> Any:
+    """Return the chunks of a recipe's layout, where it has one, else even ones."""
+    parts = recipe_parts(model, pp, vpp, mtp=mtp)
+    if parts is None:
+        return even(layers, pp, vpp, mtp)
+    further = [part.count("m") for part in parts]
+    return chunks_of_sizes([part.count("t") for part in parts], pp, mtp=further)
 
 
 def published() -> Iterator[Published]:
     """Yield the fastest published launch of each model, machine, batch and precision."""
     best: dict[tuple[str, ...], Mapping[str, str]] = {}
-    for _, row in read_runs()[0]:
+    recipes: dict[tuple[str, ...], Mapping[str, Any] | None] = {}
+    rows, settings = read_runs()
+    for line, row in rows:
         if not row["source"].startswith("NVIDIA Megatron-Bridge") or not row["tokens_s_gpu"]:
             continue
         if row["model"] not in _MODELS or row["precision"] not in _PRECISIONS:
@@ -77,10 +90,10 @@ def published() -> Iterator[Published]:
         key += (row["global_batch"],)
         known = best.get(key)
         if known is None or float(row["tokens_s_gpu"]) > float(known["tokens_s_gpu"]):
-            best[key] = row
-    for row in best.values():
+            best[key], recipes[key] = row, settings.get(line)
+    for key, row in best.items():
         name = _MODELS[row["model"]]
-        layers = load_spec(name).num_layers
+        spec = load_spec(name)
         degrees: dict[str, Any] = {
             key: int(row[key] or 1) for key in ("tp", "cp", "ep", "pp", "vpp")
         }
@@ -94,12 +107,28 @@ def published() -> Iterator[Published]:
                 **degrees,
                 micro_batch=int(row["micro_batch"]),
                 precision=cast(Any, _PRECISIONS[row["precision"]]),
-                dispatcher="flex" if degrees["ep"] > 1 else "alltoall",
+                **_told(degrees, recipes[key]),
                 global_batch=int(row["global_batch"]),
-                chunks=even(layers, degrees["pp"], degrees["vpp"]),
+                chunks=_chunks(
+                    row["model"], spec.num_layers, degrees["pp"], degrees["vpp"], spec.mtp_layers
+                ),
             ),
             tokens_per_s=float(row["tokens_s_gpu"]),
         )
+
+
+def _told(degrees: Mapping[str, int], recipe: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the switches of a recipe, None for the usual one, that these degrees can have."""
+    known = {"moe_flex_dispatcher_backend": "hybridep"} if recipe is None else recipe
+    fused = degrees["ep"] > 1 and known.get("moe_flex_dispatcher_backend")
+    # merged directions need chunks where there are stages
+    merged = degrees["ep"] > 1 and (degrees["pp"] == 1 or degrees["vpp"] > 1)
+    modules = known.get("recompute_modules") or ()
+    return {
+        "dispatcher": "flex" if fused else "alltoall",
+        "overlap_experts": bool(merged and known.get("moe_a2a_overlap")),
+        "recompute": "+".join(name for name in MODULES if name in modules) or "none",
+    }
 
 
 def _prices(model: str, card: str, world: int, seq: int, batch: int) -> Prices:
@@ -144,19 +173,21 @@ def _five() -> dict[str, tuple[Choice, float]]:
         chunks = even(94, degrees.get("pp", 1), degrees.get("vpp", 1))
         return Choice(global_batch=2048, chunks=chunks, **degrees)
 
-    flex = {"dispatcher": "flex"}
+    flex: dict[str, Any] = {"dispatcher": "flex"}
+    again: dict[str, Any] = {"recompute": "layernorm+moe_act"}
+    four = {"tp": 2, "ep": 32, "pp": 8, "vpp": 4, **flex, **again}
     return {
-        "tp2 ep32 pp8, 4 chunks": (choice(tp=2, ep=32, pp=8, vpp=4, **flex), 245.0),
-        "the same, exchanges overlapped": (
-            choice(tp=2, ep=32, pp=8, vpp=4, overlap_experts=True, **flex),
-            276.0,
-        ),
+        "tp2 ep32 pp8, 4 chunks": (choice(**four), 245.0),
+        "the same, exchanges overlapped": (choice(**four, overlap_experts=True), 276.0),
         "tp2 ep8, ZeRO-3, micro-batch 4, full recomputation": (
             choice(tp=2, ep=8, zero=3, micro_batch=4, recompute="full", **flex),
             276.0,
         ),
-        "tp2 ep8 pp32, 3 chunks, all-to-all": (choice(tp=2, ep=8, pp=32, vpp=3), 200.0),
-        "tp4 ep8 pp8, 4 chunks, all-to-all": (choice(tp=4, ep=8, pp=8, vpp=4), 167.0),
+        "tp2 ep8 pp32, 3 chunks, all-to-all": (
+            choice(tp=2, ep=8, pp=32, vpp=3, **again),
+            200.0,
+        ),
+        "tp4 ep8 pp8, 4 chunks": (choice(tp=4, ep=8, pp=8, vpp=4, **flex), 167.0),
     }
 
 

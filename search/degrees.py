@@ -8,7 +8,7 @@ have become rules, as if typed with `--pin`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
@@ -19,7 +19,9 @@ from search.uniform.choice import (
     MODULES,
     NONE,
     PRECISIONS,
+    BaseName,
     Fixed,
+    OptimizerName,
     Precision,
     Training,
 )
@@ -160,10 +162,10 @@ class DegreeOptions:
         high=1 << 16,
         shown="all weights are trained",
     )
-    lora_base: Literal["bf16", "int8", "nf4"] | None = option(
+    lora_base: BaseName | None = option(
         None, help="of the frozen weights; nf4 is QLoRA", panel=_TRAINING, shown="bf16"
     )
-    optimizer: Literal["adam", "adam-bf16", "adam8bit"] | None = option(
+    optimizer: OptimizerName | None = option(
         None, help="moments of 32, 16 or 8 bits", panel=_TRAINING, shown="adam"
     )
     offload_optimizer: float | None = option(

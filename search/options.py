@@ -7,6 +7,7 @@ Where inputs lie is no choice of a search: that is `request.InputSpec`.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -29,6 +30,7 @@ __all__ = [
     "OutputSpec",
     "ProfileMode",
     "SearchOptions",
+    "Shares",
     "option_record",
 ]
 
@@ -263,6 +265,24 @@ class SearchOptions:
                 f"--bsz-scale: {self.min_bsz} to {self.max_bsz} by {self.bsz_scale} are more than "
                 f"{MOST_BATCHES} global batches; take a larger step or a smaller range"
             )
+
+
+class Shares:
+    """Seconds of a limit of time for searches one after the other: each has its part of the rest.
+
+    What one leaves is for those behind it.
+    """
+
+    def __init__(self, seconds: float | None, number: int) -> None:
+        self._until = None if seconds is None else time.perf_counter() + seconds
+        self._left = number
+
+    def following(self) -> float | None:
+        """Return the seconds of the next search; None: there is no limit."""
+        number, self._left = max(self._left, 1), self._left - 1
+        if self._until is None:
+            return None
+        return max(self._until - time.perf_counter(), 0.0) / number
 
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:

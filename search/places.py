@@ -24,7 +24,7 @@ from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = ["Places", "find_places", "is_measured_only", "named_card"]
+__all__ = ["Places", "card_shape", "find_places", "is_measured_only", "named_card"]
 
 _CARD = re.compile(r".+:[^/\\]*")
 """What is meant as CARD:NxG, well formed or not."""
@@ -229,6 +229,26 @@ def named_card(hardware: str | None) -> str | None:
     """Return the hardware where it is meant as CARD:NxG; a folder may have a colon in its name."""
     is_card = hardware is not None and _CARD.fullmatch(hardware) and not Path(hardware).is_dir()
     return hardware if is_card else None
+
+
+def card_shape(
+    hardware: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
+) -> tuple[str, int, int]:
+    """Return card, machines and GPUs of each of hardware that is CARD:NxG.
+
+    Raises OptionError where one of the numbers was given and says otherwise.
+    """
+    from autopar.estimate import parse_hardware
+
+    card, nodes, gpus = parse_hardware(hardware)
+    for name, given, implied in (
+        ("--num-nodes", num_nodes, nodes),
+        ("--num-gpus-per-node", gpus_per_node, gpus),
+        ("--world-size", world_size, nodes * gpus),
+    ):
+        if given is not None and given != implied:
+            raise OptionError(f"{name}: {given} contradicts --hardware {hardware} ({implied})")
+    return card, nodes, gpus
 
 
 def is_measured_only(name: str) -> bool:

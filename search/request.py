@@ -19,7 +19,7 @@ from autopar.records import dataclass
 from autopar.units import GIB
 from search.degrees import DegreeOptions
 from search.options import PANELS, EngineChoice, OutputSpec, ProfileMode, SearchOptions
-from search.places import Places, find_places, is_measured_only, named_card
+from search.places import Places, card_shape, find_places, is_measured_only, named_card
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -341,10 +341,9 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
         )
     if asked is None:
         return measured_hardware(inputs, name), None
-    card, num_nodes, gpus_per_node = estimate.parse_hardware(asked)
-    _same("--num-nodes", inputs.num_nodes, num_nodes, asked)
-    _same("--num-gpus-per-node", inputs.num_gpus_per_node, gpus_per_node, asked)
-    _same("--world-size", inputs.world_size, num_nodes * gpus_per_node, asked)
+    card, num_nodes, gpus_per_node = card_shape(
+        asked, inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
+    )
     hardware = estimate.estimate_hardware(
         card,
         num_nodes=num_nodes,
@@ -431,11 +430,6 @@ def _shape(inputs: InputSpec, shapes: Sequence[tuple[int, int]] = ()) -> tuple[i
             f"!= {world}"
         )
     return nodes, gpus
-
-
-def _same(option: str, given: int | None, implied: int, hardware: str) -> None:
-    if given is not None and given != implied:
-        raise OptionError(f"{option}: {given} contradicts --hardware {hardware} ({implied})")
 
 
 def _require_all_to_all(

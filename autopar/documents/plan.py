@@ -356,11 +356,14 @@ class StatisticsEntry(_Entry):
 
 
 class EngineEntry(_Entry):
-    """The fastest plan that one engine runs as it is, or why there is none."""
+    """The fastest plan or launch that one engine runs as it is, or why there is none."""
 
     engine: _Text
     samples_per_s: _Amount | None = None
     plan: Strategy | None = None
+    """Whose layers may differ; null where a launch was searched."""
+    launch: dict[str, Any] | None = None
+    """Every degree of a launch, as `launch.degrees` of its file."""
     options: _Text | None = None
     """What the search of that plan has beside what was typed."""
     reason: _Text | None = None
@@ -477,6 +480,8 @@ class PlanDocument(_Answer):
     options: OptionsEntry = Field(default_factory=OptionsEntry)
     request: dict[str, _Typed] = Field(default_factory=dict)
     """The options as typed, by name without hyphens in front."""
+    engines: list[EngineEntry] = Field(default_factory=list)
+    """Each one's own best, from the fastest on, where several were looked at."""
     versions: VersionsEntry | None = None
 
     @classmethod

@@ -56,6 +56,7 @@ __all__ = [
     "load_card",
     "parse_hardware",
     "read_card",
+    "require_node",
 ]
 
 
@@ -659,6 +660,15 @@ def parse_hardware(text: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
+def require_node(device: Card, gpus_per_node: int) -> None:
+    """Raise InputError where a node has more GPUs than a card connects."""
+    if gpus_per_node > device.max_gpus_per_node:
+        raise InputError(
+            f"card {device.name!r} connects at most {device.max_gpus_per_node} GPUs of a node, "
+            f"got {gpus_per_node}; use more nodes or a card with a larger intra_node.max_gpus"
+        )
+
+
 def estimate_hardware(
     card: str,
     *,
@@ -677,11 +687,7 @@ def estimate_hardware(
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
         raise InputError(f"{num_nodes} nodes x {gpus_per_node} GPUs is not a cluster; both from 1")
-    if gpus_per_node > device.max_gpus_per_node:
-        raise InputError(
-            f"card {device.name!r} connects at most {device.max_gpus_per_node} GPUs of a node, "
-            f"got {gpus_per_node}; use more nodes or a card with a larger intra_node.max_gpus"
-        )
+    require_node(device, gpus_per_node)
     world = num_nodes * gpus_per_node
     # degrees of a plan divide the world, so that no other group occurs
     degrees = [g for g in range(2, world + 1) if world % g == 0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Literal
 
 from autopar.errors import InputError
@@ -19,6 +19,7 @@ from autopar.pipeline.schedules import Schedule
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
+from autopar.training.offload import HostAdam
 
 __all__ = [
     "FP32_STATES",
@@ -39,6 +40,7 @@ __all__ = [
     "layer_blocks",
     "mamba_inputs",
     "model_flop",
+    "mtp_blocks",
     "parameters",
     "projection_targets",
     "stage_blocks",
@@ -275,10 +277,13 @@ class Job:
     """fp32 weights of that share lie on the host, too, and 16-bit ones come back."""
     overlap_offload: bool = False
     """The host's copies of one part run beside its update of another."""
+    host_adam: HostAdam = "torch"
     offloaded_weights: bool = False
     """Weights lie on the host, and are copied for each forward and backward."""
     mtp: int = 0
     """Layers that predict further tokens, each with a head of its own."""
+    stage_mtp: tuple[int, ...] = ()
+    """How many of them every stage has; empty: the last stage has all."""
     skew: float = 1.0
     """Tokens of the busiest rank of experts over the mean."""
     notes: tuple[str, ...] = field(default=())
@@ -549,6 +554,19 @@ def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
         one = _resized(block, 1)
         numbers[one] = numbers.get(one, 0) + block.number
     return tuple(_resized(one, number) for one, number in numbers.items())
+
+
+def mtp_blocks(job: Job) -> tuple[Block, ...]:
+    """Return the layers of one module of further tokens: one that is as the model's last.
+
+    Of a hybrid whose last layer mixes no tokens, the last one with attention goes in front of it
+    (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of such modules).
+    """
+    last = _resized(job.blocks[-1], 1)
+    if last.attention is not None:
+        return (last,)
+    mixers = (block for block in reversed(job.blocks) if block.attention is not None)
+    return (*(_resized(block, 1) for block in islice(mixers, 1)), last)
 
 
 def _resized(block: Block, number: int) -> Block:

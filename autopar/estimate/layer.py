@@ -76,6 +76,7 @@ __all__ = [
     "layer_parts",
     "layer_times",
     "machine_of",
+    "mtp_times",
     "optimizer_time_s",
     "split_of",
     "tensor_sends",
@@ -95,8 +96,9 @@ class LayerTimes(NamedTuple):
     """Dispatch and combine, nothing hidden yet."""
     weight_cast_s: float
     """Quantisation of the weights, once a step."""
-    mixture: bool
-    """Whether the layer has experts, whose routing takes host time of its own."""
+    held: Real | None
+    """Experts of a rank, whose routing and launches take host time of their own; None: no mixture.
+    """
 
 
 def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
@@ -123,7 +125,7 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
         context=context,
         experts=experts,
         weight_cast_s=weights_cast_s(machine, job, block),
-        mixture=isinstance(block.mlp, Experts),
+        held=block.mlp.number / job.ep if isinstance(block.mlp, Experts) else None,
     )
 
 
@@ -463,6 +465,19 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
     elements = n * hidden / (job.tp if job.sequence_parallel else 1)
     parts.append(element_part(machine, plain, "final norm", "layernorm", "norm", elements))
     return tuple(parts)
+
+
+def mtp_times(machine: Machine, job: Job) -> tuple[Part, ...]:
+    """Return what a module of further tokens has in front of its layer, for a micro-batch.
+
+    Norms of the token's embedding and of the hidden state, and one projection of both together to
+    the hidden size; its final norm is its head's (`head_times`). DeepSeek-V3, arXiv 2412.19437,
+    section 2.2.
+    """
+    hidden, n = job.blocks[-1].hidden, job.tokens
+    elements = 2 * n * hidden / (job.tp if job.sequence_parallel else 1)
+    parts = linear_parts(machine, job, "mtp projection", "mtp", n, hidden / job.tp, 2 * hidden)
+    return (*parts, element_part(machine, job, "mtp norms", "mtp", "norm", elements))
 
 
 def head_sends_s(machine: Machine, job: Job) -> float:

@@ -64,9 +64,11 @@ _HOST = Constants(
         "backward_s": (0.0, 0.1),
         "collective_s": (0.0, 1e-2),
         "experts_s": (0.0, 0.1),
+        "expert_s": (0.0, 0.01),
+        "merged": (1.0, 10.0),
         "partial_graphs": (0.0, 1.0),
     },
-    {"experts_s": 0.0, "partial_graphs": 0.7},
+    {"experts_s": 0.0, "expert_s": 0.0, "merged": 1.0, "partial_graphs": 0.7},
 )
 _OVERLAP = Constants(
     {
@@ -130,7 +132,9 @@ class StackDocument(StrictObject):
     optimizer: Annotated[Figure, _OPTIMIZER]
     """Bytes moved per parameter that a rank updates."""
     host: Annotated[Figure, _HOST]
-    """Host time of a layer and of a collective, and what partial CUDA graphs leave of it."""
+    """Host time of a layer, of a collective, of a layer's routing and of each expert that a rank
+    holds; what partial CUDA graphs leave of it, and `merged`, how many times as long experts take
+    whose forward and backward run in one schedule."""
     overlap: Annotated[Figure, _OVERLAP]
     """Shares that are hidden: `tensor` of tensor-parallel collectives, `gradients` of the step's
     reduction as a share of one micro-batch's time; `fully_sharded` is what stays visible of the

@@ -22,6 +22,7 @@ from autopar.estimate.job import (
     Mlp,
     Recomputation,
     adapter_parameters,
+    mtp_blocks,
     parameters,
     stage_blocks,
 )
@@ -36,6 +37,8 @@ from autopar.estimate.layer import (
     head_sends_s,
     head_times,
     layer_times,
+    mtp_times,
+    tensor_sends,
     transfer_s,
 )
 from autopar.estimate.parts.sharding import (
@@ -72,6 +75,7 @@ __all__ = [
     "again_seconds",
     "ends_seconds",
     "forward_seconds",
+    "held_blocks",
     "layer_seconds",
     "own_times",
     "seconds_of_times",
@@ -172,8 +176,8 @@ _STEP_ONLY = frozenset(
             "overlap_experts",
         ),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
-        *("optimizer", "mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
-        *("offloaded_master", "overlap_offload", "offloaded_weights"),
+        *("optimizer", "mtp", "stage_mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
+        *("offloaded_master", "overlap_offload", "offloaded_weights", "host_adam"),
     )
 )
 """Fields of a job that times of a layer do not depend on, what is made of them does."""
@@ -189,6 +193,7 @@ class KnownLayers:
         self._layers: dict[object, LayerTimes] = {}
         self._embeddings: dict[object, tuple[Part, ...]] = {}
         self._heads: dict[object, tuple[tuple[Part, ...], float]] = {}
+        self._modules: dict[object, tuple[tuple[Part, ...], float]] = {}
 
     def times(self, job: Job, block: Block) -> LayerTimes:
         """Return the times of one layer of a block, which has the job's own degrees."""
@@ -225,7 +230,7 @@ class KnownLayers:
             experts=second.experts,
             # one launch quantises all weights of a layer, on the job's own split
             weight_cast_s=weights_cast_s(self._machine, job, block),
-            mixture=second.mixture,
+            held=second.held,
         )
 
     def _half(self, job: Job, block: Block) -> LayerTimes:
@@ -241,6 +246,16 @@ class KnownLayers:
         found = self._embeddings.get(key)
         if found is None:
             found = self._embeddings[key] = embedding_times(self._machine, job)
+        return found
+
+    def mtp(self, job: Job) -> tuple[tuple[Part, ...], float]:
+        """Return what a module of further tokens has beside its layer, and seconds of its sends."""
+        key = (self._sizes(job), job.blocks[-1].hidden)
+        found = self._modules.get(key)
+        if found is None:
+            sends = tensor_sends(self._machine, job, job.blocks[-1].hidden)
+            seconds = sends.forward_s + sends.backward_s
+            found = self._modules[key] = mtp_times(self._machine, job), seconds
         return found
 
     def head(self, job: Job) -> tuple[tuple[Part, ...], float]:
@@ -260,9 +275,7 @@ def _routed_alone(job: Job, experts: Experts) -> Job:
     """
     routed, rest = divmod(job.micro_batch * job.seq, job.cp * job.tp)
     scattered = job.sequence_parallel or job.tp == 1
-    # weights of 8 bits are cast, and those of the router are split over tensor ranks
-    narrow = job.precision not in ("bf16", "fp16", "fp32")
-    if experts.shared_width or experts.latent or rest or narrow or not scattered:
+    if experts.shared_width or experts.latent or rest or not scattered:
         return job
     return replace(
         job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False, heads_exchanged=False
@@ -284,7 +297,7 @@ def layer_seconds(
     """Return what one layer's micro-batch takes of the device, and of the host, without ZeRO-3."""
     own = _own(job, block)
     found, host = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
-    return sum(found.values()), host
+    return sum(found.values()), as_number(host)
 
 
 def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Real, Real]:
@@ -342,12 +355,12 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     # most stages of a pipeline are alike
     alike: dict[object, _Stage] = {}
     stages = []
-    heads = _head_stage(job)
-    for index, blocks in enumerate(stage_blocks(job)):
-        key = (blocks, index == 0, index == heads)
+    heads, further, held = _head_stage(job), _further(job), held_blocks(job)
+    for index, (blocks, mtp) in enumerate(zip(held, further, strict=True)):
+        key = (blocks, mtp, index == 0, index == heads)
         if key not in alike:
             alike[key] = _stage(
-                machine, job, blocks, known, embeds=index == 0, heads=index == heads
+                machine, job, blocks, mtp, known, embeds=index == 0, heads=index == heads
             )
         stages.append(alike[key])
     times = [stage.total_s for stage in stages]
@@ -374,16 +387,16 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
         early = visible_s(summed)
         visible += (number - 1) * early
     tied = 0.0
-    # the two copies of a tied table add up over the first and the last stage
-    if job.tied and job.pp > 1 and not job.frozen:
+    # copies of the table add up over the first stage and that of the head, if they are tied, or of
+    # the modules that look further tokens up in it
+    if (job.tied or any(further[1:])) and job.pp > 1 and not job.frozen:
         rows = job.vocab / (job.vocab_tp or job.tp)
         size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
         tied = transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
         visible += tied
     terms["gradients"] = visible
     once = sum(
-        block.number * known.times(_own(job, block), block).weight_cast_s
-        for block in _longest(job, longest)
+        block.number * known.times(_own(job, block), block).weight_cast_s for block in held[longest]
     )
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
@@ -439,8 +452,19 @@ def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
     )
 
 
-def _longest(job: Job, index: int) -> tuple[Block, ...]:
-    return stage_blocks(job)[index]
+def _further(job: Job) -> tuple[int, ...]:
+    """Return the modules of further tokens that every stage has."""
+    last = _head_stage(job)
+    return job.stage_mtp or tuple(job.mtp if stage == last else 0 for stage in range(job.pp))
+
+
+def held_blocks(job: Job) -> list[tuple[Block, ...]]:
+    """Return the blocks of every stage, those of its modules of further tokens behind them."""
+    own = mtp_blocks(job) if job.mtp else ()
+    return [
+        (*blocks, *number * own)
+        for blocks, number in zip(stage_blocks(job), _further(job), strict=True)
+    ]
 
 
 def _check(job: Job) -> None:
@@ -476,6 +500,11 @@ def _check(job: Job) -> None:
         if isinstance(block.mlp, Experts):
             _divides(job.ep, block.mlp.number, "ep", "the number of experts")
             _divides(job.etp, block.mlp.width, "etp", "the width of an expert")
+    if job.stage_mtp and (len(job.stage_mtp), sum(job.stage_mtp)) != (job.pp, job.mtp):
+        raise InputError(
+            f"stage_mtp has {sum(job.stage_mtp)} modules of further tokens on {len(job.stage_mtp)} "
+            f"stages, where the job has {job.mtp} on {job.pp}"
+        )
     # launchers count embedding and head as a layer each where that fills the chunks
     if job.pp > 1 and job.pp * job.vpp > sum(block.number for block in job.blocks) + 2:
         raise InputError(f"pp {job.pp} stages of vpp {job.vpp} chunks are more than the layers")
@@ -493,12 +522,16 @@ def _stage(
     machine: Machine,
     job: Job,
     blocks: tuple[Block, ...],
+    mtp: int,
     known: KnownLayers,
     *,
     embeds: bool,
     heads: bool,
 ) -> _Stage:
-    """Return a micro-batch of one stage: its layers, and embedding and head where it has them."""
+    """Return a micro-batch of one stage: its layers, and embedding and head where it has them.
+
+    mtp : modules of further tokens, whose layers are among the blocks.
+    """
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[Group, float] = {}
     host = loaded = 0.0
@@ -514,7 +547,7 @@ def _stage(
             weight[part.kind] += block.number * float(part.weight_s)
         for key, value in found.items():
             terms[key] += block.number * value
-        host += block.number * waited
+        host += block.number * as_number(waited)
         # what is held has gradients and states: of frozen weights what stands beside them
         of_experts, others = (
             parameters(block) if job.adapters is None else adapter_parameters(own, block)
@@ -530,6 +563,18 @@ def _stage(
             terms["sharding"] += block.number * sharding_s(machine, own, block, found)
     ends = _ends(job)
     table = ends.vocab * ends.blocks[0].hidden / ends.tp
+    if mtp:
+        parts, sends = known.mtp(ends)
+        for _ in range(mtp):
+            _add(terms, ends, (*parts, *known.embedding(ends)))
+            terms["tensor"] += sends
+        for part in parts:
+            forward[part.kind] += mtp * float(part.forward_s)
+            weight[part.kind] += mtp * float(part.weight_s)
+        # two hidden states are projected to one; the table is a copy unless embedded here
+        joined = mtp * 2.0 * job.blocks[-1].hidden ** 2 / ends.tp
+        copied = 0.0 if embeds else table
+        _hold(weights, dense_group(ends), 0.0 if job.adapters else joined + copied)
     if embeds:
         _add(terms, ends, known.embedding(ends))
         _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
@@ -611,7 +656,7 @@ def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
 
 def _layer(
     machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float
-) -> tuple[dict[str, float], float]:
+) -> tuple[dict[str, float], Real]:
     """Return the seconds of a layer's micro-batch by term, and those of its host code."""
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
@@ -677,8 +722,11 @@ def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
     return again + (times.context.forward_s if "core_attn" in wanted else 0.0)
 
 
-def _host_s(machine: Machine, job: Job, times: LayerTimes) -> float:
-    """Return what the host takes for a layer, forward and backward."""
+def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
+    """Return what the host takes for a layer, forward and backward.
+
+    Experts whose products are launched one after the other take it for each that a rank holds.
+    """
     if job.graphs == "full":
         return 0.0
     host = machine.stack.figures.host
@@ -686,9 +734,19 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> float:
     seconds = host["forward_s"] + host["backward_s"] + calls * host["collective_s"]
     if job.recompute == "full":
         seconds += host["forward_s"]
-    if times.mixture:
-        seconds += host["experts_s"]
-    return seconds * (host["partial_graphs"] if job.graphs == "partial" else 1.0)
+    launches: Real = 0.0
+    if times.held is not None:
+        # forward and backward merged are launched in pieces, on streams that wait for each other
+        pieces = host["merged"] if job.overlap_experts else 1.0
+        seconds += pieces * host["experts_s"]
+        if not job.fused_experts:
+            launches = pieces * host["expert_s"] * times.held
+    if job.graphs == "partial":
+        seconds *= host["partial_graphs"]
+        # graphs have shapes that stay: as many tokens for each expert in every step
+        if job.padded_capacity:
+            launches *= host["partial_graphs"]
+    return seconds + launches
 
 
 # --------------------------------------------------------------------------------------------------

@@ -293,14 +293,13 @@ def _waiting(launch: Launch) -> float:
 def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
     """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
     frozen = recipe_of_launch(launch).weights.sharded
-    element = float(launch.precision.element_bytes)
-    # weights of products may be 8 bits
-    of_layers = 1.0 if _trainer(launch).gathered_fp8 else element
-    return sum(
-        (unit.dense + unit.expert) * (of_layers if unit.name == "layer" else element)
-        + (unit.frozen_bytes if frozen else 0)
-        for unit in units
-    )
+    each, eighths = launch.precision.element_bytes, _trainer(launch).gathered_fp8
+    found = 0.0
+    for unit in units:
+        # weights of products may be 8 bits
+        found += unit.elements * (1.0 if eighths and unit.name == "layer" else each)
+        found += unit.frozen_bytes if frozen else 0
+    return found
 
 
 def _casts(launch: Launch) -> bool:
@@ -494,7 +493,7 @@ def _in_backward(
     layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
     each = torch_layers.chunk_saved_bytes(launch, chunk) / max(len(layers), 1)
     width = launch.tokens * launch.model.hidden * launch.precision.element_bytes
-    for at in reversed(range(len(own))):
+    for at in reversed(_turning(own)):
         unit, left = own[at], sum(place <= at for place in layers)
         # freed behind: that of the layers whose backward is through, and the last norm's
         kept = saved - int((len(layers) - left) * each)
@@ -530,6 +529,23 @@ def _in_backward(
         if launch.degrees.pp > 1 and unit.name == "layer":
             # the others are as full, or less
             return
+
+
+def _turning(own: Sequence[Unit]) -> list[int]:
+    """Return the units at which a backward may be the fullest: the ends of runs of like ones.
+
+    Inside of a run each unit frees and makes as much as the one behind it, so that what is there
+    grows or shrinks all the way.
+    """
+    around = [
+        (own[at - 1] if at else None, own[at], own[at + 1] if at + 1 < len(own) else None)
+        for at in range(len(own))
+    ]
+    return [
+        at
+        for at in range(len(own))
+        if not (0 < at < len(own) - 1 and around[at - 1] == around[at] == around[at + 1])
+    ]
 
 
 def _dequantized_bytes(launch: Launch, unit: Unit) -> int:

@@ -8,16 +8,17 @@ that predict further tokens and the head behind. What a schedule makes of the st
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
-from autopar.pipeline.schedules import Schedule, schedule_of_chunks
+from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.records import dataclass
 
-__all__ = ["Placement", "place_layers", "stage_seconds"]
+__all__ = ["Placement", "alike_counts", "place_layers", "spread_count", "stage_seconds"]
 
 _MOVES = 200
 """Single layers that are moved at most; few are."""
@@ -126,6 +127,44 @@ def place_layers(
     return best
 
 
+def alike_counts(
+    around_s: Sequence[float], each_s: float, number: int, parts: Sequence[int], *, least: int = 1
+) -> list[int]:
+    """Return the layers of every stage, of so many that take `each_s`; parts have `least` or more.
+
+    around_s : of every stage without layers; parts : of every stage, those that hold layers. Each
+    goes to the stage that is shortest with it, of equally long ones to that in the middle: no
+    exchange of a layer then shortens the longest stage.
+    """
+    counts = [least * own for own in parts]
+    stages = len(counts)
+    queue = [
+        (around_s[at] + counts[at] * each_s, abs(2 * at - stages + 1), at)
+        for at in range(stages)
+        if parts[at]
+    ]
+    heapq.heapify(queue)
+    for _ in range(number - sum(counts)):
+        _, middle, at = queue[0]
+        counts[at] += 1
+        heapq.heapreplace(queue, (around_s[at] + counts[at] * each_s, middle, at))
+    return counts
+
+
+def spread_count(schedule: Schedule, stage: int, count: int, parts: int) -> list[int]:
+    """Return the layers of a stage's parts, from as many as it has.
+
+    Of the first stage later parts are longer, of the last one earlier ones: the others hold
+    embedding and head. Both are of the first stage where chunks come back to it.
+    """
+    if not parts:
+        return []
+    base, more = divmod(count, parts)
+    longer = stage == 0 and not SCHEDULES[schedule].v_shaped
+    sizes = [base + 1] * more + [base] * (parts - more)
+    return sizes[::-1] if longer else sizes
+
+
 def _tails(parts: int, mtp: int, least: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield how many parts at the end hold no layer, and the further tokens' modules of each part.
 
@@ -192,30 +231,17 @@ class _Ends:
         return found
 
     def _alike(self, around: Sequence[float], filled: int) -> list[int]:
-        """Return parts of equal layers: each goes to the stage that is shortest with it.
-
-        No exchange of a layer then shortens the longest stage. Of equally long stages the middle
-        ones come first, and the layers of a stage are spread over its parts.
-        """
-        each = math.fsum(self.layer_s) / len(self.layer_s)
+        """Return the parts of equal layers, of which the last ones may have none."""
         own: list[list[int]] = [[] for _ in range(self.stages)]
         for part in range(filled):
             own[rank_of(self.schedule, part, self.stages)].append(part)
-        counts = [self.least * len(parts) for parts in own]
-        middle = [abs(2 * stage - self.stages + 1) for stage in range(self.stages)]
-        for _ in range(len(self.layer_s) - sum(counts)):
-            at = min(
-                (stage for stage in range(self.stages) if own[stage]),
-                key=lambda stage: (around[stage] + (counts[stage] + 1) * each, middle[stage]),
-            )
-            counts[at] += 1
+        each = math.fsum(self.layer_s) / len(self.layer_s)
+        counts = alike_counts(around, each, len(self.layer_s), [*map(len, own)], least=self.least)
         sizes = [0] * (self.stages * self.chunks)
-        for count, parts in zip(counts, own, strict=True):
-            for place, part in enumerate(parts):
-                base, more = divmod(count, len(parts))
-                # embedding and head make the outer parts long enough
-                late = place >= len(parts) - more if parts[0] == 0 else place < more
-                sizes[part] = base + late
+        for stage, (count, parts) in enumerate(zip(counts, own, strict=True)):
+            spread = spread_count(self.schedule, stage, count, len(parts))
+            for part, size in zip(parts, spread, strict=True):
+                sizes[part] = size
         return sizes
 
     def _one_chunk(self, around: Sequence[float], filled: int) -> list[int]:

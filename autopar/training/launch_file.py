@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from autopar.documents.checks import StrictObject, published
+from autopar.documents.plan import EngineEntry
 from autopar.objects import ConfigDict, Field
 from autopar.pipeline.schedules import Schedule
 
@@ -148,3 +149,5 @@ class LaunchDocument(StrictObject):
     """None: nothing fits."""
     assumed: list[str]
     """Defaults that nobody had said otherwise, one sentence each."""
+    engines: list[EngineEntry] = Field(default_factory=list)
+    """Each one's own best launch or plan, from the fastest on, where several were looked at."""

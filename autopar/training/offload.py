@@ -6,6 +6,7 @@ host. What leaves a device is counted by `autopar.memory`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from autopar.errors import InputError
@@ -13,9 +14,10 @@ from autopar.records import dataclass
 
 __all__ = [
     "ADAM_BYTES",
-    "HOST_SHARE",
+    "HOST_SHARES",
     "OFFLOADED",
     "Host",
+    "HostAdam",
     "Offload",
     "OffloadModule",
     "copy_s",
@@ -81,12 +83,16 @@ class Host:
 
 ADAM_BYTES = 28.0
 """Of a parameter: fp32 weight, gradient and two moments read, all but the gradient written."""
-HOST_SHARE = 0.25
+HostAdam = Literal["torch", "deepspeed"]
+"""Whose Adam runs on the host: torch's, or DeepSpeed's with vector instructions."""
+HOST_SHARES: Mapping[HostAdam, float] = {"torch": 0.25, "deepspeed": 0.43}
 """Of the memory's rate that Adam on the host reaches.
 
-Fitted to Megatron-Bridge's Qwen3-30B-A3B on 16 H100 (TP2 PP2 EP4, 1.91e9 parameters updated by a
-rank; skills/nemo-mbridge-perf-cpu-offloading/card.yaml): steps of 0.996 s without offload, and
-1.871, 2.484, 3.187 and 4.189 s with 25, 50, 75 and 100 % of the states on the host; within 6 %."""
+torch: fitted to Megatron-Bridge's Qwen3-30B-A3B on 16 H100 (TP2 PP2 EP4, 1.91e9 parameters updated
+by a rank; skills/nemo-mbridge-perf-cpu-offloading/card.yaml): steps of 0.996 s without offload, and
+1.871, 2.484, 3.187 and 4.189 s with 25, 50, 75 and 100 % of the states on the host; within 6 %.
+deepspeed: ZeRO-Offload (arXiv 2101.06840), table 4: 0.22, 1.03 and 2.57 s for 1, 4 and 10 billion
+parameters on a DGX-2, whose two Xeons have 12 channels of DDR4-2666, 256 GB/s: .50, .42 and .43."""
 
 
 def copy_s(host: Host, num_bytes: float) -> float:
@@ -101,6 +107,7 @@ def host_update_s(
     gradient_bytes: float,
     weight_bytes: float,
     overlap: bool,
+    adam: HostAdam = "torch",
 ) -> float:
     """Return the seconds of an update of so many parameters by the host's processors.
 
@@ -108,9 +115,9 @@ def host_update_s(
     a part, which run both ways at once, hide under the update of another, or it under them.
     gradient_bytes, weight_bytes : of a parameter, as they are copied.
     """
-    adam = parameters * ADAM_BYTES / (host.memory_bytes_per_s * HOST_SHARE)
+    update = parameters * ADAM_BYTES / (host.memory_bytes_per_s * HOST_SHARES[adam])
     down, up = (copy_s(host, parameters * each) for each in (gradient_bytes, weight_bytes))
-    return max(adam, down, up) if overlap else adam + down + up
+    return max(update, down, up) if overlap else update + down + up
 
 
 def exposed_s(copied_s: float, hidden_under_s: float) -> float:

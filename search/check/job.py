@@ -85,6 +85,9 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         overlap_tensor=launch.tensor_overlap,
         overlap_gradients=launch.optimizer.overlap_gradients,
         mtp=model.mtp,
+        stage_mtp=tuple(sum(chunk[2] for chunk in chunks) for chunks in degrees.chunks)
+        if model.mtp and degrees.pp > 1
+        else (),
         graphs=launch.graphs,
         low_precision_attention=precision.fp8_attention,
         fused_experts=experts is not None and experts.fused_mlp,
@@ -96,6 +99,9 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         optimizer_offload=optimizer.offload,
         offloaded_master=optimizer.offload_master,
         overlap_offload=optimizer.overlap_offload,
+        host_adam="deepspeed"
+        if launch.trainer is not None and launch.trainer.keeper == "deepspeed"
+        else "torch",
         offloaded_weights=optimizer.offload_weights,
     )
 

@@ -17,10 +17,12 @@ from search.options import PANELS
 from search.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
-    from search.engines.best_plan import EngineBest
+    from search.engines.best_plan import BestPart, EngineBest
     from search.pictures.files import Pictures
     from search.planner.prediction import SearchResult
     from search.question import Session
+    from search.route import Route
+    from search.uniform.answer import Answer
 
 __all__ = ["COMMAND", "main", "run"]
 
@@ -57,19 +59,28 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _answered(raw: Mapping[str, object]) -> int:
-    """Answer with launches where these are asked for, else with plans of layers."""
-    from search.uniform.answer import answers
-
+    """Answer with launches, with plans whose layers may differ, or with the best of both."""
     request = build_request(raw)
-    if answers(request):
-        return _launches(request)
+    # before anything is searched
+    _pictures(request, [request.inputs.model])
     path = request.output.evaluate
     if path is not None and path.endswith(".json") and Path(path).is_file():
         from search.uniform.files import is_launch
 
         if is_launch(path):
             return _evaluate_launch(request, path)
-    return _execute(*_requested(raw))
+    if path is not None:
+        return _execute(_priced(request, path, raw))
+    from search.route import route_of
+
+    route = route_of(request)
+    if route.launches is not None:
+        return _launches(request, route)
+    code = _plans(request, route)
+    if route.why and code == 0:
+        # beside an answer: what is unusable is one sentence
+        say(f"{_NAME}: answered with {route.why}")
+    return code
 
 
 def _evaluate_launch(request: Request, path: str) -> int:
@@ -93,15 +104,25 @@ def _evaluate_launch(request: Request, path: str) -> int:
     return 0
 
 
-def _launches(request: Request) -> int:
-    """Search launches with one set of degrees, show the best and write it."""
+def _launches(request: Request, route: Route) -> int:
+    """Search launches, and plans beside them where these are asked for; show and write the best."""
+    from search.route import best_of_both
+
+    both = working("searching launches", lambda: best_of_both(request, route))
+    if both.layers_differ:
+        assert both.part is not None, "somebody has the plan"
+        job = both.answer.question.job
+        part = dataclasses.replace(both.part, engines=both.lines)
+        return _execute(part.request, part, job.seq / job.world)
+    return _show_launches(request, both.answer)
+
+
+def _show_launches(request: Request, found: Answer) -> int:
+    """Show the best launch and write it, or say why there is none."""
     from autopar.output import refuse_clashes
-    from search.uniform.answer import answer, open_launches
     from search.uniform.files import file_name, launch_document, result_document
 
-    question = open_launches(request)
     pictures = _pictures(request, [request.inputs.model])
-    found = working("searching launches", lambda: answer(question))
     document = result_document(found, request.given) if request.output.json_path else {}
     files: dict[Path, str] = {}
     if found.best is not None and request.output.config_path is not None:
@@ -119,11 +140,12 @@ def _launches(request: Request) -> int:
     refusal = pictures.refusal(_unwritable)
     write_results(files | drawn, request.output.json_path, document, refusal)
     if found.best is None:
-        from search.report.launches import infeasible_line, remedy_line
+        from search.report.launches import infeasible_lines, remedy_line
         from search.uniform.answer import remedies
 
-        say(f"{_NAME}: {infeasible_line(found)}")
-        for remedy in working("looking for what would fit", lambda: remedies(question)):
+        for line in infeasible_lines(found):
+            say(f"{_NAME}: {line}")
+        for remedy in working("looking for what would fit", lambda: remedies(found.question)):
             say(f"{_NAME}: {remedy_line(remedy)}")
         return 3
     if request.output.json_path != "-":
@@ -161,40 +183,37 @@ def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> 
         say(f"{_NAME}: wrote {path}")
 
 
-def _requested(raw: Mapping[str, object]) -> tuple[Request, tuple[EngineBest, ...]]:
-    """Return the request that is answered, and each engine's own plan where all were looked at.
+def _plans(request: Request, route: Route) -> int:
+    """Search plans whose layers may differ: of the engines of a route, or whatever runs them."""
+    from search.route import with_rules
 
-    With `--engine` it is that of the part of its space with the fastest plan.
-    """
-    request = _with_rules(build_request(raw))
-    if request.engine in (None, "none"):
-        if request.output.evaluate is not None:
-            request = _with_rules(build_request(_with_plan(request.output.evaluate, raw)))
-        other = request.output.evaluate is not None or request.output.frontier
-        if request.engine is not None or other or request.options.time_limit_s is not None:
-            return dataclasses.replace(request, engine=None), ()
-        from search.engines.best_plan import sweeps
+    request = with_rules(request)
+    if not route.layered:
+        return _execute(dataclasses.replace(request, engine=None))
+    if request.output.frontier:
+        raise OptionError("--engine: not together with --frontier; leave one of them out")
+    from search.engines.best_plan import choose, choose_any
 
-        if not sweeps(request):
-            return request, ()
-    elif request.output.evaluate is not None or request.output.frontier:
-        named = "--evaluate" if request.output.evaluate is not None else "--frontier"
-        raise OptionError(f"--engine: not together with {named}; leave one of them out")
-    from search.engines.best_plan import answered
+    def chosen() -> BestPart:
+        if len(route.layered) == 1:
+            return choose(request)
+        return choose_any(request, route.layered)
 
-    choice = working("searching engines' spaces", lambda: answered(request, unsaid="any"))
-    for notice in choice.notices:
+    part = working("searching engines' spaces", chosen)
+    for notice in part.notices:
         say(f"{_NAME}: {notice}")
-    return choice.request, choice.engines
+    return _execute(part.request, part)
 
 
-def _with_rules(request: Request) -> Request:
-    """Return a request whose fixed degrees are rules of plans whose layers may differ."""
-    from search.degrees import rules_of
-    from search.request import extended
+def _priced(request: Request, path: str, raw: Mapping[str, object]) -> Request:
+    """Return the request that prices a plan: with what its file was made with, as if typed."""
+    from search.route import with_rules
 
-    rules = rules_of(request.degrees)
-    return extended(request, rules) if rules else request
+    if request.engine not in (None, "none"):
+        raise OptionError("--engine: not together with --evaluate; leave one of them out")
+    with_rules(request)
+    request = with_rules(build_request(_with_plan(path, raw)))
+    return dataclasses.replace(request, engine=None)
 
 
 def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
@@ -209,8 +228,15 @@ def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
     return {**stored, **raw}
 
 
-def _execute(request: Request, engines: tuple[EngineBest, ...]) -> int:
+def _execute(request: Request, part: BestPart | None = None, tokens: float | None = None) -> int:
+    """Search plans or price one, show and write the answer.
+
+    part : what was searched of engines before, which stands where time is limited. tokens : as
+    `show_result` has it.
+    """
     from search.question import open_session
+
+    engines = () if part is None else part.engines
 
     session = open_session(
         request.inputs,
@@ -224,7 +250,8 @@ def _execute(request: Request, engines: tuple[EngineBest, ...]) -> int:
     pictures = _pictures(request, [request.output.evaluate, request.inputs.model])
     if request.output.evaluate is not None:
         return _evaluate(request, session, pictures)
-    result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
+    known = None if part is None or request.options.time_limit_s is None else part.result
+    result, frontier = working("searching", lambda: _solve(session, request.output.frontier, known))
     # the object of --json is made where it is asked for
     document: dict[str, object] = {}
     if request.output.json_path is not None:
@@ -265,11 +292,11 @@ def _execute(request: Request, engines: tuple[EngineBest, ...]) -> int:
         from search.report.plan import show_frontier, show_result
 
         console = make_console(sys.stdout)
-        show_result(console, result, title=session.title, engines=engines)
+        show_result(console, result, title=session.title, engines=engines, tokens=tokens)
         if frontier is not None:
             show_frontier(console, frontier)
     # The files come last: what was found is shown even where they cannot be written.
-    _write(request, session, result, paths, document)
+    _write(request, session, result, paths, document, engines)
     _report_pins(request, session, result)
     return 0
 
@@ -282,8 +309,11 @@ def _subject(session: Session) -> str:
     return f"{session.spec.name}{known} on {count} GPU{'s' if count != 1 else ''}"
 
 
-def _solve(session: Session, with_frontier: bool) -> tuple[SearchResult, list[SearchResult] | None]:
-    result = session.planner.solve()
+def _solve(
+    session: Session, with_frontier: bool, known: SearchResult | None
+) -> tuple[SearchResult, list[SearchResult] | None]:
+    """Return the answer and the frontier; known : what stands, and is not searched again."""
+    result = known or session.planner.solve()
     result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
 
@@ -369,6 +399,7 @@ def _write(
     result: SearchResult,
     paths: tuple[Path, Path] | None,
     document: Mapping[str, object],
+    engines: Sequence[EngineBest],
 ) -> None:
     files: dict[Path, str] = {}
     if paths is not None:
@@ -382,6 +413,7 @@ def _write(
             options=session.options,
             request=asked,
             engine=request.engine,
+            engines=engines,
         )
         if files:
             for what in replaced(*paths, asked):

@@ -1,4 +1,4 @@
-"""`autopar-search --engine NAME`: a fast plan that an engine runs as it is, or that of any engine.
+"""A fast plan whose layers may differ that an engine runs as it is, or that of several engines.
 
 An engine with one tensor and one context degree for the whole model, embedding and head included,
 runs few of all plans. Its space is the union of smaller ones, one for each pair of degrees and kind
@@ -7,12 +7,13 @@ and its plan is handed to the exporter; where that loses something, the alternat
 are tried, and the first that loses nothing narrows the part to its stages and recomputed layers.
 The fastest of what the parts give is taken. A part whose best plan is lossy may hold a faster
 lossless plan than its alternatives: the answer is the best of the parts, no bound of the engine's
-whole space.
+whole space. Which requests are answered so, and which by launches, is `search.route`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, product
 from typing import Any, Literal, cast
@@ -21,30 +22,46 @@ from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
 from autopar.records import dataclass
+from autopar.units import GIB
 from search.engines.job import EXPORTERS, Engine, Job, Part, Space, lower_for, space_of
-from search.options import SPACE_PANEL, SearchOptions
+from search.options import SPACE_PANEL, SearchOptions, Shares
 from search.places import named_card
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import ROWS, Once, Request, extended, fill_options, with_places
 from search.space import context_degrees, divisors
 
-__all__ = ["BestPart", "EngineBest", "answered", "as_engine", "choose", "choose_any", "sweeps"]
+__all__ = [
+    "BestPart",
+    "EngineBest",
+    "answered",
+    "as_engine",
+    "choose",
+    "choose_any",
+    "sweeps",
+]
 
 
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160
+_LEAST_S = 1e-3
+"""Of a search that begins when time is up: it takes a plan where the first look has one."""
 _NOTHING = " runs no plan of this search as it is: "
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBest:
-    """The fastest plan of one engine, or why there is none."""
+    """The fastest plan or launch of one engine, or why there is none."""
 
     engine: Engine
     samples_per_s: float | None
-    plan: Plan | None
+    plan: Plan | None = None
+    """Whose layers may differ."""
+    launch: Mapping[str, Any] | None = None
+    """Degrees of a launch, as its file has them."""
+    words: str = ""
+    """The launch as one says it."""
     options: str = ""
     """What the search of that plan has beside what was typed."""
     reason: str = ""
@@ -58,7 +75,9 @@ class BestPart:
     """As if the options of that part had been typed."""
     notices: tuple[str, ...]
     engines: tuple[EngineBest, ...] = ()
-    """Each engine's own fastest plan, where all were looked at."""
+    """Each engine's own fastest plan, where several were looked at."""
+    result: SearchResult | None = None
+    """What its search has found, without alternatives; None: it was not searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +87,11 @@ class _Found:
     samples_per_s: float
     plan: Plan
     request: Request
+    result: SearchResult
 
 
 class _Sessions:
-    """The inputs of a command line, with and without sequence parallelism.
+    """The inputs of a command line, with and without sequence parallelism, and what time is left.
 
     Memory is estimated or measured for one of them; the other needs inputs of its own.
     """
@@ -80,6 +100,8 @@ class _Sessions:
         self._request = request
         self._once = once
         self._opened: dict[bool, Session] = {}
+        self.seconds: float | None = request.options.time_limit_s
+        """Of each search from now on."""
 
     def of(self, options: SearchOptions) -> Session:
         """Return the session that answers options; InputError where nothing was measured so."""
@@ -138,15 +160,20 @@ def choose(request: Request) -> BestPart:
         f"{engine}: of {tried} searches the fastest plan without losses, "
         f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
-    return BestPart(request=best.request, notices=(notice,))
+    return BestPart(request=best.request, notices=(notice,), result=best.result)
 
 
-def choose_any(request: Request) -> BestPart:
-    """Return the request that finds the fastest plan of all engines, and each one's own fastest.
+def choose_any(
+    request: Request,
+    engines: Sequence[Engine] = cast(tuple[Engine, ...], EXPORTERS),
+    shares: Shares | None = None,
+) -> BestPart:
+    """Return the request that finds the fastest plan of engines, and each one's own fastest.
 
     Engines come from the fastest to those without a plan; where none has one, the request is as it
-    was.
+    was. shares : of the time of several searches, of which each engine is one.
     """
+    shares = shares or Shares(request.options.time_limit_s, len(engines))
     made: dict[object, Any] = {}
 
     def once(key: object, make: Callable[[], Any]) -> Any:
@@ -158,10 +185,10 @@ def choose_any(request: Request) -> BestPart:
     lines: list[EngineBest] = []
     best: _Found | None = None
     chosen: Engine | None = None
-    for name in EXPORTERS:
-        engine = cast(Engine, name)
+    for engine in engines:
         asked = as_engine(request, engine)
         sessions = _Sessions(asked, once)
+        sessions.seconds = shares.following()
         try:
             if space_of(engine).parts:
                 found, _ = _best_part(asked, engine, sessions)
@@ -169,7 +196,7 @@ def choose_any(request: Request) -> BestPart:
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
             why = _short(refused).removeprefix(f"{engine}{_NOTHING}")
-            line = EngineBest(engine=engine, samples_per_s=None, plan=None, reason=why)
+            line = EngineBest(engine=engine, samples_per_s=None, reason=why)
             lines.append(line)
             continue
         lines.append(
@@ -187,15 +214,38 @@ def choose_any(request: Request) -> BestPart:
     if best is None:
         return BestPart(request=replace(request, engine=None), notices=(), engines=tuple(lines))
     asked = replace(best.request, engine=chosen)
-    return BestPart(request=asked, notices=(), engines=tuple(lines))
+    return BestPart(request=asked, notices=(), engines=tuple(lines), result=best.result)
 
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:
     """Return the best plan of an engine that runs every one; InfeasibleError where none fits."""
     _, result = _solved(sessions, request)
     if result.plan is None or result.prediction is None:
-        raise InfeasibleError("nothing fits")
-    return _Found(samples_per_s=result.prediction.samples_per_s, plan=result.plan, request=request)
+        raise InfeasibleError(_why_none(result) + _needed(result))
+    return _Found(
+        samples_per_s=result.prediction.samples_per_s,
+        plan=result.plan,
+        request=request,
+        result=result,
+    )
+
+
+def _needed(result: SearchResult) -> str:
+    """Return what the smallest plan needs, where a budget helps."""
+    why = result.infeasibility
+    if why is None or why.smallest_budget_bytes <= 0:
+        return ""
+    # rounded up, so that the number shown does work
+    return f", its smallest plan needs {math.ceil(why.smallest_budget_bytes / GIB * 100) / 100} GiB"
+
+
+def _why_none(result: SearchResult) -> str:
+    """Return why a search has no plan."""
+    why = result.infeasibility
+    if why is None:
+        return "nothing was found before the time limit"
+    # 0: no amount of memory would help
+    return "the degree is not legal" if why.smallest_budget_bytes == 0 else "nothing fits"
 
 
 def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_Found, int]:
@@ -213,22 +263,23 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
     if space.one_degree:
         most = session.options.max_tp_deg
         degrees = tuple(d for d in divisors(session.hardware.world_size) if d <= most)
-    contexts = _contexts(session, space)
-    for changes, rules in space.parts:
-        for degree, context in product(degrees, contexts):
-            part = _added(request, changes, rules, degree, context, space)
-            if part.given in tried:  # what was typed leaves no difference between two parts
-                continue
-            tried.append(part.given)
-            try:
-                found = _fastest(sessions, part, engine, best.samples_per_s if best else 0.0)
-            except InputError as error:  # such as measured tables without what the part needs
-                found = _short(error)
-                refused.add(found)
-            if isinstance(found, str):
-                reasons[found] = reasons.get(found, 0) + 1
-            elif best is None or found.samples_per_s > best.samples_per_s:
-                best = found
+    every = list(product(space.parts, degrees, _contexts(session, space)))
+    shares = Shares(sessions.seconds, len(every))
+    for (changes, rules), degree, context in every:
+        sessions.seconds = shares.following()
+        part = _added(request, changes, rules, degree, context, space)
+        if part.given in tried:  # what was typed leaves no difference between two parts
+            continue
+        tried.append(part.given)
+        try:
+            found = _fastest(sessions, part, engine, best.samples_per_s if best else 0.0)
+        except InputError as error:  # such as measured tables without what the part needs
+            found = _short(error)
+            refused.add(found)
+        if isinstance(found, str):
+            reasons[found] = reasons.get(found, 0) + 1
+        elif best is None or found.samples_per_s > best.samples_per_s:
+            best = found
     if best is None:
         if refused:
             session.planner.solve()  # raises what is wrong without our additions too
@@ -305,13 +356,10 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
     """
     options, result = _solved(sessions, request)
     if result.plan is None or result.prediction is None:
-        why = result.infeasibility
-        # 0: no amount of memory would help
-        is_illegal = why is not None and why.smallest_budget_bytes == 0
-        return "the degree is not legal" if is_illegal else "nothing fits"
+        return _why_none(result)
     rate = _rate(sessions, request, options, result.plan, engine)
     if not isinstance(rate, str):
-        return _Found(samples_per_s=rate, plan=result.plan, request=request)
+        return _Found(samples_per_s=rate, plan=result.plan, request=request, result=result)
     if result.prediction.samples_per_s <= floor:
         return rate
     # alternatives take as long again, and few parts need them
@@ -328,7 +376,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
         if again.plan is not None:
             its_rate = _rate(sessions, narrow, its_options, again.plan, engine)
             if not isinstance(its_rate, str):
-                return _Found(samples_per_s=its_rate, plan=again.plan, request=narrow)
+                return _Found(samples_per_s=its_rate, plan=again.plan, request=narrow, result=again)
     return rate
 
 
@@ -353,7 +401,8 @@ def _solved(
     session = sessions.of(request.options)
     options, _ = fill_options(request.options, request.given, session.profile, session.hardware)
     # read when the session was opened; filled options do not have it
-    options = replace(options, calibration=session.options.calibration)
+    seconds = None if sessions.seconds is None else max(sessions.seconds, _LEAST_S)
+    options = replace(options, calibration=session.options.calibration, time_limit_s=seconds)
     planner = session.rebuilt(options=options)
     # why a part is empty is said of the search without an engine, where no part has a plan
     return options, planner.solve(top=top, explained=False)

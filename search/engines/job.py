@@ -16,6 +16,7 @@ from autopar.records import dataclass
 from search.options import Engine, SearchOptions
 
 __all__ = [
+    "ALIKE",
     "EVERY_MICROBATCH",
     "EXPORTERS",
     "IMPORTERS",
@@ -63,6 +64,9 @@ __all__ = [
 ]
 
 
+ALIKE = 0.005
+"""Share by which steps of one plan differ between the planner's price and that of a launch, in the
+median: docs/analytic.md. A plan whose layers may differ has to be faster by more."""
 EXPORTERS: tuple[str, ...] = get_args(Engine)
 _IMPORT_MODULES = {
     "galvatron": "galvatron",

@@ -363,7 +363,7 @@ def _searched(
     found = []
     for x, question in asked:
         try:
-            best = answer(question, top=1).best
+            best = answer(question).best
         except InputError:
             continue  # such as a batch that no data degree divides
         if best is not None and best.best is not None:
@@ -375,7 +375,9 @@ def _asked(question: Question, best: EngineAnswer, nodes: int, batch: int) -> Qu
     """Return the question of one trainer with another cluster or batch."""
     world = nodes * question.gpus_per_node
     job = replace(question.job, world=world, global_batches=(batch,))
-    return replace(question, job=job, num_nodes=nodes, engines=(best.engine,), seconds=_SECONDS)
+    return replace(
+        question, job=job, num_nodes=nodes, engines=(best.engine,), seconds=_SECONDS, top=0
+    )
 
 
 def _inputs(question: Question, best: EngineAnswer) -> Iterator[tuple[str, str]]:

@@ -66,13 +66,16 @@ def layer_pieces(
     embedding_s, head_s = ends_seconds(job, known)
     again = _again(queue, stage.terms_s["recompute"])
     found: dict[tuple[str, int], tuple[Piece, ...]] = {}
-    first = 0
-    for at, (embeds, layers, _, has_head) in enumerate(chunks):
-        times = queue[first : first + len(layers)]
-        first += len(layers)
+    # layers of modules of further tokens stand, and are counted, behind all others
+    first, further = 0, sum(len(chunk[1]) for chunk in chunks)
+    number = sum(block.number for block in job.blocks)
+    for at, (embeds, own_layers, mtp, has_head) in enumerate(chunks):
+        layers = (*own_layers, *range(number, number + mtp))
+        times = queue[first : first + len(own_layers)] + queue[further : further + mtp]
+        first, further = first + len(own_layers), further + mtp
         forward = [
             raw
-            for layer, own in zip(layers, times, strict=False)
+            for layer, own in zip(layers, times, strict=True)
             for raw in _forward(job, own, layer, visible)
         ]
         # forwards of embedding and head take a third, as products do
@@ -82,7 +85,7 @@ def layer_pieces(
         for kind in "BIW":
             backward = [
                 raw
-                for layer, own in zip(layers[::-1], times[::-1], strict=False)
+                for layer, own in zip(layers[::-1], times[::-1], strict=True)
                 for raw in _backward(job, own, layer, visible, kind, again)
             ]
             weights = 0.5 if kind in "IW" else 1.0

@@ -12,8 +12,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from autopar.errors import InputError
-from autopar.estimate.job import stage_blocks
-from autopar.estimate.step import KnownLayers, StageTime, StepTime
+from autopar.estimate.step import KnownLayers, StageTime, StepTime, held_blocks
 from autopar.memory.launch import Launch
 from autopar.memory.schedule import micro_batch_group
 from autopar.pipeline.orders import Kind
@@ -214,7 +213,7 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
     moved, notes = _replayed(launch, step, seconds)
     apart = _OnceApart(launch, step)
     job = job_of_launch(launch)
-    blocks, known = stage_blocks(job), KnownLayers(target.machine)
+    blocks, known = held_blocks(job), KnownLayers(target.machine)
     ranks = degrees.tp * degrees.cp * degrees.dp
     # in the steady state where there is one
     detailed = min(launch.micro_batches - 1, degrees.pp)

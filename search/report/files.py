@@ -44,6 +44,7 @@ from search.options import SearchOptions
 from search.planner.prediction import Alternative, SearchResult
 
 __all__ = [
+    "engine_entries",
     "evaluation_document",
     "frontier_entries",
     "output_paths",
@@ -79,16 +80,7 @@ def result_document(
     if frontier is not None:
         there["frontier"] = frontier_entries(frontier)
     if engines:
-        there["engines"] = [
-            EngineEntry(
-                engine=line.engine,
-                samples_per_s=line.samples_per_s,
-                plan=_strategy(line.plan),
-                options=line.options or None,
-                reason=line.reason or None,
-            )
-            for line in engines
-        ]
+        there["engines"] = engine_entries(engines)
     return ResultDocument(
         **_head(result.status, result.plan, result.prediction),
         bound_samples_per_s=finite(result.bound_samples_per_s),
@@ -102,6 +94,21 @@ def result_document(
         ),
         **there,
     )
+
+
+def engine_entries(engines: Sequence[EngineBest]) -> list[EngineEntry]:
+    """Return each engine's own best as documents have it."""
+    return [
+        EngineEntry(
+            engine=line.engine,
+            samples_per_s=line.samples_per_s,
+            plan=_strategy(line.plan),
+            launch=None if line.launch is None else dict(line.launch),
+            options=line.options or None,
+            reason=line.reason or None,
+        )
+        for line in engines
+    ]
 
 
 def evaluation_document(
@@ -156,6 +163,7 @@ def plan_document(
     *,
     request: Mapping[str, object] | None = None,
     engine: str | None = None,
+    engines: Sequence[EngineBest] = (),
 ) -> PlanDocument:
     """Return our own plan file of a result.
 
@@ -163,9 +171,12 @@ def plan_document(
     ----------
     request : options as typed, so that `autopar-explain` can ask the same question again.
     engine : whose plans were searched, which the options of the request stand for.
+    engines : each one's own fastest, where several were looked at.
     """
     plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
     searched = {} if engine is None else {"engine": engine}
+    # a search of one engine has no such key
+    there: dict[str, Any] = {"engines": engine_entries(engines)} if engines else {}
     return PlanDocument(
         plan=_strategy(plan),
         **_head(result.status, plan, prediction),
@@ -183,6 +194,7 @@ def plan_document(
         inputs=[InputEntry(**plain(source)) for source in result.sources],
         options=OptionsEntry(**plain({**result.options, **searched})),
         request=_typed(request),
+        **there,
         versions=_versions(),
     )
 
@@ -223,6 +235,7 @@ def output_texts(
     options: SearchOptions,
     request: Mapping[str, object],
     engine: str | None = None,
+    engines: Sequence[EngineBest] = (),
 ) -> dict[Path, str]:
     """Return what the strategy file and our plan file hold; nothing where there is no plan."""
     if result.plan is None:
@@ -232,7 +245,9 @@ def output_texts(
     assert not problems, problems
     return {
         paths[0]: document_text(galvatron_document(result.plan)),
-        paths[1]: document_text(plan_document(result, request=request, engine=engine).content()),
+        paths[1]: document_text(
+            plan_document(result, request=request, engine=engine, engines=engines).content()
+        ),
     }
 
 

@@ -10,6 +10,7 @@ from autopar.command.show import make_table, print_heading, print_item, print_li
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.units import format_bytes, format_odds, format_seconds
+from search.report.plan import layers_line, show_engines
 from search.uniform.choice import PRECISIONS, Fixed
 from search.uniform.space import MICRO_BATCHES
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Remedy
     from search.uniform.solve import Solution
 
-__all__ = ["infeasible_line", "remedy_line", "show_answer", "show_evaluated"]
+__all__ = ["infeasible_lines", "remedy_line", "show_answer", "show_evaluated"]
 
 
 def show_answer(console: Console, answer: Answer) -> None:
@@ -30,7 +31,7 @@ def show_answer(console: Console, answer: Answer) -> None:
     console.print(escape(answer.question.title), style="bold", soft_wrap=True)
     _show_best(console, answer, best, solution)
     _show_memory(console, best, solution)
-    if len(answer.engines) > 1:
+    if answer.lines:
         _show_engines(console, answer)
     _show_alternatives(console, answer, best)
     _show_space(console, answer, best)
@@ -129,15 +130,10 @@ def _shown(accounts: Sequence[Account]) -> list[Account]:
 
 
 def _show_engines(console: Console, answer: Answer) -> None:
-    print_heading(console, "by engine")
-    table = make_table("engine", "tokens/s/GPU", "launch", left=1, words_last=True, spaced=True)
-    for one in answer.engines:
-        if one.best is None:
-            table.add_row(one.engine.name, "-", escape(one.reason))
-        else:
-            rate = one.best.assessment.tokens_per_s or 0.0
-            table.add_row(one.engine.name, f"{rate:,.0f}", escape(_line(answer, one.best)))
-    console.print(table)
+    job = answer.question.job
+    show_engines(console, answer.lines, job.seq / job.world)
+    if gain := layers_line(answer.lines):
+        print_line(console, gain)
 
 
 def _show_alternatives(console: Console, answer: Answer, best: EngineAnswer) -> None:
@@ -216,10 +212,15 @@ def _left_out(answer: Answer, best: EngineAnswer) -> list[str]:
     return [*found, *engine.left_out]
 
 
-def infeasible_line(answer: Answer) -> str:
-    """Return why no trainer has a launch, in one sentence."""
-    reasons = "; ".join(f"{one.engine.name}: {one.reason}" for one in answer.engines)
-    return f"no launch of {answer.question.title} fits or is legal ({reasons})"
+def infeasible_lines(answer: Answer) -> tuple[str, ...]:
+    """Return that no trainer has a launch, nor anybody a plan, and each one's reason."""
+    reasons: dict[str, str] = {line.engine: line.reason for line in answer.lines}
+    reasons = reasons or {one.engine.name: one.reason for one in answer.engines}
+    what = "launch or plan" if answer.lines else "launch"
+    return (
+        f"no {what} of {answer.question.title} fits or is legal",
+        *(f"{engine}: {reason}" for engine, reason in reasons.items()),
+    )
 
 
 def remedy_line(remedy: Remedy) -> str:

@@ -17,6 +17,7 @@ from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import PUBLISHED_RUNS
 from autopar.sources import stack_source, stacks_of
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from search.engines.job import ALIKE
 
 if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "infeasible_sentence",
+    "layers_line",
     "one_line",
     "plan_runs",
     "print_heading",
@@ -280,38 +282,80 @@ _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
 
 
-def show_engines(console: Console, engines: Sequence[EngineBest]) -> None:
-    """Print each engine's own fastest plan, or why it has none."""
+def show_engines(
+    console: Console, engines: Sequence[EngineBest], tokens: float | None = None
+) -> None:
+    """Print each engine's own fastest plan or launch, or why it has none.
+
+    tokens : of a sample over all GPUs, so that rates are those of one GPU; None: samples.
+    """
     print_heading(console, "by engine")
     best = max((line.samples_per_s or 0.0 for line in engines), default=0.0)
-    table = make_table("engine", "samples/s", "vs best", "plan", words_last=True, spaced=True)
+    rate = "samples/s" if tokens is None else "tokens/s/GPU"
+    table = make_table("engine", rate, "vs best", "plan", words_last=True, spaced=True)
     for line in engines:
-        if line.plan is None or line.samples_per_s is None:
+        words = line.words or (one_line(line.plan) if line.plan is not None else "")
+        if line.samples_per_s is None:
             table.add_row(line.engine, "", "", escape(line.reason), style="dim")
             continue
         share = (line.samples_per_s / best - 1.0) * 100.0
-        rate = f"{line.samples_per_s:.4g}"
-        table.add_row(line.engine, rate, f"{share:+.1f} %", escape(one_line(line.plan)))
+        speed = f"{line.samples_per_s:.4g}"
+        if tokens is not None:
+            speed = f"{line.samples_per_s * tokens:,.0f}"
+        table.add_row(line.engine, speed, f"{share:+.1f} %", escape(words))
     console.print(table)
     for line in engines[:1]:
-        print_plain(console, f"{line.engine}'s is found by {line.options}")
+        if line.plan is not None:
+            print_plain(console, f"{line.engine}'s is found by {line.options or 'no option more'}")
+
+
+def layers_line(engines: Sequence[EngineBest]) -> str:
+    """Return what plans whose layers may differ give over the fastest launch, in one sentence.
+
+    Empty where there is only one of the two.
+    """
+    launch = next((line for line in engines if line.launch is not None), None)
+    plan = next((line for line in engines if line.plan is not None), None)
+    if launch is None or plan is None:
+        return ""
+    assert launch.samples_per_s is not None, "a launch has a rate"
+    assert plan.samples_per_s is not None, "a plan has a rate"
+    share = plan.samples_per_s / launch.samples_per_s - 1.0
+    than = f"the fastest launch, {launch.engine}'s {launch.words}"
+    if share <= 0:
+        return f"layers that may differ: {plan.engine}'s plan is {-share * 100:.1f} % slower"
+    found = (
+        f"layers that may differ: {plan.engine}'s plan is {share * 100:.1f} % faster than {than}"
+    )
+    return found + (", which their prices may differ by" if share <= ALIKE else "")
 
 
 def show_result(
-    console: Console, result: SearchResult, *, title: str, engines: Sequence[EngineBest] = ()
+    console: Console,
+    result: SearchResult,
+    *,
+    title: str,
+    engines: Sequence[EngineBest] = (),
+    tokens: float | None = None,
 ) -> None:
-    """Print everything a search returned; engines : each one's own plan, where all were asked."""
+    """Print everything a search returned.
+
+    engines : each one's own plan, where several were asked. tokens : as `show_engines` has it.
+    """
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None:
         return
     _title(console, title, result.sources, estimated=result.estimated, synthetic=result.synthetic)
     _headline(console, result, prediction)
+    if gain := layers_line(engines):
+        # what one can say aloud comes first
+        print_plain(console, gain)
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
     show_memory(console, prediction)
     _binding(console, plan, prediction)
     if engines:
-        show_engines(console, engines)
+        show_engines(console, engines, tokens)
     show_alternatives(console, result)
     _lists(console, result)
     stats = result.stats

@@ -15,9 +15,9 @@ from autopar.model import ModelSpec
 from autopar.records import dataclass
 from autopar.units import GIB, format_bytes
 from search.degrees import fixed_of, training_of
-from search.options import SPACE_PANEL
-from search.places import named_card
-from search.request import BATCH_OPTIONS, ROWS, Request, model_spec, with_places
+from search.options import Shares
+from search.places import card_shape
+from search.request import BATCH_OPTIONS, Request, model_spec
 from search.space import global_batches
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from autopar.estimate.site import Site
     from autopar.memory.launch import Launch
     from search.check.assessment import Target
+    from search.engines.best_plan import EngineBest
     from search.uniform.solve import Solution, Solved
 
 __all__ = [
@@ -36,7 +37,6 @@ __all__ = [
     "Question",
     "Remedy",
     "answer",
-    "answers",
     "evaluated",
     "open_launches",
     "remedies",
@@ -45,14 +45,6 @@ __all__ = [
 
 _TOKENS = 4 << 20
 """Of a step where nobody says its batch: what models of today are trained with at first."""
-_TOP = 6
-"""Families of degrees that are found of each trainer, the best and what else there is."""
-_NAMES = tuple(engine.name for engine in ENGINES)
-_OTHERS = (
-    *("memory-of", "fp32-gradients", "sequence-parallel", "async-grad-reduce", "tp-overlap"),
-    *("calibration", "reserve", "context-gib", "settle-chunk", "mixed-precision"),
-)
-"""Options of plans whose layers may differ, which a search over launches does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +61,10 @@ class Question:
     fixed: Fixed
     oom_risk: float
     stack: str | None
+    top: int
+    """Other families of degrees to look for beside the fastest launch."""
     seconds: float | None = None
-    """Of CPU that each trainer's search may take; None: until it is proven."""
+    """That all searches may take together; None: until they are proven."""
     assumed: tuple[str, ...]
     """Defaults that were taken, one sentence each."""
 
@@ -108,6 +102,8 @@ class Answer:
 
     question: Question
     engines: tuple[EngineAnswer, ...]
+    lines: tuple[EngineBest, ...] = ()
+    """Each engine's own best, plans whose layers may differ too, where several were asked."""
 
     @property
     def best(self) -> EngineAnswer | None:
@@ -130,45 +126,25 @@ class Remedy:
     solution: Solution
 
 
-def answers(request: Request) -> bool:
-    """Return whether a request is one for launches: estimated, and of what launches alone have.
+def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = None) -> Question:
+    """Return the question of a request whose model and card are named.
 
-    A model with experts, latent attention, windows or modules of further tokens, or a degree that
-    was fixed; and no option that spans a space of plans whose layers differ. Raises OptionError
-    where options contradict each other.
+    engines : that are asked; default: what the request says. Raises InputError for unusable inputs.
     """
-    inputs = request.inputs
-    if request.engine not in (None, "any", *_NAMES) or request.output.evaluate is not None:
-        return False
-    if request.output.frontier or named_card(inputs.hardware) is None or inputs.model is None:
-        return False
-    if inputs.time_profiling_path is not None or inputs.memory_profiling_path is not None:
-        return False
-    space = {row.name for row in ROWS if row.panel == SPACE_PANEL} - {"engine"}
-    if (space | {*_OTHERS}) & request.given.keys():
-        return False
-    if with_places(inputs, request.options)[1].times is not None:
-        return False
-    return request.degrees.any_given or _is_modern(model_spec(inputs))
-
-
-def _is_modern(spec: ModelSpec) -> bool:
-    return spec.mtp_layers > 0 or any(
-        layer.num_experts is not None or layer.latent is not None or layer.window is not None
-        for layer in spec.layers
-    )
-
-
-def open_launches(request: Request) -> Question:
-    """Return the question of a request that `answers`; raises InputError for unusable inputs."""
-    from autopar.estimate.card import load_card, parse_hardware
+    from autopar.estimate.card import load_card, require_node
     from autopar.estimate.site import load_site
     from autopar.memory.profile import launch_model
 
     inputs, options = request.inputs, request.options
     spec = model_spec(inputs)
-    card_name, nodes, per_node = parse_hardware(str(inputs.hardware))
+    card_name, nodes, per_node = card_shape(
+        str(inputs.hardware), inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
+    )
     card = load_card(card_name)
+    require_node(card, per_node)
+    site = None if inputs.site is None else load_site(inputs.site)
+    if site is not None:
+        site.require_card(card)
     assumed = []
     if "memory-constraint" in request.given:
         asked = options.memory_constraint_bytes
@@ -200,7 +176,9 @@ def open_launches(request: Request) -> Question:
         assumed.append(f"--seq-length {seq} (of {spec.name}'s file)")
     if request.degrees.moe_skew is None and any(layer.num_experts for layer in spec.layers):
         assumed.append("--moe-skew 1 (tokens are spread evenly over experts)")
-    engines = ENGINES if request.engine in (None, "any") else (engine_space(str(request.engine)),)
+    if engines is None:
+        named = request.engine not in (None, "any")
+        engines = (engine_space(str(request.engine)),) if named else ENGINES
     return Question(
         spec=spec,
         job=Job(
@@ -216,12 +194,13 @@ def open_launches(request: Request) -> Question:
         num_nodes=nodes,
         gpus_per_node=per_node,
         card=card,
-        site=None if inputs.site is None else load_site(inputs.site),
+        site=site,
         engines=engines,
         fixed=_fixed(request),
         oom_risk=options.oom_risk,
         stack=inputs.stack,
-        seconds=None if options.time_limit_s is None else options.time_limit_s / len(engines),
+        top=options.top,
+        seconds=options.time_limit_s,
         assumed=tuple(assumed),
     )
 
@@ -239,40 +218,54 @@ def _fixed(request: Request) -> Fixed:
     return replace(fixed, cp_kind=(kind,))
 
 
-def answer(question: Question, *, top: int = _TOP) -> Answer:
-    """Return the fastest launches of every trainer that was asked for.
+def answer(question: Question, shares: Shares | None = None) -> Answer:
+    """Return the fastest launch of every trainer that was asked for, and what else the best has.
 
-    top : families of degrees of each trainer that are found. Raises InputError where none of them
-    has such a launch at all, whatever the memory.
+    Families of degrees beside the fastest launch are looked for of the trainer that has it. shares
+    : of the time of several searches, of which each trainer is one. Raises InputError where none of
+    them has such a launch at all, whatever the memory.
     """
+    from search.uniform.solve import Uniform
+
+    shares = shares or Shares(question.seconds, len(question.engines))
+    spaces: dict[str, Uniform] = {}
     found: list[EngineAnswer] = []
+    first = 0.0
     for engine in question.engines:
         target = target_of(question, engine)
+        seconds, solved, reason = shares.following(), None, ""
         try:
-            solved = _solved(question, engine, target, top)
+            illegal = obstacle(engine, question.job, question.fixed)
+            if illegal is not None:
+                raise InputError(illegal)
+            space = spaces[engine.name] = Uniform(engine, question.job, target)
+            # most often the first trainer has the fastest launch, whose families are wanted
+            top = 1 if first else 1 + question.top
+            solved = space.solve(question.fixed, top=top, seconds=seconds)
+            if not solved.solutions and solved.smallest is None:
+                solved, reason = None, _no_layout(question)
+            elif not solved.solutions:
+                reason = _why_none(question, solved)
+            elif not first:
+                first = solved.solutions[0].samples_per_s
         except InputError as error:
-            found.append(EngineAnswer(engine=engine, target=target, solved=None, reason=str(error)))
-            continue
-        reason = "" if solved.solutions else _why_none(question, solved)
+            reason = str(error)
         found.append(EngineAnswer(engine=engine, target=target, solved=solved, reason=reason))
     if all(one.solved is None for one in found):
         raise InputError(_none_is_legal(found))
     # equally fast ones stay in the order of the trainers
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
+    best = found[0]
+    if question.top and best.best is not None and best.best.samples_per_s > first:
+        assert best.solved is not None
+        again = spaces[best.engine.name].solve(
+            question.fixed, top=1 + question.top, seconds=shares.following()
+        )
+        if again.complete:
+            cpu_s = best.solved.effort.cpu_s + again.effort.cpu_s
+            again = replace(again, effort=replace(again.effort, cpu_s=cpu_s))
+            found[0] = replace(best, solved=again)
     return Answer(question=question, engines=tuple(found))
-
-
-def _solved(question: Question, engine: EngineSpace, target: Target, top: int) -> Solved:
-    """Return the launches of a trainer, or what lacks; raises InputError where there are none."""
-    from search.uniform.solve import solve
-
-    illegal = obstacle(engine, question.job, question.fixed)
-    if illegal is not None:
-        raise InputError(illegal)
-    found = solve(engine, question.job, target, question.fixed, top=top, seconds=question.seconds)
-    if not found.solutions and found.smallest is None:
-        raise InputError(_no_layout(question))
-    return found
 
 
 def _why_none(question: Question, solved: Solved) -> str:
@@ -339,9 +332,11 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
             words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
             changed.append((words, replace(question, job=job, num_nodes=nodes)))
     found: list[Remedy] = []
+    shares = Shares(question.seconds, len(changed))
     for words, other_question in changed:
+        asked = replace(other_question, top=0, seconds=shares.following())
         try:
-            one = answer(other_question, top=1).best
+            one = answer(asked).best
         except InputError:
             continue  # the change is of what none of them has
         if one is not None and one.best is not None:

@@ -21,8 +21,8 @@ __all__ = [
     "FULL",
     "MODULES",
     "NONE",
-    "OPTIMIZERS",
     "PRECISIONS",
+    "BaseName",
     "Choice",
     "ContextKind",
     "Dispatcher",
@@ -91,7 +91,7 @@ class Choice:
             object.__setattr__(self, "schedule", schedule_of_chunks(self.vpp))
 
     def line(self, world: int, *, experts: bool) -> str:
-        """Return the degrees as one says them: `tp2 pp8 dp64, v4, ep64, ZeRO-1, micro-batch 1`."""
+        """Return the degrees as one says them: `tp2 pp8 dp64 ep64 edp2, 4 chunks a stage, ...`."""
         dp = world // (self.tp * self.cp * self.pp)
         degrees = [f"tp{self.tp}"] if self.tp > 1 else []
         exchanged = " (a2a)" if self.cp_kind == "a2a" else ""
@@ -189,10 +189,10 @@ def recompute_words(recompute: Recompute) -> str:
 
 
 OptimizerName = Literal["adam", "adam-bf16", "adam8bit"]
-OPTIMIZERS: tuple[OptimizerName, ...] = ("adam", "adam-bf16", "adam8bit")
 """Adam with moments of 32 bits, of 16 (Megatron-Core's precision-aware optimizer), and of 8 with a
 scale of each 256 (bitsandbytes)."""
-BASES: dict[str, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf4"}
+BaseName = Literal["bf16", "int8", "nf4"]
+BASES: dict[BaseName, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf4"}
 """Word -> in what the frozen weights beside adapters are kept."""
 
 
@@ -202,8 +202,7 @@ class Training:
 
     lora_rank: int | None = None
     """Of low-rank adapters beside frozen weights; None: all weights are trained."""
-    lora_base: str = "bf16"
-    """Of `BASES`."""
+    lora_base: BaseName = "bf16"
     optimizer: OptimizerName = "adam"
     offload: float = 0.0
     """Share of the optimizer's states that lie, and are updated, on the host."""

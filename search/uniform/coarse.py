@@ -141,16 +141,19 @@ class Whole:
 
     def _empty_s(self, job: StepJob) -> float:
         """Return the host's seconds of a layer that sends nothing."""
-        empty = LayerTimes((), Sends(), Sends(), Sends(), 0.0, mixture=False)
+        empty = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
         return float(seconds_of_times(self._machine, job, empty)[1])
 
     def _priced(
-        self, job: StepJob, parts: Sequence[Part], size: int, mixture: bool = False, **sends: Sends
+        self,
+        job: StepJob,
+        parts: Sequence[Part],
+        size: int,
+        held: F64 | None = None,
+        **sends: Sends,
     ) -> _Time:
         none = {"tensor": Sends(), "context": Sends(), "experts": Sends()}
-        times = LayerTimes(
-            parts=tuple(parts), weight_cast_s=0.0, mixture=mixture, **{**none, **sends}
-        )
+        times = LayerTimes(parts=tuple(parts), weight_cast_s=0.0, held=held, **{**none, **sends})
         device, host = seconds_of_times(self._machine, job, times)
         return _Time(np.broadcast_to(device, size), np.broadcast_to(host, size))
 
@@ -261,7 +264,7 @@ class Whole:
         shared = self._shared(like, block, mlp, jobs) if mlp.shared_width else None
         for overlap in {one.overlap for one in alike}:
             own = replace(settings, overlap_experts=overlap)
-            found = self._priced(own, parts, len(routed), mixture=True, experts=joined)
+            found = self._priced(own, parts, len(routed), mlp.number / ep, experts=joined)
             for at, (ranks, splitting) in enumerate(pairs):
                 rows_of = at * len(unlike) + place
                 device = found.device_s[rows_of]

@@ -335,9 +335,7 @@ def _plain_refuses(job: Job, choice: Choice) -> Iterator[str]:
         yield "layers of transformers with latent attention keep activations that nobody counts"
 
 
-_TRANSFORMERS = TorchTrainer(
-    keeper="deepspeed", layers="transformers", loss_parallel=False, fused_norms=False
-)
+_TRANSFORMERS = TorchTrainer(keeper="deepspeed", layers="transformers", loss_parallel=False)
 """Layers of transformers, under either library."""
 
 

@@ -28,6 +28,7 @@ from autopar.training.launch_file import (
 )
 from autopar.training.launch_settings import settings_of, with_settings
 from search.report.check import assessed_entry
+from search.report.files import engine_entries
 from search.request import build_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
 from search.uniform.choice import Choice
@@ -36,6 +37,7 @@ from search.uniform.solve import Solution
 
 __all__ = [
     "StoredLaunch",
+    "degrees_entry",
     "file_name",
     "is_launch",
     "launch_document",
@@ -44,7 +46,8 @@ __all__ = [
 ]
 
 
-def _degrees(choice: Choice, world: int) -> DegreesEntry:
+def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
+    """Return every degree of a choice, those that follow from the others too."""
     dp = world // (choice.tp * choice.cp * choice.pp)
     return DegreesEntry(
         tp=choice.tp,
@@ -75,7 +78,7 @@ def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchE
     usual = launch_of(engine.engine, job, solution.choice)
     return LaunchEntry(
         engine=engine.engine.name,
-        degrees=_degrees(solution.choice, job.world),
+        degrees=degrees_entry(solution.choice, job.world),
         settings=settings_of(solution.launch, usual),
         samples_per_s=solution.samples_per_s,
         predicted=assessed_entry(solution.assessment, engine.target),
@@ -101,34 +104,43 @@ def launch_document(answer: Answer, request: Mapping[str, object]) -> LaunchDocu
         seq_length=question.job.seq,
         launch=launch,
         assumed=list(question.assumed),
+        engines=engine_entries(answer.lines),
     )
 
 
 def result_document(answer: Answer, request: Mapping[str, object]) -> dict[str, Any]:
     """Return what `--json` prints: the file of the best launch, and what each trainer has."""
     found: dict[str, Any] = launch_document(answer, request).model_dump()
+    searched = {one.engine.name: one for one in answer.engines}
+    # of one trainer alone there are no lines
+    lines = found["engines"] or [{"engine": name} for name in searched]
     found["engines"] = [
-        {
-            "engine": one.engine.name,
-            "stack": one.target.machine.stack.name,
-            "reason": one.reason or None,
-            "launches": []
-            if one.solved is None
-            else [_launch(answer, one, found).model_dump() for found in one.solved.solutions],
-            "search": None
-            if one.solved is None
-            else {
-                "degrees": one.solved.effort.degrees,
-                "launches": one.solved.effort.choices,
-                "complete": one.solved.complete,
-                "gap": one.solved.gap,
-                "timed": one.solved.effort.timed,
-                "counted": one.solved.effort.counted,
-            },
-        }
-        for one in answer.engines
+        line | (_searched(answer, searched[line["engine"]]) if line["engine"] in searched else {})
+        for line in lines
     ]
     return found
+
+
+def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
+    """Return the launches of a trainer, and how they were found."""
+    solved = one.solved
+    return {
+        "stack": one.target.machine.stack.name,
+        "reason": one.reason or None,
+        "launches": []
+        if solved is None
+        else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
+        "search": None
+        if solved is None
+        else {
+            "degrees": solved.effort.degrees,
+            "launches": solved.effort.choices,
+            "complete": solved.complete,
+            "gap": solved.gap,
+            "timed": solved.effort.timed,
+            "counted": solved.effort.counted,
+        },
+    }
 
 
 def file_name(answer: Answer) -> Path:

@@ -9,7 +9,6 @@ takes is `search.uniform.prices`'s.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -20,6 +19,7 @@ from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.memory.launch import Chunk, chunks_of_sizes, even_chunks
 from autopar.pipeline.orders import part_of
+from autopar.pipeline.placement import alike_counts, spread_count
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass
 
@@ -95,36 +95,23 @@ def balanced_sizes(
 ) -> list[int] | None:
     """Return the layers of every chunk in execution order, so that the longest stage is short.
 
-    Each layer goes to the stage that is shortest with it, of equally long ones to that in the
-    middle: the longest stage is shortest where layers are alike. None: a chunk would be empty, or
-    the layers of the longest stage do not divide into its chunks.
+    None: a chunk would be empty, or the layers of the longest stage do not divide into its chunks.
     """
     parts = stages * chunks
     if len(layer_s) < parts:
         return None
     # what most layers take; the others are few, in front of them
     usual = sorted(layer_s)[len(layer_s) // 2]
-    v_shaped = SCHEDULES[schedule].v_shaped
-    loads = [chunks * usual] * stages
-    loads[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
-    loads[0 if v_shaped else -1] += last_s
-    counts = [chunks] * stages
-    queue = [(load, abs(2 * at - stages + 1), at) for at, load in enumerate(loads)]
-    heapq.heapify(queue)
-    for _ in range(len(layer_s) - parts):
-        load, middle, at = queue[0]
-        counts[at] += 1
-        heapq.heapreplace(queue, (load + usual, middle, at))
+    around = [0.0] * stages
+    around[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
+    around[0 if SCHEDULES[schedule].v_shaped else -1] += last_s
+    counts = alike_counts(around, usual, len(layer_s), [chunks] * stages)
     if max(counts) % chunks:
         return None
     sizes = [0] * parts
     for stage, count in enumerate(counts):
-        base, more = divmod(count, chunks)
-        for chunk in range(chunks):
-            # of the first stage later chunks are longer, of the last one earlier ones: the others
-            # hold embedding and head; both are of the first stage where ways come back to it
-            late = chunk >= chunks - more if stage == 0 and not v_shaped else chunk < more
-            sizes[part_of(schedule, stage, chunk, stages)] = base + late
+        for chunk, size in enumerate(spread_count(schedule, stage, count, chunks)):
+            sizes[part_of(schedule, stage, chunk, stages)] = size
     return sizes
 
 

@@ -35,7 +35,7 @@ _Values = Mapping[str, Any]
 _GRID = ("tp", "cp", "pp", "dp")
 _ORDER = (
     *("precision", "recompute", "pp", "tp", "cp", "dp", "schedule", "vpp", "global_batch"),
-    *("micro_batch", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
+    *("micro_batch", "cp_kind", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
 )
 """In which values are tried: what many rules are of comes first."""
 _NEAREST = 2
@@ -87,6 +87,12 @@ def _context(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
         yield f"{engine.title} has no context degree, and cp is {cp}"
     if cp > 1 and job.seq % (2 * cp):
         yield f"2 * cp {cp} = {2 * cp} does not divide {job.seq} tokens"
+
+
+def _exchanged(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    kind, cp = values["cp_kind"], values["cp"]
+    if cp > 1 and kind not in engine.context:
+        yield f"{engine.title} has no context ranks of kind {kind}, and cp is {cp}"
 
 
 def _stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
@@ -307,6 +313,7 @@ _RULES = (
     _Rule(names=("vpp", "pp"), broken=_chunks_of_stages),
     _Rule(names=("schedule", "pp"), broken=_schedule_of_stages),
     _Rule(names=("schedule", "vpp", "pp"), broken=_schedule_of_chunks),
+    _Rule(names=("cp_kind", "cp"), broken=_exchanged),
     _Rule(names=("zero", "pp"), broken=_sharding_of_stages),
     _Rule(names=("recompute", "pp", "vpp"), broken=_blocks),
     _Rule(names=("etp", "tp"), broken=_split_experts),
@@ -322,7 +329,7 @@ _RULES = (
     _Rule(
         names=(
             *("overlap_experts", "recompute", "dispatcher", "precision", "zero", "vpp", "schedule"),
-            *("etp", "ep", "tp", "cp", "pp", "dp"),
+            *("cp_kind", "etp", "ep", "tp", "cp", "pp", "dp"),
         ),
         broken=_refused,
     ),
@@ -455,7 +462,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
     """Return the values that something can have at all."""
     ranks = {
         "tp": True,
-        "cp": engine.context,
+        "cp": bool(engine.context),
         "pp": bool(engine.schedules),
         "dp": True,
         "etp": True,
@@ -473,6 +480,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
         "micro_batch": MICRO_BATCHES,
         "zero": engine.zero,
         "schedule": engine.schedules or ("1f1b",),
+        "cp_kind": engine.context or ("ring",),
         "precision": engine.precisions(job.gpu),
         "dispatcher": engine.dispatchers,
         "overlap_experts": (False, True),
@@ -506,7 +514,7 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     """Return an option with values as somebody types them."""
     if name == "overlap_experts":
         return "--no-moe-overlap" if values and not values[0] else "--moe-overlap"
-    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz"}
+    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz", "cp_kind": "cp-kind"}
     if name == "schedule":
         values = [SHORT_NAMES[value] for value in values]
     ordered = sorted(values) if all(isinstance(value, int) for value in values) else values
@@ -553,6 +561,6 @@ def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> lis
         # blocks instead of blocks, modules instead of modules
         block = given[0].startswith("block ")
         return sorted(others, key=lambda word: word.startswith("block ") != block)
-    if name in ("zero", "schedule", "precision", "dispatcher", "overlap_experts"):
+    if name in ("zero", "cp_kind", "schedule", "precision", "dispatcher", "overlap_experts"):
         return others
     return sorted(others, key=lambda value: min(abs(math.log(value / one)) for one in given))

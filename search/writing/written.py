@@ -19,7 +19,7 @@ from search.writing import accelerate, bridge, deepspeed, megatron, torchtitan
 from search.writing.differences import losses_of
 from search.writing.place import Draft, Engine, Place, WrittenLaunch
 
-__all__ = ["LAUNCH", "TITLES", "checked", "written"]
+__all__ = ["LAUNCH", "TITLES", "checked", "unwritten", "written"]
 
 LAUNCH = "launch.sh"
 """The file that the command stands in, beside the others."""
@@ -74,6 +74,18 @@ def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
         entry=draft.entry,
         runs=runs,
     )
+
+
+def unwritten(launch: Launch, *, engine: Engine, place: Place) -> str:
+    """Return why a trainer has no files for a launch, such as another model; empty where it has.
+
+    Nothing is read back: what the trainer would end with is said by `written`.
+    """
+    try:
+        _WRITERS[engine].write(launch, place)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _read_back(draft: Draft, launch: Launch, title: str) -> Launch:

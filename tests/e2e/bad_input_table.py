@@ -395,7 +395,7 @@ OPTIONS = (
     _option("zero budget", "--memory-constraint", "0"),
     _option("negative budget", "--memory-constraint", "-1"),
     _option("beyond any device", "--memory-constraint", "24e9"),
-    _option("budget too small", "--memory-constraint", "3", code=3),
+    _option("budget too small", "--memory-constraint", "3", "--engine", "none", code=3),
     _option("negative batch", "--min-bsz", "-8", base=ESTIMATED[:4]),
     _option("batch of half a sample", "--settle-bsz", "8.5"),
     _option("empty batch range", "--min-bsz", "64", "--max-bsz", "8", base=ESTIMATED[:4]),
@@ -458,7 +458,8 @@ def _more() -> Iterator[Case]:
         ("strategy file not writable", "--output-config-path", "spec.json/plans"),
         ("JSON not writable", "--json", "spec.json/answer.json"),
     ):
-        yield Case(section="options", what=what, arguments=(*ESTIMATED, option, path), prints=True)
+        plans = (*ESTIMATED, "--engine", "none", option, path)
+        yield Case(section="options", what=what, arguments=plans, prints=True)
     good = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--out", "estimated")
     for what, arguments in (
         ("nothing named", ()),

@@ -125,13 +125,20 @@ def test_explain_needs_no_options_for_our_own_plan_file(tmp_path: Path) -> None:
 
 def test_fewer_samples_than_gpus_is_said(tmp_path: Path) -> None:
     """The documented default batch of 8 suits few clusters; the line says what to give."""
-    done = search("--model", "llama2-7b", "--hardware", "h100:2x8", "--json", "-", cwd=tmp_path)
+    words = ("--model", "llama2-7b", "--hardware", "h100:2x8", "--json", "-")
+    done = search(*words, "--engine", "none", cwd=tmp_path)
 
     assert "no batch size given" in done.stderr
     assert "--settle-bsz" in done.stderr
     defaults = json.loads(done.stdout)["defaults_used"]
     assert any(line.startswith("--settle-bsz 8") for line in defaults)
     assert any(line.startswith("--memory-constraint 79.65") for line in defaults)
+
+    # launches and the plans beside them have the batch that models are trained with
+    found = json.loads(search(*words, cwd=tmp_path).stdout)
+    assert any(line.startswith("--settle-bsz 1024 (nobody said") for line in found["assumed"])
+    plans = [line["plan"] for line in found["engines"] if line["plan"] is not None]
+    assert [plan["global_bsz"] for plan in plans] == [1024] * len(plans)
 
 
 def test_files_are_the_same_every_time(tmp_path: Path, published: list[str]) -> None:

@@ -418,6 +418,8 @@ class _Step:
         for count in counts:
             mine, layers = layers[:count], layers[count:]
             stages.append([(block, mine.count(block)) for block in dict.fromkeys(mine)])
+        # modules of further tokens: each a layer as the last, where the head is
+        stages[-1] += [(job.blocks[-1], 1)] * job.mtp
         return stages
 
     def stage(self, index: int, blocks: list[tuple[Block, int]]) -> tuple[dict[str, float], float]:
@@ -437,6 +439,12 @@ class _Step:
         if last:
             for term, value in self.head().items():
                 terms[term] += (1 + job.mtp) * value
+            for _ in range(job.mtp):
+                for term, value in self.joining(table).items():
+                    terms[term] += value
+                weights += 2 * job.blocks[-1].hidden ** 2 / job.tp
+            if job.mtp and not first:
+                weights += table
             if not (job.tied and job.pp == 1):
                 weights += table
         if job.zero == 3 and (first or last):
@@ -461,6 +469,24 @@ class _Step:
         moved = self.tokens * self.job.blocks[0].hidden * 8
         more = 0.0 if self.job.frozen else table * (2 + self.added)
         return self.device.moving(moved, "permute") + self.device.moving(moved + more, "permute")
+
+    def joining(self, table: float) -> dict[str, float]:
+        """Return what joins a token's embedding and a hidden state in front of a further layer."""
+        job, h = self.job, self.job.blocks[-1].hidden
+        kept = self.tokens * h / (job.tp if job.sequence_parallel else 1)
+        memory = self.embedding(table) + sum(self.elementwise("norm", 2 * kept))
+        cast = 0.0
+        moved = self.stack["cast"]["value"]["bytes"] if WIDTHS[job.precision] < 2 else 0
+        if moved:
+            for side in (2 * h, h / job.tp):
+                cast += self.device.moving(self.tokens * side * moved)
+        forward, backward, _ = self.tensor(job.blocks[-1])
+        return {
+            "gemm": sum(self.linear(h / job.tp, 2 * h, job.precision)),
+            "memory": memory,
+            "cast": cast,
+            "tensor": (forward + backward) / 2,  # one half of a layer
+        }
 
     def head(self) -> dict[str, float]:
         """Return final norm, head and loss, and what tensor ranks send there."""
@@ -546,7 +572,7 @@ class _Step:
         if job.overlap_gradients:
             late = max(0.0, gradients - self.overlap["gradients"] * pipeline / batches)
             gradients = late + 0.05 * gradients
-        if job.tied and job.pp > 1 and not job.frozen:
+        if (job.tied or job.mtp) and job.pp > 1 and not job.frozen:
             size = job.vocab * job.blocks[0].hidden / job.tp * self.reduced
             stride = job.tp * job.cp * job.dp * (job.pp - 1)
             gradients += self.collective("allreduce", size, 2, stride)

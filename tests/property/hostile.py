@@ -364,7 +364,7 @@ def _full_plan() -> bytes:
         os.chdir(name)
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                code = search.run([*_SMALL, "--output-config-path", "found"])
+                code = search.run([*_SMALL, "--engine", "none", "--output-config-path", "found"])
         finally:
             os.chdir(start)
         assert code == 0

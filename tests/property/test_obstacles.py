@@ -59,6 +59,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         "zero": [0, 1, 2, 3],
         "recompute": ["none", "full", "op", "block 1", "block 3", "core_attn", "mla_up_proj+moe"],
         "dispatcher": ["alltoall", "flex"],
+        "cp_kind": ["ring", "a2a"],
     }
     given: dict[str, object] = {}
     for name in draw.sample(sorted(values), draw.randint(0, 4)):
@@ -113,7 +114,11 @@ def parted(said: str) -> tuple[str, str]:
 
 def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
     """Return the job and the values that a remedy leaves; None without one."""
-    names = {"micro-batch-size": "micro_batch", "settle-bsz": "global_batch"}
+    names = {
+        "micro-batch-size": "micro_batch",
+        "settle-bsz": "global_batch",
+        "cp-kind": "cp_kind",
+    }
     if not remedy:
         return None
     if remedy.startswith("leave "):
@@ -261,6 +266,14 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
     (
         r".* has no context degree, and cp is (\d+)",
         lambda engine, job, cp: engine.name == "deepspeed" and cp != "1",
+    ),
+    (
+        r"(.*) has no context ranks of kind a2a, and cp is (\d+)",
+        lambda engine, job, title, cp: engine.name != "megatron" and int(cp) > 1,
+    ),
+    (
+        r"latent attention exchanges no heads.*",
+        lambda engine, job: job.model.attention.latent is not None,
     ),
     (
         r".* has no expert degree, and ep is (\d+)",

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Experts, Job, stage_blocks
-from autopar.estimate.layer import Machine, machine_of
-from autopar.estimate.step import TERMS, step_time
+from autopar.estimate.layer import Machine, layer_times, machine_of
+from autopar.estimate.step import TERMS, KnownLayers, seconds_of_times, step_time
 from tests.often import often
 from tests.step_cases import (
     CARDS,
@@ -48,6 +48,23 @@ def test_terms_add_up(seed: int) -> None:
     assert len(step.stage_s) == job.pp
     assert step.terms_s["optimizer"] == step.optimizer_s
     assert max(step.stage_s) * job.micro_batches * ROUNDING <= step.total_s
+
+
+@often(30, 500, seeds, st.sampled_from(["bf16", "fp8", "mxfp8"]))
+def test_a_layer_is_the_sum_of_its_halves(seed: int, precision: Any) -> None:
+    """What is kept of a layer, experts by the tokens that they see, takes as long as the whole."""
+    machine, job = any_case(seed)
+    job = replace(job, precision=precision)
+    known = KnownLayers(machine)
+    for block in job.blocks:
+        try:
+            whole = layer_times(machine, job, replace(block, number=1))
+        except InputError:
+            continue  # the card has no such products
+        kept = known.times(job, block)
+        assert seconds_of_times(machine, job, kept) == pytest.approx(
+            seconds_of_times(machine, job, whole), rel=1e-12
+        )
 
 
 @often(8, 200, seeds, st.integers(2, 5))
@@ -103,7 +120,8 @@ def test_the_order_of_layers_does_not_matter(seed: int, order: random.Random) ->
         parts += [replace(block, number=count) for count in counts]
     found = step_time(machine, replace(job, blocks=tuple(parts)))
     assert found.terms_s == pytest.approx(expected.terms_s, rel=1e-9, abs=1e-15)
-    alone = job_with(job, pp=1, vpp=1)
+    # a module of further tokens is as whichever layer is the last
+    alone = job_with(job, pp=1, vpp=1, mtp=0)
     order.shuffle(parts)
     shuffled = replace(alone, blocks=tuple(parts))
     assert total_s(machine, shuffled) == pytest.approx(total_s(machine, alone), rel=1e-9)

@@ -16,7 +16,8 @@ from tests.export_cases import SMALL
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
-QUESTION = ("--model", "model.json", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
+LAUNCHES = ("--model", "model.json", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
+QUESTION = (*LAUNCHES, "--engine", "none")
 FULL = Path("/dev/full")
 
 
@@ -96,6 +97,24 @@ def test_a_search_replaces_nothing_that_it_reads(
     """Neither answer nor strategy file go over an input, nor over one another."""
     before = contents(folder)
     assert search.run([*QUESTION, *words]) == 2
+    assert said in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--json", "model.json"), "is what the command reads"),
+        (("--json", "t.json", "--output-config-path", "t.json"), "is the file of --json too"),
+        (("--output-config-path", "model.json"), "--output-config-path: model.json is what"),
+    ],
+)
+def test_a_search_over_launches_replaces_nothing_that_it_reads(
+    words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does the file of a launch."""
+    before = contents(folder)
+    assert search.run([*LAUNCHES, *words]) == 2
     assert said in capsys.readouterr().err
     assert contents(folder) == before
 

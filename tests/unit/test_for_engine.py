@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autopar.errors import InfeasibleError, OptionError
+from search import route
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run
-from search.engines.best_plan import BestPart, choose, sweeps
+from search.engines.best_plan import BestPart, EngineBest, choose, sweeps
 from search.engines.job import EXPORTERS, Space, space_of
 from search.question import open_session
-from search.request import build_request
+from search.request import Request, build_request
+from search.route import Both, Route, best_of_both, route_of
 
 COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "32"]
 RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "settle-bsz": "32"}
@@ -33,12 +37,19 @@ def plan_file(folder: Path, *arguments: str) -> Path:
     return path
 
 
+def found_file(folder: Path) -> Path:
+    """Return the file of ours that a search has written: of a launch or of a plan."""
+    (path,) = (*folder.glob("autopar_launch_*.json"), *folder.glob("autopar_plan_*.json"))
+    return path
+
+
 @pytest.mark.parametrize("engine", EXPORTERS)
-def test_the_plan_is_exported_without_loss(
+def test_what_is_found_is_exported_without_loss(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the exporter's own word; and the plan file asks the question of that part again."""
-    path = plan_file(tmp_path, "--engine", engine)
+    """By the exporter's own word; and the file asks the question of that engine again."""
+    assert run([*COMMAND, "--output-config-path", str(tmp_path), "--engine", engine]) == 0
+    path = found_file(tmp_path)
     capsys.readouterr()
 
     assert export([str(path), "--to", engine, "--out", "none", "--json", "-"]) == 0
@@ -52,10 +63,10 @@ def test_the_plan_is_exported_without_loss(
 def test_every_engine_is_searched_and_exported(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A plan of GPT-2 in its words, or one sentence on why it has none; never an internal error."""
+    """A launch or a plan of GPT-2, or one sentence on why it has none; never an internal error."""
     assert isinstance(space_of(engine), Space)
     words = ["--model", "gpt2-xl", "--hardware", "a100-80gb:1x8", "--settle-bsz", "32"]
-    code = run([*words, "--engine", engine, "--output-config-path", str(tmp_path / "s.json")])
+    code = run([*words, "--engine", engine, "--output-config-path", str(tmp_path)])
     err = capsys.readouterr().err
     refusals = {"torchtitan": "no model like gpt2-xl", "paddlenlp": "builds Llama's blocks"}
     if engine in refusals:  # models with biases and learned positions are none of theirs
@@ -63,7 +74,11 @@ def test_every_engine_is_searched_and_exported(
         assert refusals[engine] in err
         return
     assert code == 0, err
-    path = str(tmp_path / "autopar_plan_s.json")
+    # what the libraries' launches do not write of such a model, their plans do
+    assert found_file(tmp_path).name.startswith(
+        "autopar_launch_" if engine == "megatron" else "autopar_plan_"
+    )
+    path = str(found_file(tmp_path))
     assert export([path, "--to", engine, "--out", str(tmp_path / "e")]) == 0
     assert (tmp_path / "e" / "launch.sh").is_file()
 
@@ -126,7 +141,9 @@ def test_the_plan_file_is_priced_as_it_was_found(
     the engine that was found; what is typed anew counts."""
     path = tmp_path / "autopar_plan_p.json"
     words = ["--model", "llama2-7b", "--hardware", "a100-40gb:1x8", "--settle-bsz", "64"]
-    assert run([*words, "--output-config-path", str(tmp_path / "p.json")]) == 0
+    # rules of layers are for plans: those of megatron that keep to it
+    plans = ["--engine", "megatron", "--pin", "pp=1"]
+    assert run([*words, *plans, "--output-config-path", str(tmp_path / "p.json")]) == 0
     found = json.loads(path.read_text())
     assert found["request"]["memory-of"] == "megatron"
 
@@ -246,7 +263,7 @@ SAID = [word for name, value in LLAMA.items() for word in (f"--{name}", value)]
 def test_without_an_engine_the_best_of_all_is_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each engine's line is what its own search finds; the plan is that of the fastest."""
+    """Each engine's line is what its own search finds; the answer is that of the fastest."""
     out = tmp_path / "found.json"
     assert run([*SAID, "--json", str(out), "--output-config-path", str(tmp_path)]) == 0
     document = json.loads(out.read_text())
@@ -255,28 +272,112 @@ def test_without_an_engine_the_best_of_all_is_taken(
     rates = [line["samples_per_s"] or 0.0 for line in lines]
     assert rates == sorted(rates, reverse=True)
     best = lines[0]
-    assert document["samples_per_s"] == pytest.approx(best["samples_per_s"])
-    assert document["plan"] == best["plan"]
-    shown = capsys.readouterr()
-    assert f"{best['engine']}'s is found by {best['options']}" in " ".join(shown.out.split())
+    assert best["launch"] == document["launch"]["degrees"]
+    assert document["launch"]["samples_per_s"] == best["samples_per_s"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "layers that may differ: galvatron's plan is" in shown
     for line in lines:
         alone = tmp_path / f"{line['engine']}.json"
         words = [*SAID, "--engine", line["engine"], "--json", str(alone)]
         assert run([*words, "--output-config-path", "none"]) == 0
-        assert json.loads(alone.read_text())["samples_per_s"] == line["samples_per_s"]
-    # the plan file says whose it is, and asks the question of that engine again
-    (path,) = tmp_path.glob("autopar_plan_*.json")
-    assert json.loads(path.read_text())["options"]["engine"] == best["engine"]
-    assert export([str(path), "--to", best["engine"], "--out", "none", "--json", "-"]) == 0
+        found = json.loads(alone.read_text())
+        assert (line["launch"] is None) == (line["engine"] in ("galvatron", "paddlenlp"))
+        if line["launch"] is None:
+            assert found["samples_per_s"] == line["samples_per_s"]
+            assert found["plan"] == line["plan"]
+        else:
+            assert found["launch"]["samples_per_s"] == line["samples_per_s"]
+            assert found["launch"]["degrees"] == line["launch"]
+    # the file of the launch has all lines, too, and is its engine's
+    written = json.loads(found_file(tmp_path).read_text())
+    assert [line["engine"] for line in written["engines"]] == [line["engine"] for line in lines]
+    path = str(found_file(tmp_path))
+    assert export([path, "--to", best["engine"], "--out", "none", "--json", "-"]) == 0
 
 
-def test_where_no_engine_has_a_plan_the_search_says_why(
+def with_rates(lines: tuple[EngineBest, ...], faster: float) -> tuple[EngineBest, ...]:
+    """Return lines whose fastest plan is faster than the fastest launch by a share."""
+    launch = max(line.samples_per_s or 0.0 for line in lines if line.launch is not None)
+    plan = max(line.samples_per_s or 0.0 for line in lines if line.plan is not None)
+    scaled = [
+        replace(line, samples_per_s=line.samples_per_s * launch * (1.0 + faster) / plan)
+        if line.plan is not None and line.samples_per_s is not None
+        else line
+        for line in lines
+    ]
+    return tuple(sorted(scaled, key=lambda line: -(line.samples_per_s or 0.0)))
+
+
+@pytest.mark.parametrize(("faster", "wins"), [(0.004, False), (0.02, True)])
+def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
+    faster: float,
+    wins: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As without engines: the stage that lacks memory, and how much."""
+    """Then its report and its files are the answer, with the launch and the gain over it."""
+
+    def scaled(request: Request, way: Route) -> Both:
+        both = best_of_both(request, way)
+        lines = with_rates(both.lines, faster)
+        return replace(both, lines=lines, answer=replace(both.answer, lines=lines))
+
+    monkeypatch.setattr(route, "best_of_both", scaled)
+    out = tmp_path / "found.json"
+    assert run([*SAID, "--json", str(out), "--output-config-path", str(tmp_path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    document = json.loads(out.read_text())
+    assert len(document["engines"]) == len(EXPORTERS)
+    assert f"plan is {faster * 100:.1f} % faster than the fastest launch, megatron's dp8" in shown
+    path = found_file(tmp_path)
+    written = json.loads(path.read_text())
+    assert written["engines"] == [
+        {key: line[key] for key in written["engines"][0]} for line in document["engines"]
+    ]
+    if not wins:
+        assert document["launch"]["engine"] == "megatron"
+        assert path.name.startswith("autopar_launch_")
+        return
+    assert document["plan"] == written["plan"] == document["engines"][0]["plan"]
+    assert written["options"]["engine"] == document["engines"][0]["engine"] == "galvatron"
+    launch = next(line["launch"] for line in document["engines"] if line["launch"] is not None)
+    assert launch["dp"] == 8
+
+
+def test_where_no_engine_has_anything_each_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The smallest launch of a trainer with what it lacks, and the others' reasons."""
     words = [*SAID, "--memory-constraint", "3", "--output-config-path", "none"]
     assert run(words) == 3
-    assert "no plan fits in 3 GiB per GPU" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "megatron: nothing fits; the smallest, " in said
+    assert "galvatron: nothing fits" in said
+
+
+def test_a_limit_of_time_is_of_all_engines_together() -> None:
+    """And every engine that has begun says what it has found by then."""
+    request = build_request({**LLAMA, "hardware": "h100:8x8", "time-limit": "0.5"})
+    began = time.perf_counter()
+    both = best_of_both(request, route_of(request))
+    # inputs are read, and smallest launches priced, whatever the limit
+    assert time.perf_counter() - began < 20.0
+    assert len(both.lines) == len(EXPORTERS)
+    assert both.answer.best is not None
+
+
+def test_a_degree_is_a_rule_for_plans_beside_launches() -> None:
+    """One that they do not have leaves them out, with the reason."""
+    for given, expected in (({"tp": "2"}, True), ({"vpp": "2"}, False)):
+        request = build_request({**LLAMA, **given})
+        both = best_of_both(request, route_of(request))
+        line = next(line for line in both.lines if line.engine == "galvatron")
+        assert (line.plan is not None) == expected
+        if line.plan is not None:
+            assert {strategy.tp for strategy in line.plan.layers} == {2}
+        else:
+            assert "--vpp: 2 is of launches of one trainer" in line.reason
 
 
 @pytest.mark.parametrize(

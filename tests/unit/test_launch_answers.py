@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from autopar.errors import InputError, OptionError
 from search.commands import check, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
 from search.request import build_request
-from search.uniform.answer import Answer, answer, answers, open_launches
+from search.route import TRAINERS, Route, route_of
+from search.uniform.answer import Answer, answer, open_launches
 from search.uniform.choice import PRECISIONS
+from search.uniform.engines import ENGINES
 from search.uniform.files import is_launch, launch_document, read_launch, result_document
 
 _SMALL = {
@@ -28,8 +31,9 @@ _FIXED = {"engine": "megatron", "tp": "2", "ep": "4", "cp": "1", "micro-batch-si
 
 def _answer(**more: object) -> Answer:
     request = build_request({**_SMALL, **{key.replace("_", "-"): v for key, v in more.items()}})
-    assert answers(request)
-    return answer(open_launches(request))
+    question = route_of(request).launches
+    assert question is not None
+    return answer(question)
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +222,7 @@ def test_one_data_rank_has_the_first_sharding_that_its_trainer_runs(
     given: dict[str, object], zeros: set[int]
 ) -> None:
     asked = {"model": "llama3-8b", "num-layers": "2", "settle-bsz": "8", "seq-length": "2048"}
-    best = answer(open_launches(build_request({**asked, **given})), top=1).best
+    best = answer(open_launches(build_request({**asked, **given, "top": "0"}))).best
     assert best is not None
     assert best.solved is not None
     assert {solution.choice.zero for solution in best.solved.solutions} == zeros
@@ -238,6 +242,18 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     said = capsys.readouterr().err
     assert "megatron: nothing fits; the smallest, " in said
     assert "lacks" in said
+
+
+_OTHERS = ("galvatron", "paddlenlp")
+_EVERY = {*TRAINERS, *_OTHERS}
+_PLAIN = {"model": "llama3-8b", "num-layers": "32"}
+
+
+def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
+    """Return the route of a request, and whose launches and plans it asks."""
+    route = route_of(build_request({**_SMALL, **given}))
+    launches = set() if route.launches is None else {one.name for one in route.launches.engines}
+    return route, launches, set(route.layered)
 
 
 @pytest.mark.parametrize(
@@ -270,21 +286,88 @@ def test_what_no_trainer_has_is_an_input_error_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("given", "is_one"),
+    ("given", "launches", "layered"),
     [
-        ({}, True),
-        ({"engine": "torchtitan"}, True),
-        ({"engine": "galvatron"}, False),
-        ({"engine": "none"}, False),
-        ({"frontier": True}, False),
-        ({"max-cp-deg": "2"}, False),
-        ({"stack": "megatron-core"}, True),
-        ({"model": "llama3-8b", "num-layers": "4"}, False),
-        ({"model": "llama3-8b", "num-layers": "4", "vpp": "2"}, True),
+        ({}, TRAINERS, _OTHERS),
+        ({"engine": "any"}, TRAINERS, _OTHERS),
+        ({"engine": "torchtitan"}, ["torchtitan"], ()),
+        ({"stack": "megatron-core"}, TRAINERS, _OTHERS),
+        ({**_PLAIN}, TRAINERS, _OTHERS),
+        ({**_PLAIN, "vpp": "2"}, TRAINERS, _OTHERS),
+        ({**_PLAIN, "engine": "megatron"}, ["megatron"], ()),
+        ({**_PLAIN, "engine": "megatron", "mixed-precision": "bf16"}, ["megatron"], ()),
+        ({**_PLAIN, "engine": "accelerate", "time-limit": "5"}, ["accelerate"], ()),
+        ({**_PLAIN, "stack": "megatron-core", "engine": "any"}, TRAINERS, _OTHERS),
+        # torchtitan has no flavour of these sizes, and its recipes of plans are written
+        ({"model": "llama2-7b", "num-layers": "32"}, {*TRAINERS} - {"torchtitan"}, None),
     ],
 )
-def test_which_requests_are_for_launches(given: dict[str, object], is_one: bool) -> None:
-    assert answers(build_request({**_SMALL, **given})) == is_one
+def test_which_requests_are_for_launches(
+    given: dict[str, object], launches: Collection[str], layered: Collection[str] | None
+) -> None:
+    """Those that are estimated; beside them stand plans of the engines without launches."""
+    route, trainers, others = _of(given)
+    assert trainers == set(launches)
+    assert others == (_EVERY - trainers if layered is None else set(layered))
+    assert route.why == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "layered", "why"),
+    [
+        ({"engine": "galvatron"}, ["galvatron"], ""),
+        ({"engine": "none"}, (), ""),
+        ({"frontier": True}, (), ""),
+        ({"max-cp-deg": "2"}, (), "--max-cp-deg is of such plans"),
+        ({**_PLAIN, "pin": ["tp=2"]}, (), "--pin is of such plans"),
+        (
+            {**_PLAIN, "pin": ["tp=2"], "engine": "megatron"},
+            ["megatron"],
+            "plans of megatron whose layers may differ: --pin is of such plans",
+        ),
+        ({**_PLAIN, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
+        ({**_PLAIN, "stack": "megatron-core"}, (), "--stack says of whose software"),
+        ({"model": "t5-3b", "num-layers": "4,4", "seq-length": "512,512"}, _EVERY, "decoder-only"),
+        (
+            {"model": "llama2-7b", "num-layers": "8", "engine": "torchtitan"},
+            ["torchtitan"],
+            "torchtitan 0.2.2 has no model of 8 layers",
+        ),
+    ],
+)
+def test_which_requests_are_for_plans_whose_layers_may_differ(
+    given: dict[str, object], layered: Collection[str], why: str
+) -> None:
+    """And why, where one may have expected launches."""
+    route, trainers, others = _of(given)
+    assert trainers == set()
+    assert others == set(layered)
+    assert why in route.why
+    assert bool(why) == bool(route.why)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hardware": "h200:1x16"}, "connects at most 8 GPUs of a node, got 16"),
+        ({"site": "selene-a100"}, "h200"),
+    ],
+)
+def test_a_cluster_that_its_card_cannot_be_is_refused(given: dict[str, object], said: str) -> None:
+    """As for plans: launches were priced on nodes of any size."""
+    with pytest.raises(InputError, match=said):
+        open_launches(build_request({**_SMALL, **given}))
+
+
+def test_the_table_of_routes_names_every_trainer_with_launches() -> None:
+    """It stands apart, so that other questions do not load them."""
+    assert {engine.name for engine in ENGINES} == set(TRAINERS)
+
+
+def test_a_shape_beside_a_card_that_says_otherwise_is_refused() -> None:
+    """As for plans: it was ignored."""
+    with pytest.raises(OptionError, match="--num-nodes: 2 contradicts --hardware h200:1x8"):
+        open_launches(build_request({**_SMALL, "num-nodes": "2"}))
 
 
 def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:

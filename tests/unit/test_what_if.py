@@ -328,7 +328,8 @@ def test_nothing_fits(capsys: Capture) -> None:
     assert rows(found)[0]["status"] == "no plan"
     need = rows(found)[0]["reason"].rpartition(" ")[2]
 
-    assert search_command.run([*small, "--output-config-path", "none"]) == 3
+    plans = [*small, "--engine", "none", "--output-config-path", "none"]
+    assert search_command.run(plans) == 3
     assert f"--memory-constraint {need}\n" in capsys.readouterr().err
 
 

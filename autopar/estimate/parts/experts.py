@@ -75,9 +75,12 @@ def expert_parts(
         )
         weights = held * outputs * inputs
         yield product_part(machine, job, f"experts {name}", "moe", times, weights, job.precision)
-        yield from cast_parts(
-            machine, job, f"experts {name}", "moe", job.precision, copies * inputs, copies * outputs
-        )
+        # a fused kernel puts out what lies between both products in few bits: forward what the
+        # second reads, backward the gradient that the first does
+        last = name == "down"
+        read = None if job.fused_experts and last else copies * inputs
+        back = None if job.fused_experts and not last else copies * outputs
+        yield from cast_parts(machine, job, f"experts {name}", "moe", job.precision, read, back)
         yield from dequantised_parts(machine, job, f"experts {name}", "moe", weights)
         shared = job.adapters is not None and job.adapters.shared_by_experts
         yield from adapter_parts(
@@ -90,15 +93,16 @@ def expert_parts(
             beside,
             groups=None if shared else held,
         )
-    yield element_part(
-        machine,
-        job,
-        "experts activation",
-        "moe_act",
-        "activation",
-        copies * first,
-        gated=mlp.gated,
-    )
+    if not job.fused_experts:
+        yield element_part(
+            machine,
+            job,
+            "experts activation",
+            "moe_act",
+            "activation",
+            copies * first,
+            gated=mlp.gated,
+        )
     slow = 1.0 if job.dispatcher == "fused" else _UNFUSED_PERMUTE
     # sorted by rank, and where they were gathered again by expert: two passes of half a factor
     sorted_copies = own * (1 + job.etp) / 2

@@ -207,13 +207,25 @@ def accumulation_bytes(machine: Machine, job: Job) -> float:
 
 
 def cast_parts(
-    machine: Machine, job: Job, name: str, module: str, dtype: str, inputs: Real, outputs: Real
+    machine: Machine,
+    job: Job,
+    name: str,
+    module: str,
+    dtype: str,
+    inputs: Real | None,
+    outputs: Real | None,
 ) -> Iterator[Part]:
+    """Yield the quantising of a product's inputs forward and of its outputs' gradient backward.
+
+    inputs, outputs : elements; None where a kernel in front of it wrote them in few bits.
+    """
     moved = machine.stack.figures.cast["bytes"]
     if ELEMENT_BYTES[dtype] >= ELEMENT_BYTES["bf16"] or not moved:
         return
     forward, backward = (
-        cast_s(machine.kernels, elements, dtype=dtype, bytes_per_element=moved)
+        0.0
+        if elements is None
+        else cast_s(machine.kernels, elements, dtype=dtype, bytes_per_element=moved)
         for elements in (inputs, outputs)
     )
     yield Part(f"{name} cast", module, "cast", forward, backward)

@@ -52,6 +52,7 @@ def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) ->
         gradient_bytes=4.0,
         weight_bytes=0.0 if job.offloaded_weights else weight,
         overlap=job.overlap_offload,
+        adam=job.host_adam,
     )
 
 
