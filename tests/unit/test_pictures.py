@@ -71,8 +71,8 @@ _QUESTIONS = {
 
 
 def _solved(question: dict[str, str]) -> tuple[Answer, EngineAnswer, Assessment]:
-    asked = {"seq-length": "4096", "settle-bsz": "64", **question}
-    found = answer(open_launches(build_request(asked)), top=2)
+    asked = {"seq-length": "4096", "settle-bsz": "64", "top": "1", **question}
+    found = answer(open_launches(build_request(asked)))
     best = found.best
     assert best is not None
     assert best.best is not None
