@@ -41,7 +41,7 @@ from autopar.estimate.layer import (
     tensor_sends,
     transfer_s,
 )
-from autopar.estimate.parts.sharding import (
+from autopar.estimate.parts.replicas import (
     Group,
     data_shards,
     dense_group,

@@ -279,21 +279,22 @@ class _Search:
 
     def open_degrees(self, entry: _Entry) -> None:
         """Push the numbers of stages of some degrees that may fit."""
-        try:
-            unit = self.prices.unit(entry.choice)
-        except InputError:
-            return
         self.opened += 1
-        for choice in self.openings.stages(entry.choice):
-            pipelines = self.openings.pipelines(choice)
-            least = self.least_whole_s(unit, choice)
-            if not pipelines or least == np.inf:
+        for degrees in self.openings.overlaps(entry.choice):
+            try:
+                unit = self.prices.unit(degrees)
+            except InputError:
                 continue
-            # sends of a few chunks are the shortest, bubbles of many
-            few = [one for one in pipelines if one.vpp <= 2] or pipelines[:1]
-            sends = min(self.prices.transfer_s(unit, one) for one in few)
-            seconds = self.prices.spread_s(choice, pipelines, least, sends)
-            self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
+            for choice in self.openings.stages(degrees):
+                pipelines = self.openings.pipelines(choice)
+                least = self.least_whole_s(unit, choice)
+                if not pipelines or least == np.inf:
+                    continue
+                # sends of a few chunks are the shortest, bubbles of many
+                few = [one for one in pipelines if one.vpp <= 2] or pipelines[:1]
+                sends = min(self.prices.transfer_s(unit, one) for one in few)
+                seconds = self.prices.spread_s(choice, pipelines, least, sends)
+                self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit)
 
     def least_whole_s(self, unit: Unit, choice: Choice) -> float:
         """Return the same of any sharding."""

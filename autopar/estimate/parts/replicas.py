@@ -1,6 +1,6 @@
-"""What data-parallel ranks send and update: gathers, sums of gradients, ZeRO's shards, optimizer.
+"""What ranks with the same weights send each other: shards and gradients; and their update.
 
-When it happens in a step, and what of it is seen, is `autopar.estimate.step`'s.
+When in a step that happens, and what hides it, is `autopar.estimate.step`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Group(NamedTuple):
 
 
 def dense_group(job: Job) -> Group:
-    """Return the ranks of weights that are no experts'."""
+    """Return the ranks that hold the same weights outside experts."""
     shards = data_shards(job)
     return Group(False, shards, _data_ranks(job) // shards, job.tp, job.zero)
 
 
 def expert_group(job: Job) -> Group:
-    """Return the ranks of experts."""
+    """Return the ranks that hold the same experts."""
     shards = expert_shards(job)
     return Group(True, shards, _expert_ranks(job) // shards, job.ep * job.etp, job.zero)
 
 
 def gradient_bytes(machine: Machine, job: Job) -> float:
-    """Return the bytes of an element of a gradient as ranks sum it."""
+    """Return the bytes of an element when gradients are summed."""
     return job.gradient_bytes or machine.stack.figures.gradient["reduce_bytes"]
 
 
@@ -69,12 +69,12 @@ def _expert_ranks(job: Job) -> int:
 
 
 def data_shards(job: Job) -> int:
-    """Return the ranks that share one copy of what is sharded."""
+    """Return how many of the ranks with the same weights share one copy of what is sharded."""
     return max(1, _data_ranks(job) // job.replicas)
 
 
 def expert_shards(job: Job) -> int:
-    """Return the ranks that share one copy of a rank's experts."""
+    """Return the same of experts."""
     return max(1, _expert_ranks(job) // job.replicas)
 
 
@@ -84,7 +84,7 @@ def _trains_nothing(job: Job) -> bool:
 
 
 def gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
-    """Return the seconds of gathering so many weights of a tensor rank."""
+    """Return the seconds of gathering a unit's shards of weights."""
     size = weights * each_bytes
     return transfer_s(machine, "allgather", size, data_shards(job), job.tp) / _network(machine)
 
@@ -97,7 +97,7 @@ def frozen_bytes(job: Job) -> float:
 
 
 def scatter_s(machine: Machine, job: Job, weights: float) -> float:
-    """Return the seconds of summing their gradients to shards."""
+    """Return the seconds of summing a unit's gradients to shards; 0 where it has none."""
     if job.frozen:
         return 0.0
     size = weights * job.element_bytes
@@ -144,37 +144,38 @@ def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, flo
 
 
 def reduction_s(
-    machine: Machine, job: Job, weights: Mapping[Group, float]
+    machine: Machine, job: Job, held: Mapping[Group, float]
 ) -> tuple[float, float, float, float]:
     """Return the seconds of summing a stage's gradients, of gathering new weights; bytes of both.
 
-    Bytes are those of a whole tensor, before a reduction and behind a gather.
+    held : parameters of a rank by the ranks that hold them, too. Bytes are those of a whole tensor,
+    before a sum and behind a gather.
     """
     grads = gradient_bytes(machine, job)
     summed = gathered = summed_bytes = gathered_bytes = 0.0
-    for group, held in weights.items():
+    for group, weights in held.items():
         if group.zero == 3 or _trains_nothing(job):
             continue
         shards, stride = group.shards, group.stride
-        summed_bytes += held * grads
+        summed_bytes += weights * grads
         if group.zero:
-            summed += _sum_s(machine, held * grads, group)
+            summed += _sum_s(machine, weights * grads, group)
             each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
-            gathered += transfer_s(machine, "allgather", held * each, shards, stride)
-            gathered_bytes += held * each
+            gathered += transfer_s(machine, "allgather", weights * each, shards, stride)
+            gathered_bytes += weights * each
         else:
             ranks = shards * group.copies
-            summed += transfer_s(machine, "allreduce", held * grads, ranks, stride)
+            summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered, summed_bytes, gathered_bytes
 
 
-def update_s(machine: Machine, job: Job, weights: Mapping[Group, float]) -> float:
-    """Return the seconds of the optimizer's update of what a rank holds."""
+def update_s(machine: Machine, job: Job, held: Mapping[Group, float]) -> float:
+    """Return the seconds of the optimizer on a rank; `held` as `reduction_s`."""
     if _trains_nothing(job) or not job.optimizer:
         return 0.0
     own = resident = 0.0
-    for group, held in weights.items():
-        share = held / group.shards if group.zero else held
+    for group, weights in held.items():
+        share = weights / group.shards if group.zero else weights
         own += share
-        resident += share if group.zero == 3 else held
+        resident += share if group.zero == 3 else weights
     return optimizer_time_s(machine, job, own, resident)
