@@ -1,8 +1,8 @@
 """SearchOptions: every choice a user can make about a search, in base units, validated once.
 
 The command line, the Python interface and the plan file all speak this one record: its fields are
-the options of `autopar-search`, with their help. Where inputs lie is no choice of a search: that
-is `request.InputSpec`.
+the options of `autopar-search`, with their help. `OutputSpec` says what is done with a result.
+Where inputs lie is no choice of a search: that is `request.InputSpec`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
     "SPACE_PANEL",
     "Engine",
     "EngineChoice",
+    "OutputSpec",
     "ProfileMode",
     "SearchOptions",
     "Shares",
@@ -301,3 +302,45 @@ def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, obje
     if options.calibration is None:  # plan files of questions without one do not name it
         del record["calibration"]
     return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSpec:
+    """What to do with a result."""
+
+    frontier: bool = option(False, help="best throughput by memory budget", panel=_OUT)
+    evaluate: str | None = option(
+        None,
+        help="price this plan or strategy file instead of searching",
+        panel=_OUT,
+        most_used=True,
+    )
+    json_path: str | None = option(
+        None,
+        name="json",
+        help="write the result as JSON to a path, or - for stdout",
+        panel=_OUT,
+        most_used=True,
+    )
+    config_path: str | None = option(
+        "configs",
+        name="output-config-path",
+        help="strategy file or its folder; `none` writes nothing",
+        panel=_OUT,
+        most_used=True,
+    )
+    """None writes nothing."""
+    html_path: str | None = option(
+        None,
+        name="html",
+        help="write a page with pictures of the answer (docs/pictures.md)",
+        panel=_OUT,
+        metavar="FILE",
+    )
+    trace_path: str | None = option(
+        None,
+        name="trace",
+        help="write the predicted step as a trace for Perfetto; .gz compresses",
+        panel=_OUT,
+        metavar="FILE",
+    )

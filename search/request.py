@@ -18,7 +18,7 @@ from autopar.errors import DocumentError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
 from search.degrees import DegreeOptions
-from search.options import PANELS, EngineChoice, ProfileMode, SearchOptions
+from search.options import PANELS, EngineChoice, OutputSpec, ProfileMode, SearchOptions
 from search.places import Places, card_shape, find_places, is_measured_only, named_card
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ __all__ = [
     "ROWS",
     "InputSpec",
     "Once",
-    "OutputSpec",
     "Request",
     "Shorthands",
     "build_request",
@@ -639,7 +638,7 @@ def _several_batches(profile: ModelProfile) -> bool:
 # The options of a search as one typed request.
 
 
-_SPACE, _COST, _OUT = PANELS[4:]
+_SPACE, _COST, _ = PANELS[4:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -656,34 +655,6 @@ class Shorthands:
     profile_mode: ProfileMode | None = option(
         None, help="both modes below at once", panel=_COST, place=-1
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputSpec:
-    """What to do with a result."""
-
-    frontier: bool = option(False, help="best throughput by memory budget", panel=_OUT)
-    evaluate: str | None = option(
-        None,
-        help="price this plan or strategy file instead of searching",
-        panel=_OUT,
-        most_used=True,
-    )
-    json_path: str | None = option(
-        None,
-        name="json",
-        help="write the result as JSON to a path, or - for stdout",
-        panel=_OUT,
-        most_used=True,
-    )
-    config_path: str | None = option(
-        "configs",
-        name="output-config-path",
-        help="strategy file or its folder; `none` writes nothing",
-        panel=_OUT,
-        most_used=True,
-    )
-    """None writes nothing."""
 
 
 FILLS = (InputSpec, SearchOptions, DegreeOptions, Shorthands, OutputSpec)
@@ -709,7 +680,7 @@ class Request:
 # Options that choose where results go or how fast they come, never what they are; what an engine
 # means is kept in its place.
 _NOT_KEPT = frozenset(
-    {"json", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
+    {"json", "html", "trace", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
 )
 
 

@@ -70,11 +70,14 @@ from autopar.records import dataclass, replace
 __all__ = [
     "TERMS",
     "KnownLayers",
+    "StageTime",
     "StepTime",
     "again_seconds",
     "ends_seconds",
     "forward_seconds",
+    "held_blocks",
     "layer_seconds",
+    "own_times",
     "seconds_of_times",
     "stage_transfer_s",
     "step_time",
@@ -106,6 +109,24 @@ _EXPOSED_EXPERTS = 0.5
 """Of dispatch and combine that run under another micro-batch, what is visible."""
 
 
+class StageTime(NamedTuple):
+    """Seconds of one pipeline stage: of a micro-batch by term, and of what comes once a step."""
+
+    terms_s: Mapping[str, float]
+    """Of a micro-batch, its transfers between stages included."""
+    forward_s: Mapping[str, float]
+    """Of these, what is forward."""
+    weight_s: Mapping[str, float]
+    """Of these, what gradients of weights take; the rest is that of inputs and recomputation."""
+    reduction_s: float
+    """Of summing gradients over data-parallel ranks, nothing hidden yet."""
+    gather_s: float
+    """Of gathering new weights behind an update, nothing hidden yet."""
+    reduction_bytes: float
+    gather_bytes: float
+    optimizer_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
     """Seconds of a step and where they go."""
@@ -116,6 +137,17 @@ class StepTime:
     stage_s: tuple[float, ...]
     """Of one micro-batch on each stage."""
     optimizer_s: float
+    pipeline_s: float
+    """Of all micro-batches: what comes once a step is added to it."""
+    weight_cast_s: float
+    """Of the term `cast`, what comes once a step."""
+    early_reduction_s: float
+    """Of the term `gradients`, what is visible behind each micro-batch but the last."""
+    tied_s: float
+    """Of the term `gradients`, what two copies of a tied table take."""
+    transfer_bytes: float
+    """That a rank sends to the next stage for a micro-batch and chunk."""
+    stages: tuple[StageTime, ...]
 
 
 class _Stage(NamedTuple):
@@ -125,9 +157,9 @@ class _Stage(NamedTuple):
     total_s: float
     weights: Mapping[Group, float]
     """Parameters of a rank."""
-    forward_share: float
-    weight_share: float
-    """Of its seconds, what is forward, and what gradients of weights; the rest is of inputs."""
+    forward: Mapping[str, float]
+    weight: Mapping[str, float]
+    """Of its terms, what is forward, and what gradients of weights; the rest is of inputs."""
 
 
 _STEP_ONLY = frozenset(
@@ -254,6 +286,11 @@ def _together(one: Sends, other: Sends) -> Sends:
     return Sends(*map(sum, zip(one, other, strict=True)))
 
 
+def own_times(job: Job, block: Block, known: KnownLayers) -> LayerTimes:
+    """Return the kernels and sends of one layer of a block, whose degrees may be its own."""
+    return known.times(_own(job, block), block)
+
+
 def layer_seconds(
     machine: Machine, job: Job, block: Block, known: KnownLayers
 ) -> tuple[float, float]:
@@ -284,7 +321,7 @@ def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Reco
 
 def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
     """Return what the forward of a layer's micro-batch takes of the device."""
-    return _forward_s(machine, job, times)
+    return sum(_forward_terms(machine, job, times).values())
 
 
 def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
@@ -318,7 +355,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     # most stages of a pipeline are alike
     alike: dict[object, _Stage] = {}
     stages = []
-    heads, further, held = _head_stage(job), _further(job), _stage_blocks(job)
+    heads, further, held = _head_stage(job), _further(job), held_blocks(job)
     for index, (blocks, mtp) in enumerate(zip(held, further, strict=True)):
         key = (blocks, mtp, index == 0, index == heads)
         if key not in alike:
@@ -341,17 +378,22 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
         return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
 
     unlike = alike.values()
-    summed, gathered = max((reduction_s(machine, job, stage.weights) for stage in unlike), key=sum)
+    reductions = {id(stage): reduction_s(machine, job, stage.weights) for stage in unlike}
+    summed, gathered = max((found[:2] for found in reductions.values()), key=sum)
     visible = visible_s(summed + gathered)
+    early = 0.0
     if job.reduce_every_micro_batch:
         # new weights are gathered once, behind the last
-        visible += (number - 1) * visible_s(summed)
+        early = visible_s(summed)
+        visible += (number - 1) * early
+    tied = 0.0
     # copies of the table add up over the first stage and that of the head, if they are tied, or of
     # the modules that look further tokens up in it
     if (job.tied or any(further[1:])) and job.pp > 1 and not job.frozen:
         rows = job.vocab / (job.vocab_tp or job.tp)
         size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
-        visible += transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
+        tied = transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
+        visible += tied
     terms["gradients"] = visible
     once = sum(
         block.number * known.times(_own(job, block), block).weight_cast_s for block in held[longest]
@@ -359,12 +401,25 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
     terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
-    terms["optimizer"] = optimizer = max(update_s(machine, job, stage.weights) for stage in unlike)
+    updates = {id(stage): update_s(machine, job, stage.weights) for stage in unlike}
+    terms["optimizer"] = optimizer = max(updates.values())
+    split = {
+        id(stage): StageTime(
+            stage.terms, stage.forward, stage.weight, *reductions[id(stage)], updates[id(stage)]
+        )
+        for stage in unlike
+    }
     return StepTime(
         total_s=sum(terms.values()),
         terms_s={key: terms.get(key, 0.0) for key in TERMS},
         stage_s=tuple(times),
         optimizer_s=optimizer,
+        pipeline_s=pipeline,
+        weight_cast_s=once,
+        early_reduction_s=early,
+        tied_s=tied,
+        transfer_bytes=_transfer_bytes(job),
+        stages=tuple(split[id(stage)] for stage in stages),
     )
 
 
@@ -382,8 +437,8 @@ def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
     if job.pp == 1 or schedule in ("1f1b", "interleaved"):
         # as published runs are priced, whose messages the constants of sites were fitted with
         return job.micro_batches * max(times) + (sum(times) - max(times)) / chunks
-    forward = [stage.forward_share * stage.total_s for stage in stages]
-    weight = [stage.weight_share * stage.total_s for stage in stages]
+    forward = [sum(stage.forward.values()) for stage in stages]
+    weight = [sum(stage.weight.values()) for stage in stages]
     return step_s(
         schedule,
         forward,
@@ -403,7 +458,7 @@ def _further(job: Job) -> tuple[int, ...]:
     return job.stage_mtp or tuple(job.mtp if stage == last else 0 for stage in range(job.pp))
 
 
-def _stage_blocks(job: Job) -> list[tuple[Block, ...]]:
+def held_blocks(job: Job) -> list[tuple[Block, ...]]:
     """Return the blocks of every stage, those of its modules of further tokens behind them."""
     own = mtp_blocks(job) if job.mtp else ()
     return [
@@ -479,13 +534,17 @@ def _stage(
     """
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[Group, float] = {}
-    host = loaded = forward = weight = 0.0
+    host = loaded = 0.0
+    forward = dict.fromkeys(TERMS, 0.0)
+    weight = dict.fromkeys(TERMS, 0.0)
     for block in blocks:
         own = _own(job, block)
         times = known.times(own, block)
         found, waited = _layer(machine, own, times, block.offloaded_bytes)
-        forward += block.number * _forward_s(machine, own, times)
-        weight += block.number * sum(float(part.weight_s) for part in times.parts)
+        for key, value in _forward_terms(machine, own, times).items():
+            forward[key] += block.number * value
+        for part in times.parts:
+            weight[part.kind] += block.number * float(part.weight_s)
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * as_number(waited)
@@ -509,8 +568,9 @@ def _stage(
         for _ in range(mtp):
             _add(terms, ends, (*parts, *known.embedding(ends)))
             terms["tensor"] += sends
-        forward += mtp * sum(float(part.forward_s) for part in parts)
-        weight += mtp * sum(float(part.weight_s) for part in parts)
+        for part in parts:
+            forward[part.kind] += mtp * float(part.forward_s)
+            weight[part.kind] += mtp * float(part.weight_s)
         # two hidden states are projected to one; the table is a copy unless embedded here
         joined = mtp * 2.0 * job.blocks[-1].hidden ** 2 / ends.tp
         copied = 0.0 if embeds else table
@@ -524,8 +584,9 @@ def _stage(
             _add(terms, ends, parts)
             terms["tensor"] += sends
         # most of what it sends is the gradient of its input
-        forward += (1 + job.mtp) * sum(float(part.forward_s) for part in parts)
-        weight += (1 + job.mtp) * sum(float(part.weight_s) for part in parts)
+        for part in parts:
+            forward[part.kind] += (1 + job.mtp) * float(part.forward_s)
+            weight[part.kind] += (1 + job.mtp) * float(part.weight_s)
         if not (job.tied and embeds):
             _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (embeds or heads):
@@ -543,7 +604,11 @@ def _stage(
     terms["host"] = total - device
     transfer = _transfer_s(machine, job)
     terms["transfer"] = transfer
-    return _Stage(terms, total + transfer, weights, forward / compute, weight / compute)
+    for phase in (forward, weight):
+        share = sum(phase.values()) / compute if compute else 0.0
+        for key in ("host", "sharding", "offload", "transfer"):
+            phase[key] = share * terms[key]
+    return _Stage(terms, total + transfer, weights, forward, weight)
 
 
 def _own(job: Job, block: Block) -> Job:
@@ -608,17 +673,22 @@ def _layer(
     terms["experts"] = experts
     if offloaded_bytes:
         device = sum(terms.values())
-        forward = _forward_s(machine, job, times)
+        forward = forward_seconds(machine, job, times)
         terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
     return terms, _host_s(machine, job, times)
 
 
-def _forward_s(machine: Machine, job: Job, times: LayerTimes) -> float:
-    """Return what a layer's forward takes of the device, nothing of it computed again."""
+def _forward_terms(machine: Machine, job: Job, times: LayerTimes) -> dict[str, float]:
+    """Return what a layer's forward takes of the device by term, nothing of it computed again."""
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
     exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
-    sends = (1 - hidden) * times.tensor.forward_s + exposed * times.experts.forward_s
-    return sum(float(part.forward_s) for part in times.parts) + sends + times.context.forward_s
+    terms: dict[str, float] = {}
+    for part in times.parts:
+        terms[part.kind] = terms.get(part.kind, 0.0) + float(part.forward_s)
+    terms["tensor"] = (1 - hidden) * times.tensor.forward_s
+    terms["experts"] = exposed * times.experts.forward_s
+    terms["context"] = times.context.forward_s
+    return terms
 
 
 def _sent_again(
@@ -688,6 +758,12 @@ def _stride_of_stages(job: Job) -> int:
     return job.tp * job.cp * job.dp
 
 
+def _transfer_bytes(job: Job) -> float:
+    """Return what a tensor rank sends to the next stage for a micro-batch, b s h 2 / tp."""
+    size = job.tokens * job.blocks[0].hidden * job.element_bytes / job.tp
+    return size if job.pp > 1 else 0.0
+
+
 def _transfer_s(machine: Machine, job: Job) -> float:
     """Return what sends between stages add to a micro-batch of a stage.
 
@@ -696,7 +772,7 @@ def _transfer_s(machine: Machine, job: Job) -> float:
     """
     if job.pp == 1:
         return 0.0
-    size = job.tokens * job.blocks[0].hidden * job.element_bytes / job.tp
+    size = _transfer_bytes(job)
     crosses = _stride_of_stages(job) * job.pp > machine.domain_gpus
     once = TRANSFER_SYNCHRONISE_S + p2p_time_s(
         machine.card.network, size, crosses=crosses, site=machine.factors

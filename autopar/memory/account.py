@@ -6,18 +6,19 @@ reserves beyond what is allocated is an interval of published ratios.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from autopar.memory import kept
 from autopar.memory.allocator import reserved_bytes, rounding_bytes
 from autopar.memory.launch import Launch
 from autopar.memory.parameters import stage_weights
-from autopar.memory.peak import Peak, gathered_bytes, peak_of
-from autopar.memory.sharded import Part, sharded_parts
+from autopar.memory.peak import Peak, gathered_bytes, peak_of, peaks
+from autopar.memory.schedule import Moment
+from autopar.memory.sharded import Part, sharded_moments, sharded_parts
 from autopar.memory.states import States, states_of
 from autopar.records import dataclass
 
-__all__ = ["Account", "Term", "account_of"]
+__all__ = ["Account", "Term", "account_of", "moment_terms"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,33 @@ def account_of(launch: Launch, stage: int | None = None) -> Account:
         for term in (*_state_terms(launch, kept_states), *_kept_terms(launch, at))
         if term.num_bytes
     )
-    gone = {"fp32 gradients of fp16", "pipeline inputs"}
-    during = tuple(term for term in after if term.name not in gone)
+    during = tuple(term for term in after if term.name not in _GONE)
     peak = peak_of(launch, at)
     during += tuple(term for term in _peak_terms(launch, peak, at) if term.num_bytes)
     return Account(stage=at, states=after, peak=during, scored=at in (0, last))
+
+
+_GONE = frozenset({"fp32 gradients of fp16", "pipeline inputs"})
+"""Terms that are there after a step, and not at its fullest moment."""
+
+
+def moment_terms(launch: Launch, account: Account) -> Callable[[Moment], tuple[Term, ...]]:
+    """Return what says of a moment what an account's stage has allocated, at most, while it lasts.
+
+    The largest of all moments is the account's peak.
+    """
+    if launch.trainer is not None:
+        parts_at = sharded_moments(launch, account.stage)
+        others = tuple(term for term in account.peak if term.name == "blocks of other streams")
+        return lambda moment: (*map(_named, parts_at(moment)), *others)
+    peak_at = peaks(launch, account.stage)
+    there = tuple(term for term in account.states if term.name not in _GONE)
+
+    def at(moment: Moment) -> tuple[Term, ...]:
+        extra = _peak_terms(launch, peak_at(moment), account.stage)
+        return (*there, *(term for term in extra if term.num_bytes))
+
+    return at
 
 
 def _named(part: Part) -> Term:

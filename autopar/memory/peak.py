@@ -6,7 +6,7 @@ What lives from one event to the next is counted by `autopar.memory.schedule` fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from autopar.memory.activations import (
@@ -38,6 +38,7 @@ __all__ = [
     "kept_logits_bytes",
     "logits_bytes",
     "peak_of",
+    "peaks",
     "transfer_bytes",
 ]
 
@@ -291,8 +292,8 @@ def _extras(launch: Launch, chunk: Chunk) -> dict[str, _Extra]:
     }
 
 
-def peak_of(launch: Launch, stage: int) -> Peak:
-    """Return the fullest moment of a stage, by replaying the order of its events."""
+def peaks(launch: Launch, stage: int) -> Callable[[Moment], Peak]:
+    """Return what says of a moment of a stage what fills it."""
     chunks = launch.degrees.chunks[stage]
     expandable = launch.software.expandable_segments
     parts = [list(chunk_parts(launch, chunk)) for chunk in chunks]
@@ -308,22 +309,16 @@ def peak_of(launch: Launch, stage: int) -> Peak:
     ]
     extras = [_extras(launch, chunk) for chunk in chunks]
     kept = kept_logits_bytes(launch)
-    best: Peak | None = None
-    # a steady pipeline comes back to the same few moments with every micro-batch
-    seen = set[tuple[object, ...]]()
-    for moment in moments(launch, stage):
-        at, kind = moment.event.chunk, moment.event.kind
+
+    def at(moment: Moment) -> Peak:
+        place, kind = moment.event.chunk, moment.event.kind
         assert kind in ("forward", "backward"), "Megatron-LM splits no backward"
-        same = (kind, at, moment.live, moment.waiting_logits)
-        if same in seen:
-            continue
-        seen.add(same)
         waiting = kept if moment.waiting_logits else 0
-        if kind == "backward" and chunks[at][3]:
+        if kind == "backward" and chunks[place][3]:
             # its own logits go first
             waiting -= kept
-        extra = extras[at][kind]
-        found = Peak(
+        extra = extras[place][kind]
+        return Peak(
             moment=moment,
             saved_bytes=sum(n * size for n, size in zip(moment.live, saved, strict=True)),
             rounding_bytes=sum(n * size for n, size in zip(moment.live, rounding, strict=True)),
@@ -333,6 +328,22 @@ def peak_of(launch: Launch, stage: int) -> Peak:
             freed_bytes=extra.freed_bytes,
             transfer_bytes=transfer_bytes(launch, stage, kind),
         )
+
+    return at
+
+
+def peak_of(launch: Launch, stage: int) -> Peak:
+    """Return the fullest moment of a stage, by replaying the order of its events."""
+    peak_at = peaks(launch, stage)
+    best: Peak | None = None
+    # a steady pipeline comes back to the same few moments with every micro-batch
+    seen = set[tuple[object, ...]]()
+    for moment in moments(launch, stage):
+        same = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)
+        if same in seen:
+            continue
+        seen.add(same)
+        found = peak_at(moment)
         if best is None or found.total_bytes > best.total_bytes:
             best = found
     assert best is not None

@@ -14,7 +14,7 @@ from autopar.pipeline import orders
 from autopar.pipeline.schedules import default_group
 from autopar.records import dataclass
 
-__all__ = ["Event", "Moment", "moments", "order", "warmup_chunks"]
+__all__ = ["Event", "Moment", "micro_batch_group", "moments", "order", "warmup_chunks"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Moment:
     """The head has run for a micro-batch whose backward is still to come, or just begins."""
 
 
-def _group(launch: Launch) -> int:
+def micro_batch_group(launch: Launch) -> int:
     """Return the micro-batches that pass a chunk in a row."""
     degrees, total = launch.degrees, launch.micro_batches
     if degrees.group:
@@ -63,7 +63,7 @@ def _replayed(launch: Launch) -> int:
     if degrees.pipeline == "dual_pipe_v":
         # fewer have no such order
         total = max(total, 2 * degrees.pp)
-    group = _group(launch)
+    group = micro_batch_group(launch)
     first = 2 * degrees.pp + degrees.vpp * group + 1
     groups = first // group + 3
     return min(total, groups * group + total % group)
@@ -78,7 +78,7 @@ def warmup_chunks(launch: Launch, stage: int) -> int:
         stages=degrees.pp,
         chunks=degrees.vpp,
         micro_batches=_replayed(launch),
-        group=_group(launch),
+        group=micro_batch_group(launch),
         ahead=int(degrees.overlap_experts),
     )
 
@@ -95,7 +95,7 @@ def order(launch: Launch, stage: int) -> tuple[Event, ...]:
         stages=degrees.pp,
         chunks=degrees.vpp,
         micro_batches=_replayed(launch),
-        group=_group(launch),
+        group=micro_batch_group(launch),
         # beside the backward of a micro-batch the next one's forward runs
         ahead=int(degrees.overlap_experts),
     )

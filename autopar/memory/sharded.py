@@ -9,7 +9,7 @@ Megatron-LM's launches are `autopar.memory.account`'s own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -18,11 +18,20 @@ from autopar.memory import torch_layers
 from autopar.memory.launch import Chunk, Launch, Optimizer, TorchTrainer
 from autopar.memory.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
-from autopar.memory.schedule import moments
+from autopar.memory.schedule import Moment, moments
 from autopar.records import dataclass, replace
 from autopar.units import MIB
 
-__all__ = ["Instant", "Part", "Unit", "instants", "recipe_of_launch", "sharded_parts", "units_of"]
+__all__ = [
+    "Instant",
+    "Part",
+    "Unit",
+    "instants",
+    "recipe_of_launch",
+    "sharded_moments",
+    "sharded_parts",
+    "units_of",
+]
 
 _CUBLAS = 32 * MIB
 _THREADS = 2
@@ -369,16 +378,7 @@ def instants(launch: Launch, stage: int) -> Iterator[Instant]:
     The forward of the last layer and the loss, with all activations; the backward of each layer,
     of whose gradients more and of whose activations fewer are there; its end; the optimizer's step.
     """
-    chunks = launch.degrees.chunks[stage]
-    units = [unit for chunk in chunks for unit in units_of(launch, chunk)]
-    words = _switches(launch)["activations"]
-    # micro-batches before this one have left their gradients
-    inputs = Part("pipeline inputs", _exchanged(launch), words)
-    there = [*_kept(launch, units, gradients=launch.micro_batches > 1), inputs]
-    last = chunks[-1]
-    if launch.degrees.pp > 1 and last[3] and _trainer(launch).stage_outputs:
-        size = launch.micro_batches * torch_layers.logits(launch) * launch.precision.element_bytes
-        there.append(Part("outputs of all micro-batches", size, words))
+    room = _Room(launch, stage)
     seen = set[tuple[str, int, tuple[int, ...]]]()
     for moment in moments(launch, stage):
         event = moment.event
@@ -388,16 +388,39 @@ def instants(launch: Launch, stage: int) -> Iterator[Instant]:
         if (key := (event.kind, event.chunk, moment.live)) in seen:
             continue
         seen.add(key)
-        chunk = chunks[event.chunk]
-        saved = _saved(launch, chunks, moment.live)
-        if event.kind == "forward":
-            yield from _in_forward(
-                launch, chunk, units, [*there, Part("saved activations", saved, words)]
-            )
+        yield from room.at(moment)
+    stepped = _kept(launch, room.units, gradients=True, step=True)
+    yield _at_step(launch, room.units, [*stepped, room.inputs])
+
+
+class _Room:
+    """What is there at moments of a stage's step."""
+
+    def __init__(self, launch: Launch, stage: int) -> None:
+        """Count what every moment has."""
+        self._launch = launch
+        self._chunks = chunks = launch.degrees.chunks[stage]
+        self.units = [unit for chunk in chunks for unit in units_of(launch, chunk)]
+        self._words = words = _switches(launch)["activations"]
+        self.inputs = Part("pipeline inputs", _exchanged(launch), words)
+        # micro-batches before this one have left their gradients
+        there = [*_kept(launch, self.units, gradients=launch.micro_batches > 1), self.inputs]
+        last = chunks[-1]
+        if launch.degrees.pp > 1 and last[3] and _trainer(launch).stage_outputs:
+            logits = torch_layers.logits(launch) * launch.precision.element_bytes
+            size = launch.micro_batches * logits
+            there.append(Part("outputs of all micro-batches", size, words))
+        self._there = there
+
+    def at(self, moment: Moment) -> Iterator[Instant]:
+        """Yield what may be the fullest of a moment."""
+        launch, chunk = self._launch, self._chunks[moment.event.chunk]
+        saved = _saved(launch, self._chunks, moment.live)
+        if moment.event.kind == "forward":
+            kept = Part("saved activations", saved, self._words)
+            yield from _in_forward(launch, chunk, self.units, [*self._there, kept])
         else:
-            yield from _in_backward(launch, chunk, units, there, saved)
-    stepped = _kept(launch, units, gradients=True, step=True)
-    yield _at_step(launch, units, [*stepped, inputs])
+            yield from _in_backward(launch, chunk, self.units, self._there, saved)
 
 
 def _in_forward(
@@ -630,3 +653,19 @@ def sharded_parts(launch: Launch, stage: int) -> tuple[tuple[Part, ...], tuple[P
         size = _other_streams(launch, units, parts)
         parts.append(Part("blocks of other streams", size, _switches(launch)["states"]))
     return after, tuple(part for part in parts if part.num_bytes)
+
+
+def sharded_moments(launch: Launch, stage: int) -> Callable[[Moment], tuple[Part, ...]]:
+    """Return what says of a moment of a stage what a rank holds at the fullest of it.
+
+    As `sharded_parts`, but for blocks of other streams, which stay reserved all the time.
+    """
+    room = _Room(launch, stage)
+
+    def at(moment: Moment) -> tuple[Part, ...]:
+        # a chunk without layers and head has no moment of its own
+        found = max(room.at(moment), key=lambda instant: instant.num_bytes, default=None)
+        parts = (room.inputs,) if found is None else found.parts
+        return tuple(part for part in _added(parts) if part.num_bytes)
+
+    return at

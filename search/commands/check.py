@@ -10,7 +10,7 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.records import dataclass
-from search.commands.app import files_read, leave, working, write_answer
+from search.commands.app import files_read, leave, working, write_answer, write_results
 
 if TYPE_CHECKING:
     from autopar.estimate.accuracy import Accuracy
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbours
     from search.check.trainer import CheckedFile
+    from search.pictures.files import Pictures
 
 __all__ = ["COMMAND", "CheckSpec", "main", "run"]
 
@@ -77,6 +78,15 @@ class CheckSpec:
     json: str | None = option(
         None, help="write everything to a file, - for stdout", panel=_OUT, metavar="PATH"
     )
+    html: str | None = option(
+        None, help="write a page with pictures of one launch", panel=_OUT, metavar="PATH"
+    )
+    trace: str | None = option(
+        None,
+        help="write its predicted step as a trace for Perfetto; .gz compresses",
+        panel=_OUT,
+        metavar="PATH",
+    )
 
 
 COMMAND = Command(
@@ -106,9 +116,10 @@ def run(arguments: Sequence[str]) -> int:
 def _execute(raw: dict[str, Any]) -> int:
     # heavy imports stay out of --help
     from autopar.command.show import make_console
-    from autopar.errors import DocumentError
+    from autopar.errors import DocumentError, OptionError
     from autopar.output import refuse_clashes
     from search.check.read import named_card, read_checked
+    from search.pictures.files import pictures_of
     from search.report.check import check_document, show_check
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
@@ -118,7 +129,11 @@ def _execute(raw: dict[str, Any]) -> int:
     if asked.model is not None:
         _require_model(asked.model)
     own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
-    refuse_clashes({"--json": asked.json}, files_read([*asked.files, *own]))
+    pictures = pictures_of(asked.html, asked.trace)
+    refuse_clashes({"--json": asked.json, **pictures.outputs}, files_read([*asked.files, *own]))
+    if pictures.any and len(asked.files) > 1:
+        option = "--html" if asked.html is not None else "--trace"
+        raise OptionError(f"{option}: is of one launch and {len(asked.files)} files are named")
     console = make_console(sys.stdout)
     documents: list[dict[str, Any]] = []
     says = False
@@ -148,6 +163,8 @@ def _execute(raw: dict[str, Any]) -> int:
         fits = assessment is not None and assessment.odds_of_oom <= asked.oom_risk
         says |= bool(file.findings) or not fits
         documents.append(check_document(file, target, assessment, neighbours))
+        if pictures.any:
+            _draw(pictures, file, target, assessment)
         if asked.json != "-":
             if says_before:
                 console.print()
@@ -158,6 +175,25 @@ def _execute(raw: dict[str, Any]) -> int:
     if unread:
         return _UNREAD
     return _FINDINGS if asked.strict and says else 0
+
+
+def _draw(
+    pictures: Pictures, file: CheckedFile, target: Target, assessment: Assessment | None
+) -> None:
+    """Write the pictures of a launch, before anything is printed of it."""
+    from autopar.errors import InputError
+    from search.report.check import degrees_line
+
+    if assessment is None or assessment.step is None:
+        why = "it cannot run" if assessment is None else str(assessment.untimed)
+        raise InputError(f"{file.path}: has no step to draw: {why}")
+    title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
+    files = pictures.of_launch(
+        assessment, target, title=title, line=degrees_line(assessment.launch)
+    )
+    write_results(files, None, {}, pictures.refusal(lambda error: error))
+    for path in files:
+        say(f"{_NAME}: wrote {path}")
 
 
 def _require_model(name: str) -> None:

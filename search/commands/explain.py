@@ -13,7 +13,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import dataclass
-from search.commands.app import leave, working
+from search.commands.app import files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, build_request, stored_request
 from search.uniform.choice import Fixed
@@ -82,10 +82,14 @@ def _execute(raw: dict[str, Any]) -> int:
     rules = _rules(why_not)
 
     from autopar.command.show import make_console
+    from autopar.output import refuse_clashes
+    from search.pictures.files import pictures_of
     from search.question import evaluate_file, open_session
     from search.report.explain import perturb, show_best, show_explanation, show_why_not
     from search.report.plan import show_evaluation
 
+    pictures = pictures_of(request.output.html_path, request.output.trace_path)
+    refuse_clashes(pictures.outputs, files_read([path, request.inputs.model]))
     session = open_session(request.inputs, request.options, request.given, has_plan=True)
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
@@ -93,6 +97,11 @@ def _execute(raw: dict[str, Any]) -> int:
         say(f"{_NAME}: {name} has changed since the plan was made")
     plan, prediction = evaluate_file(document, session, path=path)
     planner = session.planner
+    # before anything is printed, which somebody may not read to its end
+    drawn = pictures.of_plan(session, plan, prediction, state=f"{path}, explained")
+    write_results(drawn, None, {}, pictures.refusal(lambda error: error))
+    for picture in drawn:
+        say(f"{_NAME}: wrote {picture}")
 
     def search_again() -> tuple[
         SearchResult, list[tuple[str, SearchResult]], tuple[Perturbation, ...]

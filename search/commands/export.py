@@ -184,7 +184,9 @@ COMMAND = Command(
     name=_NAME,
     usage="PLAN.json --to ENGINE [OPTIONS]",
     fills=(ExportSpec, *FILLS),
-    without=frozenset({"evaluate", "frontier", "output-config-path", "top", "time-limit"}),
+    without=frozenset(
+        {"evaluate", "frontier", "html", "trace", "output-config-path", "top", "time-limit"}
+    ),
     panels=(_EXPORT, *PANELS),
     family="search",
     intro="""Hand a plan over: write the configuration that makes an engine run it.

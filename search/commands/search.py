@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from search.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
     from search.engines.best_plan import BestPart, EngineBest
+    from search.pictures.files import Pictures
     from search.planner.prediction import SearchResult
     from search.question import Session
     from search.route import Route
@@ -60,6 +61,8 @@ def run(arguments: Sequence[str]) -> int:
 def _answered(raw: Mapping[str, object]) -> int:
     """Answer with launches, with plans whose layers may differ, or with the best of both."""
     request = build_request(raw)
+    # before anything is searched
+    _pictures(request, [request.inputs.model])
     path = request.output.evaluate
     if path is not None and path.endswith(".json") and Path(path).is_file():
         from search.uniform.files import is_launch
@@ -92,9 +95,11 @@ def _evaluate_launch(request: Request, path: str) -> int:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
+    pictures = _pictures(request, [path])
     engine = engine_space(stored.engine)
     one = evaluated(stored.question, engine, stored.choice, stored.launch)
     found = Answer(question=stored.question, engines=(one,))
+    _write_pictures(pictures, lambda: pictures.of_answer(found, curves=False))
     _emit(request, launch_document(found, stored.request).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
         from autopar.command.show import make_console
@@ -121,6 +126,7 @@ def _show_launches(request: Request, found: Answer) -> int:
     from autopar.output import refuse_clashes
     from search.uniform.files import file_name, launch_document, result_document
 
+    pictures = _pictures(request, [request.inputs.model])
     document = result_document(found, request.given) if request.output.json_path else {}
     files: dict[Path, str] = {}
     if found.best is not None and request.output.config_path is not None:
@@ -131,10 +137,12 @@ def _show_launches(request: Request, found: Answer) -> int:
             target = target / file_name(found)
         files[target] = document_text(launch_document(found, request.given).model_dump())
         outputs = {"--json": request.output.json_path, "--output-config-path": target}
-        refuse_clashes(outputs, files_read([request.inputs.model]))
+        refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
+    drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
     if request.output.json_path == "-":
         emit("-", document)
-    write_results(files, request.output.json_path, document, _unwritable)
+    refusal = pictures.refusal(_unwritable)
+    write_results(files | drawn, request.output.json_path, document, refusal)
     if found.best is None:
         from search.report.launches import infeasible_lines, remedy_line
         from search.uniform.answer import remedies
@@ -149,10 +157,34 @@ def _show_launches(request: Request, found: Answer) -> int:
         from search.report.launches import show_answer
 
         show_answer(make_console(sys.stdout), found)
+    for path in drawn:
+        say(f"{_NAME}: wrote {path}")
     for path in files:
         say(f"{_NAME}: wrote {path}")
         say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
     return 0
+
+
+def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
+    """Return what pictures are asked for; raises OptionError where one is another output."""
+    from autopar.output import refuse_clashes
+    from search.pictures.files import pictures_of
+
+    found = pictures_of(request.output.html_path, request.output.trace_path)
+    refuse_clashes({"--json": request.output.json_path, **found.outputs}, files_read(read))
+    return found
+
+
+def _drawn(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> dict[Path, str]:
+    return working("drawing", draw) if pictures.any else {}
+
+
+def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
+    """Write pictures before anything is printed, which somebody may not read to its end."""
+    files = _drawn(pictures, draw)
+    write_results(files, None, {}, pictures.refusal(_unwritable))
+    for path in files:
+        say(f"{_NAME}: wrote {path}")
 
 
 def _plans(request: Request, route: Route) -> int:
@@ -219,8 +251,9 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
+    pictures = _pictures(request, [request.output.evaluate, request.inputs.model])
     if request.output.evaluate is not None:
-        return _evaluate(request, session)
+        return _evaluate(request, session, pictures)
     known = None if part is None or request.options.time_limit_s is None else part.result
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier, known))
     # the object of --json is made where it is asked for
@@ -244,6 +277,19 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
         limit = request.options.time_limit_s
         say(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
         return 3
+    plan, prediction = result.plan, result.prediction
+    assert prediction is not None, "a plan has a prediction"
+    _write_pictures(
+        pictures,
+        lambda: pictures.of_plan(
+            session,
+            plan,
+            prediction,
+            state="the fastest plan that fits",
+            result=result,
+            frontier=frontier or (),
+        ),
+    )
     # stdout holds the document and nothing else
     if request.output.json_path != "-":
         from autopar.command.show import make_console
@@ -276,7 +322,7 @@ def _solve(
     return result, session.planner.frontier() if with_frontier else None
 
 
-def _evaluate(request: Request, session: Session) -> int:
+def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     from search.options import option_record
     from search.question import evaluate_file
     from search.report.files import evaluation_document
@@ -284,6 +330,8 @@ def _evaluate(request: Request, session: Session) -> int:
     path = request.output.evaluate
     assert path is not None
     plan, prediction = working("pricing", lambda: evaluate_file(path, session))
+    state = f"{path}, priced"
+    _write_pictures(pictures, lambda: pictures.of_plan(session, plan, prediction, state=state))
     # Batch and data-parallel type are those of the file.
     defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
     defaults += session.calibrated
@@ -344,6 +392,7 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
     # the strategy file and the plan beside it are of one option
     for path in paths or (None,):
         outputs = {"--json": output.json_path, "--output-config-path": path}
+        outputs |= {"--html": output.html_path, "--trace": output.trace_path}
         refuse_clashes(outputs, read)
     return paths
 

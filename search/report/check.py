@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from search.check.neighbours import Neighbour, Neighbours
     from search.check.trainer import CheckedFile
 
-__all__ = ["assessed_entry", "check_document", "show_check", "show_peak"]
+__all__ = ["assessed_entry", "check_document", "degrees_line", "show_check", "show_peak"]
 
 _SMALL = 0.005
 """Share of a peak below which terms are shown in one line."""
@@ -67,7 +67,7 @@ def show_check(
 
 
 def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
-    model, degrees = launch.model, launch.degrees
+    model = launch.model
     attention, experts = model.attention, model.experts
     heads = f"{attention.heads} heads"
     if attention.latent is not None:
@@ -92,17 +92,7 @@ def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
                 f"{experts.per_token} per token{shared}, {experts.dispatcher}"
             ),
         )
-    parts = [f"tp {degrees.tp}{', scattered' if degrees.scattered else ''}"]
-    parts += [f"{name} {n}" for name, n in (("cp", degrees.cp), ("ep", degrees.ep)) if n > 1]
-    if experts is not None and degrees.etp > 1:
-        parts.append(f"etp {degrees.etp}")
-    chunks = f" x {degrees.vpp} chunks" if degrees.vpp > 1 else ""
-    # the usual schedules go without saying
-    told = degrees.pipeline not in ("1f1b", "interleaved")
-    under = f" under {SCHEDULES[degrees.pipeline].title}" if told else ""
-    parts += [f"pp {degrees.pp}{chunks}{under}"] if degrees.pp > 1 else []
-    parts.append(f"dp {degrees.dp}{_sharded(launch)}")
-    yield "degrees", ", ".join(parts)
+    yield "degrees", degrees_line(launch)
     yield (
         "batch",
         (
@@ -125,6 +115,22 @@ def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
         gradients = recipe_of_launch(launch).gradients.each_bytes
     yield "precision", f"{kind}, gradients of {gradients:g} bytes"
     yield "attention", launch.software.attention
+
+
+def degrees_line(launch: Launch) -> str:
+    """Return the degrees of a launch in one line."""
+    degrees, experts = launch.degrees, launch.model.experts
+    parts = [f"tp {degrees.tp}{', scattered' if degrees.scattered else ''}"]
+    parts += [f"{name} {n}" for name, n in (("cp", degrees.cp), ("ep", degrees.ep)) if n > 1]
+    if experts is not None and degrees.etp > 1:
+        parts.append(f"etp {degrees.etp}")
+    chunks = f" x {degrees.vpp} chunks" if degrees.vpp > 1 else ""
+    # the usual schedules go without saying
+    told = degrees.pipeline not in ("1f1b", "interleaved")
+    under = f" under {SCHEDULES[degrees.pipeline].title}" if told else ""
+    parts += [f"pp {degrees.pp}{chunks}{under}"] if degrees.pp > 1 else []
+    parts.append(f"dp {degrees.dp}{_sharded(launch)}")
+    return ", ".join(parts)
 
 
 def _sharded(launch: Launch) -> str:

@@ -36,6 +36,7 @@ PAGES = (
     "docs/estimates.md",
     "docs/analytic.md",
     "docs/explore.md",
+    "docs/pictures.md",
     "docs/plan.md",
     "docs/export-torchtitan.md",
     "docs/export-deepspeed.md",

@@ -16,7 +16,7 @@ rm -rf "$work/dist" "$work/venv"
 wheel=$(echo "$work"/dist/autopar-*.whl)
 echo "built $(basename "$wheel")"
 "$python" -m zipfile -l "$wheel" | awk 'NR > 1 {print $1}' >"$work/contents.txt"
-for needed in '^_autopar_core.*\.so$' '^autopar/_data/models/.*/configs/memory_' '^autopar/_data/hardware_configs/'; do
+for needed in '^_autopar_core.*\.so$' '^autopar/_data/models/.*/configs/memory_' '^autopar/_data/hardware_configs/' '^search/pictures/page\.html$'; do
   grep -q "$needed" "$work/contents.txt" || { echo "wheel.sh: nothing in the wheel matches $needed"; exit 1; }
 done
 stray=$(grep -vE '^(autopar/|search/|profiler/|_autopar_core|autopar-[^/]*\.dist-info/)' "$work/contents.txt" || true)

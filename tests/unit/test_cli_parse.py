@@ -13,8 +13,8 @@ from autopar.command.options import Command, normalise
 from autopar.errors import OptionError
 from autopar.units import GIB
 from search.commands.search import COMMAND
-from search.options import SearchOptions
-from search.request import InputSpec, OutputSpec, Request, Shorthands, build_request
+from search.options import OutputSpec, SearchOptions
+from search.request import InputSpec, Request, Shorthands, build_request
 
 ROWS = {row.name: row for row in COMMAND.rows}
 FAMILY = FAMILIES["search"]

@@ -143,25 +143,30 @@ def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, flo
     return max(device, traffic) + visible * min(device, traffic) - device
 
 
-def reduction_s(machine: Machine, job: Job, held: Mapping[Group, float]) -> tuple[float, float]:
-    """Return the seconds of summing a stage's gradients, and of gathering its new weights.
+def reduction_s(
+    machine: Machine, job: Job, held: Mapping[Group, float]
+) -> tuple[float, float, float, float]:
+    """Return the seconds of summing a stage's gradients, of gathering new weights; bytes of both.
 
-    held : parameters of a rank by the ranks that hold them, too.
+    held : parameters of a rank by the ranks that hold them, too. Bytes are those of a whole tensor,
+    before a sum and behind a gather.
     """
     grads = gradient_bytes(machine, job)
-    summed = gathered = 0.0
+    summed = gathered = summed_bytes = gathered_bytes = 0.0
     for group, weights in held.items():
         if group.zero == 3 or _trains_nothing(job):
             continue
         shards, stride = group.shards, group.stride
+        summed_bytes += weights * grads
         if group.zero:
             summed += _sum_s(machine, weights * grads, group)
             each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
             gathered += transfer_s(machine, "allgather", weights * each, shards, stride)
+            gathered_bytes += weights * each
         else:
             ranks = shards * group.copies
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
-    return summed, gathered
+    return summed, gathered, summed_bytes, gathered_bytes
 
 
 def update_s(machine: Machine, job: Job, held: Mapping[Group, float]) -> float:

@@ -1,0 +1,307 @@
+"""Charts of a page that do not move: bars as HTML, points and lines as SVG, with words for all.
+
+Colours are classes of the page's style sheet, so that charts follow light, dark and print; what a
+mark stands for is in its title, which browsers show and readers say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from autopar.records import dataclass
+
+__all__ = ["Point", "Series", "bars", "colour_of", "lines", "scatter", "stacks", "table", "ticks"]
+
+_COLOURS = {
+    "gemm": "c1",
+    "forward": "c1",
+    "attention": "c2",
+    "backward": "c2",
+    "memory": "c3",
+    "vocab": "c3",
+    "cast": "c4",
+    "recompute": "c5",
+    "tensor": "c6",
+    "tp": "c6",
+    "ulysses": "c6",
+    "context": "c7",
+    "cp": "c7",
+    "experts": "c8",
+    "redistribution": "c8",
+    "transfer": "c9",
+    "sharding": "c10",
+    "zero3": "c10",
+    "gradients": "c10",
+    "gradient_sync": "c10",
+    "optimizer": "c11",
+    "bubble": "c12",
+    "host": "c12",
+    "stragglers": "c13",
+    "offload": "c13",
+    "fixed": "c13",
+}
+_PLAIN = "c0"
+_LONG = 16
+_NEAR = 0.7
+"""From this share of the highest on, an axis of points does not begin at 0."""
+_WIDTH, _HEIGHT = 420, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
+
+
+def colour_of(term: str) -> str:
+    """Return the class of a term of a step."""
+    return _COLOURS.get(term, _PLAIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One mark of a chart."""
+
+    x: float
+    y: float
+    words: str
+    chosen: bool = False
+    """The answer itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Marks of one colour, joined in charts of lines."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[int]) -> str:
+    """Return a table of texts; the columns `words` are words, the others are numbers."""
+    rows = [*rows]
+    # columns of long words keep some width on narrow screens
+    wide = {at for at in words if any(len(row[at]) > _LONG for row in rows)}
+
+    def kind(at: int) -> str:
+        return ' class="n"' if at not in words else ' class="w"' if at in wide else ""
+
+    head = "".join(
+        f'<th scope="col"{kind(at)}>{escape(text)}</th>' for at, text in enumerate(heads)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row"{kind(at)}>{escape(text)}</th>'
+            if at == 0
+            else f"<td{kind(at)}>{escape(text)}</td>"
+            for at, text in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def bars(rows: Sequence[tuple[str, str, float, str]], total: float) -> str:
+    """Return a waterfall: each bar begins where the last one ended.
+
+    rows : (term, its words, value, value in words); total : of which the whole width is.
+    """
+    start, found = 0.0, []
+    for term, words, value, shown in rows:
+        left, width = start / total * 100, max(value / total * 100, 0.0)
+        found.append(
+            f'<tr><th scope="row">{escape(words)}</th><td class="n">{escape(shown)}</td>'
+            f'<td class="n">{value / total * 100:.1f} %</td><td class="bar" aria-hidden="true">'
+            f'<span class="{colour_of(term)}" style="left:{left:.3f}%;width:{width:.3f}%"></span>'
+            "</td></tr>"
+        )
+        start += value
+    return (
+        '<table class="bars"><thead><tr><th scope="col">term</th><th scope="col" class="n">time'
+        '</th><th scope="col" class="n">share</th><td></td></tr></thead>'
+        f"<tbody>{''.join(found)}</tbody></table>"
+    )
+
+
+class _Stack(NamedTuple):
+    """One bar of several parts."""
+
+    name: str
+    parts: Mapping[str, float]
+    words: str
+    """Behind it."""
+
+
+def stacks(
+    rows: Sequence[tuple[str, Mapping[str, float], str]],
+    names: Sequence[str],
+    limit: float,
+    spoken: Mapping[str, str],
+) -> str:
+    """Return stacked bars with a line at a limit.
+
+    rows : (label, value by part, words behind it); names : of parts, whose place is their colour;
+    spoken : what a part is called.
+    """
+    stacked = [_Stack(*row) for row in rows]
+    most = max([limit, *(sum(row.parts.values()) for row in stacked)]) * 1.02
+    found = []
+    for row in stacked:
+        left, spans = 0.0, []
+        for at, name in enumerate(names):
+            width = row.parts.get(name, 0.0) / most * 100
+            if width <= 0:
+                continue
+            spans.append(
+                f'<span class="m{at % 10}" style="left:{left:.3f}%;width:{width:.3f}%" '
+                f'title="{escape(spoken.get(name, name), quote=True)}"></span>'
+            )
+            left += width
+        mark = f'<i style="left:{limit / most * 100:.3f}%"></i>'
+        found.append(
+            f'<tr><th scope="row">{escape(row.name)}</th>'
+            f'<td class="bar" aria-hidden="true">{"".join(spans)}{mark}</td>'
+            f'<td class="n">{escape(row.words)}</td></tr>'
+        )
+    keys = "".join(
+        f'<li><span class="key m{at % 10}"></span>{escape(spoken.get(name, name))}</li>'
+        for at, name in enumerate(names)
+    )
+    return (
+        f'<table class="bars stacks"><tbody>{"".join(found)}</tbody></table><ul class="legend">'
+        f'{keys}<li><span class="key limit"></span>limit</li></ul>'
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Points and lines
+
+
+def ticks(low: float, high: float, number: int = 5) -> list[float]:
+    """Return round numbers from at most `low` to at least `high`, about `number` of them."""
+    span = (high - low) or abs(high) or 1.0
+    raw = span / max(number - 1, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * unit for unit in (1, 2, 2.5, 5, 10) if power * unit >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [at * step for at in range(first, last + 1)]
+
+
+def scatter(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    limit: tuple[float, str] | None = None,
+) -> str:
+    """Return a chart of points, with a line at a limit of the horizontal axis and its name."""
+    points = [point for one in series for point in one.points]
+    xs = [point.x for point in points] + ([limit[0]] if limit else [])
+    x_ticks = ticks(min(xs), max(xs))
+    low, high = (of(point.y for point in points) for of in (min, max))
+    # points say where they lie, not how long they are: near ones are told apart
+    y_ticks = ticks(low if low > _NEAR * high else 0.0, high)
+    frame = _Frame((x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
+    inner = [frame.axes([(x, f"{x:g}") for x in x_ticks], y_ticks, x_label, y_label)]
+    if limit is not None:
+        x = frame.x(limit[0])
+        inner.append(
+            f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>'
+            f'<text class="note" x="{x - 4:.1f}" y="{_TOP + 10}" text-anchor="end">'
+            f"{escape(limit[1])}</text>"
+        )
+    # the answer lies over the others
+    marks = [(at, point) for at, one in enumerate(series) for point in one.points]
+    for at, point in sorted(marks, key=lambda mark: mark[1].chosen):
+        inner.append(frame.mark(point, at))
+    return _figure(title, "".join(inner), series)
+
+
+def lines(series: Sequence[Series], *, title: str, x_label: str, y_label: str) -> str:
+    """Return a chart of lines over powers of two, or what lies between them."""
+    points = [point for one in series for point in one.points]
+    xs = sorted({point.x for point in points})
+    y_ticks = ticks(0.0, max(point.y for point in points))
+    low, high = math.log2(xs[0]), math.log2(xs[-1])
+    margin = 0.08 * (high - low) or 0.5
+    frame = _Frame((low - margin, high + margin), (0.0, y_ticks[-1]))
+    axes = frame.axes([(math.log2(x), f"{x:,g}") for x in xs], y_ticks, x_label, y_label)
+    inner = [axes]
+    for at, one in enumerate(series):
+        placed = [
+            Point(x=math.log2(point.x), y=point.y, words=point.words, chosen=point.chosen)
+            for point in one.points
+        ]
+        path = " ".join(f"{frame.x(point.x):.1f},{frame.y(point.y):.1f}" for point in placed)
+        inner.append(f'<polyline class="line s{at % 6}" points="{path}"/>')
+        inner += [frame.mark(point, at) for point in placed]
+    return _figure(title, "".join(inner), series)
+
+
+class _Frame:
+    """Places of values in a chart."""
+
+    def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
+        self._x, self._y = x, y
+
+    def x(self, value: float) -> float:
+        low, high = self._x
+        return _LEFT + (value - low) / ((high - low) or 1.0) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self._y
+        return (
+            _HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+        )
+
+    def axes(
+        self, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[float], x: str, y: str
+    ) -> str:
+        bottom = _HEIGHT - _BOTTOM
+        found = []
+        for value in y_ticks:
+            at = self.y(value)
+            found.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" '
+                f'y2="{at:.1f}"/><text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">'
+                f"{value:,g}</text>"
+            )
+        for value, words in x_ticks:
+            at = self.x(value)
+            found.append(
+                f'<line class="tick" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
+                f'<text x="{at:.1f}" y="{bottom + 17}" text-anchor="middle">{escape(words)}</text>'
+            )
+        middle = (_LEFT + _WIDTH - _RIGHT) / 2
+        found.append(
+            f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>'
+            f'<text class="label" x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x)}'
+            f'</text><text class="label" x="14" y="{(_TOP + bottom) / 2}" text-anchor="middle" '
+            f'transform="rotate(-90 14 {(_TOP + bottom) / 2})">{escape(y)}</text>'
+        )
+        return "".join(found)
+
+    def mark(self, point: Point, at: int) -> str:
+        radius, chosen = (7, " chosen") if point.chosen else (4.5, "")
+        return (
+            f'<circle class="mark s{at % 6}{chosen}" cx="{self.x(point.x):.1f}" '
+            f'cy="{self.y(point.y):.1f}" r="{radius}"><title>{escape(point.words)}</title></circle>'
+        )
+
+
+def _figure(title: str, inner: str, series: Sequence[Series]) -> str:
+    named = [one for one in series if one.name]
+    keys = "".join(
+        f'<li><span class="key s{at % 6}"></span>{escape(one.name)}</li>'
+        for at, one in enumerate(named)
+    )
+    legend = f'<ul class="legend">{keys}</ul>' if len(named) > 1 else ""
+    label = escape(title, quote=True)
+    return (
+        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'role="img" aria-label="{label}">{inner}</svg>{legend}</figure>'
+    )

@@ -1,0 +1,52 @@
+"""A page of pictures in a real browser, where one is installed: it draws, and asks for nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from search.commands import search
+
+_BROWSER = next(
+    (found for name in ("chromium", "google-chrome", "chrome") if (found := shutil.which(name))),
+    None,
+)
+_OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-quic"),
+    # the log of a page's script, errors included
+    *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=2000", "--dump-dom"),
+)
+
+pytestmark = pytest.mark.skipif(_BROWSER is None, reason="no Chromium is installed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_is_drawn(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "--model llama3-8b --hardware h100:1x8 --seq-length 4096 --settle-bsz 32 --tp 2 --pp 2"
+    assert search.run([*words.split(), "--engine", "megatron", "--html", "page.html"]) == 0
+    assert _BROWSER is not None
+    profile = tmp_path / "profile"
+    page = (tmp_path / "page.html").as_uri()
+    done = subprocess.run(
+        [_BROWSER, *_OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},900", page],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    # errors of a script, and what the page's own rules forbid, are on the console
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert console == []
+    # what the script fills: the stages to choose from, and legends of the first
+    assert len(re.findall(r"<option value=", done.stdout)) == 2
+    legend = re.search(r'<ul class="legend" id="terms".*?</ul>', done.stdout, re.DOTALL)
+    assert legend is not None
+    assert legend[0].count("<li>") >= 4
+    assert re.search(r'<canvas id="timeline"[^>]*height="[1-9]\d+"', done.stdout)
