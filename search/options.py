@@ -225,7 +225,12 @@ class SearchOptions:
     )
     """Beside attention or before it. Ulysses, which exchanges heads, is a kind of `tp`, and may
     stand inside either; launches, which have one degree for it, call it a2a."""
-    tp_overlap: bool = option(True, help="tensor communication hides in backward", panel=_COST)
+    tp_overlap: bool = option(
+        True,
+        help="tensor communication hides in backward",
+        panel=_COST,
+        shown="on; of launches either",
+    )
     column_parallel_share: float = option(
         0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1
     )

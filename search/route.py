@@ -37,7 +37,7 @@ _OF_LAUNCHES = frozenset(
         *("model", "hardware", "num-nodes", "num-gpus-per-node", "world-size", "stack", "site"),
         *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
         *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
-        *("memory-constraint", "oom-risk", "bsz-scale", "top"),
+        *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
     }
 )
 """Options that a search over launches keeps to; all others are of plans whose layers may differ."""
@@ -137,9 +137,13 @@ def _estimated(request: Request) -> bool:
 
 
 def _of_launches(name: str, request: Request) -> bool:
-    # launches train in bf16
-    is_plain = name == "mixed-precision" and request.options.mixed_precision == "bf16"
-    return name in _OF_LAUNCHES or is_plain
+    if name == "mixed-precision":
+        # launches train in bf16
+        return request.options.mixed_precision == "bf16"
+    if name == "cp-kind":
+        # gathered keys and values are priced of plans alone
+        return request.options.cp_kind != "all-gather"
+    return name in _OF_LAUNCHES
 
 
 def _layered(request: Request, why: str = "") -> Route:

@@ -170,6 +170,7 @@ def make_job(
     batch: int = 8,
     vocab: VocabStrategy = _V(),
     gpipe: bool = False,
+    zero1: bool = False,
     zero2: bool = False,
     model: ModelSpec = LLAMA,
     v: int = 1,
@@ -187,7 +188,7 @@ def make_job(
         global_batch=batch,
         num_microbatches=m,
         pipeline_type=_SCHEDULES[v > 1, gpipe],
-        default_dp_type="zero2" if zero2 else "ddp",
+        default_dp_type="zero2" if zero2 else "zero1" if zero1 else "ddp",
         num_chunks=v,
         chunk_sizes=tuple(chunks),
     )
@@ -318,6 +319,9 @@ def _two() -> dict[str, PlanJob]:
         "ddp": make_job(2, _ONE),
         "zero2": make_job(2, _ONE, zero2=True),
         "zero2-gpipe": make_job(2, _ONE, zero2=True, gpipe=True, m=4),
+        "zero1": make_job(2, _ONE, zero1=True),
+        "zero1-eager-reduce": make_job(2, _ONE, zero1=True, m=4, async_grad_reduce=False),
+        "bf16-zero1": make_job(2, _ONE, zero3, _ONE, _ONE, zero1=True, precision="bf16"),
         "zero3": make_job(2, zero3),
         "zero3-eager-reduce": make_job(2, zero3, m=4, async_grad_reduce=False),
         "zero3-beside-ddp": make_job(2, zero3, _ONE, zero3, _ONE, model=GPT),
@@ -377,6 +381,11 @@ def _four() -> dict[str, PlanJob]:
             vocab=_V(tp=2, ulysses=True),
         ),
         "pp4": make_job(4, _ONE, stages=(1, 1, 1, 1), m=8, model=TIED),
+        "pp2-zero1-tied": make_job(4, _ONE, stages=(2, 2), model=TIED, zero1=True),
+        "tp2-zero1-mixed": make_job(
+            4, _TP2, _ONE, _L(tp=2, zero3=True), _ULYSSES, vocab=_V(tp=2), zero1=True
+        ),
+        "fp16-zero1": make_job(4, _TP2, vocab=_V(tp=2), zero1=True, precision="fp16"),
         "t5-pp4": make_job(4, _L(checkpoint=True), stages=(1, 1, 1, 1), m=8, model=T5),
         "t5-pp2-zero3": make_job(4, zero3, stages=(1, 3), vocab=_V(zero3=True), model=T5),
         "fp16-t5-pp2-mixed": make_job(

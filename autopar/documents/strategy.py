@@ -47,6 +47,7 @@ __all__ = [
     "parse_strategy",
     "strategy_document",
     "strategy_file_name",
+    "unsaid_by_galvatron",
 ]
 
 _MAX_DEGREE = 1 << 24
@@ -626,6 +627,17 @@ def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
         )
 
 
+def unsaid_by_galvatron(plan: Plan) -> tuple[str, ...]:
+    """Return in words what a plan says and no release of Galvatron's strategy file does."""
+    # the newest release has keys for degrees of experts and for the vocabulary's context degree
+    said = replace(
+        plan,
+        layers=tuple(replace(s, ep=1, etp=None) for s in plan.layers),
+        vocab=replace(plan.vocab, cp=1),
+    )
+    return refinements(said)
+
+
 def galvatron_document(plan: Plan) -> dict[str, object]:
     """Return the strategy file of a plan as Galvatron reads it.
 
@@ -634,13 +646,7 @@ def galvatron_document(plan: Plan) -> dict[str, object]:
     InputError
         With what the plan says and no release of the file does.
     """
-    # the newest release has keys for degrees of experts and for the vocabulary's context degree
-    said = replace(
-        plan,
-        layers=tuple(replace(s, ep=1, etp=None) for s in plan.layers),
-        vocab=replace(plan.vocab, cp=1),
-    )
-    _check_said(plan, refinements(said), "Galvatron's strategy file")
+    _check_said(plan, unsaid_by_galvatron(plan), "Galvatron's strategy file")
     return strategy_document(plan)
 
 

@@ -595,7 +595,7 @@ def job_of_plan(
     _check_model(spec)
     _check_plan(plan, spec, sequence_parallel=sequence_parallel)
     first, dp = plan.layers[0], plan.data_degree(0)
-    default = 2 if plan.default_dp_type == "zero2" else 0
+    default = {"ddp": 0, "zero1": 1, "zero2": 2}[plan.default_dp_type]
     return Job(
         name=spec.name,
         blocks=_planned_blocks(plan, spec, default),
@@ -639,7 +639,8 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
     problems = violations(plan, spec, sequence_parallel=sequence_parallel)
     if problems:
         raise InputError(f"the plan is illegal: {problems[0]}")
-    unknown = refinements(plan)
+    # of what they list a job has ZeRO-1
+    unknown = refinements(replace(plan, default_dp_type="ddp"))
     if unknown:
         raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
     split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]

@@ -38,9 +38,22 @@ from autopar.estimate.layer import (
     head_times,
     layer_times,
     mtp_times,
-    optimizer_time_s,
     tensor_sends,
     transfer_s,
+)
+from autopar.estimate.parts.replicas import (
+    Group,
+    data_shards,
+    dense_group,
+    expert_group,
+    expert_shards,
+    frozen_bytes,
+    gather_s,
+    gradient_bytes,
+    reduction_s,
+    scatter_s,
+    sharding_s,
+    update_s,
 )
 from autopar.estimate.parts.updates import (
     activation_copies_s,
@@ -53,7 +66,6 @@ from autopar.pipeline.formulas import step_s
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass, replace
-from autopar.training.adapters import base_bytes
 
 __all__ = [
     "TERMS",
@@ -106,24 +118,12 @@ class StepTime:
     optimizer_s: float
 
 
-class _Group(NamedTuple):
-    """Ranks that hold the same weights, `stride` apart, and what they shard of them."""
-
-    experts: bool
-    shards: int
-    """Neighbours of these ranks that share states, where they are sharded."""
-    copies: int
-    """Of what they share."""
-    stride: int
-    zero: int
-
-
 class _Stage(NamedTuple):
     """Seconds of one micro-batch on a stage."""
 
     terms: dict[str, float]
     total_s: float
-    weights: Mapping[_Group, float]
+    weights: Mapping[Group, float]
     """Parameters of a rank."""
     forward_share: float
     weight_share: float
@@ -341,7 +341,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
         return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
 
     unlike = alike.values()
-    summed, gathered = max((_reduction_s(machine, job, stage) for stage in unlike), key=sum)
+    summed, gathered = max((reduction_s(machine, job, stage.weights) for stage in unlike), key=sum)
     visible = visible_s(summed + gathered)
     if job.reduce_every_micro_batch:
         # new weights are gathered once, behind the last
@@ -350,7 +350,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     # the modules that look further tokens up in it
     if (job.tied or any(further[1:])) and job.pp > 1 and not job.frozen:
         rows = job.vocab / (job.vocab_tp or job.tp)
-        size = rows * job.blocks[0].hidden * _gradient_bytes(machine, job)
+        size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
         visible += transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
     terms["gradients"] = visible
     once = sum(
@@ -359,7 +359,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
     terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
-    terms["optimizer"] = optimizer = max(_optimizer_s(machine, job, stage) for stage in unlike)
+    terms["optimizer"] = optimizer = max(update_s(machine, job, stage.weights) for stage in unlike)
     return StepTime(
         total_s=sum(terms.values()),
         terms_s={key: terms.get(key, 0.0) for key in TERMS},
@@ -478,7 +478,7 @@ def _stage(
     mtp : modules of further tokens, whose layers are among the blocks.
     """
     terms = dict.fromkeys(TERMS, 0.0)
-    weights: dict[_Group, float] = {}
+    weights: dict[Group, float] = {}
     host = loaded = forward = weight = 0.0
     for block in blocks:
         own = _own(job, block)
@@ -493,15 +493,15 @@ def _stage(
         of_experts, others = (
             parameters(block) if job.adapters is None else adapter_parameters(own, block)
         )
-        _hold(weights, _dense_group(own), block.number * others / own.tp)
-        _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
+        _hold(weights, dense_group(own), block.number * others / own.tp)
+        _hold(weights, expert_group(own), block.number * of_experts / (own.ep * own.etp))
         if own.offloaded_weights:
             base_experts, base = parameters(block)
-            base_experts /= own.ep * own.etp * _expert_shards(own)
-            share = base / (own.tp * _data_shards(own)) + base_experts
-            loaded += block.number * share * _frozen_bytes(own)
+            base_experts /= own.ep * own.etp * expert_shards(own)
+            share = base / (own.tp * data_shards(own)) + base_experts
+            loaded += block.number * share * frozen_bytes(own)
         if own.zero == 3:
-            terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
+            terms["sharding"] += block.number * sharding_s(machine, own, block, found)
     ends = _ends(job)
     table = ends.vocab * ends.blocks[0].hidden / ends.tp
     if mtp:
@@ -514,10 +514,10 @@ def _stage(
         # two hidden states are projected to one; the table is a copy unless embedded here
         joined = mtp * 2.0 * job.blocks[-1].hidden ** 2 / ends.tp
         copied = 0.0 if embeds else table
-        _hold(weights, _dense_group(ends), 0.0 if job.adapters else joined + copied)
+        _hold(weights, dense_group(ends), 0.0 if job.adapters else joined + copied)
     if embeds:
         _add(terms, ends, known.embedding(ends))
-        _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
+        _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
     if heads:
         parts, sends = known.head(ends)
         for _ in range(1 + job.mtp):
@@ -527,11 +527,11 @@ def _stage(
         forward += (1 + job.mtp) * sum(float(part.forward_s) for part in parts)
         weight += (1 + job.mtp) * sum(float(part.weight_s) for part in parts)
         if not (job.tied and embeds):
-            _hold(weights, _dense_group(ends), 0.0 if job.adapters else table)
+            _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (embeds or heads):
         # embedding and head are one more unit, gathered once a micro-batch
         tables = (2 if embeds and heads and not job.tied else 1) * table
-        moved = _gather_s(machine, ends, tables, ends.element_bytes) + _scatter_s(
+        moved = gather_s(machine, ends, tables, ends.element_bytes) + scatter_s(
             machine, ends, tables
         )
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
@@ -579,19 +579,9 @@ def _split(job: Job, tp: int | None, cp: int | None) -> Job:
     return replace(job, tp=tp, cp=cp, dp=dp, micro_batch=job.micro_batch * job.dp // dp)
 
 
-def _hold(weights: dict[_Group, float], group: _Group, number: float) -> None:
+def _hold(weights: dict[Group, float], group: Group, number: float) -> None:
     if number:
         weights[group] = weights.get(group, 0.0) + number
-
-
-def _dense_group(job: Job) -> _Group:
-    shards = _data_shards(job)
-    return _Group(False, shards, _data_ranks(job) // shards, job.tp, job.zero)
-
-
-def _expert_group(job: Job) -> _Group:
-    shards = _expert_shards(job)
-    return _Group(True, shards, _expert_ranks(job) // shards, job.ep * job.etp, job.zero)
 
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
@@ -687,125 +677,6 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
         if job.padded_capacity:
             launches *= host["partial_graphs"]
     return seconds + launches
-
-
-# --------------------------------------------------------------------------------------------------
-# Data parallelism
-
-
-def _gradient_bytes(machine: Machine, job: Job) -> float:
-    return job.gradient_bytes or machine.stack.figures.gradient["reduce_bytes"]
-
-
-def _data_ranks(job: Job) -> int:
-    """Ranks over which gradients of dense weights are summed: also those of the context."""
-    return job.dp * job.cp
-
-
-def _expert_ranks(job: Job) -> int:
-    """Ranks that hold the same experts."""
-    return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
-
-
-def _data_shards(job: Job) -> int:
-    """Of these ranks, those that share one copy of what is sharded."""
-    return max(1, _data_ranks(job) // job.replicas)
-
-
-def _expert_shards(job: Job) -> int:
-    return max(1, _expert_ranks(job) // job.replicas)
-
-
-def _trains_nothing(job: Job) -> bool:
-    """Return whether there are no gradients of weights that a step counts."""
-    return job.frozen and job.adapters is None
-
-
-def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
-    size = weights * each_bytes
-    return transfer_s(machine, "allgather", size, _data_shards(job), job.tp) / _network(machine)
-
-
-def _frozen_bytes(job: Job) -> float:
-    """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
-    if job.adapters is not None:
-        return min(job.element_bytes, base_bytes(job.adapters))
-    return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
-
-
-def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
-    if job.frozen:
-        return 0.0
-    size = weights * job.element_bytes
-    return _sum_s(machine, size, _dense_group(job)) / _network(machine)
-
-
-def _sum_s(machine: Machine, size_bytes: float, group: _Group) -> float:
-    """Return the seconds in which shards of gradients are summed: first of neighbours, then what
-    each has of them over all copies."""
-    shards, stride = group.shards, group.stride
-    once = transfer_s(machine, "reducescatter", size_bytes, shards, stride)
-    own = size_bytes / shards
-    return once + transfer_s(machine, "allreduce", own, group.copies, stride * shards)
-
-
-def _network(machine: Machine) -> float:
-    return machine.stack.figures.overlap["sharded_network"]
-
-
-def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, float]) -> float:
-    """Return what ZeRO-3's traffic of a layer adds to the time of its kernels.
-
-    t = max(device, traffic) + x min(device, traffic) with 2 all-gathers (1 without resharding) and
-    a reduce-scatter per micro-batch.
-    """
-    experts, dense = parameters(block)
-    gathers = 2 if job.reshard else 1
-    weights = dense / job.tp
-    once = _gather_s(machine, job, weights, _frozen_bytes(job))
-    traffic = gathers * once + _scatter_s(machine, job, weights)
-    if experts:
-        group = _expert_group(job)
-        size = experts / group.stride * _frozen_bytes(job)
-        routed = gathers * transfer_s(machine, "allgather", size, group.shards, group.stride)
-        if not job.frozen:
-            routed += _sum_s(machine, size, group)
-        traffic += routed / _network(machine)
-    if job.adapters is not None:
-        own = sum(adapter_parameters(job, block)) / job.tp * _gradient_bytes(machine, job)
-        traffic += _sum_s(machine, own, _dense_group(job))
-    device = sum(terms.values())
-    visible = machine.stack.figures.overlap["fully_sharded"]
-    return max(device, traffic) + visible * min(device, traffic) - device
-
-
-def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, float]:
-    """Return the seconds of summing a stage's gradients, and of gathering its new weights."""
-    grads = _gradient_bytes(machine, job)
-    summed = gathered = 0.0
-    for group, weights in stage.weights.items():
-        if group.zero == 3 or _trains_nothing(job):
-            continue
-        shards, stride = group.shards, group.stride
-        if group.zero:
-            summed += _sum_s(machine, weights * grads, group)
-            each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
-            gathered += transfer_s(machine, "allgather", weights * each, shards, stride)
-        else:
-            ranks = shards * group.copies
-            summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
-    return summed, gathered
-
-
-def _optimizer_s(machine: Machine, job: Job, stage: _Stage) -> float:
-    if _trains_nothing(job) or not job.optimizer:
-        return 0.0
-    own = resident = 0.0
-    for group, weights in stage.weights.items():
-        share = weights / group.shards if group.zero else weights
-        own += share
-        resident += share if group.zero == 3 else weights
-    return optimizer_time_s(machine, job, own, resident)
 
 
 # --------------------------------------------------------------------------------------------------

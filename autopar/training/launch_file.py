@@ -5,7 +5,7 @@ Read and written strictly; what a launch is made of again is `search.uniform`'s.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from autopar.documents.checks import StrictObject, published
 from autopar.documents.plan import EngineEntry
@@ -15,40 +15,44 @@ from autopar.pipeline.schedules import Schedule
 __all__ = ["FORMAT", "DegreesEntry", "HardwareEntry", "LaunchDocument", "LaunchEntry"]
 
 FORMAT = "autopar-launch"
+_Count = Annotated[int, Field(ge=1, le=1 << 28)]
+_Layers = Annotated[int, Field(ge=0, le=1 << 16)]
 
 
 class DegreesEntry(StrictObject):
     """Every degree and setting of a launch."""
 
-    tp: int
+    tp: _Count
     """Tensor ranks, with sequence parallelism."""
-    cp: int
+    tp_overlap: bool
+    """Products run beside the transfers of tensor ranks."""
+    cp: _Count
     """Context ranks."""
     cp_kind: Literal["ring", "a2a"]
     """Whether they pass keys and values on, or exchange heads for tokens (Ulysses)."""
-    pp: int
+    pp: _Count
     """Pipeline stages."""
-    dp: int
+    dp: _Count
     """Data ranks of dense layers: tp * cp * pp * dp GPUs."""
-    ep: int
+    ep: _Count
     """Ranks over which experts are spread."""
-    etp: int
+    etp: _Count
     """Ranks that share the widths of an expert."""
-    edp: int
+    edp: _Count
     """Ranks that hold the same experts; of a model without them those of a layer."""
-    vpp: int
+    vpp: _Count
     """Chunks of layers of a stage."""
     schedule: Schedule
     """Order of the micro-batches of a pipeline."""
-    zero: int
+    zero: Literal[0, 1, 2, 3]
     """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded."""
-    dp_replicate: int
+    dp_replicate: _Count
     """Copies of what is sharded (HSDP, instances of a distributed optimizer)."""
-    micro_batch_size: int
+    micro_batch_size: _Count
     """Sequences of a micro-batch on one data rank."""
-    num_microbatches: int
+    num_microbatches: _Count
     """Of a step, in each pipeline."""
-    global_batch_size: int
+    global_batch_size: _Count
     """Sequences of a step."""
     precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
     """Of products."""
@@ -57,7 +61,7 @@ class DegreesEntry(StrictObject):
     dispatcher: Literal["alltoall", "flex"]
     overlap_experts: bool
     """Exchanges of one micro-batch run beside the compute of another."""
-    layers_of_chunks: list[list[int]]
+    layers_of_chunks: list[list[_Layers]]
     """Of every stage, the layers of each of its chunks."""
 
 
@@ -66,16 +70,16 @@ class HardwareEntry(StrictObject):
 
     card: str
     """Name of the device's datasheet."""
-    num_nodes: int
+    num_nodes: _Count
     """Machines."""
-    num_gpus_per_node: int
+    num_gpus_per_node: _Count
     """Of each machine."""
 
 
 class LaunchEntry(StrictObject):
     """A launch, and what is predicted of it."""
 
-    engine: str
+    engine: Literal["megatron", "torchtitan", "deepspeed", "accelerate"]
     """Trainer that it is of."""
     degrees: DegreesEntry
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -99,6 +103,7 @@ _EXAMPLE: dict[str, Any] = {
         "engine": "megatron",
         "degrees": {
             "tp": 2,
+            "tp_overlap": True,
             "cp": 1,
             "cp_kind": "ring",
             "pp": 2,
@@ -143,7 +148,7 @@ class LaunchDocument(StrictObject):
     model: str
     """Its name."""
     hardware: HardwareEntry
-    seq_length: int
+    seq_length: _Count
     """Tokens of a sequence."""
     launch: LaunchEntry | None
     """None: nothing fits."""

@@ -112,7 +112,7 @@ class Layout:
     kind: TensorKind
     tensor_axes: Axes
     zero: str
-    """ddp, zero2 or zero3."""
+    """ddp, zero1, zero2 or zero3."""
     context_axes: Axes = ()
     """Axes along which the sequence is divided throughout the layer."""
     expert_axes: Axes | None = None
@@ -175,8 +175,8 @@ class Layout:
 
     @property
     def is_sharded(self) -> bool:
-        """True where ZeRO divides something."""
-        return self.zero != "ddp" and self.sync_degree > 1
+        """True where ZeRO divides weights or gradients; ZeRO-1 divides the optimizer's states."""
+        return self.zero in ("zero2", "zero3") and self.sync_degree > 1
 
 
 def cube_of(plan: Plan) -> Cube:
@@ -423,7 +423,7 @@ class Weights(NamedTuple):
 
     shapes: tuple[Tensors, ...]
     zero: str
-    """ddp, zero2 or zero3."""
+    """ddp, zero1, zero2 or zero3."""
     num_ranks: int
     """Ranks with the same weights: gradients are summed over them, and ZeRO divides by them."""
 
@@ -646,20 +646,22 @@ def _weights(plan: Plan, strategy: LayerStrategy, shapes: tuple[Tensors, ...]) -
 def _held(job: PlanJob, weights: Weights) -> Held:
     """Return the executor's recipe for the parameters of a layer, or of embedding and head.
 
-    fp32 4+4+8 bytes; bf16 and fp16 without ZeRO 2+4+12, with ZeRO fp32 shards of 4+4+8, from which
-    2 bytes of each are gathered. Without `fp32_gradients` replicas and whole sums take 2.
+    fp32 4+4+8 bytes; bf16 and fp16 without ZeRO 2+4+12, of which ZeRO-1 divides the last; with more
+    of ZeRO fp32 shards of 4+4+8, from which 2 bytes of each are gathered. Without `fp32_gradients`
+    replicas and whole sums take 2.
     """
     shapes, zero, z = weights
     whole, wide = held(shapes), job.precision != "fp32"
     gradient = 2 if wide and not job.fp32_gradients else 4
-    if zero == "ddp" or z == 1:
+    if zero in ("ddp", "zero1") or z == 1:
         # two moments of 4 bytes; narrow weights have a copy in fp32 besides, 4 more
         weight, optimizer = (2, 12) if wide else (4, 8)
         return Held(
             num_parameters=whole,
             parameter_bytes=weight * whole,
             gradient_bytes=gradient * whole,
-            optimizer_bytes=optimizer * whole,
+            # parts of one buffer, equally long
+            optimizer_bytes=optimizer * (-(-whole // z) if zero == "zero1" else whole),
         )
     own = held(shapes, z)
     accumulates = job.async_grad_reduce and job.plan.num_microbatches > 1

@@ -112,7 +112,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
     with fake_world(rank=rank, world_size=plan.world_size):
         groups = open_groups(job, cube, rank=rank, device_type="cpu", own_only=True)
         for layout in layouts(job, cube):
-            if layout.zero == "ddp":
+            if layout.zero in ("ddp", "zero1"):
                 continue
             for axes in (layout.sync_axes, layout.expert_sync_axes):
                 if cube.size(axes) > 1 and (axes == layout.sync_axes or layout.expert_axes):

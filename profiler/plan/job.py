@@ -127,7 +127,7 @@ class GlobalOptions:
     global_train_batch_size: int | None = option(
         None, help="samples of a step", panel=_GLOBAL, between=(1, _MAX_SIZE)
     )
-    default_dp_type: Literal["ddp", "zero2"] | None = option(
+    default_dp_type: Literal["ddp", "zero1", "zero2"] | None = option(
         None, help="what layers without ZeRO-3 do", panel=_GLOBAL, shown="ddp"
     )
     use_ulysses: bool | None = option(

@@ -162,8 +162,9 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
     """Return the share of gradients in the predicted states of a stage.
 
     Of the planner's recipe, w + g + o bytes of a parameter: 4 + 4 + 8 in fp32, else 2 + 2 + 12 (g 4
-    with fp32 gradients); ZeRO-2 divides o and ZeRO-3 also w, both g where it is reduced in every
-    micro-batch. Of the only one no divided gradients are predicted beside the activations.
+    with fp32 gradients); all of ZeRO divide o, ZeRO-3 also w, and all but ZeRO-1 g where it is
+    reduced in every micro-batch. Of the only one no divided gradients are predicted beside the
+    activations.
     """
     wide = job.precision == "fp32"
     weight, optimizer = (4, 8) if wide else (2, 12)
@@ -174,8 +175,8 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
     for shapes, zero, ranks in stage_weights(job, stage):
         count = held(shapes)
         pieces = 1 if zero == "ddp" else ranks
-        own = count * gradient / (1 if stay_whole else pieces)
-        if one and pieces > 1:
+        own = count * gradient / (1 if stay_whole or zero == "zero1" else pieces)
+        if one and pieces > 1 and zero != "zero1":
             own = 0.0
         gradients += own
         total += own + count * weight / (ranks if zero == "zero3" else 1)

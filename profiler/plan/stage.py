@@ -570,10 +570,11 @@ class _Builder:
             "fp32_gradients": job.fp32_gradients,
             "learning_rate": job.learning_rate,
         }
-        if layout.zero != "ddp" and self.groups.cube.size(axes) > 1:
+        if layout.zero in ("zero2", "zero3") and self.groups.cube.size(axes) > 1:
             mesh, twice = self.groups.flat_mesh(axes), layout.zero == "zero3"
             return Shard(modules, mesh, gathers_twice=twice, others=others, **options)
         (whole,) = (holder,) if holder is not None else modules
         apart = set(others)
         own = [p for p in whole.parameters() if p not in apart]
-        return Replica(own, self.groups.group(axes), **options)
+        divides = layout.zero == "zero1"
+        return Replica(own, self.groups.group(axes), divides_states=divides, **options)

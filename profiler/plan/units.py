@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
+from profiler.model.layers.parallel import all_gather
 from profiler.plan.job import Precision
 
 __all__ = [
@@ -29,11 +30,14 @@ __all__ = [
 
 
 # --------------------------------------------------------------------------------------------------
-# Parameters that every rank of a data group has whole: ddp, and groups of one rank.
+# Parameters that every rank of a data group has whole: ddp, ZeRO-1, and groups of one rank.
 #
 # Parameters and gradients of a part lie in one buffer each. Its gradients are summed by one
 # all-reduce that starts as soon as the last of them is there, while the backward goes on: in the
-# last micro-batch, or in every one.
+# last micro-batch, or in every one. With ZeRO-1 each rank keeps the optimizer's states of its part
+# of the buffer, steps that, and gathers the others' parts. Megatron-LM's distributed optimizer
+# holds the same; its reduce-scatter moves half the bytes of this all-reduce, which stays since
+# tensor ranks, tied tables and the norm take whole gradients.
 
 
 _MAIN = "main_grad"
@@ -50,7 +54,10 @@ def gradient_of(parameter: nn.Parameter) -> torch.Tensor | None:
 
 
 class Replica:
-    """The parameters of one part of a model, replicated over a group, and their optimizer."""
+    """The parameters of one part of a model, replicated over a group, and their optimizer.
+
+    The states of that may be divided over the group (ZeRO-1).
+    """
 
     def __init__(
         self,
@@ -60,16 +67,24 @@ class Replica:
         precision: Precision,
         fp32_gradients: bool,
         learning_rate: float,
+        divides_states: bool = False,
     ) -> None:
         """Move the parameters into one buffer; `group` is None where the rank is alone.
 
         In bf16 and fp16 the optimizer has fp32 copies of the weights, and with `fp32_gradients` so
-        has their sum over micro-batches and ranks, as Megatron-LM's has.
+        has their sum over micro-batches and ranks, as Megatron-LM's has. divides_states : each rank
+        has those of its part of the buffer.
         """
         self._group = group
         self._parameters = list(parameters)
+        self._ranks: int = group.size() if divides_states and group is not None else 1
+        place = group.rank() if self._ranks > 1 else 0
         with torch.no_grad():
-            self._weights = torch.cat([p.detach().flatten() for p in self._parameters])
+            whole = [p.detach().flatten() for p in self._parameters]
+            # parts of equal length
+            rest = -sum(piece.numel() for piece in whole) % self._ranks
+            self._weights = torch.cat([*whole, *([whole[0].new_zeros(rest)] if rest else [])])
+            del whole
             wide = precision != "fp32"
             # summed apart from where autograd puts them, whose type is that of the weights
             self._sums_wide = wide and fp32_gradients
@@ -86,8 +101,11 @@ class Replica:
                 else:
                     parameter.grad = gradient
                 start = end
+            part = self._weights.numel() // self._ranks
+            self._own = slice(place * part, (place + 1) * part)
+            own = self._weights[self._own]
             # in fp32 the buffer itself is stepped, without a copy
-            self._master = nn.Parameter(self._weights.float() if wide else self._weights)
+            self._master = nn.Parameter(own.float() if wide else own)
         self.optimizer = make_optimizer([self._master], learning_rate)
         self._work: Any = None
         self._arrived = 0
@@ -116,17 +134,21 @@ class Replica:
 
     def step(self, loss_scale: float = 1.0) -> None:
         """Let the optimizer step with gradients of a scaled loss, and clear them."""
+        own, gradients = self._weights[self._own], self._gradients[self._own]
         if self._master.dtype == self._weights.dtype:  # then they are one tensor
-            self._master.grad = self._gradients
+            self._master.grad = gradients
             self.optimizer.step()
         else:
             # unscaled in fp32, where what fp16 cannot hold is not lost; sums in fp32 are taken as
             # they are, since they are cleared below
-            self._master.grad = self._gradients.float().div_(loss_scale)
+            self._master.grad = gradients.float().div_(loss_scale)
             self.optimizer.step()
             with torch.no_grad():
-                self._weights.copy_(self._master)
+                own.copy_(self._master)
         self._master.grad = None
+        if self._ranks > 1:
+            with torch.no_grad():
+                self._weights.copy_(all_gather(own, self._group))
         self.skip()
 
     def skip(self) -> None:

@@ -518,8 +518,7 @@ def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> i
 
 def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from autopar.documents.plan import document_text
-    from autopar.documents.strategy import strategy_document
-    from autopar.plans import refinements
+    from autopar.documents.strategy import strategy_document, unsaid_by_galvatron
     from search.configuration import read_configuration
     from search.engines.galvatron import strategy_text
     from search.engines.handover import num_layers_of, world_size_of
@@ -533,7 +532,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
         num_layers=num_layers_of(request),
     )
     notes = (*source.notes, *imported.notes)
-    if beyond := refinements(imported.plan):
+    if beyond := unsaid_by_galvatron(imported.plan):
         notes += (f"{', '.join(beyond)} stands in strategy files of autopar-search alone",)
     for note in notes:
         say(f"{_NAME}: {note}")

@@ -354,6 +354,7 @@ def _write(
 ) -> None:
     files: dict[Path, str] = {}
     if paths is not None:
+        from autopar.documents.strategy import unsaid_by_galvatron
         from search.report.files import output_texts, replaced
 
         asked = {**session.named, **request.given}
@@ -374,6 +375,9 @@ def _write(
     write_results(files, request.output.json_path, document, _unwritable)
     for path in files:
         say(f"{_NAME}: wrote {path}")
+    if result.plan is not None and files and paths is not None and paths[0] not in files:
+        beyond = ", ".join(unsaid_by_galvatron(result.plan))
+        say(f"{_NAME}: no strategy file, since Galvatron's cannot say {beyond} of this plan")
     if paths is not None and files:
         plan = shlex.quote(str(paths[-1]))
         say(f"{_NAME}: for the reasons: autopar-explain {plan}")

@@ -9,6 +9,7 @@ DeepSpeed; model, sequence and batch are the script's. What accelerate refuses i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,19 +139,7 @@ def read_accelerate(
     keys.asked.update(key for key in keys.values if key.startswith("parallelism_config."))
     steps = script.accumulation or keys.number("gradient_accumulation_steps", 1)
     launch = torch_launch(
-        TrainerScript(
-            model=script.model,
-            seq=script.seq,
-            micro_batch=script.micro_batch,
-            accumulation=steps,
-            kind=script.kind,
-            checkpointing=checkpointing,
-            compiled=script.compiled,
-            repeated_heads=script.repeated_heads,
-            steps=script.steps,
-            adapters=script.adapters,
-            eight_bits=script.eight_bits,
-        ),
+        replace(script, accumulation=steps, checkpointing=checkpointing),
         trainer=TorchTrainer(
             keeper="accelerate",
             zero=zero,

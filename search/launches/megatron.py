@@ -589,6 +589,8 @@ def _precision(words: LaunchArguments) -> Precision:
     recipe = words.choice(
         "fp8-recipe", ("delayed", "tensorwise", "blockwise", "mxfp8", "custom"), "delayed"
     )
+    if words.has("fp4-format") and words.text("fp4-recipe", "nvfp4") != "nvfp4":
+        raise words.unpriced("fp4-recipe", "is a recipe of its own", "nvfp4 is priced")
     return Precision(
         kind="fp16" if words.has("fp16") else "bf16" if words.has("bf16") else "fp32",
         fp8=fp8,

@@ -34,6 +34,7 @@ from autopar.documents.strategy import (
     galvatron_document,
     strategy_document,
     strategy_file_name,
+    unsaid_by_galvatron,
 )
 from autopar.errors import InputError
 from autopar.model import ModelSpec
@@ -237,18 +238,20 @@ def output_texts(
     engine: str | None = None,
     engines: Sequence[EngineBest] = (),
 ) -> dict[Path, str]:
-    """Return what the strategy file and our plan file hold; nothing where there is no plan."""
+    """Return what the strategy file and our plan file hold; nothing where there is no plan.
+
+    Of a plan that Galvatron's strategy file cannot say there is our plan file alone.
+    """
     if result.plan is None:
         return {}
     problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
     # the planner returns legal plans only
     assert not problems, problems
-    return {
-        paths[0]: document_text(galvatron_document(result.plan)),
-        paths[1]: document_text(
-            plan_document(result, request=request, engine=engine, engines=engines).content()
-        ),
-    }
+    plan = plan_document(result, request=request, engine=engine, engines=engines)
+    own = document_text(plan.content())
+    if unsaid_by_galvatron(result.plan):
+        return {paths[1]: own}
+    return {paths[0]: document_text(galvatron_document(result.plan)), paths[1]: own}
 
 
 def replaced(target: Path, own: Path, request: Mapping[str, object]) -> tuple[str, ...]:

@@ -208,6 +208,8 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
 def _fixed(request: Request) -> Fixed:
     """Return what a search has to keep to; raises OptionError for what no launch has."""
     fixed = fixed_of(request.degrees)
+    if "tp-overlap" in request.given:
+        fixed = replace(fixed, tp_overlap=request.options.tp_overlap)
     kind = request.options.cp_kind
     if "cp-kind" not in request.given:
         return fixed
@@ -280,11 +282,12 @@ def _why_none(question: Question, solved: Solved) -> str:
 def _no_layout(question: Question) -> str:
     """Return why degrees that are legal have no launch: no layout has what somebody has fixed."""
     layers, fixed = question.job.model.num_layers, question.fixed
-    if fixed.vpp is not None:
-        counts = ", ".join(map(str, fixed.vpp))
+    given = {"--vpp": fixed.vpp, "--schedule": fixed.schedule}
+    named = [option for option, values in given.items() if values is not None]
+    if named:
         return (
-            f"{layers} layers do not lie in vpp {counts}: those of the longest stage have to "
-            "divide into its chunks; leave --vpp out"
+            f"{layers} layers do not lie in such chunks: those of the longest stage have to divide "
+            f"into its chunks; leave {' and '.join(named)} out"
         )
     return (
         f"no chunk of {layers} layers has more of them than the blocks of --recompute; take fewer"

@@ -60,6 +60,8 @@ class Choice:
 
     pp: int = 1
     tp: int = 1
+    tp_overlap: bool = False
+    """Products run beside the transfers of tensor ranks."""
     cp: int = 1
     cp_kind: ContextKind = "ring"
     ep: int = 1
@@ -93,7 +95,8 @@ class Choice:
     def line(self, world: int, *, experts: bool) -> str:
         """Return the degrees as one says them: `tp2 pp8 dp64 ep64 edp2, 4 chunks a stage, ...`."""
         dp = world // (self.tp * self.cp * self.pp)
-        degrees = [f"tp{self.tp}"] if self.tp > 1 else []
+        beside = " (overlapped)" if self.tp_overlap else ""
+        degrees = [f"tp{self.tp}{beside}"] if self.tp > 1 else []
         exchanged = " (a2a)" if self.cp_kind == "a2a" else ""
         degrees += [f"cp{self.cp}{exchanged}"] if self.cp > 1 else []
         degrees += [f"pp{self.pp}"] if self.pp > 1 else []
@@ -126,6 +129,7 @@ class Fixed:
     """Values that a search has to keep to, by field of `Choice`; None: any."""
 
     tp: tuple[int, ...] | None = None
+    tp_overlap: bool | None = None
     cp: tuple[int, ...] | None = None
     cp_kind: tuple[ContextKind, ...] | None = None
     ep: tuple[int, ...] | None = None

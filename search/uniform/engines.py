@@ -89,6 +89,8 @@ class EngineSpace:
     """Returns those that it has on a device."""
     dispatchers: tuple[Dispatcher, ...]
     overlaps_experts: bool
+    overlaps_tensor: bool
+    """Products can run beside the transfers of tensor ranks."""
     any_layout: bool
     """Layers can be placed on stages as one likes."""
     launch: Callable[[Job, Choice], Launch]
@@ -188,6 +190,8 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
     pieces = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
     if job.seq % pieces:
         yield f"sequence({job.seq}) % (tp * 2 cp)({pieces}) = {job.seq % pieces} != 0"
+    if choice.tp_overlap and choice.tp == 1:
+        yield "--tp-comm-overlap needs tensor ranks"
     if choice.cp > 1 and choice.cp_kind == "a2a":
         # Transformer Engine's AttnFuncWithCPAndQKVOA2A
         for heads, name in ((model.attention.heads, "heads"), (groups, "heads of keys and values")):
@@ -240,6 +244,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         recompute=recompute_of(choice.recompute),
         software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
         attention_masks=False,
+        tensor_overlap=choice.tp_overlap,
     )
     return trained(launch, job.training)
 
@@ -334,6 +339,14 @@ def _plain_refuses(job: Job, choice: Choice) -> Iterator[str]:
         yield "layers of transformers with latent attention keep activations that nobody counts"
 
 
+def _accelerate_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    yield from _plain_refuses(job, choice)
+    dp = job.world // (choice.tp * choice.cp * choice.pp)
+    if choice.tp > 1 and dp == choice.dp_replicate > 1:
+        # ParallelismConfig of accelerate 1.15
+        yield "replicas beside tensor ranks need dp_shard_size above 1"
+
+
 _TRANSFORMERS = TorchTrainer(keeper="deepspeed", layers="transformers", loss_parallel=False)
 """Layers of transformers, under either library."""
 
@@ -390,6 +403,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         precisions=_precisions,
         dispatchers=("alltoall", "flex"),
         overlaps_experts=True,
+        overlaps_tensor=True,
         any_layout=True,
         launch=_megatron,
         refused=_megatron_refuses,
@@ -418,6 +432,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         precisions=lambda gpu: tuple(p for p in _precisions(gpu) if p in ("bf16", "fp8", "mxfp8")),
         dispatchers=("alltoall",),
         overlaps_experts=False,
+        overlaps_tensor=False,
         any_layout=True,
         launch=_torchtitan,
         refused=_torchtitan_refuses,
@@ -444,6 +459,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         precisions=lambda gpu: ("bf16",),
         dispatchers=("alltoall",),
         overlaps_experts=False,
+        overlaps_tensor=False,
         any_layout=False,
         launch=_deepspeed,
         refused=_plain_refuses,
@@ -465,9 +481,10 @@ ENGINES: tuple[EngineSpace, ...] = (
         precisions=lambda gpu: ("bf16",),
         dispatchers=("alltoall",),
         overlaps_experts=False,
+        overlaps_tensor=False,
         any_layout=False,
         launch=_accelerate,
-        refused=_plain_refuses,
+        refused=_accelerate_refuses,
         left_out=("torch.compile", "Ulysses, which is not priced", _BY_LAYER),
     ),
 )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from autopar import __version__
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch, chunks_of_sizes
+from autopar.memory.recipes import Zero
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import dataclass
@@ -31,7 +32,7 @@ from search.report.check import assessed_entry
 from search.report.files import engine_entries
 from search.request import build_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
-from search.uniform.choice import Choice
+from search.uniform.choice import FULL, MODULES, NONE, Choice
 from search.uniform.engines import engine_space, launch_of
 from search.uniform.solve import Solution
 
@@ -51,6 +52,7 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
     dp = world // (choice.tp * choice.cp * choice.pp)
     return DegreesEntry(
         tp=choice.tp,
+        tp_overlap=choice.tp_overlap,
         cp=choice.cp,
         cp_kind=choice.cp_kind,
         pp=choice.pp,
@@ -60,7 +62,7 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
         edp=world // (choice.ep * choice.etp * choice.pp),
         vpp=choice.vpp,
         schedule=choice.schedule,
-        zero=choice.zero,
+        zero=cast(Zero, choice.zero),
         dp_replicate=choice.dp_replicate,
         micro_batch_size=choice.micro_batch,
         num_microbatches=choice.global_batch // (choice.micro_batch * dp),
@@ -77,7 +79,7 @@ def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchE
     job = answer.question.job
     usual = launch_of(engine.engine, job, solution.choice)
     return LaunchEntry(
-        engine=engine.engine.name,
+        engine=cast(Any, engine.engine.name),
         degrees=degrees_entry(solution.choice, job.world),
         settings=settings_of(solution.launch, usual),
         samples_per_s=solution.samples_per_s,
@@ -185,6 +187,66 @@ def is_launch(path: Path | str) -> bool:
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
+_CLUSTER = {"hardware", "num-nodes", "num-gpus-per-node", "world-size"}
+"""Options that say how many GPUs there are."""
+
+
+def _check(
+    where: Path, document: LaunchDocument, question: Question, choice: Choice, typed: set[str]
+) -> None:
+    """Raise DocumentError where a file says a thing twice, and not alike.
+
+    typed : names of options that stand before the file's, which may make it another launch.
+    """
+    assert document.launch is not None, "there is a launch"
+    said: dict[str, object] = {}
+    made: dict[str, object] = {}
+    if not typed & {"model", "num-layers", "seq-length"}:
+        said |= {"model": document.model, "seq_length": document.seq_length}
+        made |= {"model": question.spec.name, "seq_length": question.job.seq}
+    if not typed & _CLUSTER:
+        said |= {f"hardware.{key}": one for key, one in document.hardware.model_dump().items()}
+        made |= {
+            "hardware.card": question.card.name,
+            "hardware.num_nodes": question.num_nodes,
+            "hardware.num_gpus_per_node": question.gpus_per_node,
+        }
+        entry = document.launch.degrees.model_dump()
+        whole = degrees_entry(choice, question.job.world).model_dump()
+        said |= {f"launch.degrees.{key}": one for key, one in entry.items()}
+        made |= {f"launch.degrees.{key}": one for key, one in whole.items()}
+        copies = entry["dp_replicate"]
+        if whole["dp"] * choice.cp % copies:
+            raise DocumentError(
+                where,
+                f"is {copies}, which does not divide dp {whole['dp']} * cp {choice.cp}",
+                key="launch.degrees.dp_replicate",
+                remedy="write the launch again with autopar-search",
+            )
+    for key, value in said.items():
+        if value != made[key]:
+            raise DocumentError(
+                where,
+                f"is {value!r:.60}, and what else the file says makes it {made[key]!r:.60}",
+                key=key,
+                remedy="write the launch again with autopar-search",
+            )
+
+
+def _recompute(where: Path, words: str) -> str:
+    """Return the words of a recomputation; raises DocumentError where they are none."""
+    kind, _, number = words.partition(" ")
+    block = kind == "block" and number.isascii() and number.isdigit() and int(number) > 0
+    if not (block or words in (NONE, FULL, "op") or {*words.split("+")} <= {*MODULES}):
+        raise DocumentError(
+            where,
+            f"is {words!r:.60}, expected none, full, op, block N, or modules joined by +",
+            key="launch.degrees.recompute",
+            remedy="write the launch again with autopar-search",
+        )
+    return words
+
+
 def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
     """Return the schedule of a file; raises DocumentError where its pipeline cannot run it."""
     if entry.pp == 1:
@@ -232,6 +294,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     ]
     choice = Choice(
         tp=entry.tp,
+        tp_overlap=entry.tp_overlap,
         cp=entry.cp,
         cp_kind=entry.cp_kind,
         ep=entry.ep,
@@ -242,7 +305,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         micro_batch=entry.micro_batch_size,
         zero=entry.zero,
         dp_replicate=entry.dp_replicate,
-        recompute=entry.recompute,
+        recompute=_recompute(where, entry.recompute),
         precision=entry.precision,
         dispatcher=entry.dispatcher,
         overlap_experts=entry.overlap_experts,
@@ -250,6 +313,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
     usual = launch_of(engine_space(document.launch.engine), question.job, choice)
+    _check(where, document, question, choice, {*(typed or {})})
     return StoredLaunch(
         engine=document.launch.engine,
         question=question,

@@ -234,11 +234,15 @@ def choice_of(launch: Launch) -> Choice:
         kind = "nvfp4"
     if trainer is None:
         recompute = recompute_words(launch.recompute)
+        copies = 1 if launch.optimizer.sharding == "none" else launch.optimizer.instances
     else:
         recompute = NONE if trainer.checkpoint == "layers" else trainer.checkpoint
+        copies = trainer.replicas if trainer.zero else 1
     return Choice(
         tp=degrees.tp,
+        tp_overlap=launch.tensor_overlap and trainer is None,
         cp=degrees.cp,
+        cp_kind="a2a" if degrees.heads_exchanged and degrees.cp > 1 else "ring",
         ep=degrees.ep,
         etp=degrees.etp,
         pp=degrees.pp,
@@ -246,6 +250,7 @@ def choice_of(launch: Launch) -> Choice:
         schedule=degrees.pipeline,
         micro_batch=launch.micro_batch,
         zero=_ZERO[launch.optimizer.sharding] if trainer is None else trainer.zero,
+        dp_replicate=copies,
         recompute=recompute,
         precision=kind,
         dispatcher="flex" if experts and experts.dispatcher == "flex" else "alltoall",
@@ -316,7 +321,7 @@ def _adapted(
     model = question.job.model
     ranks = {
         "pipeline stages": (choice.pp, bool(space.schedules)),
-        "context ranks": (choice.cp, space.context),
+        "context ranks": (choice.cp, bool(space.context)),
         "expert ranks": (choice.ep, space.experts),
     }
     for what, (number, there) in ranks.items():
@@ -337,6 +342,9 @@ def _adapted(
         )
         told = f"schedule {SCHEDULES[choice.schedule].title}: {SCHEDULES[schedule].title}"
         yield {"schedule": schedule, "chunks": chunks}, told
+    if choice.cp > 1 and choice.cp_kind not in space.context:
+        kind = space.context[0]
+        yield {"cp_kind": kind}, f"{choice.cp_kind} between context ranks: {kind}"
     beside = space.expert_tensor
     if model.experts is not None and beside is not None and choice.etp not in beside(choice.tp):
         etp = beside(choice.tp)[-1]
@@ -345,7 +353,15 @@ def _adapted(
     if choice.zero not in stages:
         more = [stage for stage in stages if stage > choice.zero]
         zero = min(more) if more else max(stages)
-        yield {"zero": zero}, f"ZeRO-{choice.zero} there: ZeRO-{zero}"
+        where = " beside stages" if choice.pp > 1 else ""
+        yield {"zero": zero}, f"ZeRO-{choice.zero}{where}: ZeRO-{zero}"
+        choice = replace(choice, zero=zero)
+    if choice.dp_replicate > 1 and choice.zero not in space.replicated:
+        yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of ZeRO-{choice.zero}: one"
+    if choice.cp > 1 and choice.cp_kind not in space.context:
+        yield {"cp_kind": "ring"}, f"{choice.cp_kind} of context ranks: ring"
+    if choice.tp_overlap and not space.overlaps_tensor:
+        yield {"tp_overlap": False}, "transfers of tensor ranks beside products"
     known = space.recompute(model)
     if choice.recompute not in known and not (
         choice.recompute.startswith("block") and space.blocks

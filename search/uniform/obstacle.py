@@ -35,7 +35,8 @@ _Values = Mapping[str, Any]
 _GRID = ("tp", "cp", "pp", "dp")
 _ORDER = (
     *("precision", "recompute", "pp", "tp", "cp", "dp", "schedule", "vpp", "global_batch"),
-    *("micro_batch", "cp_kind", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
+    *("micro_batch", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
+    *("tp_overlap", "cp_kind", "dp_replicate"),
 )
 """In which values are tried: what many rules are of comes first."""
 _NEAREST = 2
@@ -87,12 +88,6 @@ def _context(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
         yield f"{engine.title} has no context degree, and cp is {cp}"
     if cp > 1 and job.seq % (2 * cp):
         yield f"2 * cp {cp} = {2 * cp} does not divide {job.seq} tokens"
-
-
-def _exchanged(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    kind, cp = values["cp_kind"], values["cp"]
-    if cp > 1 and kind not in engine.context:
-        yield f"{engine.title} has no context ranks of kind {kind}, and cp is {cp}"
 
 
 def _stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
@@ -282,10 +277,44 @@ def _overlapped(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]
         yield f"{engine.title} does not overlap exchanges of experts, and ep is {values['ep']}"
 
 
+def _beside(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    if values["tp_overlap"] and values["tp"] > 1 and not engine.overlaps_tensor:
+        yield f"{engine.title} does not send beside products, and tp is {values['tp']}"
+
+
+def _exchanged(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    kind, cp = values["cp_kind"], values["cp"]
+    # without context ranks there is nothing to exchange
+    if cp > 1 and kind not in engine.context:
+        yield f"{engine.title} has no {kind} of context ranks, and cp is {cp}"
+
+
+def _copies(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    number, zero = values["dp_replicate"], values["zero"]
+    if number > 1 and zero not in engine.replicated:
+        yield f"{engine.title} has no copies of ZeRO stage {zero}, and dp-replicate is {number}"
+
+
+def _copies_of_ranks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    number, dp, cp = values["dp_replicate"], values["dp"], values["cp"]
+    if dp % number:
+        yield f"dp-replicate {number} does not divide dp {dp}"
+    elif 1 < number == dp * cp:
+        yield f"dp-replicate {number} leaves each of dp {dp} * cp {cp} = {dp * cp} ranks alone"
+
+
+def _copies_of_experts(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    number, expert = values["dp_replicate"], values["ep"] * values["etp"]
+    ranks = job.world // (values["pp"] * expert)
+    if job.model.experts is not None and ranks % number:
+        yield f"dp-replicate {number} does not divide the {ranks} ranks of the same experts"
+
+
 def _refused(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     given = {name: value for name, value in values.items() if name != "dp"}
-    overlap = values["overlap_experts"] and values["ep"] > 1
-    yield from engine.refused(job, Choice(**{**given, "overlap_experts": overlap}))
+    given["overlap_experts"] &= values["ep"] > 1
+    given["tp_overlap"] &= values["tp"] > 1
+    yield from engine.refused(job, Choice(**given))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,13 +342,17 @@ _RULES = (
     _Rule(names=("vpp", "pp"), broken=_chunks_of_stages),
     _Rule(names=("schedule", "pp"), broken=_schedule_of_stages),
     _Rule(names=("schedule", "vpp", "pp"), broken=_schedule_of_chunks),
-    _Rule(names=("cp_kind", "cp"), broken=_exchanged),
     _Rule(names=("zero", "pp"), broken=_sharding_of_stages),
     _Rule(names=("recompute", "pp", "vpp"), broken=_blocks),
     _Rule(names=("etp", "tp"), broken=_split_experts),
     _Rule(names=("ep", "etp", "pp"), broken=_expert_grid),
     _Rule(names=("dispatcher", "ep"), broken=_dispatched),
     _Rule(names=("overlap_experts", "ep"), broken=_overlapped),
+    _Rule(names=("tp_overlap", "tp"), broken=_beside),
+    _Rule(names=("cp_kind", "cp"), broken=_exchanged),
+    _Rule(names=("dp_replicate", "zero"), broken=_copies),
+    _Rule(names=("dp_replicate", "dp", "cp"), broken=_copies_of_ranks),
+    _Rule(names=("dp_replicate", "ep", "etp", "pp"), broken=_copies_of_experts),
     _Rule(names=("global_batch", "micro_batch", "dp"), broken=_batch),
     _Rule(names=("global_batch", "micro_batch", "dp", "pp"), broken=_enough),
     _Rule(
@@ -329,7 +362,7 @@ _RULES = (
     _Rule(
         names=(
             *("overlap_experts", "recompute", "dispatcher", "precision", "zero", "vpp", "schedule"),
-            *("cp_kind", "etp", "ep", "tp", "cp", "pp", "dp"),
+            *("tp_overlap", "cp_kind", "dp_replicate", "etp", "ep", "tp", "cp", "pp", "dp"),
         ),
         broken=_refused,
     ),
@@ -341,6 +374,10 @@ _SURELY = (*_RULES, _Rule(names=("recompute", "pp", "vpp"), broken=_even))
 # --------------------------------------------------------------------------------------------------
 # Combinations
 
+_LEAST = {"recompute": NONE, "overlap_experts": False, "tp_overlap": False, "dp_replicate": 1}
+"""Of free values, those that ask least of all else."""
+_SWITCHES = {"overlap_experts": "moe-overlap", "tp_overlap": "tp-overlap"}
+"""Of values that are on or off, their options."""
 _NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "schedule": ("pp",), "etp": ("tp",)}
 """Of free values, those that they are made of."""
 
@@ -441,20 +478,16 @@ class _Trial:
             return (1,)
         if name == "etp" and engine.expert_tensor is not None:
             return engine.expert_tensor(values["tp"])
-        if name in ("recompute", "overlap_experts"):
-            # what asks least of all else
-            return (NONE,) if name == "recompute" else (False,)
+        if name in _LEAST:
+            return (_LEAST[name],)
         return _domain(engine, job, name)
 
 
 def _fixed(job: Job, fixed: Fixed) -> dict[str, tuple[Any, ...]]:
     """Return the values that somebody has left, of those that are fixed."""
     found = {name: getattr(fixed, name) for name in _ORDER if name != "global_batch"}
-    overlap = fixed.overlap_experts
-    found |= {
-        "overlap_experts": None if overlap is None else (overlap,),
-        "global_batch": job.global_batches,
-    }
+    found |= {name: None if found[name] is None else (found[name],) for name in _SWITCHES}
+    found["global_batch"] = job.global_batches
     return {name: values for name, values in found.items() if values is not None}
 
 
@@ -463,6 +496,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
     ranks = {
         "tp": True,
         "cp": bool(engine.context),
+        "dp_replicate": bool(engine.replicated),
         "pp": bool(engine.schedules),
         "dp": True,
         "etp": True,
@@ -480,10 +514,11 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
         "micro_batch": MICRO_BATCHES,
         "zero": engine.zero,
         "schedule": engine.schedules or ("1f1b",),
-        "cp_kind": engine.context or ("ring",),
         "precision": engine.precisions(job.gpu),
         "dispatcher": engine.dispatchers,
         "overlap_experts": (False, True),
+        "tp_overlap": (False, True),
+        "cp_kind": engine.context or ("ring",),
         "global_batch": _batches(job),
     }[name]
 
@@ -503,7 +538,7 @@ def _batches(job: Job) -> list[int]:
 
 def _option(name: str) -> str:
     words = {"micro_batch": "micro-batch", "global_batch": "global batch"}
-    return words.get(name, name)
+    return words.get(name, name.replace("_", "-"))
 
 
 def _has_word(sentence: str, name: str) -> bool:
@@ -512,15 +547,15 @@ def _has_word(sentence: str, name: str) -> bool:
 
 def _typed(name: str, values: Sequence[Any]) -> str:
     """Return an option with values as somebody types them."""
-    if name == "overlap_experts":
-        return "--no-moe-overlap" if values and not values[0] else "--moe-overlap"
-    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz", "cp_kind": "cp-kind"}
+    if name in _SWITCHES:
+        return f"--no-{_SWITCHES[name]}" if values and not values[0] else f"--{_SWITCHES[name]}"
+    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz"}
     if name == "schedule":
         values = [SHORT_NAMES[value] for value in values]
     ordered = sorted(values) if all(isinstance(value, int) for value in values) else values
     # a word such as `block 4` has a space in it
     texts = [f"'{value}'" if " " in str(value) else str(value) for value in ordered]
-    return f"--{names.get(name, name)} {' or '.join(texts)}".rstrip()
+    return f"--{names.get(name, name.replace('_', '-'))} {' or '.join(texts)}".rstrip()
 
 
 def _remedy(engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure) -> str:
@@ -550,7 +585,7 @@ def _remedy(engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure) -> s
 def _with(job: Job, fixed: Fixed, name: str, value: Any) -> tuple[Job, Fixed]:
     if name == "global_batch":
         return replace(job, global_batches=(value,)), fixed
-    values: Any = value if name == "overlap_experts" else (value,)
+    values: Any = value if name in _SWITCHES else (value,)
     return job, replace(fixed, **{name: values})
 
 
@@ -561,6 +596,6 @@ def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> lis
         # blocks instead of blocks, modules instead of modules
         block = given[0].startswith("block ")
         return sorted(others, key=lambda word: word.startswith("block ") != block)
-    if name in ("zero", "cp_kind", "schedule", "precision", "dispatcher", "overlap_experts"):
+    if name in ("zero", "schedule", "precision", "dispatcher", "cp_kind", *_SWITCHES):
         return others
     return sorted(others, key=lambda value: min(abs(math.log(value / one)) for one in given))

@@ -90,6 +90,17 @@ class Openings:
     # ----------------------------------------------------------------------------------------------
     # Values
 
+    def overlaps(self, choice: Choice) -> tuple[Choice, ...]:
+        """Return a choice of degrees with transfers of tensor ranks beside products, or before.
+
+        Beside them they take less time and more memory.
+        """
+        both = (False, True) if choice.tp > 1 and self.engine.overlaps_tensor else (False,)
+        wanted = self.fixed.tp_overlap
+        # without tensor ranks there is nothing to send
+        left = both if wanted is None or choice.tp == 1 else kept(both, (wanted,))
+        return tuple(replace(choice, tp_overlap=one) for one in left)
+
     def stages(self, choice: Choice) -> Iterator[Choice]:
         """Yield a choice of degrees with its numbers of stages."""
         for pp in self.prices.stages(choice, self.fixed):
@@ -278,7 +289,8 @@ class Openings:
                         len(self.copies(replace(degree, pp=pp, zero=zero)))
                         for zero in self._zeros(degree, pp)
                     )
-                total += int(times) * shardings[of_ranks] * words[key]
+                each = shardings[of_ranks] * words[key]
+                total += int(times) * each * len(self.overlaps(degree))
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
@@ -294,7 +306,7 @@ class Openings:
 
     def limits(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
         """Return the bytes that tensors may take, by recomputation, and with `block N`."""
-        key = (choice.precision, choice.dispatcher, choice.zero)
+        key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero)
         found = self._limits.get(key)
         if found is None:
             plain, again = (

@@ -97,7 +97,8 @@ def degrees_of(choice: Choice) -> tuple[object, ...]:
 
 def _attention_of(choice: Choice) -> tuple[object, ...]:
     """Return what a layer without experts depends on."""
-    return choice.tp, choice.cp, choice.cp_kind, choice.micro_batch, choice.precision
+    degrees = choice.tp, choice.tp_overlap, choice.cp, choice.cp_kind
+    return *degrees, choice.micro_batch, choice.precision
 
 
 class Prices:
@@ -133,7 +134,8 @@ class Prices:
 
     def base(self, choice: Choice) -> StepJob:
         """Return a job of one data rank that has the settings of a choice."""
-        key = (choice.tp, choice.precision, choice.dispatcher, choice.overlap_experts)
+        settings = (choice.dispatcher, choice.overlap_experts, choice.tp_overlap)
+        key = (choice.tp, choice.precision, *settings)
         found = self._bases.get(key)
         if found is None:
             one = Choice(
@@ -143,6 +145,7 @@ class Prices:
                 precision=choice.precision,
                 dispatcher=choice.dispatcher,
                 overlap_experts=choice.overlap_experts,
+                tp_overlap=choice.tp_overlap,
                 chunks=self._one_stage(),
             )
             launch = self.engine.launch(replace(self.job, world=choice.tp), one)
@@ -418,7 +421,7 @@ class Prices:
 
     def room_bytes(self, unit: Unit, choice: Choice, room: Room, *, again: bool) -> float:
         """Return the highest peak that leaves enough free; again : some of it is recomputed."""
-        key = (choice.precision, choice.dispatcher, choice.zero, again)
+        key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
         launch = self._kinds.get(key)
         if launch is None:
             launch = unit.bounds.variant(choice.zero)

@@ -124,15 +124,18 @@ class _Search:
             self.count(entry)
 
     def open_degrees(self, one: Choice) -> None:
+        # transfers beside products take more memory, so that one or the other is the smallest
+        degrees = self.openings.overlaps(one)[:1]
         try:
-            unit = self.prices.unit(one)
+            units = [self.prices.unit(choice) for choice in degrees]
         except InputError:
             return
-        for choice in self.openings.stages(one):
-            for zero in self.openings.zeros(choice):
-                one = self.openings.sharded(choice, zero)
-                sizes, _ = self.prices.spread_bytes(unit, one)
-                self.push(float(sizes.min()), 2, one, unit=unit)
+        for degree, unit in zip(degrees, units, strict=True):
+            for choice in self.openings.stages(degree):
+                for zero in self.openings.zeros(choice):
+                    sharded = self.openings.sharded(choice, zero)
+                    sizes, _ = self.prices.spread_bytes(unit, sharded)
+                    self.push(float(sizes.min()), 2, sharded, unit=unit)
 
     def open_stages(self, entry: _Entry) -> None:
         unit, one = entry.unit, entry.choice

@@ -283,17 +283,19 @@ class _Search:
 
     def open_degrees(self, entry: _Entry) -> None:
         """Push the numbers of stages of some degrees that may fit."""
-        try:
-            unit = self.prices.unit(entry.choice)
-        except InputError:
-            return
         self.opened += 1
-        table = self.openings.table(unit, entry.choice)
-        whole = self.openings.least_whole_s(unit, table)
-        for at in np.flatnonzero(whole < np.inf):
-            choice, least = table.choices[at], float(whole[at])
-            seconds = self.prices.spread_s(choice, table.pipelines[at], least, table.sends_s[at])
-            self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit, whole_s=least)
+        for degrees in self.openings.overlaps(entry.choice):
+            try:
+                unit = self.prices.unit(degrees)
+            except InputError:
+                continue
+            table = self.openings.table(unit, degrees)
+            whole = self.openings.least_whole_s(unit, table)
+            for at in np.flatnonzero(whole < np.inf):
+                choice, least = table.choices[at], float(whole[at])
+                pipelines, sends = table.pipelines[at], table.sends_s[at]
+                seconds = self.prices.spread_s(choice, pipelines, least, sends)
+                self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit, whole_s=least)
 
     def open_stages(self, entry: _Entry) -> None:
         """Push the schedules and numbers of chunks."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.estimate.job import Block, parameters
+from autopar.estimate.job import Block, Job as StepJob, parameters
 from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import Choice, ContextKind, Fixed, kept
@@ -243,7 +243,11 @@ class Space:
 
     @cached_property
     def _whole(self) -> Whole:
-        return Whole(self.prices.target.machine, self.laid, self.ways, self.prices.base)
+        return Whole(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
+
+    def _fastest_base(self, choice: Choice) -> StepJob:
+        """Return a job of one data rank whose tensor ranks send as fast as they can."""
+        return self.prices.base(replace(choice, tp_overlap=self.prices.engine.overlaps_tensor))
 
     @cached_property
     def _columns(self) -> tuple[F64, ...]:

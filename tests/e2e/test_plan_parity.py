@@ -27,7 +27,14 @@ _BOUNDS = {"fp32": _FP32, "bf16": _BF16, "fp16": _FP16}
 
 
 _FEW = (
-    *("zero3-beside-ddp", "tp2-experts", "ulysses-beside-tp", "pp2-tied", "t5-pp2-between"),
+    *(
+        "zero1",
+        "zero3-beside-ddp",
+        "tp2-experts",
+        "ulysses-beside-tp",
+        "pp2-tied",
+        "t5-pp2-between",
+    ),
     "fp16-zero3-beside-ddp",
 )
 """Every kind of layer, of sharding and of stage once."""

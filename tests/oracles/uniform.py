@@ -112,12 +112,14 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         micro_batches, rest = divmod(batch, size * dp)
         if (fixed.dp is not None and dp not in fixed.dp) or rest or micro_batches < pp:
             continue
-        for etp in left(_splits(engine, job, tp), "etp"):
+        both = (False, True) if tp > 1 and engine.name == "megatron" else (False,)
+        overlaps = [one for one in both if tp == 1 or fixed.tp_overlap in (None, one)]
+        for etp, overlap in itertools.product(left(_splits(engine, job, tp), "etp"), overlaps):
             if (tp * cp * dp) % (ep * etp):
                 continue
             one = Choice(
-                tp=tp, cp=cp, cp_kind=kind, pp=pp, ep=ep, etp=etp, micro_batch=size,
-                global_batch=batch,
+                tp=tp, tp_overlap=overlap, cp=cp, cp_kind=kind, pp=pp, ep=ep, etp=etp,
+                micro_batch=size, global_batch=batch,
             )  # fmt: skip
             yield from _settings(prices, one, fixed, micro_batches)
 
@@ -323,6 +325,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     model = small_model(draw)
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
+    zero: tuple[int, ...] | None = None
     if seed % 4 == 3:
         # of one trainer alone pipelines have many schedules, and then a few of them
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
@@ -332,6 +335,11 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         return None
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
+    copies = draw.choice([None, None, (1,), (2, 4)])
+    if seed % 8 == 2:
+        # several nodes, each of which could have a copy of its own
+        engine, world, stages, zero = engine_space("torchtitan"), 64, [1], (3,)
+        copies = draw.choice([None, (1, 8), (1, 2, 8)])
     seq = draw.choice([512, 1024, 2048])
     batches = draw.choice([(64,), (48,), (32, 64), (128,)])
     job = Job(
@@ -344,6 +352,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     fixed = Fixed(
         tp=_some(draw, [1, 2, 4], 2),
         cp=_some(draw, [1, 2, 2], 2),
+        tp_overlap=draw.choice([None, True, False]),
         cp_kind=draw.choice([None, None, ("ring",), ("a2a",)]),
         pp=_some(draw, stages, 2),
         schedule=schedules,
@@ -354,8 +363,8 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         precision=("bf16", "fp8") if draw.random() < 0.2 else ("bf16",),
         dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),
         overlap_experts=None if seed % 4 == 1 else draw.choice([None, False]),
-        zero=draw.choice([None, None, None, (1, 2), (3,)]),
-        dp_replicate=draw.choice([None, None, (1,), (2, 4)]),
+        zero=zero or draw.choice([None, None, None, (1, 2), (3,)]),
+        dp_replicate=copies,
     )
     target = Target(
         machine=machine_of(load_card(card), load_stack(engine.stack)),

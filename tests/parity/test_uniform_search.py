@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from autopar.pipeline.schedules import SCHEDULES
 from search.uniform import memory, openings, prices, solve, space
 from search.uniform.choice import Fixed
 from search.uniform.prices import arrangement_of
@@ -21,7 +22,7 @@ from tests.oracles.uniform import Priced, Question, question
 
 SEEDS = 48
 MORE_SEEDS = 300
-MUTATED_SEEDS = (3, 13, 18, 192, *range(30))
+MUTATED_SEEDS = (43, 75, 163, 190, *range(30))
 
 
 @lru_cache(maxsize=SEEDS)
@@ -97,7 +98,9 @@ def check_degrees(asked: Question, uniform: Uniform) -> None:
         key = (*prices.degrees_of(choice), choice.global_batch)
         known[key] = degrees.seconds[place], degrees.bytes[place]
     for one in asked.priced:
-        seconds, size = known[*prices.degrees_of(one.choice), one.choice.global_batch]
+        # whether tensor ranks send beside products is open there
+        choice = replace(one.choice, tp_overlap=False)
+        seconds, size = known[*prices.degrees_of(choice), choice.global_batch]
         assert seconds <= one.seconds
         assert size <= max(one.peaks)
 
@@ -252,6 +255,45 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     "layers are never made again in blocks": (
         openings.Openings, "blocks", lambda old: lambda self, longest: []
     ),
+    "gradients of weights are never put off": (
+        openings.Openings, "pipelines", lambda old: lambda self, choice: tuple(
+            one for one in old(self, choice) if not SCHEDULES[one.schedule].splits
+        ),
+    ),
+    "the stages before one take longer than it": (
+        prices, "forward_seconds", lambda old: scaled(old, 8.0)
+    ),
+    "as much is live on all stages as on the first": (
+        prices, "live_forwards", lambda old: lambda stage, **sizes: old(0, **sizes)
+    ),
+    "micro-batches are powers of two": (
+        space.Space, "_admit", lambda old: lambda self, sizes: None
+    ),
+    "heads are never exchanged": (
+        space.Space, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]
+    ),
+    "transfers never run beside products": (
+        openings.Openings, "overlaps", lambda old: lambda self, choice: old(self, choice)[:1]
+    ),
+    "transfers of all degrees come before products": (
+        space.Space, "_fastest_base", lambda old: lambda self, choice: self.prices.base(choice)
+    ),
+    "states are never copied": (
+        openings.Openings, "copies", lambda old: lambda self, choice: old(self, choice)[:1]
+    ),
+    "copies are not priced": (
+        solve._Search, "open_copies", lambda old: lambda self, entry: None
+    ),
+    "states are shared by a fourth of the ranks": (
+        prices.Prices, "_shards", lambda old: lambda self, choice: tuple(
+            max(1, ranks // 4) for ranks in old(self, choice)
+        ),
+    ),
+    "experts are split as everything else, or not": (
+        space.Space, "_goes", lambda old: lambda self, way, laid: (
+            way.etp in (1, laid.tp) and old(self, way, laid)
+        ),
+    ),
     "a sharding is left out": (
         openings.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
@@ -276,7 +318,7 @@ def test_what_could_be_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPatch
     def differs(one: Question) -> bool:
         try:
             check(one, fresh(one))
-        except (AssertionError, AttributeError, IndexError, StopIteration):
+        except (AssertionError, AttributeError, LookupError, StopIteration):
             return True
         return False
 

@@ -60,6 +60,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         "recompute": ["none", "full", "op", "block 1", "block 3", "core_attn", "mla_up_proj+moe"],
         "dispatcher": ["alltoall", "flex"],
         "cp_kind": ["ring", "a2a"],
+        "dp_replicate": [1, 2, 2, 3, 4],
     }
     given: dict[str, object] = {}
     for name in draw.sample(sorted(values), draw.randint(0, 4)):
@@ -68,6 +69,8 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         given["precision"] = (draw.choice(["fp8", "fp8-blockwise", "mxfp8", "nvfp4"]),)
     if draw.random() < 0.2:
         given["overlap_experts"] = draw.random() < 0.7
+    if draw.random() < 0.2:
+        given["tp_overlap"] = draw.random() < 0.7
     return engine, job, Fixed(**given)  # type: ignore[arg-type]
 
 
@@ -76,7 +79,8 @@ def _is_there(engine: EngineSpace, job: Job, fixed: Fixed) -> bool:
     machine = machine_of(load_card(job.gpu), load_stack(engine.stack))
     target = Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.05)
     try:
-        solved = Uniform(engine, job, target).solve(fixed, memory_bytes=_MEMORY)
+        # any launch will do: of equally fast ones there may be many to price
+        solved = Uniform(engine, job, target).solve(fixed, memory_bytes=_MEMORY, seconds=2.0)
     except InputError:
         return False
     return bool(solved.solutions)
@@ -85,7 +89,8 @@ def _is_there(engine: EngineSpace, job: Job, fixed: Fixed) -> bool:
 def _no_layout(fixed: Fixed) -> bool:
     """Return whether chunks are asked for that layers may not lie in, which no rule says."""
     blocks = any(word.startswith("block") for word in fixed.recompute or ())
-    return blocks or bool(fixed.vpp and set(fixed.vpp) != {1})
+    chunks = fixed.schedule is not None and "1f1b" not in fixed.schedule
+    return blocks or chunks or bool(fixed.vpp and set(fixed.vpp) != {1})
 
 
 @often(60, 1500, st.integers(0, 10**6))
@@ -118,21 +123,25 @@ def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
         "micro-batch-size": "micro_batch",
         "settle-bsz": "global_batch",
         "cp-kind": "cp_kind",
+        "dp-replicate": "dp_replicate",
     }
     if not remedy:
         return None
     if remedy.startswith("leave "):
         for option in re.findall(r"--([a-z-]+)", remedy):
-            name = {**names, "moe-overlap": "overlap_experts"}.get(option, option)
+            switches = {"moe-overlap": "overlap_experts", "no-moe-overlap": "overlap_experts"}
+            name = {**names, **switches}.get(option, option.replace("-", "_"))
             free: Any = {name: None}
             fixed = replace(fixed, **free)
         return job, fixed
     if "moe-overlap" in remedy:
         return job, replace(fixed, overlap_experts="--no" not in remedy)
+    if "tp-overlap" in remedy:
+        return job, replace(fixed, tp_overlap="--no" not in remedy)
     found = re.fullmatch(r"--([a-z-]+) (.*) (does|do)", remedy)
     assert found is not None, remedy
     option, texts, _ = found.groups()
-    name = names.get(option, option)
+    name = names.get(option, option.replace("-", "_"))
     values = [word.strip("'") for word in texts.split(" or ")]
     # each of them does, so the last one
     last: Any = int(values[-1]) if values[-1].isdigit() else values[-1]
@@ -276,6 +285,27 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
         lambda engine, job: job.model.attention.latent is not None,
     ),
     (
+        r".* has no copies of ZeRO stage (\d), and dp-replicate is (\d+)",
+        lambda engine, job, zero, copies: (
+            int(copies) > 1
+            and int(zero) not in {"megatron": (1,), "deepspeed": ()}.get(engine.name, (2, 3))
+        ),
+    ),
+    (
+        r"dp-replicate (\d+) does not divide dp (\d+)",
+        lambda engine, job, copies, dp: job.world % int(dp) == 0 and int(dp) % int(copies) != 0,
+    ),
+    (
+        r"dp-replicate (\d+) leaves nothing to share of dp (\d+) \* cp (\d+)",
+        lambda engine, job, copies, dp, cp: int(copies) == int(dp) * int(cp) > 1,
+    ),
+    (
+        r"dp-replicate (\d+) does not divide edp (\d+) \(ep (\d+), etp (\d+)\)",
+        lambda engine, job, copies, edp, ep, etp: (
+            job.world % (int(edp) * int(ep) * int(etp)) == 0 and int(edp) % int(copies) != 0
+        ),
+    ),
+    (
         r".* has no expert degree, and ep is (\d+)",
         lambda engine, job, ep: engine.name in ("deepspeed", "accelerate") and ep != "1",
     ),
@@ -339,7 +369,47 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
         r".* does not overlap exchanges of experts, and ep is (\d+)",
         lambda engine, job, ep: engine.name != "megatron" and int(ep) > 1,
     ),
+    (
+        r".* does not send beside products, and tp is (\d+)",
+        lambda engine, job, tp: engine.name != "megatron" and int(tp) > 1,
+    ),
+    (
+        r".* has no a2a of context ranks, and cp is (\d+)",
+        lambda engine, job, cp: engine.name != "megatron" and int(cp) > 1,
+    ),
+    (
+        r".* has no copies of ZeRO stage (\d), and dp-replicate is (\d+)",
+        lambda engine, job, zero, number: (
+            int(number) > 1
+            and int(zero)
+            not in {"megatron": (1,), "torchtitan": (2, 3), "accelerate": (2, 3)}.get(
+                engine.name, ()
+            )
+        ),
+    ),
+    (
+        r"dp-replicate (\d+) does not divide dp (\d+)",
+        lambda engine, job, number, dp: int(dp) % int(number) != 0,
+    ),
+    (
+        r"dp-replicate (\d+) leaves each of dp (\d+) \* cp (\d+) = (\d+) ranks alone",
+        lambda engine, job, number, dp, cp, ranks: (
+            1 < int(number) == int(dp) * int(cp) == int(ranks)
+        ),
+    ),
+    (
+        r"dp-replicate (\d+) does not divide the (\d+) ranks of the same experts",
+        lambda engine, job, number, ranks: int(ranks) % int(number) != 0,
+    ),
     # what the trainers themselves refuse
+    (
+        r"latent attention exchanges no heads: its queries and values differ in width",
+        lambda engine, job: job.model.attention.latent is not None,
+    ),
+    (
+        r"replicas beside tensor ranks need dp_shard_size above 1",
+        lambda engine, job: engine.name == "accelerate",
+    ),
     (
         r"heads of keys and values\((\d+)\) and tp\((\d+)\) do not divide each other",
         lambda engine, job, groups, tp: int(groups) % int(tp) > 0 < int(tp) % int(groups),

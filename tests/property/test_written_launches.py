@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from autopar.errors import InputError
 from autopar.memory.launch import Launch
+from search.configuration import flags_of, script_command
+from search.launches.megatron import read_launch
+from search.launches.megatron_names import harmless
 from search.writing.differences import without_effect
+from search.writing.megatron import environment_of
 from search.writing.place import Engine, Place
 from search.writing.written import checked, written
-from tests.launch_cases import megatron_launches, titan_launches, torch_launches
+from tests.launch_cases import megatron_launches, some, titan_launches, torch_launches
 from tests.often import often
 
 NOT_IN_BRIDGE = tuple(
@@ -50,6 +55,46 @@ def read_back(launch: Launch, engine: Engine) -> None:
 def test_megatron_says_all_of_a_launch(launch: Launch) -> None:
     """The script of a launch, read as `autopar check` reads it, is that launch."""
     read_back(launch, "megatron")
+
+
+SPOKEN_OF_TIME = frozenset(
+    {
+        # who dispatches, and where early gathering begins, is not priced apart
+        *("moe-flex-dispatcher-backend", "overlap-param-gather"),
+        # the vocabulary's size stands beside it
+        "tokenizer-type",
+        # of 4 bits there is one
+        "fp4-recipe",
+    }
+)
+"""Flags of Megatron-LM that are written and change nothing of a launch that is priced."""
+
+
+def test_each_flag_that_is_written_says_something() -> None:
+    """Without it some launch is read as another one, or as none."""
+    silent, heard = set[str](), set[str]()
+    for launch in some(megatron_launches(), 60):
+        found = written(launch, engine="megatron", place=place_of(launch))
+        text = found.files["megatron_args.sh"]
+        flags = flags_of(script_command(text, "x").arguments)
+        for flag in flags:
+            if flag in heard or harmless(flag):
+                continue
+            rest = {name: list(given) or True for name, given in flags.items() if name != flag}
+            try:
+                read = read_launch(
+                    rest,
+                    world_size=launch.degrees.world,
+                    environment=environment_of(launch),
+                    gpu=launch.software.gpu,
+                ).launch
+            except InputError:
+                heard.add(flag)
+                continue
+            (heard if without_effect(read) != without_effect(launch) else silent).add(flag)
+
+    assert silent - heard <= SPOKEN_OF_TIME
+    assert len(heard) > 60
 
 
 @often(40, 400, titan_launches())

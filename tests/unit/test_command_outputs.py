@@ -101,6 +101,19 @@ def test_a_search_replaces_nothing_that_it_reads(
     assert contents(folder) == before
 
 
+def test_a_plan_that_no_strategy_file_says_has_its_plan_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZeRO-1, of which Galvatron knows nothing: our own file alone, and a sentence."""
+    assert search.run([*QUESTION, "--default-dp-type", "zero1", "--output-config-path", "z"]) == 0
+
+    (path,) = (folder / "z").iterdir()
+    assert PlanDocument.read(path).plan is not None
+    assert '"default_dp_type": "zero1"' in path.read_text()
+    assert "no strategy file, since Galvatron's cannot say ZeRO-1" in capsys.readouterr().err
+    assert ask(PlanOptions(plan=path), mode="static").job.plan.default_dp_type == "zero1"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -88,6 +88,36 @@ def test_what_a_trainer_runs_comes_back_whole(
     assert "cannot say" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("engine", "choice"),
+    [
+        ("megatron", {"tp": 2, "cp": 4, "cp_kind": "a2a", "zero": 1}),
+        ("megatron", {"zero": 1, "dp_replicate": 2, "micro_batch": 2, "recompute": "block 3"}),
+        ("megatron", {"pp": 2, "vpp": 2, "zero": 0, "recompute": "core_attn+layernorm"}),
+        ("megatron", {"zero": 3, "precision": "fp8-blockwise", "recompute": "full"}),
+        ("torchtitan", {"zero": 3, "dp_replicate": 2, "recompute": "op"}),
+        ("torchtitan", {"pp": 4, "vpp": 2, "schedule": "interleaved_zero_bubble", "zero": 2}),
+        ("accelerate", {"zero": 3, "dp_replicate": 2, "cp": 2}),
+        ("deepspeed", {"zero": 2, "tp": 2}),
+    ],
+)
+def test_what_a_search_can_choose_comes_back_as_its_choice(
+    engine: Engine, choice: dict[str, Any]
+) -> None:
+    """And nothing of it as a setting."""
+    launch = searched(engine, **choice)
+    entry = files_of(launch, engine, replace(NODE, model="llama3-8b"))
+
+    assert export.run(["--from", engine, entry, *HARDWARE, "--out", "back.json"]) == 0
+
+    found = read_launch("back.json").choice
+    assert {name: getattr(found, name) for name in choice} == choice
+    assert set(json.loads(Path("back.json").read_text())["launch"]["settings"]) <= {
+        # embeddings of torch have no rows to pad with
+        "model.vocab_divisor"
+    }
+
+
 def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -206,15 +236,19 @@ def launch_file(launch: Launch, engine: Engine) -> str:
     [
         ("megatron", {"tp": 2}, "megatron-bridge", []),
         ("deepspeed", {"zero": 3}, "accelerate", []),
-        ("megatron", {"tp": 2}, "torchtitan", ["torchtitan has no ZeRO-1 there: ZeRO-2"]),
+        ("megatron", {"tp": 2}, "torchtitan", ["torchtitan has no ZeRO-1: ZeRO-2"]),
         ("megatron", {"tp": 2, "zero": 3, "recompute": "mlp"}, "torchtitan",
          ["torchtitan has no recomputation of mlp: full"]),
         ("torchtitan", {"pp": 2, "zero": 3, "recompute": "op"}, "megatron",
-         ["Megatron-LM has no ZeRO-3 there: ZeRO-1",
+         ["Megatron-LM has no ZeRO-3 beside stages: ZeRO-1",
           "Megatron-LM has no recomputation of op: full"]),
         ("torchtitan", {"pp": 2, "vpp": 2, "schedule": "zero_bubble_v", "zero": 3}, "megatron",
          ["Megatron-LM has no schedule ZBV: interleaved 1F1B",
-          "Megatron-LM has no ZeRO-3 there: ZeRO-1"]),
+          "Megatron-LM has no ZeRO-3 beside stages: ZeRO-1"]),
+        ("torchtitan", {"zero": 3, "dp_replicate": 2}, "megatron",
+         ["Megatron-LM has no 2 copies of what ZeRO-3 shards"]),
+        ("megatron", {"cp": 2, "cp_kind": "a2a", "zero": 3}, "torchtitan",
+         ["torchtitan has no a2a between context ranks: ring"]),
         ("torchtitan", {"zero": 3, "precision": "fp8"}, "deepspeed",
          ["DeepSpeed has no fp8 products: bf16"]),
         ("accelerate", {"zero": 3}, "torchtitan", []),

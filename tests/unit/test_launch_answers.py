@@ -91,6 +91,41 @@ def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_pat
         read_launch(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("launch.engine", "horovod", "expected 'megatron', 'torchtitan'"),
+        ("launch.degrees.cp", 0, "launch.degrees.cp"),
+        ("launch.degrees.tp", -2, "launch.degrees.tp"),
+        ("launch.degrees.zero", -1, "expected 0, 1, 2 or 3"),
+        ("launch.degrees.dp", 7, "is 7, and what else the file says makes it"),
+        ("launch.degrees.edp", 7, "is 7, and what else the file says makes it"),
+        ("launch.degrees.num_microbatches", 7, "what else the file says makes it"),
+        ("launch.degrees.dp_replicate", 3, "is 3, which does not divide dp"),
+        ("launch.degrees.recompute", "everything", "expected none, full, op, block N"),
+        ("launch.degrees.layers_of_chunks", [[10**30]], "launch.degrees.layers_of_chunks"),
+        ("hardware.num_nodes", 2, "is 2, and what else the file says makes it 1"),
+        ("hardware.card", "a100", "is 'a100', and what else the file says makes it 'h200"),
+        ("model", "mixtral", "is 'mixtral', and what else the file says makes it 'mixtral-8x7b'"),
+        ("seq_length", 2048, "is 2048, and what else the file says makes it 4096"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_by_its_key(
+    small: Answer, tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    document = launch_document(small, {**_SMALL, **_FIXED}).model_dump()
+    at = document
+    *folders, name = key.split(".")
+    for folder in folders:
+        at = at[folder]
+    at[name] = value
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        read_launch(path)
+    assert f"key '{key}" in str(refused.value)
+
+
 def test_the_object_of_json_names_every_degree(small: Answer) -> None:
     document = result_document(small, {**_SMALL, **_FIXED})
     degrees = document["launch"]["degrees"]
@@ -148,6 +183,13 @@ _DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "s
         ("megatron", {"cp": "4", "cp-kind": "ring"}, {"cp_kind": "ring"}),
         ("megatron", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
         ("torchtitan", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
+        ("megatron", {"tp": "4", "tp-overlap": "1"}, {"tp_overlap": True}),
+        ("megatron", {"tp": "4", "tp-overlap": "0"}, {"tp_overlap": False}),
+        ("megatron", {"dp-replicate": "2", "cp": "2"}, {"dp_replicate": 2, "zero": 1}),
+        ("torchtitan", {"dp-replicate": "2", "zero": "3"}, {"dp_replicate": 2}),
+        ("torchtitan", {"dp-replicate": "2", "schedule": "zbv"}, {"dp_replicate": 2, "pp": 2}),
+        ("accelerate", {"dp-replicate": "4", "zero": "3"}, {"dp_replicate": 4}),
+        ("accelerate", {"dp-replicate": "2", "zero": "3", "cp": "2"}, {"dp_replicate": 2}),
         ("megatron", {**_SMALL, "tp": "2", "ep": "2", "etp": "4"}, {"etp": 4}),
     ],
 )
@@ -169,7 +211,8 @@ def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
     assert export.run([str(written), "--out", "out"]) == 0
     capsys.readouterr()
     file = "autopar_torchtitan.toml" if engine == "torchtitan" else "launch.sh"
-    assert check.run([f"out/{file}", "--hardware", asked["hardware"], "--json", "-"]) == 0
+    read = [f"out/{file}", "--hardware", asked["hardware"]]
+    assert check.run([*read, "--json", "-"]) == 0
     (checked,) = json.loads(capsys.readouterr().out)["launches"]
     assert checked["step_time_s"] == pytest.approx(launch["predicted"]["step_time_s"], rel=1e-12)
     peaks = [stage["peak_bytes"] for stage in launch["predicted"]["stages"]]
@@ -263,7 +306,10 @@ def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
         ({"tp": "2", "cp": "8"}, r"tp 2 \* cp 8 = 16 does not divide 8 GPUs; --tp 1 does"),
         ({"vpp": "2", "pp": "1"}, "vpp 2 is of chunks of pipeline stages, and pp is 1; --vpp 1 "),
         ({"vpp": "7"}, "vpp 7 is of chunks .* and no other pp helps; --vpp 2 or 4 do"),
-        ({"pp": "2", "vpp": "3", "engine": "megatron"}, "do not lie in vpp 3: .*leave --vpp out"),
+        (
+            {"pp": "2", "vpp": "3", "engine": "megatron"},
+            "8 layers do not lie in such chunks: .*leave --vpp out",
+        ),
         ({"ep": "3"}, "ep 3 does not divide 8 experts; --ep 2 or 4 do"),
         ({"zero": "2", "engine": "megatron"}, "Megatron-LM has no ZeRO stage 2; --zero 0 or 1 do"),
         ({"precision": "nvfp4"}, "Megatron-LM has no products in nvfp4 on h200; --precision"),

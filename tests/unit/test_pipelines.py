@@ -222,6 +222,12 @@ def test_a_job_is_priced_by_its_schedule() -> None:
     assert bubbles["zero_bubble_v"] < bubbles["interleaved_zero_bubble"] < bubbles["interleaved"]
     for each in found.values():
         assert sum(each.terms_s.values()) == pytest.approx(each.total_s)
+    # where chunks come back up, head and loss are of the first stage
+    v_shaped = found.pop("zero_bubble_v").stage_s
+    assert v_shaped[0] > plain.stage_s[0]
+    assert v_shaped[-1] == pytest.approx(plain.stage_s[1], rel=1e-9)
+    assert sum(v_shaped) == pytest.approx(sum(plain.stage_s), rel=0.02)
+    for each in found.values():
         assert each.stage_s == plain.stage_s
     single = replace(job, vpp=1)
     # forwards alone, then backwards alone: no stage is slower than 1F1B where stages are alike

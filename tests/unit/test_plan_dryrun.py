@@ -55,6 +55,10 @@ _L = LayerStrategy
 _JOBS = {
     "ddp": PlanJob(plan=_plan(_L()), spec=_TINY),
     "ddp in bf16": PlanJob(plan=_plan(_L()), spec=_TINY, precision="bf16"),
+    "zero1": PlanJob(plan=_plan(_L(), default_dp_type="zero1"), spec=_TINY),
+    "zero1 in bf16": PlanJob(
+        plan=_plan(_L(), default_dp_type="zero1"), spec=_TINY, precision="bf16"
+    ),
     "zero2": PlanJob(plan=_plan(_L(), default_dp_type="zero2"), spec=_TINY),
     "zero3 in bf16, checkpointed": PlanJob(
         plan=_plan(*[_L(zero3=True, checkpoint=True)] * 2, vocab=VocabStrategy(zero3=True)),
@@ -118,7 +122,13 @@ _JOBS |= {
         spec=replace(_TINY, layers=(_EXPERTS,)),
     ),
 }
-_QUICK = ("zero3 in bf16, checkpointed", "mixed", "rings, and recomputation", "experts")
+_QUICK = (
+    "zero1 in bf16",
+    "zero3 in bf16, checkpointed",
+    "mixed",
+    "rings, and recomputation",
+    "experts",
+)
 """ZeRO-3, tensor and Ulysses ranks, checkpoints, and the precision that has masters of weights;
 context and expert ranks, and recomputed modules."""
 _PIPELINE = PlanJob(plan=_plan(_L(), num_stages=2, num_microbatches=4), spec=_TINY)
@@ -303,20 +313,28 @@ def test_layers_that_are_alike_share_their_tables_of_positions() -> None:
 
 
 def test_each_way_to_save_memory_saves_some() -> None:
-    """ddp > zero2 > zero3, and checkpointing keeps a fraction of the activations."""
+    """ddp > zero1 > zero2 > zero3, and checkpointing keeps a fraction of the activations."""
 
     def peak(strategy: LayerStrategy, **changes: Any) -> DryRunRank:
         changes |= {"world_size": 8, "global_batch": 16, "num_microbatches": 1}
         return _first(_llama(_plan(*[strategy] * 2, **changes)))
 
     ddp = peak(LayerStrategy())
+    zero1 = peak(LayerStrategy(), default_dp_type="zero1")
     zero2 = peak(LayerStrategy(), default_dp_type="zero2")
     zero3 = peak(LayerStrategy(zero3=True), vocab=VocabStrategy(zero3=True))
     checkpointed = peak(LayerStrategy(zero3=True, checkpoint=True), vocab=VocabStrategy(zero3=True))
 
-    assert ddp.peak_bytes > zero2.peak_bytes > zero3.peak_bytes > checkpointed.peak_bytes
+    peaks = [found.peak_bytes for found in (ddp, zero1, zero2, zero3, checkpointed)]
+    assert peaks == sorted(set(peaks), reverse=True)
+    # states alone are divided, by eight
+    assert (zero1.parameter_bytes, zero1.gradient_bytes) == (
+        ddp.parameter_bytes,
+        ddp.gradient_bytes,
+    )
+    assert 8 * zero1.optimizer_bytes == ddp.optimizer_bytes
     assert checkpointed.peak_parts["activations"] < zero3.peak_parts["activations"] / 3
-    for found in (ddp, zero2, zero3, checkpointed):
+    for found in (ddp, zero1, zero2, zero3, checkpointed):
         assert tuple(found.peak_parts) == PARTS
         assert sum(found.peak_parts.values()) == found.peak_bytes
 

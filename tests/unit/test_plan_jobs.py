@@ -78,6 +78,7 @@ def test_uniform_plan_is_the_job_that_says_the_same(machine: Machine) -> None:
     ("changes", "field", "value"),
     [
         ({"default_dp_type": "zero2"}, "zero", 2),
+        ({"default_dp_type": "zero1"}, "zero", 1),
         ({"default_dp_type": "ddp"}, "zero", 0),
         ({"num_microbatches": 8}, "micro_batch", 1),
         ({"num_stages": 4, "stage_sizes": (7, 9, 9, 7)}, "stage_layers", (7, 9, 9, 7)),

@@ -235,6 +235,14 @@ _ARGUMENTS: dict[str, Any] = {
 }
 
 
+def test_the_recipe_of_four_bits_is_known() -> None:
+    """The one that is priced leaves nothing open; one of somebody's own has no price."""
+    given = {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"}
+    assert read_launch(_ARGUMENTS | given, world_size=2).not_understood == ()
+    with pytest.raises(InputError, match=r"--fp4-recipe.*is a recipe of its own"):
+        read_launch(_ARGUMENTS | given | {"--fp4-recipe": "custom"}, world_size=2)
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [

@@ -1,4 +1,4 @@
-"""Pieces of a layer's time: its operations, its mixture, its adapters, its optimizer."""
+"""Pieces of a step's time: operations, mixtures, adapters, replicas of weights, the optimizer."""
 
 from __future__ import annotations
 
