@@ -289,8 +289,8 @@ class Openings:
                         len(self.copies(replace(degree, pp=pp, zero=zero)))
                         for zero in self._zeros(degree, pp)
                     )
-                every = shardings[of_ranks] * words[key] * len(self.overlaps(degree))
-                total += int(times) * every
+                each = shardings[of_ranks] * words[key]
+                total += int(times) * each * len(self.overlaps(degree))
         return total
 
     def _longest(self, choice: Choice) -> list[int]:

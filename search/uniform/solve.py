@@ -293,9 +293,8 @@ class _Search:
             whole = self.openings.least_whole_s(unit, table)
             for at in np.flatnonzero(whole < np.inf):
                 choice, least = table.choices[at], float(whole[at])
-                seconds = self.prices.spread_s(
-                    choice, table.pipelines[at], least, table.sends_s[at]
-                )
+                pipelines, sends = table.pipelines[at], table.sends_s[at]
+                seconds = self.prices.spread_s(choice, pipelines, least, sends)
                 self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit, whole_s=least)
 
     def open_stages(self, entry: _Entry) -> None:
