@@ -467,14 +467,15 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
     return tuple(parts)
 
 
-def mtp_times(machine: Machine, job: Job) -> tuple[Part, ...]:
-    """Return what a module of further tokens has in front of its layer, for a micro-batch.
+def mtp_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+    """Return what a module of further tokens has in front of its layer; `tokens` as others have it.
 
     Norms of the token's embedding and of the hidden state, and one projection of both together to
     the hidden size; its final norm is its head's (`head_times`). DeepSeek-V3, arXiv 2412.19437,
     section 2.2.
     """
-    hidden, n = job.blocks[-1].hidden, job.tokens
+    hidden = job.blocks[-1].hidden
+    n = job.tokens if tokens is None else tokens
     elements = 2 * n * hidden / (job.tp if job.sequence_parallel else 1)
     parts = linear_parts(machine, job, "mtp projection", "mtp", n, hidden / job.tp, 2 * hidden)
     return (*parts, element_part(machine, job, "mtp norms", "mtp", "norm", elements))

@@ -325,14 +325,22 @@ def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
 
 
 def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
-    """Return the device's seconds of a micro-batch's embedding, and of its head and loss."""
+    """Return the device's seconds of a micro-batch's embedding, and of its head and loss.
+
+    The head with what modules of further tokens have beside their layers, which end a model, too.
+    """
     ends = _ends(job)
     parts, sends = known.head(ends)
-    embedding, head = (
-        sum(float(part.forward_s + part.input_s + part.weight_s) for part in found)
-        for found in (known.embedding(ends), parts)
-    )
-    return embedding, (1 + job.mtp) * (head + sends)
+    embedding, head = (_seconds(found) for found in (known.embedding(ends), parts))
+    last = (1 + job.mtp) * (head + sends)
+    if job.mtp:
+        parts, sends = known.mtp(ends)
+        last += job.mtp * (_seconds(parts) + sends + embedding)
+    return embedding, last
+
+
+def _seconds(parts: Iterable[Part]) -> float:
+    return sum(float(part.forward_s + part.input_s + part.weight_s) for part in parts)
 
 
 def stage_transfer_s(machine: Machine, job: Job) -> float:

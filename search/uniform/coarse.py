@@ -25,6 +25,7 @@ from autopar.estimate.layer import (
     head_sends_s,
     head_times,
     layer_parts,
+    mtp_times,
     split_of,
     tensor_sends,
 )
@@ -209,9 +210,13 @@ class Whole:
             job = jobs[at[0]]
             tokens = np.array([jobs[place].tokens for place in at])
             sends = np.array([head_sends_s(self._machine, jobs[place]) for place in at])
-            seconds[at] = _sum_s(embedding_times(self._machine, job, tokens)) + (1 + job.mtp) * (
-                _sum_s(head_times(self._machine, job, tokens)) + sends
-            )
+            embedding = _sum_s(embedding_times(self._machine, job, tokens))
+            head = _sum_s(head_times(self._machine, job, tokens)) + sends
+            seconds[at] = embedding + (1 + job.mtp) * head
+            if job.mtp:
+                sent = self._tensor([jobs[place] for place in at], job.blocks[-1].hidden)
+                beside = _sum_s(mtp_times(self._machine, job, tokens)) + embedding
+                seconds[at] += job.mtp * (beside + sent.forward_s + sent.backward_s)
         return seconds
 
     # ----------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ class Openings:
         found = layouts(
             unit.layer_s,
             unit.first_s,
-            unit.last_s,
+            unit.end_s,
             choice.pp,
             choice.vpp,
             mtp=self.job.model.mtp,

@@ -69,6 +69,8 @@ class Unit:
     weights: tuple[_Weights, ...]
     number: F64
     """[kind]: layers of the model."""
+    further: F64
+    """[kind]: those of its modules of further tokens, which stand in front of the head."""
     device_s: F64
     host_s: F64
     """[recomputation, kind]: of a micro-batch of one layer; the last two rows are those of nothing
@@ -77,7 +79,7 @@ class Unit:
     """[kind]: of the device, what of a layer is its forward."""
     first_s: float
     last_s: float
-    """Of embedding, and of head and loss."""
+    """Of embedding, and of head and loss, with all of further tokens but their layers."""
     bounds: Bounds
 
     @property
@@ -85,6 +87,11 @@ class Unit:
         """Of every layer in execution order."""
         plain = self.device_s[-2]
         return tuple(float(plain[kind]) for kind in self.kinds)
+
+    @property
+    def end_s(self) -> float:
+        """Of what comes behind the last layer."""
+        return self.last_s + float(self.device_s[-2] @ self.further)
 
 
 def degrees_of(choice: Choice) -> tuple[object, ...]:
@@ -221,6 +228,7 @@ class Prices:
             kinds=tuple(kinds),
             weights=tuple(weights),
             number=np.array(number, dtype=np.float64),
+            further=np.array([job.mtp * (at == kinds[-1]) for at in alike.values()], dtype=float),
             device_s=np.ascontiguousarray(seconds[:, :, 0].T),
             host_s=np.ascontiguousarray(seconds[:, :, 1].T),
             forward_s=np.array([self._forward_s(job, block) for block in alike]),
@@ -296,7 +304,8 @@ class Prices:
         first degree.
         """
         ends = unit.first_s + unit.last_s
-        return _both_s(unit.device_s @ unit.number + ends, unit.host_s @ unit.number)
+        number = unit.number + unit.further
+        return _both_s(unit.device_s @ number + ends, unit.host_s @ number)
 
     def least_s(self, choice: Choice, whole_s: float) -> float:
         """Return seconds that no step of these degrees falls below, whatever its stages.
@@ -330,7 +339,8 @@ class Prices:
         more = lacking_bytes * ((unit.device_s[-1] - device) / each).min(axis=-1)
         later = lacking_bytes * ((unit.host_s[-1] - host) / each).min(axis=-1)
         ends = unit.first_s + unit.last_s
-        plain = device @ unit.number + ends, host @ unit.number
+        number = unit.number + unit.further
+        plain = device @ number + ends, host @ number
         return _both_s(plain[0] + np.maximum(0.0, more), plain[1] + np.maximum(0.0, later))
 
     def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
@@ -348,13 +358,14 @@ class Prices:
 
     def _stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         plain, full = slice(-2, -1), slice(-1, None)
-        by_word = [rows[:-2] @ arrangement.layers.T for rows in (unit.device_s, unit.host_s)]
+        first, last = arrangement.ends
+        layers = arrangement.layers.astype(np.float64)
+        layers[last] += unit.further
+        by_word = [rows[:-2] @ layers.T for rows in (unit.device_s, unit.host_s)]
         by_block = [
-            (rows[plain] @ arrangement.layers.T)[0]
-            + arrangement.again @ (rows[full] - rows[plain])[0]
+            (rows[plain] @ layers.T)[0] + arrangement.again @ (rows[full] - rows[plain])[0]
             for rows in (unit.device_s, unit.host_s)
         ]
-        first, last = arrangement.ends
         number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
         chunks = choice.vpp if choice.pp > 1 else 1
         splits = SCHEDULES[choice.schedule].splits

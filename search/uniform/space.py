@@ -242,6 +242,13 @@ class Space:
         return found
 
     @cached_property
+    def _timed(self) -> dict[Block, int]:
+        """The same with the layers of modules of further tokens, which are as the model's last."""
+        job = self.prices.base(Choice())
+        last = replace(job.blocks[-1], number=1)
+        return {**self.blocks, last: self.blocks[last] + job.mtp}
+
+    @cached_property
     def _whole(self) -> Whole:
         return Whole(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
 
@@ -267,7 +274,7 @@ class Space:
         found = self._seconds.get(way)
         if found is None:
             every = np.arange(len(self.laid))
-            whole = self._whole.seconds(self.ways[way], self.blocks, every)
+            whole = self._whole.seconds(self.ways[way], self._timed, every)
             # b / (m w / (t c)) micro-batches of the whole model, for each of b sequences
             found = self.prices.stragglers * whole * self._inner / self.prices.job.world
             self._seconds[way] = found

@@ -175,7 +175,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
             unit = prices.unit(choice)
         except InputError:
             continue
-        times = unit.layer_s, unit.first_s, unit.last_s
+        times = unit.layer_s, unit.first_s, unit.end_s
         found = layouts(
             *times, one.pp, vpp, mtp=job.model.mtp, any_layout=engine.any_layout, schedule=schedule
         )
