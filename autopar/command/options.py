@@ -110,7 +110,7 @@ class Command:
         return given
 
 
-_WRITTEN = frozenset({"all", "json", "out", "output-config-path", "peers", "plot"})
+_WRITTEN = frozenset({"all", "html", "json", "out", "output-config-path", "peers", "plot", "trace"})
 """Options of all commands that name files to write, or folders."""
 
 

@@ -444,6 +444,7 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     lab = lab.fresh()
     words = ("--model", "qwen2.5-7b", "--hardware", "h100:1x8", "--settle_bsz", 16)
+    words += ("--engine", "galvatron")
     lab.ask("autopar-search", *words, "--output_config_path", "s.json")
     out = lab.ask("autopar-export", "autopar_plan_s.json", "--to", "galvatron", "--out", "g").out
     assert "torchrun --nnodes 1 --nproc-per-node 8" in out
@@ -484,7 +485,7 @@ def _(lab: Lab) -> None:
     sizes |= {"max_position_embeddings": 4096}
     for kind in ("qwen2", "qwen3"):
         write(lab.path(kind, "config.json"), {"model_type": kind, **sizes})
-    words = ("--hardware", "h100:1x8", "--settle_bsz", 8)
+    words = ("--hardware", "h100:1x8", "--settle_bsz", 8, "--engine", "galvatron")
     assert shape(lab.found("--model", "qwen2/config.json", *words))["layers"] == 28
     assert shape(lab.found("--model", "qwen2.5-7b", *words))["layers"] == 28
     assert shape(lab.found("--model", "qwen3/config.json", *words))["layers"] == 28

@@ -33,7 +33,7 @@ from tests.e2e.documented_lab import (
 __all__ = ["TABLE"]
 
 TABLE = Table("001")
-CLUSTER = ("--hardware", "a100-80gb:1x8", "--settle_bsz", "8")
+CLUSTER = ("--hardware", "a100-80gb:1x8", "--settle_bsz", "8", "--engine", "galvatron")
 SIXTEEN = ("--memory_constraint", "16")
 
 
@@ -123,6 +123,7 @@ def _(lab: Lab) -> None:
         assert shape(lab.search(*words))["world_size"] == expected
     for nodes, gpus in ((3, 4), (1, 6), (16, 8)):
         words = ("--model", "llama2-7b", "--hardware", f"a100-80gb:{nodes}x{gpus}")
+        words += ("--engine", "galvatron")
         found = shape(lab.found(*words, "--settle_bsz", nodes * gpus * 2))
         assert found["world_size"] == nodes * gpus
 

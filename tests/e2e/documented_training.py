@@ -94,7 +94,7 @@ def _(lab: Lab) -> None:
     for name in ("llama-30b", "gpt-0.3b", "gpt-1.5b", "gpt-2.7b"):
         said = lab.found("--model", name, "--hardware", "a100:1x8", expected=2)
         assert f"no model '{name}'" in said
-    words = ("--hardware", "a100:1x8", "--settle_bsz", 16)
+    words = ("--hardware", "a100:1x8", "--settle_bsz", 16, "--engine", "galvatron")
     for name, own in (("llama-7b", "llama2-7b"), ("llama-13b", "llama2-13b")):
         alike = lab.found("--model", own, "--seq_length", 2048, *words)["plan"]
         assert lab.found("--model_size", name, *words)["plan"] == alike
@@ -171,6 +171,7 @@ def _(lab: Lab) -> None:
 @TABLE.works("set_seqlen_manually + seq_length")
 def _(lab: Lab) -> None:
     model = ("--model", "llama2-7b", "--hardware", "a100:1x8", "--settle_bsz", "8")
+    model += ("--engine", "galvatron")
     words = ("--set_seqlen_manually", 1, "--seq_length", 2048)
     short, long = lab.found(*model, *words), lab.found(*model)
     assert short["samples_per_s"] > 1.8 * long["samples_per_s"]
@@ -195,6 +196,7 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     lab = lab.fresh()
     words = ("--model", "llama2-7b", "--hardware", "a100-80gb:2x8", "--settle_bsz", "32")
+    words += ("--engine", "galvatron")
     lab.ask("autopar-search", *words, "--output_config_path", "s.json")
     lab.ask("autopar-export", "autopar_plan_s.json", "--to", "galvatron", "--out", "g")
     script = lab.path("g", "launch.sh").read_text(encoding="utf-8")
@@ -395,6 +397,7 @@ def exported(lab: Lab, *words: object) -> Lab:
 
 
 LLAMA = ("--model", "llama2-7b", "--hardware", "a100:1x8", "--settle_bsz", "8")
+LLAMA += ("--engine", "galvatron")
 
 
 @TABLE.different(
@@ -520,6 +523,7 @@ def _(lab: Lab) -> None:
     ]
     assert shape(lab.search(*words))["bsz"] == 64
     named = ("--model_size", "llama-7b", "--hardware", "a100-80gb:1x8", "--load_params", 1)
+    named += ("--engine", "galvatron")
     off = ("--set_model_config_manually", 0, "--set_layernum_manually", 0)
     named = (*named, *off, "--num_hidden_layers", 24, "--seq_length", 8192)
     answer = lab.ask("autopar-search", *named, "--settle_bsz", 16, "--output_config_path", "none")

@@ -322,7 +322,8 @@ def test_spread_is_calibrated_once() -> None:
 def searched(folder: Path, *options: str) -> dict[str, Any]:
     """Search a shipped model and return the plan file."""
     strategy = folder / "strategy.json"
-    arguments = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", *options]
+    arguments = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--engine", "none"]
+    arguments += options
     assert cli.run([*arguments, "--output-config-path", str(strategy)]) == 0
     content: dict[str, Any] = json.loads((folder / "autopar_plan_strategy.json").read_text("utf-8"))
     return content

@@ -355,7 +355,8 @@ def test_the_report_says_what_is_counted(
 ) -> None:
     """In the title and in the list of inputs; of a changed model the notes say it is not."""
     pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-    common = ["--hardware", "a100:1x8", "--model", "gpt2-xl", "--output-config-path"]
+    common = ["--hardware", "a100:1x8", "--model", "gpt2-xl", "--engine", "none"]
+    common.append("--output-config-path")
 
     assert cli.run([*common, str(tmp_path / "plan.json"), "--seq-length", "512"]) == 0
     text = capsys.readouterr().out
