@@ -31,6 +31,7 @@ def show_answer(console: Console, answer: Answer) -> None:
     assert solution is not None, "the best trainer has one"
     console.print(escape(answer.question.title), style="bold", soft_wrap=True)
     _show_best(console, answer, best, solution)
+    _show_precision(console, solution, best.other_precision)
     _show_memory(console, best, solution)
     if answer.lines:
         _show_engines(console, answer)
@@ -97,6 +98,31 @@ def _show_best(
     layers = _stages(solution)
     if layers:
         print_line(console, f"layers of stages: {layers}")
+
+
+_SHOWN_TERMS = 4
+"""Terms of a step in which two precisions differ most."""
+
+
+def _show_precision(console: Console, solution: Solution, other: Solution | None) -> None:
+    """Print what the chosen precision brings, and in which terms, against the other kind."""
+    if other is None or solution.assessment.step is None or other.assessment.step is None:
+        return
+    # of global batches that differ the time of a sequence counts
+    scale = solution.choice.global_batch / other.choice.global_batch
+    own, terms = solution.assessment.step, other.assessment.step.terms_s
+    later = {name: scale * terms[name] - own.terms_s[name] for name in own.terms_s}
+    shown = sorted(later, key=lambda name: -abs(later[name]))[:_SHOWN_TERMS]
+    differing = ", ".join(
+        f"{name} {'+' if later[name] > 0 else '-'}{format_seconds(abs(later[name]))}"
+        for name in shown
+        if abs(later[name]) >= 0.0005 * own.total_s
+    )
+    share = solution.samples_per_s / other.samples_per_s - 1.0
+    print_line(
+        console,
+        f"in {other.choice.precision} the fastest is {share * 100:.1f} % slower: {differing}",
+    )
 
 
 def _stages(solution: Solution) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from autopar.memory.launch import Launch
     from search.check.assessment import Target
     from search.engines.best_plan import EngineBest
-    from search.uniform.solve import Solution, Solved
+    from search.uniform.solve import Solution, Solved, Uniform
 
 __all__ = [
     "Answer",
@@ -89,6 +89,9 @@ class EngineAnswer:
     solved: Solved | None
     reason: str = ""
     """Why there is no launch."""
+    other_precision: Solution | None = None
+    """Where a precision was to be chosen: the fastest launch in 16 bits, or with less where 16 bits
+    are the fastest."""
 
     @property
     def best(self) -> Solution | None:
@@ -275,7 +278,28 @@ def answer(question: Question, shares: Shares | None = None) -> Answer:
             cpu_s = best.solved.effort.cpu_s + again.effort.cpu_s
             again = replace(again, effort=replace(again.effort, cpu_s=cpu_s))
             found[0] = replace(best, solved=again)
+    if question.top and best.best is not None:
+        other = _other_precision(question, found[0], spaces[best.engine.name], shares)
+        found[0] = replace(found[0], other_precision=other)
     return Answer(question=question, engines=tuple(found))
+
+
+def _other_precision(
+    question: Question, best: EngineAnswer, space: Uniform, shares: Shares
+) -> Solution | None:
+    """Return what a trainer's fastest launch is compared with to say what its precision brings."""
+    assert best.best is not None, "there is a launch to compare with"
+    chosen = best.best.choice.precision
+    allowed = [
+        one
+        for one in best.engine.precisions(question.job.gpu)
+        if one in question.fixed.precision and (one == "bf16") != (chosen == "bf16")
+    ]
+    if not allowed:
+        return None
+    fixed = replace(question.fixed, precision=tuple(allowed))
+    solved = space.solve(fixed, top=1, seconds=shares.following())
+    return solved.solutions[0] if solved.solutions else None
 
 
 def _why_none(question: Question, solved: Solved) -> str:

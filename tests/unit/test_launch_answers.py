@@ -544,3 +544,20 @@ def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:
         rules_of(DegreeOptions(ep=(8,)))
     with pytest.raises(OptionError, match="--tp: plans whose layers differ take one value"):
         rules_of(DegreeOptions(tp=(2, 4)))
+
+
+def test_what_a_precision_brings_is_said_in_terms(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against the fastest launch in 16 bits, which is that of a search of its own."""
+    asked = {**_PLAIN, "hardware": "h100:1x8", "settle-bsz": "64", "engine": "megatron"}
+    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    rates = []
+    for precision in ("bf16,fp8", "bf16"):
+        wanted = [*words, "--precision", precision, "--output-config-path", "none"]
+        assert search_command.run(wanted) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        rates.append(float(re.search(r"([0-9.]+) samples/s", said)[1]))  # type: ignore[index]
+        found = re.search(r"in bf16 the fastest is ([0-9.]+) % slower: gemm \+", said)
+        assert (found is None) == (precision == "bf16")
+        if found is not None:
+            slower = float(found[1])
+    assert slower == pytest.approx(100 * (rates[0] / rates[1] - 1), abs=0.1)
