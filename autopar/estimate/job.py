@@ -15,7 +15,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
-from autopar.pipeline.schedules import Schedule
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.plans import LayerStrategy, Plan, refinements, violations
 from autopar.records import dataclass, replace
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
@@ -522,17 +522,9 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
     work of their own, unless the job says how many each has. Equal layers of a stage are one block,
     wherever they are in it. Raises InputError where a stage would have no layer.
     """
-    total = sum(block.number for block in job.blocks)
-    if total < job.pp:
-        raise InputError(f"{total} layers are too few for pp {job.pp}: a stage has at least one")
-    counts = [total // job.pp] * job.pp
-    # middle stages first; then the last and the first
-    for stage in [*range(1, job.pp - 1), 0, job.pp - 1][: total % job.pp]:
-        counts[stage] += 1
-    counts = [*job.stage_layers] or counts
     queue = [(block, block.number) for block in job.blocks]
     stages = []
-    for count in counts:
+    for count in _stage_counts(job):
         blocks = []
         while count and queue:
             block, left = queue.pop(0)
@@ -543,6 +535,18 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
                 queue.insert(0, (block, left - taken))
         stages.append(_merged(blocks))
     return tuple(stages)
+
+
+def _stage_counts(job: Job) -> list[int]:
+    """Return the layers of every stage; errors as `stage_blocks`."""
+    total = sum(block.number for block in job.blocks)
+    if total < job.pp:
+        raise InputError(f"{total} layers are too few for pp {job.pp}: a stage has at least one")
+    counts = [total // job.pp] * job.pp
+    # middle stages first; then the last and the first
+    for stage in [*range(1, job.pp - 1), 0, job.pp - 1][: total % job.pp]:
+        counts[stage] += 1
+    return [*job.stage_layers] or counts
 
 
 def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
@@ -562,11 +566,25 @@ def mtp_blocks(job: Job) -> tuple[Block, ...]:
     Of a hybrid whose last layer mixes no tokens, the last one with attention goes in front of it
     (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of such modules).
     """
-    last = _resized(job.blocks[-1], 1)
+    last = _resized(_last_block(job), 1)
     if last.attention is not None:
         return (last,)
     mixers = (block for block in reversed(job.blocks) if block.attention is not None)
     return (*(_resized(block, 1) for block in islice(mixers, 1)), last)
+
+
+def _last_block(job: Job) -> Block:
+    """Return the block of the model's last layer: the first stage has it where ways come back."""
+    schedule = job.schedule or "1f1b"
+    if job.pp == 1 or not SCHEDULES[schedule].v_shaped:
+        return job.blocks[-1]
+    # layers of a stage stand together
+    left = _stage_counts(job)[0]
+    for block in job.blocks:
+        left -= block.number
+        if left <= 0:
+            return block
+    return job.blocks[-1]
 
 
 def _resized(block: Block, number: int) -> Block:

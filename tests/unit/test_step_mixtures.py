@@ -171,3 +171,14 @@ def test_further_layers_of_other_numbers_of_stages_are_refused(machine: Machine)
     for wrong in ((1,), (0, 2), (0, 0, 1)):
         with pytest.raises(InputError, match="stage_mtp"):
             step_time(machine, replace(job, stage_mtp=wrong))
+
+
+def test_a_module_of_further_tokens_is_as_the_layer_that_ends_the_model() -> None:
+    """Where the ways of a pipeline come back, that is on its first stage."""
+    (experts,) = JOB.blocks
+    narrow = replace(experts, mlp=Experts(number=64, per_token=4, width=768))
+    # layers 0 and 3 on the first stage, 1 and 2 on the second
+    blocks = tuple(replace(block, number=1) for block in (narrow, experts, narrow, narrow))
+    job = replace(JOB, blocks=blocks, pp=2, vpp=2, dp=4, ep=4, stage_layers=(2, 2), mtp=1)
+    assert mtp_blocks(replace(job, schedule="zero_bubble_v")) == (replace(experts, number=1),)
+    assert mtp_blocks(replace(job, schedule="interleaved")) == (replace(narrow, number=1),)
