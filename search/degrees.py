@@ -14,6 +14,7 @@ from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
 from autopar.records import dataclass
+from autopar.training.offload import OFFLOADED
 from search.uniform.choice import (
     FULL,
     MODULES,
@@ -90,6 +91,32 @@ def _recomputations(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _offloads(text: str) -> tuple[str, ...]:
+    """Return the words of a list such as `none,core_attn+moe_act`; of `any` none at all.
+
+    Raises OptionError.
+    """
+    found = []
+    for item in text.split(","):
+        words = "".join(item.strip().lower().replace("-", "_").split())
+        modules = words.split("+")
+        if words == "any":
+            return ()
+        if words != NONE and not set(modules) <= set(OFFLOADED):
+            hint = did_you_mean(words, (NONE, "any", *OFFLOADED), 0.5)
+            raise OptionError(
+                f"--offload-activations: expected none, any, or modules joined by + "
+                f"({', '.join(OFFLOADED)}), got {item!r:.60}{hint}"
+            )
+        if "attn_proj" in modules and "core_attn" not in modules:
+            raise OptionError(
+                "--offload-activations: attn_proj goes together with core_attn alone; give "
+                f"{'+'.join(sorted({*modules, 'core_attn'}))}"
+            )
+        found.append("+".join(sorted({*modules})))
+    return tuple(dict.fromkeys(found))
+
+
 def _degree(help: str, **how: Any) -> Any:
     return option(None, help=help, panel=_DEGREES, low=1, high=_MOST, **how)
 
@@ -124,6 +151,13 @@ class DegreeOptions:
         help="none, full, op, block N, or modules: core_attn+mlp",
         panel=_DEGREES,
         parse=_recomputations,
+    )
+    offload_activations: tuple[str, ...] | None = option(
+        None,
+        help="to the host: none, modules such as core_attn+moe_act, or any",
+        panel=_DEGREES,
+        shown="any",
+        parse=_offloads,
     )
     precision: tuple[str, ...] | None = option(
         None,
@@ -203,6 +237,7 @@ def fixed_of(options: DegreeOptions) -> Fixed:
         dp_replicate=options.dp_replicate,
         micro_batch=options.micro_batch_size,
         recompute=options.recompute,
+        offload=options.offload_activations or None,
         precision=cast(tuple[Precision, ...], options.precision or ("bf16",)),
         dispatcher=cast(Any, options.dispatcher),
         overlap_experts=options.moe_overlap,
@@ -263,6 +298,7 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
         ("ep", 1),
         ("vpp", 1),
         ("dp-replicate", 1),
+        ("offload-activations", NONE),
         ("precision", "bf16"),
         ("optimizer", "adam"),
     ):

@@ -25,6 +25,7 @@ __all__ = [
     "layer_saved_bytes",
     "left_parts",
     "offloaded_bytes",
+    "offloaded_parts",
     "routed_tokens",
     "routing_skew",
     "saved_parts",
@@ -81,7 +82,13 @@ _OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {
 
 
 def _offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, int]]:
-    """Yield (place among a layer's parts, bytes) of what waits on the host.
+    """Yield (place among a layer's parts, bytes) of what waits on the host."""
+    for index, _, size in offloaded_parts(launch, experts=experts):
+        yield index, size
+
+
+def offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, OffloadModule, int]]:
+    """Yield (place among a layer's parts, module, bytes) of what waits on the host.
 
     Norms that are one kernel with the product behind them are no modules of their own: in front of
     a dense MLP, and of attention without latents (Megatron-Core's layer specs of Transformer
@@ -110,7 +117,7 @@ def _offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, in
             None,
         )
         if module is not None and size >= least:
-            yield index, math.floor(size * offload.fraction)
+            yield index, module, math.floor(size * offload.fraction)
 
 
 def offloaded_bytes(launch: Launch, *, experts: bool, layer: int = 0) -> int:

@@ -15,6 +15,7 @@ from functools import cache
 from statistics import NormalDist
 from typing import Literal
 
+from autopar.memory.activations import offloaded_bytes
 from autopar.memory.allocator import RESERVED_RATIOS
 from autopar.memory.launch import Launch
 
@@ -64,6 +65,7 @@ _FEW_RUNS: Mapping[str, Callable[[Launch], bool]] = {
         bool(launch.recompute.modules)
         or (launch.recompute.layers != "none" and launch.recompute.number > 0)
     ),
+    "activations on the host": lambda launch: launch.offload.any,
     "overlapped tensor-parallel transfers": lambda launch: launch.tensor_overlap,
     "deferred gradients of the head": lambda launch: launch.deferred_head is not None,
     "latent attention without experts": lambda launch: (
@@ -115,11 +117,17 @@ def kind_of(launch: Launch) -> LaunchKind:
     """Return the kind whose errors are those of a launch: what routing and blocks can change."""
     if launch.trainer is not None:
         return "torch layers"
-    if launch.offload.any:
+    if launch.offload.any and _leaves(launch):
         return "offloaded"
     if few_runs_of(launch):
         return "few runs"
     return "dense" if launch.model.experts is None else "experts"
+
+
+def _leaves(launch: Launch) -> bool:
+    """Return whether something of a layer is large enough to go to the host."""
+    kinds = {*launch.model.expert_layers}
+    return any(offloaded_bytes(launch, experts=experts) > 0 for experts in kinds)
 
 
 def odds_of_ratio(

@@ -58,6 +58,8 @@ class DegreesEntry(StrictObject):
     """Of products."""
     recompute: str
     """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
+    offload: str = "none"
+    """Modules of each layer whose activations wait on the host, joined by `+`, or `none`."""
     dispatcher: Literal["alltoall", "flex"]
     overlap_experts: bool
     """Exchanges of one micro-batch run beside the compute of another."""

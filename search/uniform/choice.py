@@ -15,6 +15,7 @@ from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.plans import Module
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters, BaseKind
+from autopar.training.offload import Offload, OffloadModule
 
 __all__ = [
     "BASES",
@@ -31,6 +32,8 @@ __all__ = [
     "Precision",
     "Training",
     "kept",
+    "offload_of",
+    "offload_words",
     "recompute_of",
     "recompute_words",
     "trained",
@@ -78,6 +81,8 @@ class Choice:
     """Copies of what is sharded: HSDP, instances of Megatron-LM's distributed optimizer."""
     recompute: str = NONE
     """`none`, `full`, `op` (torchtitan's), `block N` or modules joined by `+`."""
+    offload: str = NONE
+    """Modules of each layer whose activations wait on the host, joined by `+`, or `none`."""
     precision: Precision = "bf16"
     dispatcher: Dispatcher = "alltoall"
     """How tokens come to experts of other ranks; `flex` is DeepEP's or HybridEP's kernels."""
@@ -121,6 +126,8 @@ class Choice:
             parts.append("exchanges overlapped")
         if self.recompute != NONE:
             parts.append(f"recompute {self.recompute}")
+        if self.offload != NONE:
+            parts.append(f"offload {self.offload}")
         return ", ".join(parts)
 
 
@@ -142,6 +149,7 @@ class Fixed:
     dp_replicate: tuple[int, ...] | None = None
     micro_batch: tuple[int, ...] | None = None
     recompute: tuple[str, ...] | None = None
+    offload: tuple[str, ...] | None = None
     precision: tuple[Precision, ...] = ("bf16",)
     dispatcher: tuple[Dispatcher, ...] | None = None
     overlap_experts: bool | None = None
@@ -149,7 +157,11 @@ class Fixed:
     @property
     def options(self) -> tuple[str, ...]:
         """Names of the options that say what is left, precisions apart."""
-        names = {"micro_batch": "micro-batch-size", "overlap_experts": "moe-overlap"}
+        names = {
+            "micro_batch": "micro-batch-size",
+            "overlap_experts": "moe-overlap",
+            "offload": "offload-activations",
+        }
         given = [
             one.name
             for one in fields(self)
@@ -184,6 +196,17 @@ def recompute_words(recompute: Recompute) -> str:
     if recompute.layers == "block":
         return f"block {recompute.number}"
     return "+".join(sorted(recompute.modules)) or NONE
+
+
+def offload_of(words: str) -> Offload:
+    """Return what waits on the host by a choice's words."""
+    modules = () if words == NONE else words.split("+")
+    return Offload(modules=frozenset(cast(Iterable[OffloadModule], modules)))
+
+
+def offload_words(offload: Offload) -> str:
+    """Return the words of the modules whose activations wait on the host."""
+    return "+".join(sorted(offload.modules)) or NONE
 
 
 # --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from autopar.memory.launch import (
 from autopar.memory.recipes import Keeper, Zero
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass, replace
+from autopar.training.offload import OffloadModule
 from search.uniform.choice import (
     FULL,
     NONE,
@@ -37,6 +38,7 @@ from search.uniform.choice import (
     Dispatcher,
     Precision,
     Training,
+    offload_of,
     recompute_of,
     trained,
 )
@@ -85,6 +87,8 @@ class EngineSpace:
     """Returns what it can compute again of a model's layers."""
     blocks: bool
     """It can recompute some layers of a chunk whole."""
+    offload: Callable[[Model], tuple[str, ...]]
+    """Returns what of a layer can wait on the host, nothing first."""
     precisions: Callable[[str], tuple[Precision, ...]]
     """Returns those that it has on a device."""
     dispatchers: tuple[Dispatcher, ...]
@@ -175,6 +179,26 @@ def _megatron_modules(model: Model) -> tuple[str, ...]:
     return (NONE, *sorted(words, key=lambda text: (text.count("+"), text)), FULL)
 
 
+def _megatron_offload(model: Model) -> tuple[str, ...]:
+    """Return every set of modules whose activations Megatron-Core can put on the host, of a model.
+
+    Norms that are one kernel with the product behind them are no modules of their own.
+    """
+    modules: list[OffloadModule] = ["core_attn", "qkv_linear"]
+    if model.attention.latent is not None:
+        modules.append("attn_norm")
+    if model.experts is not None:
+        modules += ["expert_fc1", "mlp_norm", "moe_act"]
+    sets = list(_subsets(modules))
+    sets += [("attn_proj", *one) for one in sets if "core_attn" in one]
+    words = ["+".join(sorted(one)) for one in sets if one]
+    return (NONE, *sorted(words, key=lambda text: (text.count("+"), text)))
+
+
+def _no_offload(model: Model) -> tuple[str, ...]:
+    return (NONE,)
+
+
 def _subsets(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for size in range(len(items) + 1):
         yield from combinations(items, size)
@@ -206,6 +230,11 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
             yield f"width of an expert({model.experts.ffn}) % etp({choice.etp}) = {rest} != 0"
         if model.biases and choice.etp > 1:
             yield "experts with biases are not split over tensor ranks"
+    if choice.offload != NONE and (
+        choice.recompute == FULL or choice.recompute.startswith("block ")
+    ):
+        # its guide combines modules on the host with recomputation of modules alone
+        yield "modules go to the host beside layers of which modules alone are recomputed"
     if choice.zero == 3 and choice.pp > 1:
         yield "Megatron-FSDP is not combined with pipeline stages"
     words = choice.recompute.split("+")
@@ -242,6 +271,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
             sharding=sharding[choice.zero], instances=choice.dp_replicate, overlap_gradients=True
         ),
         recompute=recompute_of(choice.recompute),
+        offload=offload_of(choice.offload),
         software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
         attention_masks=False,
         tensor_overlap=choice.tp_overlap,
@@ -400,6 +430,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         replicated=(1,),
         recompute=_megatron_modules,
         blocks=True,
+        offload=_megatron_offload,
         precisions=_precisions,
         dispatchers=("alltoall", "flex"),
         overlaps_experts=True,
@@ -410,7 +441,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         left_out=(
             "CUDA graphs, whose memory nobody has counted",
             "keys and values that are gathered, or rings of exchanged heads (--cp-comm-type)",
-            "activations on the host (--fine-grained-activation-offloading)",
+            "parts of modules, or whole layers, on the host (--cpu-offloading)",
             "recomputation of several layers at once (uniform N)",
             _LAYOUTS,
             _BY_LAYER,
@@ -429,6 +460,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         replicated=(2, 3),
         recompute=lambda model: (NONE, "op", FULL),
         blocks=False,
+        offload=_no_offload,
         precisions=lambda gpu: tuple(p for p in _precisions(gpu) if p in ("bf16", "fp8", "mxfp8")),
         dispatchers=("alltoall",),
         overlaps_experts=False,
@@ -456,6 +488,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         replicated=(),
         recompute=_torch_recompute,
         blocks=False,
+        offload=_no_offload,
         precisions=lambda gpu: ("bf16",),
         dispatchers=("alltoall",),
         overlaps_experts=False,
@@ -478,6 +511,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         replicated=(2, 3),
         recompute=_torch_recompute,
         blocks=False,
+        offload=_no_offload,
         precisions=lambda gpu: ("bf16",),
         dispatchers=("alltoall",),
         overlaps_experts=False,

@@ -28,6 +28,7 @@ from autopar.training.launch_file import (
     LaunchEntry,
 )
 from autopar.training.launch_settings import settings_of, with_settings
+from autopar.training.offload import OFFLOADED
 from search.degrees import fixed_of
 from search.report.check import assessed_entry
 from search.report.files import engine_entries
@@ -70,6 +71,7 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
         global_batch_size=choice.global_batch,
         precision=choice.precision,
         recompute=choice.recompute,
+        offload=choice.offload,
         dispatcher=choice.dispatcher,
         overlap_experts=choice.overlap_experts,
         layers_of_chunks=[[len(chunk[1]) for chunk in stage] for stage in choice.chunks],
@@ -251,6 +253,18 @@ def _recompute(where: Path, words: str) -> str:
     return words
 
 
+def _offload(where: Path, words: str) -> str:
+    """Return the words of what waits on the host; raises DocumentError where they are none."""
+    if words != NONE and not {*words.split("+")} <= {*OFFLOADED}:
+        raise DocumentError(
+            where,
+            f"is {words!r:.60}, expected none, or modules joined by + ({', '.join(OFFLOADED)})",
+            key="launch.degrees.offload",
+            remedy="write the launch again with autopar-search",
+        )
+    return words
+
+
 def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
     """Return the schedule of a file; raises DocumentError where its pipeline cannot run it."""
     if entry.pp == 1:
@@ -330,6 +344,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         zero=entry.zero,
         dp_replicate=entry.dp_replicate,
         recompute=_recompute(where, entry.recompute),
+        offload=_offload(where, entry.offload),
         precision=entry.precision,
         dispatcher=entry.dispatcher,
         overlap_experts=entry.overlap_experts,

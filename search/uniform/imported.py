@@ -26,7 +26,15 @@ from search.configuration import read_configuration
 from search.places import named_card
 from search.request import build_request
 from search.uniform.answer import Question, open_launches
-from search.uniform.choice import BASES, FULL, NONE, Choice, Precision, recompute_words
+from search.uniform.choice import (
+    BASES,
+    FULL,
+    NONE,
+    Choice,
+    Precision,
+    offload_words,
+    recompute_words,
+)
 from search.uniform.engines import EngineSpace, engine_space, launch_of
 from search.writing.differences import losses_of, without_effect
 from search.writing.place import Engine
@@ -252,6 +260,8 @@ def choice_of(launch: Launch) -> Choice:
         zero=_ZERO[launch.optimizer.sharding] if trainer is None else trainer.zero,
         dp_replicate=copies,
         recompute=recompute,
+        # beside layers that are made again whole it is a setting
+        offload=NONE if launch.recompute.layers != "none" else offload_words(launch.offload),
         precision=kind,
         dispatcher="flex" if experts and experts.dispatcher == "flex" else "alltoall",
         overlap_experts=degrees.overlap_experts,
@@ -366,6 +376,8 @@ def _adapted(
     ):
         # what needs less memory
         yield {"recompute": FULL}, f"recomputation of {choice.recompute}: full"
+    if choice.offload != NONE and space.offload(model) == (NONE,):
+        yield {"offload": NONE}, "activations of modules on the host: they stay on the device"
     if choice.precision not in space.precisions(question.job.gpu):
         yield {"precision": "bf16"}, f"{choice.precision} products: bf16"
     if choice.dispatcher not in space.dispatchers and choice.ep > 1:

@@ -10,13 +10,19 @@ those of activations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
 from autopar.arrays import F64
 from autopar.memory import kept, torch_layers
-from autopar.memory.activations import copied_qkv_bytes, input_bytes, saved_parts
+from autopar.memory.activations import (
+    copied_qkv_bytes,
+    input_bytes,
+    offloaded_parts,
+    saved_parts,
+)
 from autopar.memory.allocator import recycled_bytes
 from autopar.memory.launch import Checkpointing, Chunk, Launch, Recompute
 from autopar.memory.parameters import Weight, chunk_weights, layer_weights
@@ -26,10 +32,21 @@ from autopar.memory.sharded import recipe_of_launch
 from autopar.pipeline.orders import warmup_chunks
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 from autopar.records import dataclass, replace
+from autopar.training.offload import Offload, OffloadModule
 from search.uniform.choice import FULL, NONE, recompute_of
 from search.uniform.layout import Arrangement
 
-__all__ = ["Bounds", "Live", "Modules", "Room", "Sizes", "live_forwards", "states_of_launch"]
+__all__ = [
+    "Bounds",
+    "Hosted",
+    "Live",
+    "Modules",
+    "Room",
+    "Sizes",
+    "StageBytes",
+    "live_forwards",
+    "states_of_launch",
+]
 
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
@@ -102,7 +119,11 @@ class Room:
 
     def bytes_for(self, launch: Launch) -> float:
         """Return the highest peak at which the odds of running out are as asked for."""
-        return max(0.0, self._left) / (1.0 + reserve_share(kind_of(launch), self._risk))
+        return self.bytes_of(kind_of(launch))
+
+    def bytes_of(self, kind: LaunchKind) -> float:
+        """Return the same of a kind of launch."""
+        return max(0.0, self._left) / (1.0 + reserve_share(kind, self._risk))
 
 
 class Modules:
@@ -119,6 +140,46 @@ class Modules:
         """Return the sums of the modules' own numbers, by recomputation; 0 of none and of all."""
         found: F64 = self._has @ np.asarray(alone, dtype=np.float64)
         return found
+
+
+class Hosted:
+    """Sets of modules whose activations wait on the host; what modules leave there adds up."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """Take an engine's sets; that of nothing is none of them."""
+        self.words = tuple(word for word in words if word != NONE)
+        sets = [word.split("+") for word in self.words]
+        self.names = cast(
+            tuple[OffloadModule, ...], tuple(dict.fromkeys(name for one in sets for name in one))
+        )
+        self.has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
+        """[set, module]"""
+
+
+class Gone(NamedTuple):
+    """What modules of a layer leave to the host, in bytes of a rank and micro-batch."""
+
+    copied: F64
+    """[recomputation, module, kind]: of the tensors."""
+    blocks: F64
+    """The same: of their blocks on the device."""
+
+
+class StageBytes(NamedTuple):
+    """What a stage has allocated at least, with nothing of it on the host."""
+
+    words: F64
+    """By recomputation."""
+    blocks: F64
+    """By `block N`."""
+    live: F64
+    """[kind]: layers, each as often as micro-batches of it are live."""
+    most: float
+    """Micro-batches of the chunk of which most are."""
+    forward: float
+    """What the forward makes beside what it saves."""
+    kind: int | None
+    """Of the layer whose backward comes first; None: it is another one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,6 +217,8 @@ class _Layer(NamedTuple):
 _MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
 _BEFORE_MLP = ("core_attn", "mla_up_proj")
 """Modules that are the same in front of a mixture and of a dense MLP."""
+_NOT_HOSTED = frozenset({"mlp", "moe_act", "shared_experts"})
+"""Modules whose recomputation leaves as much to put on the host."""
 
 
 class Bounds:
@@ -165,17 +228,20 @@ class Bounds:
         self,
         launch: Launch,
         words: Modules,
+        hosted: Hosted,
         kinds: tuple[int, ...],
         variant: Callable[[int], Launch],
         known: dict[object, object],
     ) -> None:
         """Take a launch of one stage.
 
-        words : recomputations; kinds : of every layer; variant : returns the launch with another
-        sharding; known : what launches that differ in how their experts lie have in common.
+        words, hosted : recomputations, and what can wait on the host; kinds : of every layer;
+        variant : returns the launch with another sharding; known : what launches that differ in how
+        their experts lie have in common.
         """
         self._launch = launch
         self._words = words
+        self._hosted = hosted
         self._known = known
         self.variant = variant
         self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
@@ -278,6 +344,67 @@ class Bounds:
         return float(made - freed)
 
     # ----------------------------------------------------------------------------------------------
+    # On the host
+
+    @cached_property
+    def gone(self) -> Gone:
+        """What modules leave to the host, by recomputation and kind of layer."""
+        kinds = [self._experts(kind) for kind in range(len(self._layer_of))]
+        of = {experts: self._gone(experts) for experts in {*kinds}}
+        copied, blocks = (
+            np.stack([of[experts][at] for experts in kinds], axis=-1) for at in (0, 1)
+        )
+        return Gone(copied, blocks)
+
+    def _gone(self, experts: bool) -> tuple[F64, F64]:
+        """Return the bytes of tensors and of their blocks, [recomputation, module]."""
+        key = ("gone", experts)
+        if not experts and key in self._known:
+            return cast(tuple[F64, F64], self._known[key])
+        plain = self._leaves(NONE, experts)
+        less = [
+            np.zeros_like(plain)
+            if name in _NOT_HOSTED or (name == "moe" and not experts)
+            else plain - self._leaves(name, experts)
+            for name in self._words.names
+        ]
+        found = np.stack([plain[at] - self._words.sums([one[at] for one in less]) for at in (0, 1)])
+        # of layers that are made again whole nothing but the input is there
+        found[:, self._words.full] = 0.0
+        if not experts:
+            self._known[key] = (found[0], found[1])
+        return found[0], found[1]
+
+    def _leaves(self, word: str, experts: bool) -> F64:
+        """Return [tensors or blocks, module] of a layer that makes so much again."""
+        names = self._hosted.names
+        launch = replace(
+            self._launch, recompute=recompute_of(word), offload=Offload(modules=frozenset(names))
+        )
+        expandable = launch.software.expandable_segments
+        found = np.zeros((2, len(names)))
+        for _, module, size in offloaded_parts(launch, experts=experts):
+            at = names.index(module)
+            found[:, at] += size, recycled_bytes(size, expandable=expandable)
+        return found
+
+    @cached_property
+    def padding(self) -> float:
+        """How much larger than its tensors what a module frees is at most."""
+        gone = self.gone
+        some = gone.copied > 0
+        return float((gone.blocks[some] / gone.copied[some]).max(initial=1.0))
+
+    @cached_property
+    def made(self) -> F64:
+        """[kind]: what the backward of a layer makes at least, with nothing made again."""
+        return np.array([self._made(layer) for _, layer in sorted(self._layer_of.items())])
+
+    def _made(self, layer: int) -> float:
+        made, freed = backward_bytes(self._launch, (False, (layer,), 0, False))
+        return float(made - freed)
+
+    # ----------------------------------------------------------------------------------------------
 
     def state_bytes(
         self, zero: int, replicas: int, expert_replicas: int, *, staged: bool
@@ -301,8 +428,8 @@ class Bounds:
         *,
         zero: int,
         states: tuple[float, float],
-    ) -> tuple[F64, F64]:
-        """Return the bytes of a stage, by its place, by recomputation and by `block N`.
+    ) -> StageBytes:
+        """Return the bytes of a stage, by its place.
 
         states : bytes of an element of dense layers and of experts.
         """
@@ -319,12 +446,20 @@ class Bounds:
             fixed += self._gathered(arrangement.final[place][-1])
         weights = live.chunks @ counts
         by_word = fixed + sizes.saved @ weights
-        if not self._torch and not (last and self._launch.model.mtp):
-            more = sizes.again - self._forward_bytes(final, has_head)
-            by_word[self._words.full] += max(0.0, more)
+        forward = self._forward_bytes(final, has_head)
+        backward = not self._torch and not (last and self._launch.model.mtp)
+        if backward:
+            by_word[self._words.full] += max(0.0, sizes.again - forward)
         again = live.chunks @ arrangement.chunks_again[place]
         by_block = fixed + sizes.plain @ weights - again @ (sizes.plain - sizes.full)
-        return by_word, by_block
+        return StageBytes(
+            words=by_word,
+            blocks=by_block,
+            live=weights,
+            most=float(live.chunks.max()),
+            forward=forward,
+            kind=arrangement.final[place][-1] if backward else None,
+        )
 
     def _gathered(self, kind: int) -> float:
         """Return the one layer at least that is gathered of fully sharded weights."""

@@ -34,7 +34,18 @@ _Values = Mapping[str, Any]
 
 _GRID = ("tp", "cp", "pp", "dp")
 _ORDER = (
-    *("precision", "recompute", "pp", "tp", "cp", "dp", "schedule", "vpp", "global_batch"),
+    *(
+        "precision",
+        "recompute",
+        "offload",
+        "pp",
+        "tp",
+        "cp",
+        "dp",
+        "schedule",
+        "vpp",
+        "global_batch",
+    ),
     *("micro_batch", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
     *("tp_overlap", "cp_kind", "dp_replicate"),
 )
@@ -245,6 +256,12 @@ def _recomputed(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]
         yield f"{engine.title} does not recompute {word} of {job.name}"
 
 
+def _hosted(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    word = values["offload"]
+    if word not in engine.offload(job.model):
+        yield f"{engine.title} does not put {word} of {job.name} on the host"
+
+
 def _blocks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     word, parts = values["recompute"], values["pp"] * values["vpp"]
     longest = job.model.num_layers - parts + 1
@@ -329,6 +346,7 @@ class _Rule:
 _RULES = (
     _Rule(names=("precision",), broken=_products),
     _Rule(names=("recompute",), broken=_recomputed),
+    _Rule(names=("offload",), broken=_hosted),
     _Rule(names=("tp",), broken=_tensor),
     _Rule(names=("cp",), broken=_context),
     _Rule(names=("pp",), broken=_stages),
@@ -362,7 +380,18 @@ _RULES = (
     _Rule(
         names=(
             *("overlap_experts", "recompute", "dispatcher", "precision", "zero", "vpp", "schedule"),
-            *("tp_overlap", "cp_kind", "dp_replicate", "etp", "ep", "tp", "cp", "pp", "dp"),
+            *(
+                "offload",
+                "tp_overlap",
+                "cp_kind",
+                "dp_replicate",
+                "etp",
+                "ep",
+                "tp",
+                "cp",
+                "pp",
+                "dp",
+            ),
         ),
         broken=_refused,
     ),
@@ -374,7 +403,13 @@ _SURELY = (*_RULES, _Rule(names=("recompute", "pp", "vpp"), broken=_even))
 # --------------------------------------------------------------------------------------------------
 # Combinations
 
-_LEAST = {"recompute": NONE, "overlap_experts": False, "tp_overlap": False, "dp_replicate": 1}
+_LEAST = {
+    "recompute": NONE,
+    "offload": NONE,
+    "overlap_experts": False,
+    "tp_overlap": False,
+    "dp_replicate": 1,
+}
 """Of free values, those that ask least of all else."""
 _SWITCHES = {"overlap_experts": "moe-overlap", "tp_overlap": "tp-overlap"}
 """Of values that are on or off, their options."""
@@ -509,6 +544,8 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
     if name == "recompute":
         blocks = [f"block {number}" for number in range(job.model.num_layers - 1, 0, -1)]
         return (*engine.recompute(job.model), *(blocks if engine.blocks else ()))
+    if name == "offload":
+        return engine.offload(job.model)
     return {
         "vpp": range(1, job.model.num_layers + 1),
         "micro_batch": MICRO_BATCHES,
@@ -549,7 +586,11 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     """Return an option with values as somebody types them."""
     if name in _SWITCHES:
         return f"--no-{_SWITCHES[name]}" if values and not values[0] else f"--{_SWITCHES[name]}"
-    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz"}
+    names = {
+        "micro_batch": "micro-batch-size",
+        "global_batch": "settle-bsz",
+        "offload": "offload-activations",
+    }
     if name == "schedule":
         values = [SHORT_NAMES[value] for value in values]
     ordered = sorted(values) if all(isinstance(value, int) for value in values) else values
@@ -596,6 +637,9 @@ def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> lis
         # blocks instead of blocks, modules instead of modules
         block = given[0].startswith("block ")
         return sorted(others, key=lambda word: word.startswith("block ") != block)
+    if name == "offload":
+        wanted = {*given[0].split("+")}
+        return sorted(others, key=lambda word: len(wanted ^ {*word.split("+")}))
     if name in ("zero", "schedule", "precision", "dispatcher", "cp_kind", *_SWITCHES):
         return others
     return sorted(others, key=lambda value: min(abs(math.log(value / one)) for one in given))

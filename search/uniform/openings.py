@@ -6,7 +6,7 @@ The values of each, in their order, and what of them may fit by bounds. Which of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from operator import itemgetter
 from typing import NamedTuple, cast
@@ -23,9 +23,11 @@ from search.uniform.memory import Room
 from search.uniform.prices import Prices, Unit, arrangement_of
 from search.uniform.space import Degrees, Space
 
-__all__ = ["Openings", "Options", "Stages"]
+__all__ = ["Openings", "Options", "Saving", "Stages"]
 
 
+_MORE = 1.0 + 1e-9
+"""Of what there is room for, so that sums in another order are no larger."""
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
 """Schedule -> one that is as fast or faster, with less memory, wherever it can be run."""
 
@@ -36,11 +38,19 @@ def _chunks_of(schedule: Schedule, most: int) -> range:
     return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
 
 
+class Saving(NamedTuple):
+    """What is done about the activations of a layout."""
+
+    recompute: str
+    offload: str | None = NONE
+    """None: some set of modules, which one is open."""
+
+
 class Options(NamedTuple):
-    """Recomputations of a layout, and what they are ordered by."""
+    """Savings of a layout, and what they are ordered by."""
 
     values: F64
-    words: tuple[str, ...]
+    savings: tuple[Saving, ...]
 
 
 class Stages(NamedTuple):
@@ -57,7 +67,8 @@ class Stages(NamedTuple):
     """[sharding]: of which choice it is."""
     bytes: F64
     off_bytes: F64
-    """[sharding, row] and [sharding, kind] of `Prices.spread_bytes`."""
+    each: F64
+    """[sharding, row], [sharding, kind] and [sharding, row] of `Prices.spread_bytes`."""
 
 
 class Openings:
@@ -71,6 +82,15 @@ class Openings:
         self.words = np.array(
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
+        self.device = bool(kept((NONE,), fixed.offload))
+        """Whether all activations may stay on the device."""
+        self.sets = np.array(
+            [bool(kept((word,), fixed.offload)) for word in prices.hosted.words], dtype=bool
+        )
+        hosted = self.words & bool(self.sets.any())
+        hosted[prices.modules.full] = False
+        self.hosted = hosted
+        """Recomputations beside which modules may be on the host."""
         self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
@@ -242,7 +262,7 @@ class Openings:
 
     def blocks(self, longest: int) -> list[int]:
         """Return of how many layers of each chunk all may be computed again, from 1 on."""
-        if not self.engine.blocks:
+        if not (self.engine.blocks and self.device):
             return []
         if self.fixed.recompute is None:
             return [*range(1, longest)]
@@ -253,7 +273,7 @@ class Openings:
         """Whether some layers of each chunk may be computed again whole."""
         fixed = self.fixed.recompute
         free = fixed is None or any(word.startswith("block ") for word in fixed)
-        return self.engine.blocks and free
+        return self.engine.blocks and free and self.device
 
     def number(self, space: Space, degrees: Degrees) -> int:
         """Return how many choices there are: degrees with all stages, chunks and the rest.
@@ -299,7 +319,9 @@ class Openings:
         return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
 
     def _words_of(self, longest: int) -> int:
-        return int(self.words.sum()) + len(self.blocks(longest))
+        plain = int(self.words.sum()) if self.device else 0
+        hosted = int(self.hosted.sum()) * int(self.sets.sum())
+        return plain + hosted + len(self.blocks(longest))
 
     # ----------------------------------------------------------------------------------------------
     # What may fit
@@ -315,6 +337,14 @@ class Openings:
             )
             found = self._limits[key] = (np.where(self._plain, plain, again), again)
         return found
+
+    def hosted_limit(self, limits: F64) -> F64:
+        """Return the bytes that tensors may take with something on the host, by recomputation.
+
+        limits : without. Where modules have to be named, nothing of them may be large enough to go.
+        """
+        hosted = np.full(len(limits), self.room.bytes_of("offloaded") * _MORE)
+        return hosted if self.device else np.maximum(hosted, limits)
 
     def table(self, unit: Unit, degree: Choice) -> Stages:
         """Return the numbers of stages of some degrees with what does not depend on the memory."""
@@ -342,8 +372,9 @@ class Openings:
             ),
             shardings=tuple(one for _, one in shardings),
             at=np.array([at for at, _ in shardings], dtype=np.int64),
-            bytes=np.array([size for size, _ in bounds]).reshape(-1, rows),
-            off_bytes=np.array([off for _, off in bounds]).reshape(-1, kinds),
+            bytes=np.array([size for size, _, _ in bounds]).reshape(-1, rows),
+            off_bytes=np.array([off for _, off, _ in bounds]).reshape(-1, kinds),
+            each=np.array([each for _, _, each in bounds]).reshape(-1, rows),
         )
 
     def least_whole_s(self, unit: Unit, table: Stages) -> F64:
@@ -356,9 +387,14 @@ class Openings:
             return least
         limits, again = zip(*(self.limits(unit, one) for one in table.shardings), strict=True)
         room = np.array(again)
-        fits = self.words & (table.bytes[:, :-2] <= np.array(limits))
+        fits = self.words & self.device & (table.bytes[:, :-2] <= np.array(limits))
         whole = self.prices.whole_s(unit)
         found = np.where(fits, whole[:-2], np.inf).min(axis=1, initial=np.inf)
+        if self.hosted.any():
+            lacking = table.bytes[:, :-2] - np.array([self.hosted_limit(one) for one in limits])
+            hosted = self.prices.whole_hosted_s(unit, lacking, table.each[:, :-2])
+            hosted = np.where(self.hosted, hosted, np.inf).min(axis=1, initial=np.inf)
+            found = np.minimum(found, hosted)
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
             partly = self.prices.partly_s(unit, lacking, table.off_bytes)
@@ -372,6 +408,10 @@ class Openings:
         limits, again = self.limits(unit, choice)
         if choice.recompute in self.prices.words:
             at = self.prices.words.index(choice.recompute)
+            if choice.offload != NONE:
+                sets, most = self._sets_bytes(unit, choice, at)
+                place = self.prices.hosted.words.index(choice.offload)
+                return bool(sets[place] <= most[place])
             return bool(words[at] <= limits[at])
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
@@ -382,26 +422,111 @@ class Openings:
         return words, blocks, self.blocks(arrangement.longest)
 
     def fastest(self, unit: Unit, choice: Choice) -> Options:
-        """Return the recomputations of a layout that may fit by their steps' seconds at least."""
+        """Return the savings of a layout that may fit by their steps' seconds at least.
+
+        Sets of modules on the host are open, of recomputations that do not fit without; they take
+        longer.
+        """
         words, blocks, numbers = self.sizes(unit, choice)
         limits, again = self.limits(unit, choice)
-        may = self.words & (words <= limits)
+        may = self.words & self.device & (words <= limits)
         free = [number for number in numbers if blocks[number] <= again]
-        if not (may.any() or free):
+        arrangement, batch = arrangement_of(unit, choice), choice.global_batch
+        hosted = np.full(len(may), np.inf)
+        lacks = self.hosted & ~may
+        if lacks.any():
+            most = self.hosted_limit(limits)
+            found = self.prices.hosted_s(unit, choice, arrangement, most)
+            hosted = np.where(lacks, found, np.inf)
+        if not (may.any() or free or (hosted < np.inf).any()):
             return Options(np.zeros(0), ())
-        arrangement = arrangement_of(unit, choice)
         of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
-        batch = choice.global_batch
-        return self._ordered(may, of_words / batch, free, of_blocks / batch)
+        return self._ordered(may, of_words / batch, free, of_blocks / batch, hosted / batch)
 
     def smallest(self, unit: Unit, choice: Choice) -> Options:
-        """Return the recomputations of a layout by the bytes of its fullest stage at least."""
+        """Return the savings of a layout by the bytes of its fullest stage at least."""
         words, blocks, numbers = self.sizes(unit, choice)
-        return self._ordered(self.words, words, numbers, blocks)
+        hosted = np.full(len(words), np.inf)
+        if self.hosted.any():
+            arrangement = arrangement_of(unit, choice)
+            least = self.prices.least_hosted_bytes(unit, choice, arrangement)
+            hosted = np.where(self.hosted, least, np.inf)
+        return self._ordered(self.words & self.device, words, numbers, blocks, hosted)
 
-    def _ordered(self, may: Bool, words: F64, numbers: list[int], blocks: F64) -> Options:
-        names = [word for word, one in zip(self.prices.words, may, strict=True) if one]
-        names += [f"block {number}" for number in numbers]
-        values = np.concatenate([words[may], blocks[numbers]])
+    def _ordered(
+        self, may: Bool, words: F64, numbers: list[int], blocks: F64, hosted: F64
+    ) -> Options:
+        names = [Saving(word) for word, one in zip(self.prices.words, may, strict=True) if one]
+        names += [Saving(f"block {number}") for number in numbers]
+        open_sets = np.flatnonzero(hosted < np.inf)
+        names += [Saving(self.prices.words[at], None) for at in open_sets]
+        values = np.concatenate([words[may], blocks[numbers], hosted[open_sets]])
         order = np.argsort(values, kind="stable")
         return Options(values[order], tuple(names[at] for at in order))
+
+    def least_spread(self, unit: Unit, choice: Choice) -> float:
+        """Return bytes that some stage has at least, whatever is done about activations."""
+        sizes, _, each = self.prices.spread_bytes(unit, choice)
+        least = float(sizes.min())
+        if self.hosted.any():
+            most = unit.bounds.gone.blocks.sum(axis=1) @ unit.number
+            least = min(least, float((sizes[:-2] - each[:-2] * most)[self.hosted].min()))
+        return least
+
+    # ----------------------------------------------------------------------------------------------
+    # Modules on the host
+
+    def may_host(self, recompute: str) -> bool:
+        """Return whether modules may be on the host beside a recomputation."""
+        words = self.prices.words
+        return recompute in words and bool(self.hosted[words.index(recompute)])
+
+    def fastest_sets(
+        self, unit: Unit, choice: Choice, recompute: str, full: Sequence[str] = ()
+    ) -> Options:
+        """Return the sets beside a recomputation that may fit, by their steps' seconds at least.
+
+        Of sets of which one leaves no less of any layer than another, the other is no slower and
+        comes alone. full : sets that do not fit, which no longer stand before others.
+        """
+        at = self.prices.words.index(recompute)
+        sizes, most = self._sets_bytes(unit, choice, at)
+        arrangement = arrangement_of(unit, choice)
+        may = self.sets & (sizes <= most)
+        for word in full:
+            may[self.prices.hosted.words.index(word)] = False
+        seconds = self.prices.sets_s(unit, choice, arrangement, at) / choice.global_batch
+        found = self._ordered_sets(unit, at, may, seconds)
+        copied = self.prices.hosted.has @ unit.bounds.gone.copied[at]
+        rows = copied[[self.prices.hosted.words.index(one.offload) for one in found.savings]]
+        less = (rows[:, None] <= rows[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
+        first = np.flatnonzero(~less.any(axis=0))
+        return Options(found.values[first], tuple(found.savings[one] for one in first))
+
+    def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> Options:
+        """Return the sets beside a recomputation by the bytes of the fullest stage at least."""
+        at = self.prices.words.index(recompute)
+        sizes = self.prices.sets_bytes(unit, choice, arrangement_of(unit, choice), at)
+        return self._ordered_sets(unit, at, self.sets, sizes)
+
+    def _sets_bytes(self, unit: Unit, choice: Choice, word: int) -> tuple[F64, F64]:
+        """Return bytes that the fullest stage has at least by set, and those that it may have."""
+        sizes = self.prices.sets_bytes(unit, choice, arrangement_of(unit, choice), word)
+        limits, _ = self.limits(unit, choice)
+        leaves = (self.prices.hosted.has @ unit.bounds.gone.copied[word]).any(axis=1)
+        most = np.where(leaves, self.room.bytes_of("offloaded") * _MORE, limits[word])
+        return sizes, most
+
+    def _ordered_sets(self, unit: Unit, word: int, may: Bool, values: F64) -> Options:
+        copied = self.prices.hosted.has @ unit.bounds.gone.copied[word]
+        # of sets that leave the same there is one; of those that leave nothing, none at all
+        seen = {(0.0,) * copied.shape[1]} if self.device else set()
+        order: list[int] = []
+        for at in np.lexsort((copied @ unit.number, values)):
+            leaves = tuple(copied[at])
+            if may[at] and leaves not in seen:
+                seen.add(leaves)
+                order.append(int(at))
+        recompute = self.prices.words[word]
+        names = tuple(Saving(recompute, self.prices.hosted.words[at]) for at in order)
+        return Options(values[order], names)

@@ -17,6 +17,7 @@ from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.estimate.layer import Real, optimizer_time_s
+from autopar.estimate.parts.updates import host_of
 from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
@@ -38,7 +39,7 @@ from search.space import divisors
 from search.uniform.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
 from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
-from search.uniform.memory import Bounds, Modules, Room, live_forwards
+from search.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 
 __all__ = ["Prices", "Unit", "arrangement_of", "degrees_of"]
 
@@ -117,6 +118,10 @@ class Prices:
         self.target = target
         self.words = engine.recompute(job.model)
         self.modules = Modules(self.words)
+        self.hosted = Hosted(engine.offload(job.model))
+        self.link_bytes_per_s = (
+            host_of(target.machine).link_bytes_per_s if self.hosted.words else math.inf
+        )
         self.known = KnownLayers(target.machine)
         self._units: dict[object, Unit] = {}
         self._bounds: dict[object, Bounds] = {}
@@ -126,9 +131,9 @@ class Prices:
         self._bases: dict[object, StepJob] = {}
         self._kinds: dict[object, Launch] = {}
         self._trains: dict[object, bool] = {}
-        self._spreads: dict[object, tuple[F64, F64]] = {}
+        self._spreads: dict[object, tuple[F64, F64, F64]] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
-        self._layouts_bytes: dict[object, tuple[F64, F64]] = {}
+        self._layouts_bytes: dict[object, list[StageBytes]] = {}
         self._timings: dict[Choice, Timing | None] = {}
         self._accounts: dict[tuple[Choice, int], Account] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
@@ -171,6 +176,7 @@ class Prices:
             pp=1,
             vpp=1,
             recompute=NONE,
+            offload=NONE,
             global_batch=choice.micro_batch * dp,
             chunks=self._one_stage(),
         )
@@ -268,7 +274,8 @@ class Prices:
                 return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
 
             known = self._layers.setdefault(_attention_of(own), {})
-            found = Bounds(launch(self._zero), self.modules, kinds, launch, known)
+            modules, hosted = self.modules, self.hosted
+            found = Bounds(launch(self._zero), modules, hosted, kinds, launch, known)
             self._bounds[key] = found
         return found
 
@@ -358,32 +365,38 @@ class Prices:
 
     def _stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         plain, full = slice(-2, -1), slice(-1, None)
-        first, last = arrangement.ends
-        layers = arrangement.layers.astype(np.float64)
-        layers[last] += unit.further
+        layers = _layers_of(unit, arrangement)
         by_word = [rows[:-2] @ layers.T for rows in (unit.device_s, unit.host_s)]
         by_block = [
             (rows[plain] @ layers.T)[0] + arrangement.again @ (rows[full] - rows[plain])[0]
             for rows in (unit.device_s, unit.host_s)
         ]
+        return (
+            self._pipeline_s(unit, choice, arrangement, by_word[0], by_word[1]),
+            self._pipeline_s(unit, choice, arrangement, by_block[0], by_block[1]),
+        )
+
+    def _pipeline_s(
+        self, unit: Unit, choice: Choice, arrangement: Arrangement, device: F64, host: F64
+    ) -> F64:
+        """Return the same of seconds that layers of stages take, [..., stage]."""
+        first, last = arrangement.ends
         number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
         chunks = choice.vpp if choice.pp > 1 else 1
         splits = SCHEDULES[choice.schedule].splits
         forward = arrangement.layers @ unit.forward_s / chunks
         begin = np.cumsum(forward) - forward
-        found = []
-        for device, host in (by_word, by_block):
-            device[:, first] += unit.first_s
-            device[:, last] += unit.last_s
-            times = _both_s(device, host) + send
-            if splits:
-                pipeline = (number * times + begin).max(axis=1)
-            else:
-                longest = times.max(axis=1)
-                others = times @ arrangement.times - longest
-                pipeline = number * longest + others / chunks
-            found.append((self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING)
-        return found[0], found[1]
+        device[:, first] += unit.first_s
+        device[:, last] += unit.last_s
+        times = _both_s(device, host) + send
+        if splits:
+            pipeline = (number * times + begin).max(axis=1)
+        else:
+            longest = times.max(axis=1)
+            others = times @ arrangement.times - longest
+            pipeline = number * longest + others / chunks
+        found: F64 = (self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING
+        return found
 
     def micro_batches(self, choice: Choice) -> int:
         """Return the micro-batches of a step."""
@@ -443,14 +456,24 @@ class Prices:
 
     def least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return bytes that the fullest stage has at least, by recomputation and by `block N`."""
+        stages = self._stage_bytes(unit, choice, arrangement)
+        words, blocks = [one.words for one in stages], [one.blocks for one in stages]
+        return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
+
+    def _stage_bytes(
+        self, unit: Unit, choice: Choice, arrangement: Arrangement
+    ) -> list[StageBytes]:
+        """Return bytes that each of the unlike stages has at least, with nothing on the host."""
         key = (unit, choice)
         if key not in self._layouts_bytes:
-            self._layouts_bytes[key] = self._least_bytes(unit, choice, arrangement)
+            self._layouts_bytes[key] = self._bytes_of_stages(unit, choice, arrangement)
         return self._layouts_bytes[key]
 
-    def _least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+    def _bytes_of_stages(
+        self, unit: Unit, choice: Choice, arrangement: Arrangement
+    ) -> list[StageBytes]:
         states = self._states(unit, choice)
-        found: list[tuple[F64, F64]] = []
+        found: list[StageBytes] = []
         for place, stage in enumerate(arrangement.at):
             live = live_forwards(
                 stage,
@@ -463,8 +486,7 @@ class Prices:
             found.append(
                 unit.bounds.of_stage(place, arrangement, live, zero=choice.zero, states=states)
             )
-        words, blocks = zip(*found, strict=True)
-        return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
+        return found
 
     def _states(self, unit: Unit, choice: Choice) -> tuple[float, float]:
         return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
@@ -474,22 +496,23 @@ class Prices:
         ranks = self.job.world // (choice.pp * choice.dp_replicate)
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
-    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, F64]:
         """Return bytes that some stage has at least, wherever the layers lie.
 
         By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least,
         whatever the schedule, or where chunks come back up the stages i + 1, which is the same: a
         mean of all stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of
         layers with w bytes of their own and a for each micro-batch, and no higher than the fullest.
-        The other array is what one layer that is computed again whole takes off that mean of
-        layers of which nothing is, by kind.
+        The second array is what one layer that is computed again whole takes off that mean of
+        layers of which nothing is, by kind; the third what a byte does at most that a layer saves
+        less, by row.
         """
         key = (unit, choice.pp, choice.zero, choice.dp_replicate)
         if key not in self._spreads:
             self._spreads[key] = self._spread_bytes(unit, choice)
         return self._spreads[key]
 
-    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, F64]:
         sizes, number = unit.bounds.sizes, unit.number
         dense, experts = self._states(unit, choice)
         own = sizes.static + dense * sizes.dense + experts * sizes.experts
@@ -505,8 +528,96 @@ class Prices:
             for some in (choice.pp, 1)
         )
         found = np.minimum(first, last) @ number / whole
-        most = choice.pp / (mean_own + choice.pp * mean_saved[-2]) / whole[-2]
-        return found * _ROUNDING, most * (sizes.plain - sizes.full)
+        # max of g_i l_i: of l / (mean w + l mean a) it is that of the most live
+        most = choice.pp / (mean_own + choice.pp * mean_saved) / whole
+        return found * _ROUNDING, most[-2] * (sizes.plain - sizes.full), most
+
+    # ----------------------------------------------------------------------------------------------
+    # Activations on the host. A set of modules is enumerated where its recomputation and layout are
+    # looked at; before that, any set that frees enough is bounded by what copies of as many bytes
+    # take at least. Seen of them is sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+ of c bytes over a
+    # link of r bytes/s beside forwards of f and backwards of b seconds, which for sums C, F, B of
+    # the layers of a stage or model is (C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
+
+    def whole_hosted_s(self, unit: Unit, lacking_bytes: F64, each: F64) -> F64:
+        """Return `whole_s` with as much on the host as frees some bytes, infinite where none does.
+
+        lacking_bytes, each : [..., recomputation], of the mean of `spread_bytes`.
+        """
+        number, gone = unit.number, unit.bounds.gone
+        most = gone.blocks.sum(axis=1) @ number
+        freed = np.maximum(0.0, lacking_bytes) / each
+        forward = unit.forward_s @ number
+        device = unit.device_s[:-2] @ number
+        seen = self._copies_s(freed / unit.bounds.padding, forward, device - forward)
+        all_layers = unit.number + unit.further
+        found = _both_s(
+            unit.device_s[:-2] @ all_layers + unit.first_s + unit.last_s + seen,
+            unit.host_s[:-2] @ all_layers,
+        )
+        return np.where(freed <= most, found, np.inf)
+
+    def _copies_s(self, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
+        """Return what is seen of copies to the host and back."""
+        copy = copied_bytes / self.link_bytes_per_s
+        found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
+        return found
+
+    def hosted_s(
+        self, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
+    ) -> F64:
+        """Return `stages_s` by recomputation with what frees enough on the host.
+
+        Infinite where nothing does. limit_bytes : by recomputation, of the fullest stage.
+        """
+        stages = self._stage_bytes(unit, choice, arrangement)
+        gone, layers = unit.bounds.gone, arrangement.layers.astype(np.float64)
+        most = gone.blocks.sum(axis=1)
+        lacking = np.stack([one.words * _ROUNDING - limit_bytes for one in stages], axis=1)
+        live = np.stack([one.live for one in stages], axis=1)
+        times = np.array([one.most for one in stages])
+        copied = np.maximum(0.0, lacking) / times / unit.bounds.padding
+        forward = layers @ unit.forward_s
+        own = unit.device_s[:-2] @ layers.T
+        of_all = _layers_of(unit, arrangement)
+        device, host = (rows[:-2] @ of_all.T for rows in (unit.device_s, unit.host_s))
+        device += self._copies_s(copied, forward, own - forward)
+        found = self._pipeline_s(unit, choice, arrangement, device, host)
+        return np.where((lacking <= most @ live).all(axis=1), found, np.inf)
+
+    def least_hosted_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
+        """Return bytes of the fullest stage at least by recomputation, whatever is on the host."""
+        most = unit.bounds.gone.blocks.sum(axis=1)
+        stages = self._stage_bytes(unit, choice, arrangement)
+        least: F64 = np.max([one.words - most @ one.live for one in stages], axis=0) * _ROUNDING
+        return least
+
+    def sets_s(self, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
+        """Return `stages_s` by set of modules on the host, beside one recomputation."""
+        layers = _layers_of(unit, arrangement)
+        copied = self.hosted.has @ unit.bounds.gone.copied[word]
+        device, host = unit.device_s[word], unit.host_s[word]
+        forward = np.minimum(unit.forward_s, device)
+        seen = self._copies_s(copied, forward, device - forward)
+        rows = (device + seen) @ layers.T
+        return self._pipeline_s(
+            unit, choice, arrangement, rows, np.tile(host @ layers.T, (len(rows), 1))
+        )
+
+    def sets_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
+        """Return bytes that the fullest stage has at least, by set, beside one recomputation."""
+        gone, has = unit.bounds.gone, self.hosted.has
+        copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
+        found = []
+        for one in self._stage_bytes(unit, choice, arrangement):
+            size = one.words[word] - blocks @ one.live
+            if one.kind is not None:
+                # in its backward a layer has its own again
+                more = unit.bounds.made[one.kind] + copied[:, one.kind] - one.forward
+                size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
+            found.append(size)
+        least: F64 = np.max(found, axis=0) * _ROUNDING
+        return least
 
     # ----------------------------------------------------------------------------------------------
     # Prices
@@ -555,6 +666,13 @@ def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
     """Return a choice's layout by kinds of layers."""
     # put-off gradients of weights keep more alive on later stages, up to what the first one has
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
+
+
+def _layers_of(unit: Unit, arrangement: Arrangement) -> F64:
+    """Return [stage, kind], layers of modules of further tokens in front of the head."""
+    layers = arrangement.layers.astype(np.float64)
+    layers[arrangement.ends[1]] += unit.further
+    return layers
 
 
 def _both_s(device_s: F64, host_s: F64) -> F64:

@@ -134,8 +134,8 @@ class _Search:
             for choice in self.openings.stages(degree):
                 for zero in self.openings.zeros(choice):
                     sharded = self.openings.sharded(choice, zero)
-                    sizes, _ = self.prices.spread_bytes(unit, sharded)
-                    self.push(float(sizes.min()), 2, sharded, unit=unit)
+                    least = self.openings.least_spread(unit, sharded)
+                    self.push(least, 2, sharded, unit=unit)
 
     def open_stages(self, entry: _Entry) -> None:
         unit, one = entry.unit, entry.choice
@@ -145,16 +145,16 @@ class _Search:
                 if choice.zero != one.zero:
                     continue
                 options = self.openings.smallest(unit, choice)
-                if options.words:
+                if options.savings:
                     self.push(float(options.values[0]), 1, choice, unit=unit, options=options)
 
     def count(self, entry: _Entry) -> None:
-        """Count the recomputation of a layout whose bound is the lowest that is left."""
+        """Count the saving of a layout whose bound is the lowest that is left."""
         assert entry.unit is not None, "a layout has a unit"
         assert entry.options is not None, "a layout has options"
-        choice = replace(entry.choice, recompute=entry.options.words[entry.at])
+        recompute, offload = entry.options.savings[entry.at]
         at = entry.at + 1
-        if at < len(entry.options.words):
+        if at < len(entry.options.savings):
             self.push(
                 float(entry.options.values[at]),
                 1,
@@ -163,6 +163,13 @@ class _Search:
                 options=entry.options,
                 at=at,
             )
+        if offload is None:
+            options = self.openings.smallest_sets(entry.unit, entry.choice, recompute)
+            if options.savings:
+                size = float(options.values[0])
+                self.push(size, 1, entry.choice, unit=entry.unit, options=options)
+            return
+        choice = replace(entry.choice, recompute=recompute, offload=offload)
         if self.prices.timed(choice) is None:
             return
         launch = self.prices.launch(choice)

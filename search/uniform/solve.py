@@ -20,7 +20,7 @@ from autopar.estimate.step import StepTime
 from autopar.memory.launch import Launch
 from autopar.records import dataclass, replace
 from search.check.assessment import Assessment, Target
-from search.uniform.choice import Choice, Fixed
+from search.uniform.choice import NONE, Choice, Fixed
 from search.uniform.engines import EngineSpace, Job
 from search.uniform.memory import Room
 from search.uniform.openings import Openings, Options
@@ -206,6 +206,9 @@ class _Search:
         self.queue: list[_Entry] = []
         self.found: dict[object, Solution] = {}
         self.opened = self.timed = self.counted = 0
+        self.hosted: dict[Choice, dict[str, bool]] = {}
+        """Layout with a recomputation -> the sets of modules on the host that were in the queue,
+        and whether they turned out to be too large."""
         self.complete = True
         self.least_s: float | None = None
         known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
@@ -256,9 +259,9 @@ class _Search:
             if entry.level < _DEGREES and _family(entry.choice) in self.found:
                 continue
             if late and entry.level == _LAYOUT:
-                # the slowest recomputation leaves the most room
+                # the slowest saving leaves the most room
                 assert entry.options is not None, "a layout has options"
-                entry = entry._replace(at=len(entry.options.words) - 1)
+                entry = entry._replace(at=len(entry.options.savings) - 1)
             self.open(entry)
             if len(self.found) >= self.top or (late and self.found):
                 break
@@ -312,26 +315,18 @@ class _Search:
         assert unit is not None, "chunks have a unit"
         for choice in self.openings.layouts(unit, entry.choice):
             options = self.openings.fastest(unit, choice)
-            if options.words:
+            if options.savings:
                 self.push(float(options.values[0]), _LAYOUT, choice, unit=unit, options=options)
 
     # ----------------------------------------------------------------------------------------------
     # Launches
 
     def open_layout(self, entry: _Entry) -> None:
-        """Price the fastest recomputation of a layout that is left."""
+        """Price the fastest saving of a layout that is left, or open its sets of modules."""
         assert entry.options is not None, "a layout has options"
-        words = entry.options.words
-        choice = replace(entry.choice, recompute=words[entry.at])
-        step = self.price(choice, entry.unit)
-        if step is not None and len(self.openings.copies(choice)) > 1:
-            least = entry.seconds
-            if choice.zero < 3:
-                # more copies can take no more than all of what is seen of the reduction
-                gone = self.prices.stragglers * step.terms_s["gradients"]
-                least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
-            self.push(least, _COPIES, choice, unit=entry.unit)
-        if entry.at + 1 < len(words):
+        savings = entry.options.savings
+        recompute, offload = savings[entry.at]
+        if entry.at + 1 < len(savings):
             at = entry.at + 1
             self.push(
                 float(entry.options.values[at]),
@@ -341,6 +336,35 @@ class _Search:
                 options=entry.options,
                 at=at,
             )
+        if offload is None:
+            self.open_sets(replace(entry.choice, recompute=recompute), entry.unit)
+            return
+        choice = replace(entry.choice, recompute=recompute, offload=offload)
+        step = self.price(choice, entry.unit)
+        if step is not None and len(self.openings.copies(choice)) > 1:
+            least = entry.seconds
+            if choice.zero < 3:
+                # more copies can take no more than all of what is seen of the reduction
+                gone = self.prices.stragglers * step.terms_s["gradients"]
+                least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
+            self.push(least, _COPIES, choice, unit=entry.unit)
+
+    def open_sets(self, choice: Choice, unit: Unit | None) -> None:
+        """Push the least sets of modules on the host that may fit where a choice does not."""
+        assert unit is not None, "a layout has a unit"
+        key = self.openings.sharded(replace(choice, offload=NONE), choice.zero)
+        known = self.hosted.setdefault(key, {})
+        if known.get(choice.offload):
+            return
+        known[choice.offload] = True
+        recompute, plain = key.recompute, replace(key, recompute=NONE)
+        full = [one for one, lacks in known.items() if lacks and one != NONE]
+        options = self.openings.fastest_sets(unit, plain, recompute, full)
+        new = [at for at, one in enumerate(options.savings) if one.offload not in known]
+        known |= {str(options.savings[at].offload): False for at in new}
+        options = Options(options.values[new], tuple(options.savings[at] for at in new))
+        if options.savings:
+            self.push(float(options.values[0]), _LAYOUT, plain, unit=unit, options=options)
 
     def price(self, choice: Choice, unit: Unit | None) -> StepTime | None:
         """Push a launch with its step time, and return it; None where it has none."""
@@ -358,6 +382,8 @@ class _Search:
             choice = replace(entry.choice, dp_replicate=number)
             if self.openings.fits(entry.unit, choice):
                 self.price(choice, entry.unit)
+            elif self.openings.may_host(choice.recompute):
+                self.open_sets(choice, entry.unit)
 
     def take(self, entry: _Entry) -> None:
         """Take a launch whose step is priced, where it fits."""
@@ -370,6 +396,9 @@ class _Search:
         for stage in stages:
             peak = self.prices.account(choice, stage, launch).peak_bytes
             if self.target.odds(launch, peak) > self.target.oom_risk:
+                if self.openings.may_host(choice.recompute):
+                    # less on the host is no slower, so that only now more is worth a look
+                    self.open_sets(choice, entry.unit)
                 return
         if not self.found and self.least_s is None:
             self.least_s = entry.seconds

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.estimate.job import Block, Job as StepJob, parameters
+from autopar.estimate.job import Block, Experts, Job as StepJob, parameters
 from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import Choice, ContextKind, Fixed, kept
@@ -163,7 +163,13 @@ class Space:
         self._admit(fixed.micro_batch or ())
         sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
         # what bounds depend on, and stages; the rest only says which of them are left
-        broad = Fixed(pp=fixed.pp, dp=fixed.dp, zero=fixed.zero, precision=fixed.precision)
+        broad = Fixed(
+            pp=fixed.pp,
+            dp=fixed.dp,
+            zero=fixed.zero,
+            precision=fixed.precision,
+            offload=fixed.offload,
+        )
         if broad not in self._degrees:
             self._degrees[broad] = self._every(broad)
         found = self._degrees[broad]
@@ -285,15 +291,21 @@ class Space:
         """Return bytes that the fullest stage has at least, whatever the stages and sharding.
 
         States, and of each layer its input for as many micro-batches as a stage has live, as
-        `Prices.spread_bytes` has them.
+        `Prices.spread_bytes` has them. Of mixtures whose norms are modules of their own inputs may
+        all be on the host.
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)
         element = self.prices.base(Choice(precision=way.precision)).element_bytes
         saved = size * job.seq / cp / scattered * job.model.hidden * element
         least = np.full(len(at), np.inf)
-        weights = [(count, *parameters(block)) for block, count in self.blocks.items()]
-        layers = sum(count for count, _, _ in weights)
+        sets = kept(engine.offload(job.model), fixed.offload)
+        hosted = any("attn_norm" in one for one in sets)
+        weights = [
+            (count, *parameters(block), not (hosted and isinstance(block.mlp, Experts)))
+            for block, count in self.blocks.items()
+        ]
+        layers = sum(count for count, _, _, _ in weights)
         for pp in stages:
             live = np.arange(pp, 0, -1, dtype=np.float64)
             for zero in kept(engine.zero if pp == 1 else engine.zero_with_stages, fixed.zero):
@@ -307,15 +319,16 @@ class Space:
                         count,
                         dense / tp * (whole + shared / data)
                         + experts / (way.ep * way.etp) * (whole + shared / of_experts),
+                        saved * stays,
                     )
-                    for count, experts, dense in weights
+                    for count, experts, dense, stays in weights
                 ]
-                mean = np.sum([count * own for count, own in kinds], axis=0) / layers
+                mean = np.sum([count * own for count, own, _ in kinds], axis=0) / layers
                 share = 1.0 / (mean[:, None] + saved[:, None] * live)
                 share /= share.sum(axis=1, keepdims=True)
                 found = [
-                    count * (share * (own[:, None] + saved[:, None] * live)).min(axis=1)
-                    for count, own in kinds
+                    count * (share * (own[:, None] + left[:, None] * live)).min(axis=1)
+                    for count, own, left in kinds
                 ]
                 np.minimum(least, np.sum(found, axis=0), out=least)
         return least * (1.0 - 1e-9)

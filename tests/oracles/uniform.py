@@ -184,9 +184,26 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
             if engine.blocks:
                 longest = max(len(chunk[1]) for stage in layout for chunk in stage)
                 words += [f"block {n}" for n in range(1, longest)]
-            for word in words:
-                if fixed.recompute is None or word in fixed.recompute:
-                    yield replace(choice, chunks=layout, recompute=word)
+            for word, hosted in itertools.product(words, _hosted(engine, job.model)):
+                if fixed.recompute is not None and word not in fixed.recompute:
+                    continue
+                if fixed.offload is None or hosted in fixed.offload:
+                    yield replace(choice, chunks=layout, recompute=word, offload=hosted)
+
+
+def _hosted(engine: EngineSpace, model: Model) -> list[str]:
+    """Return what an engine can put on the host of a layer's activations."""
+    if engine.name != "megatron":
+        return ["none"]
+    modules = ["core_attn", "qkv_linear", "attn_proj"]
+    modules += ["attn_norm"] if model.attention.latent else []
+    modules += ["mlp_norm", "expert_fc1", "moe_act"] if model.experts else []
+    found = ["none"]
+    for size in range(1, len(modules) + 1):
+        for some in itertools.combinations(sorted(modules), size):
+            if "attn_proj" not in some or "core_attn" in some:
+                found.append("+".join(some))
+    return found
 
 
 def _copies(engine: EngineSpace, job: Job, one: Choice, zero: int) -> list[int]:
@@ -341,6 +358,9 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         engine, world, stages, zero = engine_space("torchtitan"), 64, [1], (3,)
         copies = draw.choice([None, (1, 8), (1, 2, 8)])
     seq = draw.choice([512, 1024, 2048])
+    if seed % 4 == 0:
+        # of so many tokens tensors are large enough to go to the host
+        seq *= 4
     batches = draw.choice([(64,), (48,), (32, 64), (128,)])
     job = Job(
         name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
@@ -360,6 +380,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         etp=_some(draw, [1, 2, 3, 4], 2) if model.experts and engine is ENGINES[0] else None,
         micro_batch=_some(draw, [1, 2, 3, 4, 6], 2),
         recompute=tuple(draw.sample(words, min(3, len(words)))),
+        offload=("none",),
         precision=("bf16", "fp8") if draw.random() < 0.2 else ("bf16",),
         dispatcher=draw.choice([None, ("flex",), ("alltoall",)]),
         overlap_experts=None if seed % 4 == 1 else draw.choice([None, False]),
@@ -376,6 +397,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     number = sum(1 for _ in itertools.islice(every_choice(uniform.prices, fixed), most + 1))
     if not 4 <= number <= most:
         return None
+    fixed = replace(fixed, offload=_offloads(seed, engine, model))
     every = priced(uniform, fixed)
     if not every:
         return None
@@ -386,6 +408,16 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         memory_bytes=_memory(draw, target, every),
         priced=every,
     )
+
+
+def _offloads(seed: int, engine: EngineSpace, model: Model) -> tuple[str, ...]:
+    """Return what may be on the host: nothing, or some sets, of mixtures most often of experts."""
+    draw = random.Random(f"modules on the host {seed}")
+    sets = _hosted(engine, model)[1:]
+    if not sets or draw.random() < 0.2:
+        return ("none",)
+    some = tuple(draw.sample(sets, min(draw.choice([2, 3]), len(sets))))
+    return some if draw.random() < 0.2 else ("none", *some)
 
 
 def _training(seed: int) -> Training:

@@ -15,7 +15,7 @@ import pytest
 
 from autopar.pipeline.schedules import SCHEDULES
 from search.uniform import memory, openings, prices, solve, space
-from search.uniform.choice import Fixed
+from search.uniform.choice import NONE, Fixed
 from search.uniform.prices import arrangement_of
 from search.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question
@@ -113,10 +113,21 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
     step_s, peak = one.seconds * choice.global_batch, max(one.peaks)
     word_s, block_s = found.stages_s(unit, choice, arrangement)
     word_bytes, block_bytes = found.least_bytes(unit, choice, arrangement)
-    spread, off = found.spread_bytes(unit, choice)
+    spread, off, each = found.spread_bytes(unit, choice)
     sends = found.transfer_s(unit, choice)
     whole = found.whole_s(unit)
-    if choice.recompute.startswith("block "):
+    if choice.offload != NONE:
+        at = found.words.index(choice.recompute)
+        limits = np.full(len(found.words), float(peak))
+        hosted = found.hosted.words.index(choice.offload)
+        lower_s = found.sets_s(unit, choice, arrangement, at)[hosted]
+        lower_bytes = found.sets_bytes(unit, choice, arrangement, at)[hosted]
+        # some set that frees as much takes no longer, and none leaves less
+        assert found.hosted_s(unit, choice, arrangement, limits)[at] <= lower_s * (1 + 1e-9)
+        assert found.least_hosted_bytes(unit, choice, arrangement)[at] <= peak
+        part = found.whole_hosted_s(unit, (spread - peak)[:-2], each[:-2])[at]
+        assert found.spread_s(choice, (choice,), part, sends) <= step_s
+    elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
@@ -177,6 +188,8 @@ def test_questions_are_of_all_kinds() -> None:
         "megatron", "torchtitan", "deepspeed", "accelerate"
     }  # fmt: skip
     assert any(choice.recompute.startswith("block") for choice in launches)
+    hosted = sum(found is not None and found.choice.offload != NONE for found in best)
+    assert hosted >= 0.05 * SEEDS
     assert any(choice.overlap_experts for choice in launches)
     assert any(one.uniform.job.model.mtp for one in every)
     assert any(one.uniform.job.skew for one in every)

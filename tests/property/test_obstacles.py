@@ -58,6 +58,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         "schedule": ["1f1b", *SCHEDULES],
         "zero": [0, 1, 2, 3],
         "recompute": ["none", "full", "op", "block 1", "block 3", "core_attn", "mla_up_proj+moe"],
+        "offload": ["none", "core_attn", "attn_norm", "expert_fc1+moe_act", "attn_proj+core_attn"],
         "dispatcher": ["alltoall", "flex"],
         "cp_kind": ["ring", "a2a"],
         "dp_replicate": [1, 2, 2, 3, 4],
@@ -123,6 +124,7 @@ def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
         "micro-batch-size": "micro_batch",
         "settle-bsz": "global_batch",
         "cp-kind": "cp_kind",
+        "offload-activations": "offload",
         "dp-replicate": "dp_replicate",
     }
     if not remedy:
@@ -360,6 +362,18 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
             int(layers) == job.model.num_layers
             and int(most) == int(layers) - int(pp) * int(vpp) + 1 <= int(number)
         ),
+    ),
+    (
+        r".* does not put (\S+) of small on the host",
+        lambda engine, job, words: (
+            engine.name != "megatron"
+            or (job.model.experts is None and {*words.split("+")} >= {"expert_fc1", "moe_act"})
+            or (job.model.attention.latent is None and words == "attn_norm")
+        ),
+    ),
+    (
+        r"modules go to the host beside layers of which modules alone are recomputed",
+        lambda engine, job: engine.name == "megatron",
     ),
     (
         r".* has no flex dispatcher, and ep is (\d+)",
