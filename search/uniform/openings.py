@@ -20,7 +20,7 @@ from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import layouts
 from search.uniform.memory import Room
-from search.uniform.prices import Prices, Unit, arrangement_of
+from search.uniform.prices import Prices, Unit, arrangement_of, partly_s
 from search.uniform.space import Degrees, Space
 
 __all__ = ["Openings", "Options", "Stages"]
@@ -56,8 +56,11 @@ class Stages(NamedTuple):
     at: I64
     """[sharding]: of which choice it is."""
     bytes: F64
-    off_bytes: F64
-    """[sharding, row] and [sharding, kind] of `Prices.spread_bytes`."""
+    freed: F64
+    """[sharding, row] and [sharding] of `Prices.spread_bytes`."""
+    whole_s: F64
+    again: F64
+    """[sharding, row] and [sharding, 4] of `Rows`."""
 
 
 class Openings:
@@ -332,7 +335,8 @@ class Openings:
             for zero in self.zeros(one)
         ]
         bounds = [self.prices.spread_bytes(unit, one) for _, one in shardings]
-        kinds, rows = len(unit.number), len(unit.device_s)
+        rows = [self.prices.rows_s(unit, one) for _, one in shardings]
+        number = len(unit.device_s)
         return Stages(
             choices=tuple(one for one, _ in staged),
             pipelines=tuple(pipelines for _, pipelines in staged),
@@ -342,8 +346,10 @@ class Openings:
             ),
             shardings=tuple(one for _, one in shardings),
             at=np.array([at for at, _ in shardings], dtype=np.int64),
-            bytes=np.array([size for size, _ in bounds]).reshape(-1, rows),
-            off_bytes=np.array([off for _, off in bounds]).reshape(-1, kinds),
+            bytes=np.array([size for size, _ in bounds]).reshape(-1, number),
+            freed=np.array([most for _, most in bounds]),
+            whole_s=np.array([one.whole_s for one in rows]).reshape(-1, number),
+            again=np.array([one.again for one in rows]).reshape(-1, 4),
         )
 
     def least_whole_s(self, unit: Unit, table: Stages) -> F64:
@@ -357,11 +363,10 @@ class Openings:
         limits, again = zip(*(self.limits(unit, one) for one in table.shardings), strict=True)
         room = np.array(again)
         fits = self.words & (table.bytes[:, :-2] <= np.array(limits))
-        whole = self.prices.whole_s(unit)
-        found = np.where(fits, whole[:-2], np.inf).min(axis=1, initial=np.inf)
+        found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
-            partly = self.prices.partly_s(unit, lacking, table.off_bytes)
+            partly = partly_s(table.again, lacking / table.freed)
             found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
         np.minimum.at(least, table.at, found)
         return least

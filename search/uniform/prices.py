@@ -17,6 +17,12 @@ from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.estimate.layer import Real, optimizer_time_s
+from autopar.estimate.parts.replicas import (
+    beside_traffic_s,
+    dense_traffic_s,
+    expert_traffic_s,
+    table_traffic_s,
+)
 from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
@@ -40,12 +46,26 @@ from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds, Modules, Room, live_forwards
 
-__all__ = ["Prices", "Unit", "arrangement_of", "degrees_of"]
+__all__ = ["Prices", "Rows", "Unit", "arrangement_of", "degrees_of", "partly_s"]
 
 _ROUNDING = 1.0 - 1e-9
 """So that sums in another order are no larger than the exact ones."""
 _MORE = 1.0 + 1e-9
 """The same of what there is room for."""
+
+
+class Rows(NamedTuple):
+    """Seconds of a micro-batch at a sharding."""
+
+    device_s: F64
+    """[recomputation, kind], as those of a unit."""
+    first_s: float
+    last_s: float
+    whole_s: F64
+    """[recomputation]: of the whole model, of device and host together."""
+    again: F64
+    """Of the whole model, the device's seconds and the host's, nothing of it made again; and what a
+    byte adds to each at least, of those that layers which are made again whole do not save."""
 
 
 class _Weights(NamedTuple):
@@ -66,6 +86,8 @@ class Unit:
     job: StepJob
     kinds: tuple[int, ...]
     """Of every layer in execution order."""
+    blocks: tuple[Block, ...]
+    """One layer of each kind."""
     weights: tuple[_Weights, ...]
     number: F64
     """[kind]: layers of the model."""
@@ -123,10 +145,12 @@ class Prices:
         self._layers: dict[object, dict[object, object]] = {}
         self._transfers: dict[object, float] = {}
         self._updates: dict[object, float] = {}
+        self._rows: dict[object, Rows] = {}
+        self._traffic: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
         self._kinds: dict[object, Launch] = {}
         self._trains: dict[object, bool] = {}
-        self._spreads: dict[object, tuple[F64, F64]] = {}
+        self._spreads: dict[object, tuple[F64, float]] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, tuple[F64, F64]] = {}
         self._timings: dict[Choice, Timing | None] = {}
@@ -226,6 +250,7 @@ class Prices:
             choice=plain,
             job=job,
             kinds=tuple(kinds),
+            blocks=tuple(alike),
             weights=tuple(weights),
             number=np.array(number, dtype=np.float64),
             further=np.array([job.mtp * (at == kinds[-1]) for at in alike.values()], dtype=float),
@@ -297,15 +322,62 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Bounds
 
-    def whole_s(self, unit: Unit) -> F64:
-        """Return the seconds of a micro-batch of the whole model, by row of a unit's seconds.
+    def rows_s(self, unit: Unit, choice: Choice) -> Rows:
+        """Return a unit's seconds with the traffic of sharded weights beside them.
 
-        No sum of stages is below it: the time of device and host together is convex and of the
-        first degree.
+        Of the numbers of copies that a sharding may have, the least.
         """
-        ends = unit.first_s + unit.last_s
-        number = unit.number + unit.further
-        return _both_s(unit.device_s @ number + ends, unit.host_s @ number)
+        key = (unit, choice.pp if choice.zero == 3 else 0)
+        found = self._rows.get(key)
+        if found is None:
+            device, table = unit.device_s, 0.0
+            if choice.zero == 3:
+                device, table = self._beside_traffic(unit, choice)
+            found = self._rows[key] = _rows_of(unit, device, table)
+        return found
+
+    def _beside_traffic(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+        """Return the device's seconds with the traffic of layers, and those of a table's."""
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
+        layers, tables = zip(
+            *(self._traffic_s(unit, choice, data, copies) for copies in numbers), strict=True
+        )
+        device = beside_traffic_s(self.target.machine, unit.device_s, np.min(layers, axis=0))
+        # two tables in one transfer take no longer than each by itself
+        return np.asarray(device), min(tables) / 2.0
+
+    def _traffic_s(
+        self, unit: Unit, choice: Choice, data: int, copies: int
+    ) -> tuple[list[float], float]:
+        """Return the seconds of transfers of a layer by kind, and what those of tables add.
+
+        Without those of adapters, which are few.
+        """
+        machine = self.target.machine
+        job = None
+        found = []
+        inner = {"dense": choice.tp, "experts": choice.ep * choice.etp, "tables": choice.tp}
+        for part, at in (
+            *((part, at) for at in range(len(unit.blocks)) for part in ("dense", "experts")),
+            ("tables", 0),
+        ):
+            key = (part, at, inner[part], choice.pp, copies, choice.precision)
+            if key not in self._traffic:
+                if job is None:
+                    job = replace(
+                        unit.job, pp=choice.pp, dp=data, gpus=self.job.world, replicas=copies
+                    )
+                if part == "dense":
+                    seconds = dense_traffic_s(machine, job, unit.blocks[at])
+                elif part == "experts":
+                    seconds = expert_traffic_s(machine, job, unit.blocks[at])
+                else:
+                    table = job.vocab * job.blocks[0].hidden / job.tp
+                    seconds = table_traffic_s(machine, job, (1 if job.tied else 2) * table)
+                self._traffic[key] = seconds
+            found.append(self._traffic[key])
+        return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
 
     def least_s(self, choice: Choice, whole_s: float) -> float:
         """Return seconds that no step of these degrees falls below, whatever its stages.
@@ -329,27 +401,13 @@ class Prices:
         rounds = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
         return self.stragglers * rounds * (whole_s / choice.pp + sends_s) * _ROUNDING
 
-    def partly_s(self, unit: Unit, lacking_bytes: Real, off: F64) -> F64:
-        """Return the whole model's seconds with as many layers made again as free some bytes.
-
-        off : [..., kind], bytes that each of them frees; lacking_bytes : a number, or [...].
-        """
-        device, host = unit.device_s[-2], unit.host_s[-2]
-        each = np.maximum(off, 1e-300)
-        more = lacking_bytes * ((unit.device_s[-1] - device) / each).min(axis=-1)
-        later = lacking_bytes * ((unit.host_s[-1] - host) / each).min(axis=-1)
-        ends = unit.first_s + unit.last_s
-        number = unit.number + unit.further
-        plain = device @ number + ends, host @ number
-        return _both_s(plain[0] + np.maximum(0.0, more), plain[1] + np.maximum(0.0, later))
-
     def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return seconds that a step does not fall below, by recomputation and by `block N`.
 
-        Everything but the visible reduction of gradients, and the traffic of sharded weights: M
-        times the longest stage, and the others once for each chunk. All forwards before backwards
-        take no less. Where gradients of weights are put off, a stage begins when the forwards of a
-        chunk of those before it are through, and then works on all of its own.
+        Everything but the visible reduction of gradients: M times the longest stage, and the others
+        once for each chunk. All forwards before backwards take no less. Where gradients of weights
+        are put off, a stage begins when the forwards of a chunk of those before it are through, and
+        then works on all of its own.
         """
         key = (unit, choice)
         if key not in self._layouts_s:
@@ -361,10 +419,12 @@ class Prices:
         first, last = arrangement.ends
         layers = arrangement.layers.astype(np.float64)
         layers[last] += unit.further
-        by_word = [rows[:-2] @ layers.T for rows in (unit.device_s, unit.host_s)]
+        sharded = self.rows_s(unit, choice)
+        both = (sharded.device_s, unit.host_s)
+        by_word = [rows[:-2] @ layers.T for rows in both]
         by_block = [
             (rows[plain] @ layers.T)[0] + arrangement.again @ (rows[full] - rows[plain])[0]
-            for rows in (unit.device_s, unit.host_s)
+            for rows in both
         ]
         number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
         chunks = choice.vpp if choice.pp > 1 else 1
@@ -373,8 +433,8 @@ class Prices:
         begin = np.cumsum(forward) - forward
         found = []
         for device, host in (by_word, by_block):
-            device[:, first] += unit.first_s
-            device[:, last] += unit.last_s
+            device[:, first] += sharded.first_s
+            device[:, last] += sharded.last_s
             times = _both_s(device, host) + send
             if splits:
                 pipeline = (number * times + begin).max(axis=1)
@@ -474,22 +534,21 @@ class Prices:
         ranks = self.job.world // (choice.pp * choice.dp_replicate)
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
-    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
         """Return bytes that some stage has at least, wherever the layers lie.
 
         By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least,
         whatever the schedule, or where chunks come back up the stages i + 1, which is the same: a
         mean of all stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of
         layers with w bytes of their own and a for each micro-batch, and no higher than the fullest.
-        The other array is what one layer that is computed again whole takes off that mean of
-        layers of which nothing is, by kind.
+        The other number is the most that a byte which a layer does not save takes off that mean.
         """
         key = (unit, choice.pp, choice.zero, choice.dp_replicate)
         if key not in self._spreads:
             self._spreads[key] = self._spread_bytes(unit, choice)
         return self._spreads[key]
 
-    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
         sizes, number = unit.bounds.sizes, unit.number
         dense, experts = self._states(unit, choice)
         own = sizes.static + dense * sizes.dense + experts * sizes.experts
@@ -506,7 +565,7 @@ class Prices:
         )
         found = np.minimum(first, last) @ number / whole
         most = choice.pp / (mean_own + choice.pp * mean_saved[-2]) / whole[-2]
-        return found * _ROUNDING, most * (sizes.plain - sizes.full)
+        return found * _ROUNDING, float(most)
 
     # ----------------------------------------------------------------------------------------------
     # Prices
@@ -549,6 +608,32 @@ class Prices:
     def _step_job(self, launch: Launch) -> StepJob:
         job = job_of_launch(launch)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
+
+
+def _rows_of(unit: Unit, device_s: F64, table_s: float) -> Rows:
+    """Return a unit's seconds with others of the device; table_s : of a table's traffic.
+
+    No sum of stages is below `whole_s`: the time of device and host together is convex and of the
+    first degree.
+    """
+    first, last = unit.first_s + table_s, unit.last_s + table_s
+    number = unit.number + unit.further
+    device, host = device_s @ number + first + last, unit.host_s @ number
+    freed = np.maximum(unit.bounds.sizes.plain - unit.bounds.sizes.full, 1e-300)
+    more = [
+        max(0.0, float(((rows[-1] - rows[-2]) / freed).min())) for rows in (device_s, unit.host_s)
+    ]
+    again = np.array([device[-2], host[-2], *more])
+    return Rows(device_s, first, last, _both_s(device, host), again)
+
+
+def partly_s(again: F64, freed_bytes: Real) -> F64:
+    """Return a whole model's seconds with as many layers made again as save so many bytes less.
+
+    again : [..., 4] of `Rows`; freed_bytes : a number, or [...].
+    """
+    device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
+    return _both_s(device, host)
 
 
 def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
