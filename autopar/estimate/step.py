@@ -77,6 +77,7 @@ __all__ = [
     "held_blocks",
     "layer_seconds",
     "own_times",
+    "routed_alone",
     "seconds_of_times",
     "stage_transfer_s",
     "step_time",
@@ -221,7 +222,7 @@ class KnownLayers:
         if isinstance(block.mlp, Mlp):
             second = self._half(replace(plain, heads_exchanged=False), other)
         else:
-            second = self._half(_routed_alone(job, block.mlp), other)
+            second = self._half(routed_alone(job, block.mlp), other)
         return LayerTimes(
             parts=(*first.parts, *second.parts),
             tensor=_together(first.tensor, second.tensor),
@@ -267,7 +268,7 @@ class KnownLayers:
         return found
 
 
-def _routed_alone(job: Job, experts: Experts) -> Job:
+def routed_alone(job: Job, experts: Experts) -> Job:
     """Return a job on one tensor and context rank that routes as many tokens, where it can be said.
 
     Tokens that all ranks see, as those of shared experts, are others.

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from autopar.arrays import F64
 from autopar.errors import InputError
-from autopar.estimate.job import Block, Job as StepJob, Recomputation, parameters
-from autopar.estimate.layer import Real, optimizer_time_s
+from autopar.estimate.job import Block, Job as StepJob, Mlp, Recomputation, parameters
+from autopar.estimate.layer import LayerTimes, Real, Sends, optimizer_time_s
 from autopar.estimate.parts.replicas import (
     beside_traffic_s,
     dense_traffic_s,
@@ -29,6 +30,7 @@ from autopar.estimate.step import (
     again_seconds,
     ends_seconds,
     forward_seconds,
+    routed_alone,
     seconds_of_times,
     stage_transfer_s,
     step_time,
@@ -66,6 +68,30 @@ class Rows(NamedTuple):
     again: F64
     """Of the whole model, the device's seconds and the host's, nothing of it made again; and what a
     byte adds to each at least, of those that layers which are made again whole do not save."""
+
+
+class Kinds(NamedTuple):
+    """Kinds of layers that a model has."""
+
+    blocks: tuple[Block, ...]
+    """One layer of each."""
+    of_layers: tuple[int, ...]
+    """Of every layer in execution order."""
+    parameters: tuple[tuple[float, float], ...]
+    """Of each kind, those of experts and the others."""
+    number: F64
+    """[kind]: layers of the model."""
+    further: F64
+    """[kind]: those of its modules of further tokens."""
+
+
+class _Half(NamedTuple):
+    """Seconds of a layer, or of its attention or its MLP, for one micro-batch."""
+
+    device_s: F64
+    host_s: F64
+    """[recomputation], with those of nothing and of whole layers behind."""
+    forward_s: float
 
 
 class _Weights(NamedTuple):
@@ -148,6 +174,9 @@ class Prices:
         self._rows: dict[object, Rows] = {}
         self._traffic: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
+        self._halves: dict[object, _Half] = {}
+        self._ends: dict[object, tuple[float, float]] = {}
+        self._empty: dict[object, F64] = {}
         self._kinds: dict[object, Launch] = {}
         self._trains: dict[object, bool] = {}
         self._spreads: dict[object, tuple[F64, float]] = {}
@@ -219,6 +248,25 @@ class Prices:
             found = self._units[key] = self._unit(self.plain(choice))
         return found
 
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of layers of the model."""
+        job = self.base(Choice())
+        alike: dict[Block, int] = {}
+        kinds: list[int] = []
+        for block in job.blocks:
+            at = alike.setdefault(replace(block, number=1), len(alike))
+            kinds += [at] * block.number
+        number = [float(kinds.count(at)) for at in range(len(alike))]
+        further = [float(job.mtp * (at == kinds[-1])) for at in range(len(alike))]
+        return Kinds(
+            tuple(alike),
+            tuple(kinds),
+            tuple(parameters(block) for block in alike),
+            np.array(number),
+            np.array(further),
+        )
+
     def _unit(self, plain: Choice) -> Unit:
         dp = plain.global_batch // plain.micro_batch
         job = replace(
@@ -232,54 +280,87 @@ class Prices:
             micro_batch=plain.micro_batch,
             global_batch=plain.global_batch,
         )
-        alike: dict[Block, int] = {}
-        kinds: list[int] = []
-        for block in job.blocks:
-            at = alike.setdefault(replace(block, number=1), len(alike))
-            kinds += [at] * block.number
-        number = [kinds.count(at) for at in range(len(alike))]
-        again = replace(job, recompute="full")
-        # [kind, recomputation, device or host]
-        seconds = np.array([self._by_word(job, again, block) for block in alike])
-        first, last = ends_seconds(job, self.known)
-        weights = []
-        for block, count in zip(alike, number, strict=True):
-            experts, dense = parameters(block)
-            weights.append(_Weights(count, dense / job.tp, experts / (job.ep * job.etp)))
+        kinds = self.kinds
+        seconds = [self._layer_s(plain, job, at) for at in range(len(kinds.blocks))]
+        key = ("ends", plain.tp, plain.cp, plain.micro_batch, plain.precision)
+        if key not in self._ends:
+            self._ends[key] = ends_seconds(job, self.known)
+        first, last = self._ends[key]
         return Unit(
             choice=plain,
             job=job,
-            kinds=tuple(kinds),
-            blocks=tuple(alike),
-            weights=tuple(weights),
-            number=np.array(number, dtype=np.float64),
-            further=np.array([job.mtp * (at == kinds[-1]) for at in alike.values()], dtype=float),
-            device_s=np.ascontiguousarray(seconds[:, :, 0].T),
-            host_s=np.ascontiguousarray(seconds[:, :, 1].T),
-            forward_s=np.array([self._forward_s(job, block) for block in alike]),
+            kinds=kinds.of_layers,
+            blocks=kinds.blocks,
+            weights=tuple(
+                _Weights(int(count), dense / job.tp, experts / (job.ep * job.etp))
+                for (experts, dense), count in zip(kinds.parameters, kinds.number, strict=True)
+            ),
+            number=kinds.number,
+            further=kinds.further,
+            device_s=np.stack([one.device_s for one in seconds], axis=1),
+            host_s=np.stack([one.host_s for one in seconds], axis=1),
+            forward_s=np.array([one.forward_s for one in seconds]),
             first_s=first,
             last_s=last,
-            bounds=self._memory(plain, tuple(kinds)),
+            bounds=self._memory(plain, kinds.of_layers),
         )
 
-    def _forward_s(self, job: StepJob, block: Block) -> float:
-        return forward_seconds(self.target.machine, job, self.known.times(job, block))
+    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> _Half:
+        """Return the seconds of a layer of a kind from its attention's and its MLP's.
 
-    def _by_word(self, job: StepJob, again: StepJob, block: Block) -> F64:
-        """Return the device's and host's seconds of a layer by recomputation, of none, of all.
-
-        again : the job with whole layers made again.
+        Attention depends on nothing of experts, and these see the tokens that a rank routes,
+        whichever degrees left it so many.
         """
-        machine, times = self.target.machine, self.known.times(job, block)
-        plain = np.array(seconds_of_times(machine, job, times))
-        full = np.array(seconds_of_times(machine, again, times))
-        found = np.tile(plain, (len(self.words) + 2, 1))
+        block = self.kinds.blocks[at]
+        if block.attention is None or block.mlp is None:
+            return self._half(job, block, (*degrees_of(plain), at))
+        attention = _attention_of(plain)
+        alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
+        first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
+        other = replace(block, attention=None)
+        if isinstance(block.mlp, Mlp):
+            tokens = replace(alone, heads_exchanged=False)
+            second = self._half(tokens, other, (*attention, at, "mlp"))
+        else:
+            routed = routed_alone(job, block.mlp)
+            way = (plain.ep, plain.etp, plain.dispatcher, plain.overlap_experts, plain.precision)
+            # that of shared experts is the whole job, which sends as tensor ranks do
+            key = attention if routed is job else (routed.seq,)
+            second = self._half(routed, other, (*key, *way, at, "experts"))
+        # each half has the host code of a layer in it
+        return _Half(
+            first.device_s + second.device_s,
+            first.host_s + second.host_s - self._empty_s(job),
+            first.forward_s + second.forward_s,
+        )
+
+    def _empty_s(self, job: StepJob) -> F64:
+        """Return the host's seconds of a layer that has nothing, by recomputation."""
+        if job.graphs not in self._empty:
+            nothing = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
+            self._empty[job.graphs] = self._by_word(job, nothing).host_s
+        return self._empty[job.graphs]
+
+    def _half(self, job: StepJob, block: Block, key: object) -> _Half:
+        """Return the seconds of a layer or of a half of one, which `key` has the degrees of."""
+        found = self._halves.get(key)
+        if found is None:
+            found = self._halves[key] = self._by_word(job, self.known.times(job, block))
+        return found
+
+    def _by_word(self, job: StepJob, times: LayerTimes) -> _Half:
+        """Return the device's and host's seconds of a layer by recomputation, of none, of all."""
+        machine = self.target.machine
+        plain = seconds_of_times(machine, job, times)
+        full = seconds_of_times(machine, replace(job, recompute="full"), times)
+        device, host = (np.full(len(self.words) + 2, one) for one in plain)
         # hosts wait for the launches of a layer that is made again as a whole alone
-        found[:-2, 0] += self.modules.sums(
+        device[:-2] += self.modules.sums(
             [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
         )
-        found[self.modules.full] = found[-1] = full
-        return found
+        for row, one in zip((device, host), full, strict=True):
+            row[self.modules.full] = row[-1] = one
+        return _Half(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
         """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
