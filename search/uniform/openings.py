@@ -20,7 +20,7 @@ from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import layouts
 from search.uniform.memory import Room
-from search.uniform.prices import Prices, Unit, arrangement_of
+from search.uniform.prices import Prices, Unit, arrangement_of, partly_s
 from search.uniform.space import Degrees, Space
 
 __all__ = ["Openings", "Options", "Saving", "Stages"]
@@ -66,9 +66,11 @@ class Stages(NamedTuple):
     at: I64
     """[sharding]: of which choice it is."""
     bytes: F64
-    off_bytes: F64
-    each: F64
-    """[sharding, row], [sharding, kind] and [sharding, row] of `Prices.spread_bytes`."""
+    freed: F64
+    """[sharding, row] both, of `Prices.spread_bytes`."""
+    whole_s: F64
+    again: F64
+    """[sharding, row] and [sharding, 4] of `Rows`."""
 
 
 class Openings:
@@ -362,7 +364,8 @@ class Openings:
             for zero in self.zeros(one)
         ]
         bounds = [self.prices.spread_bytes(unit, one) for _, one in shardings]
-        kinds, rows = len(unit.number), len(unit.device_s)
+        rows = [self.prices.rows_s(unit, one) for _, one in shardings]
+        number = len(unit.device_s)
         return Stages(
             choices=tuple(one for one, _ in staged),
             pipelines=tuple(pipelines for _, pipelines in staged),
@@ -372,9 +375,10 @@ class Openings:
             ),
             shardings=tuple(one for _, one in shardings),
             at=np.array([at for at, _ in shardings], dtype=np.int64),
-            bytes=np.array([size for size, _, _ in bounds]).reshape(-1, rows),
-            off_bytes=np.array([off for _, off, _ in bounds]).reshape(-1, kinds),
-            each=np.array([each for _, _, each in bounds]).reshape(-1, rows),
+            bytes=np.array([size for size, _ in bounds]).reshape(-1, number),
+            freed=np.array([most for _, most in bounds]).reshape(-1, number),
+            whole_s=np.array([one.whole_s for one in rows]).reshape(-1, number),
+            again=np.array([one.again for one in rows]).reshape(-1, 4),
         )
 
     def least_whole_s(self, unit: Unit, table: Stages) -> F64:
@@ -388,16 +392,16 @@ class Openings:
         limits, again = zip(*(self.limits(unit, one) for one in table.shardings), strict=True)
         room = np.array(again)
         fits = self.words & self.device & (table.bytes[:, :-2] <= np.array(limits))
-        whole = self.prices.whole_s(unit)
-        found = np.where(fits, whole[:-2], np.inf).min(axis=1, initial=np.inf)
+        found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         if self.hosted.any():
-            lacking = table.bytes[:, :-2] - np.array([self.hosted_limit(one) for one in limits])
-            hosted = self.prices.whole_hosted_s(unit, lacking, table.each[:, :-2])
-            hosted = np.where(self.hosted, hosted, np.inf).min(axis=1, initial=np.inf)
-            found = np.minimum(found, hosted)
+            for at, (choice, most) in enumerate(zip(table.shardings, limits, strict=True)):
+                lacking = table.bytes[at, :-2] - self.hosted_limit(most)
+                freed = np.maximum(0.0, lacking) / table.freed[at, :-2]
+                hosted = self.prices.whole_hosted_s(unit, choice, freed)
+                found[at] = min(found[at], hosted[self.hosted].min())
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
-            partly = self.prices.partly_s(unit, lacking, table.off_bytes)
+            partly = partly_s(table.again, lacking / table.freed[:, -2])
             found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
         np.minimum.at(least, table.at, found)
         return least
@@ -466,11 +470,11 @@ class Openings:
 
     def least_spread(self, unit: Unit, choice: Choice) -> float:
         """Return bytes that some stage has at least, whatever is done about activations."""
-        sizes, _, each = self.prices.spread_bytes(unit, choice)
+        sizes, freed = self.prices.spread_bytes(unit, choice)
         least = float(sizes.min())
         if self.hosted.any():
             most = unit.bounds.gone.blocks.sum(axis=1) @ unit.number
-            least = min(least, float((sizes[:-2] - each[:-2] * most)[self.hosted].min()))
+            least = min(least, float((sizes[:-2] - freed[:-2] * most)[self.hosted].min()))
         return least
 
     # ----------------------------------------------------------------------------------------------

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from autopar.arrays import F64
 from autopar.errors import InputError
-from autopar.estimate.job import Block, Job as StepJob, Recomputation, parameters
-from autopar.estimate.layer import Real, optimizer_time_s
+from autopar.estimate.job import Block, Job as StepJob, Mlp, Recomputation, parameters
+from autopar.estimate.layer import LayerTimes, Real, Sends, optimizer_time_s
+from autopar.estimate.parts.replicas import (
+    beside_traffic_s,
+    dense_traffic_s,
+    expert_traffic_s,
+    table_traffic_s,
+)
 from autopar.estimate.parts.updates import host_of
 from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
@@ -24,6 +31,7 @@ from autopar.estimate.step import (
     again_seconds,
     ends_seconds,
     forward_seconds,
+    routed_alone,
     seconds_of_times,
     stage_transfer_s,
     step_time,
@@ -41,12 +49,52 @@ from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 
-__all__ = ["Prices", "Unit", "arrangement_of", "degrees_of"]
+__all__ = ["Prices", "Rows", "Unit", "arrangement_of", "degrees_of", "partly_s"]
 
 _ROUNDING = 1.0 - 1e-9
 """So that sums in another order are no larger than the exact ones."""
 _MORE = 1.0 + 1e-9
 """The same of what there is room for."""
+
+
+class Rows(NamedTuple):
+    """Seconds of a micro-batch at a sharding."""
+
+    device_s: F64
+    """[recomputation, kind], as those of a unit."""
+    first_s: float
+    last_s: float
+    whole_s: F64
+    """[recomputation]: of the whole model, of device and host together."""
+    again: F64
+    """Of the whole model, the device's seconds and the host's, nothing of it made again; and what a
+    byte adds to each at least, of those that layers which are made again whole do not save."""
+    traffic_s: F64
+    """[kind]: of the traffic beside each layer, at least."""
+
+
+class Kinds(NamedTuple):
+    """Kinds of layers that a model has."""
+
+    blocks: tuple[Block, ...]
+    """One layer of each."""
+    of_layers: tuple[int, ...]
+    """Of every layer in execution order."""
+    parameters: tuple[tuple[float, float], ...]
+    """Of each kind, those of experts and the others."""
+    number: F64
+    """[kind]: layers of the model."""
+    further: F64
+    """[kind]: those of its modules of further tokens."""
+
+
+class _Half(NamedTuple):
+    """Seconds of a layer, or of its attention or its MLP, for one micro-batch."""
+
+    device_s: F64
+    host_s: F64
+    """[recomputation], with those of nothing and of whole layers behind."""
+    forward_s: float
 
 
 class _Weights(NamedTuple):
@@ -67,6 +115,8 @@ class Unit:
     job: StepJob
     kinds: tuple[int, ...]
     """Of every layer in execution order."""
+    blocks: tuple[Block, ...]
+    """One layer of each kind."""
     weights: tuple[_Weights, ...]
     number: F64
     """[kind]: layers of the model."""
@@ -128,10 +178,15 @@ class Prices:
         self._layers: dict[object, dict[object, object]] = {}
         self._transfers: dict[object, float] = {}
         self._updates: dict[object, float] = {}
+        self._rows: dict[object, Rows] = {}
+        self._traffic: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
+        self._halves: dict[object, _Half] = {}
+        self._ends: dict[object, tuple[float, float]] = {}
+        self._empty: dict[object, F64] = {}
         self._kinds: dict[object, Launch] = {}
         self._trains: dict[object, bool] = {}
-        self._spreads: dict[object, tuple[F64, F64, F64]] = {}
+        self._spreads: dict[object, tuple[F64, F64]] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, list[StageBytes]] = {}
         self._timings: dict[Choice, Timing | None] = {}
@@ -201,6 +256,25 @@ class Prices:
             found = self._units[key] = self._unit(self.plain(choice))
         return found
 
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of layers of the model."""
+        job = self.base(Choice())
+        alike: dict[Block, int] = {}
+        kinds: list[int] = []
+        for block in job.blocks:
+            at = alike.setdefault(replace(block, number=1), len(alike))
+            kinds += [at] * block.number
+        number = [float(kinds.count(at)) for at in range(len(alike))]
+        further = [float(job.mtp * (at == kinds[-1])) for at in range(len(alike))]
+        return Kinds(
+            tuple(alike),
+            tuple(kinds),
+            tuple(parameters(block) for block in alike),
+            np.array(number),
+            np.array(further),
+        )
+
     def _unit(self, plain: Choice) -> Unit:
         dp = plain.global_batch // plain.micro_batch
         job = replace(
@@ -214,53 +288,87 @@ class Prices:
             micro_batch=plain.micro_batch,
             global_batch=plain.global_batch,
         )
-        alike: dict[Block, int] = {}
-        kinds: list[int] = []
-        for block in job.blocks:
-            at = alike.setdefault(replace(block, number=1), len(alike))
-            kinds += [at] * block.number
-        number = [kinds.count(at) for at in range(len(alike))]
-        again = replace(job, recompute="full")
-        # [kind, recomputation, device or host]
-        seconds = np.array([self._by_word(job, again, block) for block in alike])
-        first, last = ends_seconds(job, self.known)
-        weights = []
-        for block, count in zip(alike, number, strict=True):
-            experts, dense = parameters(block)
-            weights.append(_Weights(count, dense / job.tp, experts / (job.ep * job.etp)))
+        kinds = self.kinds
+        seconds = [self._layer_s(plain, job, at) for at in range(len(kinds.blocks))]
+        key = ("ends", plain.tp, plain.cp, plain.micro_batch, plain.precision)
+        if key not in self._ends:
+            self._ends[key] = ends_seconds(job, self.known)
+        first, last = self._ends[key]
         return Unit(
             choice=plain,
             job=job,
-            kinds=tuple(kinds),
-            weights=tuple(weights),
-            number=np.array(number, dtype=np.float64),
-            further=np.array([job.mtp * (at == kinds[-1]) for at in alike.values()], dtype=float),
-            device_s=np.ascontiguousarray(seconds[:, :, 0].T),
-            host_s=np.ascontiguousarray(seconds[:, :, 1].T),
-            forward_s=np.array([self._forward_s(job, block) for block in alike]),
+            kinds=kinds.of_layers,
+            blocks=kinds.blocks,
+            weights=tuple(
+                _Weights(int(count), dense / job.tp, experts / (job.ep * job.etp))
+                for (experts, dense), count in zip(kinds.parameters, kinds.number, strict=True)
+            ),
+            number=kinds.number,
+            further=kinds.further,
+            device_s=np.stack([one.device_s for one in seconds], axis=1),
+            host_s=np.stack([one.host_s for one in seconds], axis=1),
+            forward_s=np.array([one.forward_s for one in seconds]),
             first_s=first,
             last_s=last,
-            bounds=self._memory(plain, tuple(kinds)),
+            bounds=self._memory(plain, kinds.of_layers),
         )
 
-    def _forward_s(self, job: StepJob, block: Block) -> float:
-        return forward_seconds(self.target.machine, job, self.known.times(job, block))
+    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> _Half:
+        """Return the seconds of a layer of a kind from its attention's and its MLP's.
 
-    def _by_word(self, job: StepJob, again: StepJob, block: Block) -> F64:
-        """Return the device's and host's seconds of a layer by recomputation, of none, of all.
-
-        again : the job with whole layers made again.
+        Attention depends on nothing of experts, and these see the tokens that a rank routes,
+        whichever degrees left it so many.
         """
-        machine, times = self.target.machine, self.known.times(job, block)
-        plain = np.array(seconds_of_times(machine, job, times))
-        full = np.array(seconds_of_times(machine, again, times))
-        found = np.tile(plain, (len(self.words) + 2, 1))
+        block = self.kinds.blocks[at]
+        if block.attention is None or block.mlp is None:
+            return self._half(job, block, (*degrees_of(plain), at))
+        attention = _attention_of(plain)
+        alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
+        first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
+        other = replace(block, attention=None)
+        if isinstance(block.mlp, Mlp):
+            tokens = replace(alone, heads_exchanged=False)
+            second = self._half(tokens, other, (*attention, at, "mlp"))
+        else:
+            routed = routed_alone(job, block.mlp)
+            way = (plain.ep, plain.etp, plain.dispatcher, plain.overlap_experts, plain.precision)
+            # that of shared experts is the whole job, which sends as tensor ranks do
+            key = attention if routed is job else (routed.seq,)
+            second = self._half(routed, other, (*key, *way, at, "experts"))
+        # each half has the host code of a layer in it
+        return _Half(
+            first.device_s + second.device_s,
+            first.host_s + second.host_s - self._empty_s(job),
+            first.forward_s + second.forward_s,
+        )
+
+    def _empty_s(self, job: StepJob) -> F64:
+        """Return the host's seconds of a layer that has nothing, by recomputation."""
+        if job.graphs not in self._empty:
+            nothing = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
+            self._empty[job.graphs] = self._by_word(job, nothing).host_s
+        return self._empty[job.graphs]
+
+    def _half(self, job: StepJob, block: Block, key: object) -> _Half:
+        """Return the seconds of a layer or of a half of one, which `key` has the degrees of."""
+        found = self._halves.get(key)
+        if found is None:
+            found = self._halves[key] = self._by_word(job, self.known.times(job, block))
+        return found
+
+    def _by_word(self, job: StepJob, times: LayerTimes) -> _Half:
+        """Return the device's and host's seconds of a layer by recomputation, of none, of all."""
+        machine = self.target.machine
+        plain = seconds_of_times(machine, job, times)
+        full = seconds_of_times(machine, replace(job, recompute="full"), times)
+        device, host = (np.full(len(self.words) + 2, one) for one in plain)
         # hosts wait for the launches of a layer that is made again as a whole alone
-        found[:-2, 0] += self.modules.sums(
+        device[:-2] += self.modules.sums(
             [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
         )
-        found[self.modules.full] = found[-1] = full
-        return found
+        for row, one in zip((device, host), full, strict=True):
+            row[self.modules.full] = row[-1] = one
+        return _Half(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
         """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
@@ -304,15 +412,62 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Bounds
 
-    def whole_s(self, unit: Unit) -> F64:
-        """Return the seconds of a micro-batch of the whole model, by row of a unit's seconds.
+    def rows_s(self, unit: Unit, choice: Choice) -> Rows:
+        """Return a unit's seconds with the traffic of sharded weights beside them.
 
-        No sum of stages is below it: the time of device and host together is convex and of the
-        first degree.
+        Of the numbers of copies that a sharding may have, the least.
         """
-        ends = unit.first_s + unit.last_s
-        number = unit.number + unit.further
-        return _both_s(unit.device_s @ number + ends, unit.host_s @ number)
+        key = (unit, choice.pp if choice.zero == 3 else 0)
+        found = self._rows.get(key)
+        if found is None:
+            device, traffic, table = unit.device_s, np.zeros(len(unit.number)), 0.0
+            if choice.zero == 3:
+                traffic, table = self._least_traffic_s(unit, choice)
+                device = np.asarray(beside_traffic_s(self.target.machine, device, traffic))
+            found = self._rows[key] = _rows_of(unit, device, traffic, table)
+        return found
+
+    def _least_traffic_s(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+        """Return the seconds of the traffic of a layer by kind, and what a table's adds."""
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
+        layers, tables = zip(
+            *(self._traffic_s(unit, choice, data, copies) for copies in numbers), strict=True
+        )
+        # two tables in one transfer take no longer than each by itself
+        return np.min(layers, axis=0), min(tables) / 2.0
+
+    def _traffic_s(
+        self, unit: Unit, choice: Choice, data: int, copies: int
+    ) -> tuple[list[float], float]:
+        """Return the seconds of transfers of a layer by kind, and what those of tables add.
+
+        Without those of adapters, which are few.
+        """
+        machine = self.target.machine
+        job = None
+        found = []
+        inner = {"dense": choice.tp, "experts": choice.ep * choice.etp, "tables": choice.tp}
+        for part, at in (
+            *((part, at) for at in range(len(unit.blocks)) for part in ("dense", "experts")),
+            ("tables", 0),
+        ):
+            key = (part, at, inner[part], choice.pp, copies, choice.precision)
+            if key not in self._traffic:
+                if job is None:
+                    job = replace(
+                        unit.job, pp=choice.pp, dp=data, gpus=self.job.world, replicas=copies
+                    )
+                if part == "dense":
+                    seconds = dense_traffic_s(machine, job, unit.blocks[at])
+                elif part == "experts":
+                    seconds = expert_traffic_s(machine, job, unit.blocks[at])
+                else:
+                    table = job.vocab * job.blocks[0].hidden / job.tp
+                    seconds = table_traffic_s(machine, job, (1 if job.tied else 2) * table)
+                self._traffic[key] = seconds
+            found.append(self._traffic[key])
+        return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
 
     def least_s(self, choice: Choice, whole_s: float) -> float:
         """Return seconds that no step of these degrees falls below, whatever its stages.
@@ -336,27 +491,13 @@ class Prices:
         rounds = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
         return self.stragglers * rounds * (whole_s / choice.pp + sends_s) * _ROUNDING
 
-    def partly_s(self, unit: Unit, lacking_bytes: Real, off: F64) -> F64:
-        """Return the whole model's seconds with as many layers made again as free some bytes.
-
-        off : [..., kind], bytes that each of them frees; lacking_bytes : a number, or [...].
-        """
-        device, host = unit.device_s[-2], unit.host_s[-2]
-        each = np.maximum(off, 1e-300)
-        more = lacking_bytes * ((unit.device_s[-1] - device) / each).min(axis=-1)
-        later = lacking_bytes * ((unit.host_s[-1] - host) / each).min(axis=-1)
-        ends = unit.first_s + unit.last_s
-        number = unit.number + unit.further
-        plain = device @ number + ends, host @ number
-        return _both_s(plain[0] + np.maximum(0.0, more), plain[1] + np.maximum(0.0, later))
-
     def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return seconds that a step does not fall below, by recomputation and by `block N`.
 
-        Everything but the visible reduction of gradients, and the traffic of sharded weights: M
-        times the longest stage, and the others once for each chunk. All forwards before backwards
-        take no less. Where gradients of weights are put off, a stage begins when the forwards of a
-        chunk of those before it are through, and then works on all of its own.
+        Everything but the visible reduction of gradients: M times the longest stage, and the others
+        once for each chunk. All forwards before backwards take no less. Where gradients of weights
+        are put off, a stage begins when the forwards of a chunk of those before it are through, and
+        then works on all of its own.
         """
         key = (unit, choice)
         if key not in self._layouts_s:
@@ -366,10 +507,11 @@ class Prices:
     def _stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         plain, full = slice(-2, -1), slice(-1, None)
         layers = _layers_of(unit, arrangement)
-        by_word = [rows[:-2] @ layers.T for rows in (unit.device_s, unit.host_s)]
+        both = (self.rows_s(unit, choice).device_s, unit.host_s)
+        by_word = [rows[:-2] @ layers.T for rows in both]
         by_block = [
             (rows[plain] @ layers.T)[0] + arrangement.again @ (rows[full] - rows[plain])[0]
-            for rows in (unit.device_s, unit.host_s)
+            for rows in both
         ]
         return (
             self._pipeline_s(unit, choice, arrangement, by_word[0], by_word[1]),
@@ -386,8 +528,9 @@ class Prices:
         splits = SCHEDULES[choice.schedule].splits
         forward = arrangement.layers @ unit.forward_s / chunks
         begin = np.cumsum(forward) - forward
-        device[:, first] += unit.first_s
-        device[:, last] += unit.last_s
+        sharded = self.rows_s(unit, choice)
+        device[:, first] += sharded.first_s
+        device[:, last] += sharded.last_s
         times = _both_s(device, host) + send
         if splits:
             pipeline = (number * times + begin).max(axis=1)
@@ -496,23 +639,21 @@ class Prices:
         ranks = self.job.world // (choice.pp * choice.dp_replicate)
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
-    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, F64]:
+    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
         """Return bytes that some stage has at least, wherever the layers lie.
 
         By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least,
         whatever the schedule, or where chunks come back up the stages i + 1, which is the same: a
         mean of all stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of
         layers with w bytes of their own and a for each micro-batch, and no higher than the fullest.
-        The second array is what one layer that is computed again whole takes off that mean of
-        layers of which nothing is, by kind; the third what a byte does at most that a layer saves
-        less, by row.
+        The other array is the most that a byte which a layer does not save takes off that mean.
         """
         key = (unit, choice.pp, choice.zero, choice.dp_replicate)
         if key not in self._spreads:
             self._spreads[key] = self._spread_bytes(unit, choice)
         return self._spreads[key]
 
-    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, F64]:
+    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
         sizes, number = unit.bounds.sizes, unit.number
         dense, experts = self._states(unit, choice)
         own = sizes.static + dense * sizes.dense + experts * sizes.experts
@@ -530,7 +671,7 @@ class Prices:
         found = np.minimum(first, last) @ number / whole
         # max of g_i l_i: of l / (mean w + l mean a) it is that of the most live
         most = choice.pp / (mean_own + choice.pp * mean_saved) / whole
-        return found * _ROUNDING, most[-2] * (sizes.plain - sizes.full), most
+        return found * _ROUNDING, most
 
     # ----------------------------------------------------------------------------------------------
     # Activations on the host. A set of modules is enumerated where its recomputation and layout are
@@ -539,29 +680,37 @@ class Prices:
     # link of r bytes/s beside forwards of f and backwards of b seconds, which for sums C, F, B of
     # the layers of a stage or model is (C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
 
-    def whole_hosted_s(self, unit: Unit, lacking_bytes: F64, each: F64) -> F64:
-        """Return `whole_s` with as much on the host as frees some bytes, infinite where none does.
+    def whole_hosted_s(self, unit: Unit, choice: Choice, freed_bytes: F64) -> F64:
+        """Return the whole model's seconds by recomputation with so much of it on the host.
 
-        lacking_bytes, each : [..., recomputation], of the mean of `spread_bytes`.
+        Infinite where modules leave less. freed_bytes : of a micro-batch, by recomputation.
         """
-        number, gone = unit.number, unit.bounds.gone
-        most = gone.blocks.sum(axis=1) @ number
-        freed = np.maximum(0.0, lacking_bytes) / each
+        number, sharded = unit.number, self.rows_s(unit, choice)
+        most = unit.bounds.gone.blocks.sum(axis=1) @ number
         forward = unit.forward_s @ number
         device = unit.device_s[:-2] @ number
-        seen = self._copies_s(freed / unit.bounds.padding, forward, device - forward)
-        all_layers = unit.number + unit.further
-        found = _both_s(
-            unit.device_s[:-2] @ all_layers + unit.first_s + unit.last_s + seen,
-            unit.host_s[:-2] @ all_layers,
-        )
-        return np.where(freed <= most, found, np.inf)
+        copied = freed_bytes / unit.bounds.padding
+        seen = self._copies_s(copied, forward, device - forward)
+        seen = seen * self._beside_share(unit, sharded)
+        every = number + unit.further
+        ends = sharded.first_s + sharded.last_s
+        found = _both_s(sharded.device_s[:-2] @ every + ends + seen, unit.host_s[:-2] @ every)
+        return np.where(freed_bytes <= most, found, np.inf)
 
     def _copies_s(self, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
         """Return what is seen of copies to the host and back."""
         copy = copied_bytes / self.link_bytes_per_s
         found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
         return found
+
+    def _beside_share(self, unit: Unit, sharded: Rows) -> F64:
+        """Return what a second more of the device adds at least, by recomputation.
+
+        Less than one where the traffic of sharded weights takes longer than a layer.
+        """
+        visible = self.target.machine.stack.figures.overlap["fully_sharded"]
+        longer = (unit.device_s[:-2] >= sharded.traffic_s).all(axis=1)
+        return np.where(longer, 1.0, min(1.0, visible))
 
     def hosted_s(
         self, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
@@ -570,18 +719,18 @@ class Prices:
 
         Infinite where nothing does. limit_bytes : by recomputation, of the fullest stage.
         """
-        stages = self._stage_bytes(unit, choice, arrangement)
-        gone, layers = unit.bounds.gone, arrangement.layers.astype(np.float64)
-        most = gone.blocks.sum(axis=1)
+        stages, sharded = self._stage_bytes(unit, choice, arrangement), self.rows_s(unit, choice)
+        layers = arrangement.layers.astype(np.float64)
+        most = unit.bounds.gone.blocks.sum(axis=1)
         lacking = np.stack([one.words * _ROUNDING - limit_bytes for one in stages], axis=1)
         live = np.stack([one.live for one in stages], axis=1)
         times = np.array([one.most for one in stages])
         copied = np.maximum(0.0, lacking) / times / unit.bounds.padding
         forward = layers @ unit.forward_s
-        own = unit.device_s[:-2] @ layers.T
-        of_all = _layers_of(unit, arrangement)
-        device, host = (rows[:-2] @ of_all.T for rows in (unit.device_s, unit.host_s))
-        device += self._copies_s(copied, forward, own - forward)
+        seen = self._copies_s(copied, forward, unit.device_s[:-2] @ layers.T - forward)
+        every = _layers_of(unit, arrangement)
+        device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
+        device += seen * self._beside_share(unit, sharded)[:, None]
         found = self._pipeline_s(unit, choice, arrangement, device, host)
         return np.where((lacking <= most @ live).all(axis=1), found, np.inf)
 
@@ -599,10 +748,10 @@ class Prices:
         device, host = unit.device_s[word], unit.host_s[word]
         forward = np.minimum(unit.forward_s, device)
         seen = self._copies_s(copied, forward, device - forward)
-        rows = (device + seen) @ layers.T
-        return self._pipeline_s(
-            unit, choice, arrangement, rows, np.tile(host @ layers.T, (len(rows), 1))
-        )
+        traffic = self.rows_s(unit, choice).traffic_s
+        rows = np.asarray(beside_traffic_s(self.target.machine, device + seen, traffic))
+        of_host = np.tile(host @ layers.T, (len(rows), 1))
+        return self._pipeline_s(unit, choice, arrangement, rows @ layers.T, of_host)
 
     def sets_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
         """Return bytes that the fullest stage has at least, by set, beside one recomputation."""
@@ -660,6 +809,34 @@ class Prices:
     def _step_job(self, launch: Launch) -> StepJob:
         job = job_of_launch(launch)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
+
+
+def _rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float) -> Rows:
+    """Return a unit's seconds with others of the device.
+
+    traffic_s : beside layers, by kind; table_s : of a table's.
+
+    No sum of stages is below `whole_s`: the time of device and host together is convex and of the
+    first degree.
+    """
+    first, last = unit.first_s + table_s, unit.last_s + table_s
+    number = unit.number + unit.further
+    device, host = device_s @ number + first + last, unit.host_s @ number
+    freed = np.maximum(unit.bounds.sizes.plain - unit.bounds.sizes.full, 1e-300)
+    more = [
+        max(0.0, float(((rows[-1] - rows[-2]) / freed).min())) for rows in (device_s, unit.host_s)
+    ]
+    again = np.array([device[-2], host[-2], *more])
+    return Rows(device_s, first, last, _both_s(device, host), again, traffic_s)
+
+
+def partly_s(again: F64, freed_bytes: Real) -> F64:
+    """Return a whole model's seconds with as many layers made again as save so many bytes less.
+
+    again : [..., 4] of `Rows`; freed_bytes : a number, or [...].
+    """
+    device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
+    return _both_s(device, host)
 
 
 def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:

@@ -20,6 +20,7 @@ from autopar.estimate.stack import load_stack
 from autopar.estimate.step import KnownLayers, step_time
 from autopar.memory.account import account_of
 from autopar.memory.launch import Attention, Experts, Latent, Launch, Model
+from autopar.memory.risk import CONTEXT_BYTES, kind_of, reserve_share
 from autopar.pipeline.schedules import Schedule
 from search.check.assessment import Target
 from search.check.job import job_of_launch
@@ -265,6 +266,21 @@ def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
     return tuple(found)
 
 
+def _tight_for_hosted(target: Target, every: tuple[Priced, ...]) -> float | None:
+    """Return the memory at which a launch with modules on the host is the fastest that fits."""
+
+    def needs(one: Priced) -> float:
+        share = reserve_share(kind_of(one.launch), target.oom_risk)
+        return max(one.peaks) * (1.0 + share) * 1.000001 + CONTEXT_BYTES
+
+    least = min(needs(one) for one in every)
+    for one in sorted(every, key=lambda one: one.seconds):
+        least_before = [needs(other) for other in every if other.seconds < one.seconds]
+        if one.choice.offload != "none" and least < needs(one) < min(least_before, default=0.0):
+            return needs(one)
+    return None
+
+
 # --------------------------------------------------------------------------------------------------
 # Questions
 
@@ -432,9 +448,14 @@ def _training(seed: int) -> Training:
 
 
 def _memory(draw: random.Random, target: Target, every: tuple[Priced, ...]) -> float:
-    """Return the memory of a device: of six questions three bind, one has no answer."""
+    """Return the memory of a device: of six questions three bind or more, one has no answer."""
     fullest = sorted(max(one.peaks) for one in every)
     kind = draw.randrange(6)
+    if kind >= 4:
+        # about what the first of the fastest launches takes whose modules on the host make it fit
+        tight = _tight_for_hosted(target, every)
+        if tight is not None:
+            return tight
     if kind == 0:
         return 0.9 * fullest[0]
     if kind <= 3:

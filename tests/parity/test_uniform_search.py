@@ -113,9 +113,9 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
     step_s, peak = one.seconds * choice.global_batch, max(one.peaks)
     word_s, block_s = found.stages_s(unit, choice, arrangement)
     word_bytes, block_bytes = found.least_bytes(unit, choice, arrangement)
-    spread, off, each = found.spread_bytes(unit, choice)
+    spread, most = found.spread_bytes(unit, choice)
     sends = found.transfer_s(unit, choice)
-    whole = found.whole_s(unit)
+    rows = found.rows_s(unit, choice)
     if choice.offload != NONE:
         at = found.words.index(choice.recompute)
         limits = np.full(len(found.words), float(peak))
@@ -125,14 +125,15 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         # some set that frees as much takes no longer, and none leaves less
         assert found.hosted_s(unit, choice, arrangement, limits)[at] <= lower_s * (1 + 1e-9)
         assert found.least_hosted_bytes(unit, choice, arrangement)[at] <= peak
-        part = found.whole_hosted_s(unit, (spread - peak)[:-2], each[:-2])[at]
+        freed = np.maximum(0.0, (spread - peak) / most)[:-2]
+        part = float(found.whole_hosted_s(unit, choice, freed)[at])
         assert found.spread_s(choice, (choice,), part, sends) <= step_s
     elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
-        part = found.partly_s(unit, max(0.0, float(spread[-2]) - peak), off)
-        assert found.spread_s(choice, (choice,), part, sends) <= step_s
+        part = prices.partly_s(rows.again, max(0.0, float(spread[-2]) - peak) / most[-2])
+        assert found.spread_s(choice, (choice,), float(part), sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()
         assert (np.diff(block_bytes) <= 0).all()
@@ -140,8 +141,8 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         at = found.words.index(choice.recompute)
         lower_s, lower_bytes = word_s[at], word_bytes[at]
         assert spread[at] <= peak
-        assert found.spread_s(choice, (choice,), float(whole[at]), sends) <= step_s
-    assert found.least_s(choice, float(whole[-2])) <= step_s
+        assert found.spread_s(choice, (choice,), float(rows.whole_s[at]), sends) <= step_s
+    assert found.least_s(choice, float(rows.whole_s[-2])) <= step_s
     assert lower_s <= step_s
     assert lower_bytes <= peak
 
@@ -306,6 +307,29 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         space.Space, "_goes", lambda old: lambda self, way, laid: (
             way.etp in (1, laid.tp) and old(self, way, laid)
         ),
+    ),
+    "modules are never on the host": (
+        openings.Openings, "fastest_sets", lambda old: lambda self, *args: openings.Options(
+            np.zeros(0), ()
+        ),
+    ),
+    "more is never on the host where less is too large": (
+        openings.Openings, "fastest_sets", lambda old: lambda self, *args: old(self, *args[:3])
+    ),
+    "copies to the host take twice as long": (
+        prices.Prices, "_copies_s", lambda old: scaled(old, 2.0)
+    ),
+    "bytes beside modules on the host are 5 % too high": (
+        prices.Prices, "sets_bytes", lambda old: scaled(old, 1.05)
+    ),
+    "bounds of models on the host are too high": (
+        prices.Prices, "whole_hosted_s", lambda old: scaled(old, 1.2)
+    ),
+    "bounds of stages on the host are too high": (
+        prices.Prices, "hosted_s", lambda old: scaled(old, 1.05)
+    ),
+    "sets on the host leave too much": (
+        prices.Prices, "least_hosted_bytes", lambda old: scaled(old, 1.2)
     ),
     "a sharding is left out": (
         openings.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
