@@ -95,6 +95,7 @@ def test_what_a_trainer_runs_comes_back_whole(
         ("megatron", {"zero": 1, "dp_replicate": 2, "micro_batch": 2, "recompute": "block 3"}),
         ("megatron", {"pp": 2, "vpp": 2, "zero": 0, "recompute": "core_attn+layernorm"}),
         ("megatron", {"zero": 3, "precision": "fp8-blockwise", "recompute": "full"}),
+        ("megatron", {"zero": 1, "recompute": "layernorm", "offload": "core_attn+qkv_linear"}),
         ("torchtitan", {"zero": 3, "dp_replicate": 2, "recompute": "op"}),
         ("torchtitan", {"pp": 4, "vpp": 2, "schedule": "interleaved_zero_bubble", "zero": 2}),
         ("accelerate", {"zero": 3, "dp_replicate": 2, "cp": 2}),
@@ -251,6 +252,8 @@ def launch_file(launch: Launch, engine: Engine) -> str:
          ["torchtitan has no a2a between context ranks: ring"]),
         ("torchtitan", {"zero": 3, "precision": "fp8"}, "deepspeed",
          ["DeepSpeed has no fp8 products: bf16"]),
+        ("megatron", {"zero": 3, "offload": "core_attn"}, "torchtitan",
+         ["torchtitan has no activations of modules on the host: they stay on the device"]),
         ("accelerate", {"zero": 3}, "torchtitan", []),
     ],
 )  # fmt: skip

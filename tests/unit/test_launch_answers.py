@@ -181,6 +181,12 @@ _DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "s
         ("megatron", {"schedule": "interleaved", "pp": "4", "vpp": "2"}, {"vpp": 2}),
         ("megatron", {"cp": "4", "cp-kind": "a2a"}, {"cp_kind": "a2a"}),
         ("megatron", {"cp": "4", "cp-kind": "ring"}, {"cp_kind": "ring"}),
+        (
+            "megatron",
+            {"offload-activations": "core_attn+attn_proj"},
+            {"offload": "attn_proj+core_attn"},
+        ),
+        ("megatron", {"offload-activations": "none"}, {"offload": "none"}),
         ("megatron", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
         ("torchtitan", {"micro-batch-size": "3", "dp": "8"}, {"micro_batch_size": 3}),
         ("megatron", {"tp": "4", "tp-overlap": "1"}, {"tp_overlap": True}),
@@ -415,6 +421,14 @@ def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
         ({"recompute": "op", "engine": "megatron"}, "does not recompute op of mixtral-8x7b; --rec"),
         ({"recompute": "block 8", "engine": "megatron"}, "--recompute 'block 7' or 'block 6' do"),
         (
+            {"offload-activations": "attn_norm", "engine": "megatron"},
+            "does not put attn_norm of mixtral-8x7b on the host; --offload-activations none or ",
+        ),
+        (
+            {"offload-activations": "core_attn", "recompute": "full", "engine": "megatron"},
+            "beside layers of which modules alone are recomputed; --",
+        ),
+        (
             {"settle-bsz": "3", "tp": "2", "pp": "1", "cp": "1"},
             "does not divide the global batch 3, and no ",
         ),
@@ -533,6 +547,14 @@ def test_lists_of_degrees_are_read_and_what_is_none_is_refused() -> None:
     assert found == ("zero_bubble_v", "1f1b", "interleaved_zero_bubble")
     with pytest.raises(OptionError, match=r"--schedule: .*got 'zvb'; did you mean 'zbv'"):
         build_request({"schedule": "zvb"})
+    words = "none, moe-act+Core_attn"
+    found = fixed_of(build_request({"offload-activations": words}).degrees)
+    assert found.offload == ("none", "core_attn+moe_act")
+    assert fixed_of(build_request({"offload-activations": "any"}).degrees).offload is None
+    with pytest.raises(OptionError, match=r"--offload-activations: .*got 'core_atn'"):
+        build_request({"offload-activations": "core_atn"})
+    with pytest.raises(OptionError, match=r"alone; give attn_proj\+core_attn$"):
+        build_request({"offload-activations": "attn_proj"})
 
 
 def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:
