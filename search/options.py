@@ -222,7 +222,7 @@ class SearchOptions:
         "ring",
         help="how context ranks exchange keys and values, or heads (a2a, launches)",
         panel=_COST,
-        shown="ring; of launches either",
+        shown="ring; of launches any",
     )
     """Beside attention or before it. Ulysses, which exchanges heads, is a kind of `tp`, and may
     stand inside either; launches, which have one degree for it, call it a2a."""

@@ -149,8 +149,8 @@ def _of_launches(name: str, request: Request) -> bool:
         # launches train in bf16
         return request.options.mixed_precision == "bf16"
     if name == "cp-kind":
-        # gathered keys and values are priced of plans alone
-        return request.options.cp_kind != "all-gather"
+        # plans gather keys and values, too, and of launches Megatron-LM's alone
+        return request.options.cp_kind != "all-gather" or request.engine == "megatron"
     return name in _OF_LAUNCHES
 
 

@@ -68,7 +68,7 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
     d = _Draw(draw)
     one, yes = d.one, d.yes
     gpu = one("A100", "H100", "GB200")
-    tp, cp, pp = one(1, 2, 4), one(1, 1, 2), one(1, 2, 4)
+    tp, cp, pp = one(1, 2, 4), one(1, 1, 2, 4), one(1, 2, 4)
     local = cp == 1 and one(True, False, False)
     replicas = one(1, 2, 4)
     world = tp * cp * pp * replicas
@@ -184,7 +184,7 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
                 sequence_parallel=scattered,
                 chunks=_chunks(d, layers, pp, vpp, mtp),
                 group=one(0, pp, number) if vpp > 1 else 0,
-                heads_exchanged=cp > 1 and tp * cp <= 8 and yes(),
+                **_context(d, tp, cp),
                 overlap_experts=overlap,
             ),
             seq=one(1024, 4096),
@@ -213,6 +213,16 @@ def megatron_launches(draw: st.DrawFn) -> Launch:
         # a batch, or heads, that do not divide
         assume(False)
         raise
+
+
+def _context(d: _Draw, tp: int, cp: int) -> dict[str, Any]:
+    """Return how context ranks exchange."""
+    kinds: list[dict[str, Any]] = [{}]
+    if cp > 1:
+        kinds.append({"keys_gathered": True})
+        kinds += [{"heads_exchanged": True}] if tp * cp <= 8 else []
+        kinds += [{"heads_exchanged": True, "rings": 2}] if cp == 4 and tp * cp <= 8 else []
+    return dict(d.one(*kinds))
 
 
 def _recompute(d: _Draw, *, mixed: bool) -> Recompute:

@@ -153,7 +153,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         recompute=recompute,
         attention_kernel=kernel,
         ring_balanced=draw.random() < 0.5,
-        heads_exchanged=cp > 1 and draw.random() < 0.3,
+        **_context(draw, cp),
         graphs=draw.choice(("none", "none", "partial", "full")),
         overlap_tensor=draw.random() < 0.5,
         overlap_gradients=draw.random() < 0.5,
@@ -177,6 +177,16 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         # trainers keep those on the host that they shard
         offloaded_weights=job.zero == 3 and draw.random() < 0.5,
     )
+
+
+def _context(draw: random.Random, cp: int) -> dict[str, Any]:
+    """Return how context ranks exchange: rings, heads, both, or all keys and values."""
+    if cp == 1 or draw.random() < 0.4:
+        return {}
+    if draw.random() < 0.4:
+        return {"keys_gathered": True}
+    rings = draw.choice([1, *(n for n in range(2, cp) if cp % n == 0)])
+    return {"heads_exchanged": True, "rings": rings}
 
 
 def _with_offload(draw: random.Random, blocks: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -232,6 +232,10 @@ class Job:
     """Context-parallel ranks have equal shares of a causal triangle."""
     heads_exchanged: bool = False
     """Context-parallel ranks exchange heads for tokens around attention (Ulysses), no ring."""
+    rings: int = 1
+    """Ranks of rings beside that: so many groups of neighbours exchange heads."""
+    keys_gathered: bool = False
+    """They gather all keys and values before attention."""
     low_precision_attention: bool = False
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: of parts of layers, or of the whole iteration."""

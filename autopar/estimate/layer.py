@@ -243,7 +243,7 @@ def _core_s(
 ) -> F64:
     """Return the seconds of softmax(q k) v on a rank; `keys` are those of another sequence."""
     phase: Phase = "backward" if backward else "forward"
-    exchanged = job.cp if job.heads_exchanged else 1
+    exchanged = _exchanging(job)
     # whole sequences of fewer heads, or parts of sequences
     shares, ranks = split.heads * exchanged, job.cp // exchanged
     kernel, heads = _kernel(machine, job), attention.heads / shares
@@ -262,8 +262,25 @@ def _core_s(
             sustained=True,
         )
     part, window = job.seq / ranks, attention.window
+    # a rank has an early and a late half, which see (s / 2c) s pairs of queries and keys together
+    halves = job.keys_gathered and ranks > 1
     # a narrow window is as many pairs for every query, whichever rank has it
     narrow = window is not None and window < job.seq / 2
+    if halves and attention.causal and not narrow:
+        return attention_s(
+            machine.kernels,
+            split.sequences,
+            heads,
+            part / 2,
+            job.seq,
+            kernel=kernel,
+            phase=phase,
+            kv_heads=np.maximum(1.0, attention.kv_heads / shares),
+            head_dim=attention.width,
+            head_dim_v=attention.value_width,
+            causal=False,
+            clock=machine.clock,
+        )
     if ranks > 1 and attention.causal and not narrow:
         return ring_attention_s(
             machine.kernels,
@@ -377,37 +394,57 @@ def context_sends(
     """Return what a ring of keys and values adds to its attention; backward twice the bytes.
 
     Where heads are exchanged, four all-to-alls each way, of queries, keys, values and the output,
-    which attention waits for. core_s : of attention forward and backward, where somebody has them.
+    which attention waits for; within groups of neighbours a ring of groups comes beside. Keys and
+    values are gathered before attention, again before its backward, and their gradients are
+    scattered behind it, none of it hidden (Transformer Engine's AttnFuncWithCPAndKVAllGather;
+    arXiv 2407.21783, section 3.3.2).
+
+    core_s : of attention forward and backward, where somebody has them.
     """
     if job.cp == 1:
         return Sends()
-    if job.heads_exchanged:
+    if job.heads_exchanged and job.rings == 1:
         return _exchange_sends(machine, job, attention)
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
     size = job.tokens * key_value / job.tp * job.element_bytes
+    if job.keys_gathered:
+        gather, scatter = (
+            2 * transfer_s(machine, kind, job.cp * size / 2, job.cp, job.tp)
+            for kind in ("allgather", "reducescatter")
+        )
+        return Sends(gather, gather + scatter, 6)
+    ranks = job.cp // _exchanging(job)
     crosses = job.tp * job.cp > machine.domain_gpus
     step = p2p_time_s(machine.card.network, size, crosses=crosses, site=machine.factors)
     seconds = []
     for backward in (False, True):
         # the backward also sends the gradients of keys and values
-        ring = (job.cp - 1) * step * (2 if backward else 1)
+        ring = (ranks - 1) * step * (2 if backward else 1)
         if core_s is None:
             core = float(_core_s(machine, job, attention, split_of(job), backward=backward))
         else:
             core = core_s[backward]
         seconds.append(max(0.0, ring - core) + _CONTEXT_FRACTION * min(ring, core))
-    return Sends(seconds[0], seconds[1], 3 * (job.cp - 1))
+    sends = Sends(seconds[0], seconds[1], 3 * (ranks - 1))
+    if not job.heads_exchanged:
+        return sends
+    return Sends(*map(sum, zip(sends, _exchange_sends(machine, job, attention), strict=True)))
+
+
+def _exchanging(job: Job) -> int:
+    """Return the context ranks among which heads are exchanged for tokens."""
+    return job.cp // job.rings if job.heads_exchanged else 1
 
 
 def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
     """Return all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and their gradients' (arXiv
     2309.14509, section 3.2); a rank of keys and values has one head at least."""
     values = attention.value_width or attention.width
-    groups = max(attention.kv_heads, job.tp)
+    groups, ranks = max(attention.kv_heads, job.tp), _exchanging(job)
     widths = (attention.query, groups * attention.width, groups * values, attention.value)
     once = sum(
         transfer_s(
-            machine, "all2all", job.tokens * width / job.tp * job.element_bytes, job.cp, job.tp
+            machine, "all2all", job.tokens * width / job.tp * job.element_bytes, ranks, job.tp
         )
         for width in widths
     )

@@ -233,8 +233,15 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     # FlashAttention's output is copied into the layout of the product behind it
     yield "attention output", output
     # the kernel keeps its own output, and the product behind it the copy that it takes; where heads
-    # are exchanged, that is what comes back from the other ranks
-    copied = kernel == "flash" or launch.precision.low or launch.degrees.heads_exchanged
+    # are exchanged, that is what comes back from the other ranks, and beside gathered keys the
+    # kernel's own output is of two halves
+    degrees = launch.degrees
+    copied = (
+        kernel == "flash"
+        or launch.precision.low
+        or degrees.heads_exchanged
+        or degrees.keys_gathered
+    )
     if copied and needs_input(launch.adapters, "projection"):
         yield "attention output's copy", _linear_input(launch, output)
     # the logarithm of each row's sum, in fp32

@@ -280,6 +280,11 @@ class Degrees:
     """Micro-batches of a chunk that are run in a row; 0: as many as there are stages."""
     heads_exchanged: bool = False
     """Context ranks exchange heads for tokens around attention (`--cp-comm-type a2a`), no ring."""
+    rings: int = 1
+    """Where they do so within groups of neighbours, how many groups there are, whose ranks pass
+    keys and values on in rings of so many (`a2a+p2p`)."""
+    keys_gathered: bool = False
+    """Context ranks gather all keys and values before attention (`all_gather`)."""
     overlap_experts: bool = False
     """Exchanges of a micro-batch run beside another: one chunk more is warmed up."""
     schedule: Schedule | None = None
@@ -300,6 +305,14 @@ class Degrees:
             if self.world < 1 or self.world % product:
                 rest = self.world % product
                 raise InputError(f"world size({self.world}) % ({names}) = {rest} != 0")
+        if self.cp % self.rings or (self.rings > 1 and not self.heads_exchanged):
+            raise InputError(f"rings of {self.rings} are of groups of cp({self.cp}) that exchange")
+        if self.keys_gathered and self.heads_exchanged:
+            raise InputError("context ranks gather keys and values, or exchange heads, not both")
+        if self.cp % self.rings or (self.rings > 1 and not self.heads_exchanged):
+            raise InputError(f"rings of {self.rings} are of groups of cp({self.cp}) that exchange")
+        if self.keys_gathered and self.heads_exchanged:
+            raise InputError("context ranks gather keys and values, or exchange heads, not both")
         if len(self.chunks) != self.pp:
             raise InputError(f"pp({self.pp}) stages are laid out as {len(self.chunks)}")
         if len(set(map(len, self.chunks))) != 1:

@@ -28,8 +28,8 @@ class DegreesEntry(StrictObject):
     """Products run beside the transfers of tensor ranks."""
     cp: _Count
     """Context ranks."""
-    cp_kind: Literal["ring", "a2a"]
-    """Whether they pass keys and values on, or exchange heads for tokens (Ulysses)."""
+    cp_kind: Literal["ring", "all-gather", "a2a"]
+    """Whether they pass keys and values on, exchange heads for tokens (Ulysses), or gather."""
     pp: _Count
     """Pipeline stages."""
     dp: _Count

@@ -169,6 +169,10 @@ def findings_of(
     variables = (*decided(_variables(setting, environment, gpu)), *broken_before(setting))
     found += [Finding(kind="environment", text=text) for text in variables]
     found += [Finding(kind="read", text=text) for text in decided(_of_ramp_up(setting))]
+    kinds = {*setting.list("cp-comm-type")}
+    if len(kinds) > 1 and launch is not None and launch.degrees.cp > 1:
+        text = f"--cp-comm-type {' and '.join(sorted(kinds))} by layer: all are priced as p2p"
+        found.append(Finding(kind="read", text=text))
     found += [
         _unread(entry)
         for entry in ignored

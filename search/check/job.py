@@ -73,6 +73,8 @@ def job_of_launch(launch: Launch, *, skew: float = 1.0) -> Job:
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,
         heads_exchanged=degrees.heads_exchanged,
+        rings=degrees.rings,
+        keys_gathered=degrees.keys_gathered,
         **_sharding(launch),
         precision=_precision(precision),
         gathered_bytes=_gathered_bytes(launch),

@@ -495,7 +495,9 @@ def _degrees(words: LaunchArguments, model: Model, world: int) -> Degrees:
         group=words.number("microbatch-group-size-per-virtual-pipeline-stage", 0)
         if words.has("microbatch-group-size-per-virtual-pipeline-stage")
         else 0,
-        heads_exchanged=cp > 1 and set(kinds) == {"a2a"},
+        heads_exchanged=cp > 1 and set(kinds) in ({"a2a"}, {"a2a+p2p"}),
+        rings=sizes[1] if cp > 1 and set(kinds) == {"a2a+p2p"} else 1,
+        keys_gathered=cp > 1 and set(kinds) == {"all_gather"},
         overlap_experts=words.has("overlap-moe-expert-parallel-comm"),
     )
 

@@ -400,6 +400,6 @@ def _left_out(*, searched: bool) -> tuple[str, ...]:
     if not searched:
         return (drawn,)
     return (
-        "CUDA graphs, offloading, recomputation and degrees that differ by layer were not searched",
+        "CUDA graphs, and degrees, recomputation or offloading by layer, were not searched",
         drawn,
     )

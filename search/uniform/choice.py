@@ -44,9 +44,9 @@ Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 per 16 elements (the last two on Blackwell)."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Dispatcher = Literal["alltoall", "flex"]
-ContextKind = Literal["ring", "a2a"]
-"""Context ranks pass keys and values on beside attention (Megatron-LM's `p2p`), or exchange heads
-for tokens around it (Ulysses)."""
+ContextKind = Literal["ring", "all-gather", "a2a"]
+"""Context ranks pass keys and values on beside attention (Megatron-LM's `p2p`), exchange heads for
+tokens around it (Ulysses), or gather keys and values before it."""
 
 NONE, FULL = "none", "full"
 """Recomputation of nothing, and of whole layers."""
@@ -102,7 +102,7 @@ class Choice:
         dp = world // (self.tp * self.cp * self.pp)
         beside = " (overlapped)" if self.tp_overlap else ""
         degrees = [f"tp{self.tp}{beside}"] if self.tp > 1 else []
-        exchanged = " (a2a)" if self.cp_kind == "a2a" else ""
+        exchanged = f" ({self.cp_kind})" if self.cp_kind != "ring" else ""
         degrees += [f"cp{self.cp}{exchanged}"] if self.cp > 1 else []
         degrees += [f"pp{self.pp}"] if self.pp > 1 else []
         degrees += [f"dp{dp}"]

@@ -114,6 +114,7 @@ class Whole:
                         job,
                         cp=one.cp,
                         heads_exchanged=one.cp_kind == "a2a",
+                        keys_gathered=one.cp_kind == "all-gather",
                         micro_batch=one.micro_batch,
                         ep=1,
                     )
@@ -162,8 +163,9 @@ class Whole:
         half = replace(block, mlp=None)
         assert half.attention is not None, "layers of launches have attention"
         device, host = np.empty(len(jobs)), np.empty(len(jobs))
-        for kind in {(job.cp, job.heads_exchanged) for job in jobs}:
-            at = [place for place, job in enumerate(jobs) if (job.cp, job.heads_exchanged) == kind]
+        kinds = [(job.cp, job.heads_exchanged, job.keys_gathered) for job in jobs]
+        for kind in {*kinds}:
+            at = [place for place, one in enumerate(kinds) if one == kind]
             some = [jobs[place] for place in at]
             parts = tuple(layer_parts(self._machine, some[0], half, _splits(some)))
             core = next(part for part in parts if part.module == "core_attn")

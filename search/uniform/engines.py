@@ -118,6 +118,7 @@ def _degrees(job: Job, choice: Choice) -> Degrees:
         tp=choice.tp,
         cp=choice.cp,
         heads_exchanged=choice.cp > 1 and choice.cp_kind == "a2a",
+        keys_gathered=choice.cp > 1 and choice.cp_kind == "all-gather",
         pp=choice.pp,
         ep=choice.ep,
         etp=choice.etp if experts else 1,
@@ -222,8 +223,11 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
             if heads % (choice.tp * choice.cp):
                 rest = heads % (choice.tp * choice.cp)
                 yield f"{name}({heads}) % (tp * cp)({choice.tp * choice.cp}) = {rest} != 0"
-        if model.attention.latent is not None:
-            yield "latent attention exchanges no heads: its queries and values differ in width"
+    if choice.cp > 1 and choice.cp_kind != "ring" and model.attention.latent is not None:
+        yield "latent attention has rings alone: its queries and values differ in width"
+    if choice.cp > 1 and choice.cp_kind == "ring" and model.attention.window is not None:
+        # attn_forward_func_with_cp
+        yield "attention with a window has no rings"
     if model.experts is not None:
         if model.experts.ffn % choice.etp:
             rest = model.experts.ffn % choice.etp
@@ -422,7 +426,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         title="Megatron-LM",
         stack="megatron-core",
         schedules=("1f1b", "interleaved"),
-        context=("ring", "a2a"),
+        context=("ring", "a2a", "all-gather"),
         experts=True,
         expert_tensor=None,
         zero=(0, 1, 3),
@@ -440,7 +444,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         refused=_megatron_refuses,
         left_out=(
             "CUDA graphs, whose memory nobody has counted",
-            "keys and values that are gathered, or rings of exchanged heads (--cp-comm-type)",
+            "rings of ranks that exchange heads (--cp-comm-type a2a+p2p)",
             "parts of modules, or whole layers, on the host (--cpu-offloading)",
             "recomputation of several layers at once (uniform N)",
             _LAYOUTS,

@@ -31,6 +31,7 @@ from search.uniform.choice import (
     FULL,
     NONE,
     Choice,
+    ContextKind,
     Precision,
     offload_words,
     recompute_words,
@@ -231,6 +232,14 @@ _RECIPES: Mapping[str, Precision] = {"blockwise": "fp8-blockwise", "mxfp8": "mxf
 """Of 8-bit products; what scales them per tensor is one precision."""
 
 
+def _context_kind(degrees: Degrees) -> ContextKind:
+    """Return how context ranks exchange; rings of groups that exchange heads are a setting."""
+    if degrees.cp > 1 and degrees.keys_gathered:
+        return "all-gather"
+    exchanged = degrees.heads_exchanged and degrees.rings == 1
+    return "a2a" if degrees.cp > 1 and exchanged else "ring"
+
+
 def choice_of(launch: Launch) -> Choice:
     """Return the choice that is nearest to a launch: the same degrees and batch."""
     degrees, trainer, precision = launch.degrees, launch.trainer, launch.precision
@@ -250,7 +259,7 @@ def choice_of(launch: Launch) -> Choice:
         tp=degrees.tp,
         tp_overlap=launch.tensor_overlap and trainer is None,
         cp=degrees.cp,
-        cp_kind="a2a" if degrees.heads_exchanged and degrees.cp > 1 else "ring",
+        cp_kind=_context_kind(degrees),
         ep=degrees.ep,
         etp=degrees.etp,
         pp=degrees.pp,

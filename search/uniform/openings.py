@@ -14,20 +14,32 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from autopar.arrays import F64, I64, Bool
+from autopar.estimate.parts.replicas import beside_traffic_s
+from autopar.hardware import together_s
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
-from search.uniform.layout import layouts
+from search.uniform.layout import Arrangement, layouts
 from search.uniform.memory import Room
-from search.uniform.prices import Prices, Unit, arrangement_of, partly_s
+from search.uniform.prices import Prices, Rows, Unit, arrangement_of, layers_of, partly_s
 from search.uniform.space import Degrees, Space
 
-__all__ = ["Openings", "Options", "Saving", "Stages"]
+__all__ = [
+    "Openings",
+    "Options",
+    "Saving",
+    "Stages",
+    "hosted_s",
+    "least_hosted_bytes",
+    "sets_bytes",
+    "sets_s",
+    "whole_hosted_s",
+]
 
 
-_MORE = 1.0 + 1e-9
-"""Of what there is room for, so that sums in another order are no larger."""
+_MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
+"""Of what there is room for, and of bounds, so that sums in another order are no larger."""
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
 """Schedule -> one that is as fast or faster, with less memory, wherever it can be run."""
 
@@ -397,7 +409,7 @@ class Openings:
             for at, (choice, most) in enumerate(zip(table.shardings, limits, strict=True)):
                 lacking = table.bytes[at, :-2] - self.hosted_limit(most)
                 freed = np.maximum(0.0, lacking) / table.freed[at, :-2]
-                hosted = self.prices.whole_hosted_s(unit, choice, freed)
+                hosted = whole_hosted_s(self.prices, unit, choice, freed)
                 found[at] = min(found[at], hosted[self.hosted].min())
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
@@ -440,7 +452,7 @@ class Openings:
         lacks = self.hosted & ~may
         if lacks.any():
             most = self.hosted_limit(limits)
-            found = self.prices.hosted_s(unit, choice, arrangement, most)
+            found = hosted_s(self.prices, unit, choice, arrangement, most)
             hosted = np.where(lacks, found, np.inf)
         if not (may.any() or free or (hosted < np.inf).any()):
             return Options(np.zeros(0), ())
@@ -453,7 +465,7 @@ class Openings:
         hosted = np.full(len(words), np.inf)
         if self.hosted.any():
             arrangement = arrangement_of(unit, choice)
-            least = self.prices.least_hosted_bytes(unit, choice, arrangement)
+            least = least_hosted_bytes(self.prices, unit, choice, arrangement)
             hosted = np.where(self.hosted, least, np.inf)
         return self._ordered(self.words & self.device, words, numbers, blocks, hosted)
 
@@ -499,7 +511,7 @@ class Openings:
         may = self.sets & (sizes <= most)
         for word in full:
             may[self.prices.hosted.words.index(word)] = False
-        seconds = self.prices.sets_s(unit, choice, arrangement, at) / choice.global_batch
+        seconds = sets_s(self.prices, unit, choice, arrangement, at) / choice.global_batch
         found = self._ordered_sets(unit, at, may, seconds)
         copied = self.prices.hosted.has @ unit.bounds.gone.copied[at]
         rows = copied[[self.prices.hosted.words.index(one.offload) for one in found.savings]]
@@ -510,12 +522,12 @@ class Openings:
     def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> Options:
         """Return the sets beside a recomputation by the bytes of the fullest stage at least."""
         at = self.prices.words.index(recompute)
-        sizes = self.prices.sets_bytes(unit, choice, arrangement_of(unit, choice), at)
+        sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), at)
         return self._ordered_sets(unit, at, self.sets, sizes)
 
     def _sets_bytes(self, unit: Unit, choice: Choice, word: int) -> tuple[F64, F64]:
         """Return bytes that the fullest stage has at least by set, and those that it may have."""
-        sizes = self.prices.sets_bytes(unit, choice, arrangement_of(unit, choice), word)
+        sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
         limits, _ = self.limits(unit, choice)
         leaves = (self.prices.hosted.has @ unit.bounds.gone.copied[word]).any(axis=1)
         most = np.where(leaves, self.room.bytes_of("offloaded") * _MORE, limits[word])
@@ -534,3 +546,110 @@ class Openings:
         recompute = self.prices.words[word]
         names = tuple(Saving(recompute, self.prices.hosted.words[at]) for at in order)
         return Options(values[order], names)
+
+
+# --------------------------------------------------------------------------------------------------
+# Activations on the host. A set of modules is enumerated where its recomputation and layout are
+# looked at; before that, any set that frees enough is bounded by what copies of as many bytes
+# take at least. Seen of them is sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+ of c bytes over a
+# link of r bytes/s beside forwards of f and backwards of b seconds, which for sums C, F, B of
+# the layers of a stage or model is (C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
+
+
+def whole_hosted_s(prices: Prices, unit: Unit, choice: Choice, freed_bytes: F64) -> F64:
+    """Return the whole model's seconds by recomputation with so much of it on the host.
+
+    Infinite where modules leave less. freed_bytes : of a micro-batch, by recomputation.
+    """
+    number, sharded = unit.number, prices.rows_s(unit, choice)
+    most = unit.bounds.gone.blocks.sum(axis=1) @ number
+    forward = unit.forward_s @ number
+    device = unit.device_s[:-2] @ number
+    copied = freed_bytes / unit.bounds.padding
+    seen = _copies_s(prices, copied, forward, device - forward)
+    seen = seen * _beside_share(prices, unit, sharded)
+    every = number + unit.further
+    ends = sharded.first_s + sharded.last_s
+    found = np.asarray(
+        together_s(sharded.device_s[:-2] @ every + ends + seen, unit.host_s[:-2] @ every)
+    )
+    return np.where(freed_bytes <= most, found, np.inf)
+
+
+def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
+    """Return what is seen of copies to the host and back."""
+    copy = copied_bytes / prices.link_bytes_per_s
+    found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
+    return found
+
+
+def _beside_share(prices: Prices, unit: Unit, sharded: Rows) -> F64:
+    """Return what a second more of the device adds at least, by recomputation.
+
+    Less than one where the traffic of sharded weights takes longer than a layer.
+    """
+    visible = prices.target.machine.stack.figures.overlap["fully_sharded"]
+    longer = (unit.device_s[:-2] >= sharded.traffic_s).all(axis=1)
+    return np.where(longer, 1.0, min(1.0, visible))
+
+
+def hosted_s(
+    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
+) -> F64:
+    """Return `stages_s` by recomputation with what frees enough on the host.
+
+    Infinite where nothing does. limit_bytes : by recomputation, of the fullest stage.
+    """
+    stages, sharded = prices.stage_bytes(unit, choice, arrangement), prices.rows_s(unit, choice)
+    layers = arrangement.layers.astype(np.float64)
+    most = unit.bounds.gone.blocks.sum(axis=1)
+    lacking = np.stack([one.words * _ROUNDING - limit_bytes for one in stages], axis=1)
+    live = np.stack([one.live for one in stages], axis=1)
+    times = np.array([one.most for one in stages])
+    copied = np.maximum(0.0, lacking) / times / unit.bounds.padding
+    forward = layers @ unit.forward_s
+    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ layers.T - forward)
+    every = layers_of(unit, arrangement)
+    device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
+    device += seen * _beside_share(prices, unit, sharded)[:, None]
+    found = prices.pipeline_s(unit, choice, arrangement, device, host)
+    return np.where((lacking <= most @ live).all(axis=1), found, np.inf)
+
+
+def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
+    """Return bytes of the fullest stage at least by recomputation, whatever is on the host."""
+    most = unit.bounds.gone.blocks.sum(axis=1)
+    stages = prices.stage_bytes(unit, choice, arrangement)
+    least: F64 = np.max([one.words - most @ one.live for one in stages], axis=0) * _ROUNDING
+    return least
+
+
+def sets_s(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
+    """Return `stages_s` by set of modules on the host, beside one recomputation."""
+    layers = layers_of(unit, arrangement)
+    copied = prices.hosted.has @ unit.bounds.gone.copied[word]
+    device, host = unit.device_s[word], unit.host_s[word]
+    forward = np.minimum(unit.forward_s, device)
+    seen = _copies_s(prices, copied, forward, device - forward)
+    traffic = prices.rows_s(unit, choice).traffic_s
+    rows = np.asarray(beside_traffic_s(prices.target.machine, device + seen, traffic))
+    of_host = np.tile(host @ layers.T, (len(rows), 1))
+    return prices.pipeline_s(unit, choice, arrangement, rows @ layers.T, of_host)
+
+
+def sets_bytes(
+    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int
+) -> F64:
+    """Return bytes that the fullest stage has at least, by set, beside one recomputation."""
+    gone, has = unit.bounds.gone, prices.hosted.has
+    copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
+    found = []
+    for one in prices.stage_bytes(unit, choice, arrangement):
+        size = one.words[word] - blocks @ one.live
+        if one.kind is not None:
+            # in its backward a layer has its own again
+            more = unit.bounds.made[one.kind] + copied[:, one.kind] - one.forward
+            size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
+        found.append(size)
+    least: F64 = np.max(found, axis=0) * _ROUNDING
+    return least

@@ -49,7 +49,7 @@ from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 
-__all__ = ["Prices", "Rows", "Unit", "arrangement_of", "degrees_of", "partly_s"]
+__all__ = ["Prices", "Rows", "Unit", "arrangement_of", "degrees_of", "layers_of", "partly_s"]
 
 _ROUNDING = 1.0 - 1e-9
 """So that sums in another order are no larger than the exact ones."""
@@ -281,6 +281,7 @@ class Prices:
             self.base(plain),
             cp=plain.cp,
             heads_exchanged=plain.cp_kind == "a2a",
+            keys_gathered=plain.cp_kind == "all-gather",
             dp=dp,
             gpus=plain.tp * plain.cp * dp,
             ep=plain.ep,
@@ -506,7 +507,7 @@ class Prices:
 
     def _stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         plain, full = slice(-2, -1), slice(-1, None)
-        layers = _layers_of(unit, arrangement)
+        layers = layers_of(unit, arrangement)
         both = (self.rows_s(unit, choice).device_s, unit.host_s)
         by_word = [rows[:-2] @ layers.T for rows in both]
         by_block = [
@@ -514,11 +515,11 @@ class Prices:
             for rows in both
         ]
         return (
-            self._pipeline_s(unit, choice, arrangement, by_word[0], by_word[1]),
-            self._pipeline_s(unit, choice, arrangement, by_block[0], by_block[1]),
+            self.pipeline_s(unit, choice, arrangement, by_word[0], by_word[1]),
+            self.pipeline_s(unit, choice, arrangement, by_block[0], by_block[1]),
         )
 
-    def _pipeline_s(
+    def pipeline_s(
         self, unit: Unit, choice: Choice, arrangement: Arrangement, device: F64, host: F64
     ) -> F64:
         """Return the same of seconds that layers of stages take, [..., stage]."""
@@ -599,13 +600,11 @@ class Prices:
 
     def least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return bytes that the fullest stage has at least, by recomputation and by `block N`."""
-        stages = self._stage_bytes(unit, choice, arrangement)
+        stages = self.stage_bytes(unit, choice, arrangement)
         words, blocks = [one.words for one in stages], [one.blocks for one in stages]
         return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
-    def _stage_bytes(
-        self, unit: Unit, choice: Choice, arrangement: Arrangement
-    ) -> list[StageBytes]:
+    def stage_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> list[StageBytes]:
         """Return bytes that each of the unlike stages has at least, with nothing on the host."""
         key = (unit, choice)
         if key not in self._layouts_bytes:
@@ -672,101 +671,6 @@ class Prices:
         # max of g_i l_i: of l / (mean w + l mean a) it is that of the most live
         most = choice.pp / (mean_own + choice.pp * mean_saved) / whole
         return found * _ROUNDING, most
-
-    # ----------------------------------------------------------------------------------------------
-    # Activations on the host. A set of modules is enumerated where its recomputation and layout are
-    # looked at; before that, any set that frees enough is bounded by what copies of as many bytes
-    # take at least. Seen of them is sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+ of c bytes over a
-    # link of r bytes/s beside forwards of f and backwards of b seconds, which for sums C, F, B of
-    # the layers of a stage or model is (C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
-
-    def whole_hosted_s(self, unit: Unit, choice: Choice, freed_bytes: F64) -> F64:
-        """Return the whole model's seconds by recomputation with so much of it on the host.
-
-        Infinite where modules leave less. freed_bytes : of a micro-batch, by recomputation.
-        """
-        number, sharded = unit.number, self.rows_s(unit, choice)
-        most = unit.bounds.gone.blocks.sum(axis=1) @ number
-        forward = unit.forward_s @ number
-        device = unit.device_s[:-2] @ number
-        copied = freed_bytes / unit.bounds.padding
-        seen = self._copies_s(copied, forward, device - forward)
-        seen = seen * self._beside_share(unit, sharded)
-        every = number + unit.further
-        ends = sharded.first_s + sharded.last_s
-        found = _both_s(sharded.device_s[:-2] @ every + ends + seen, unit.host_s[:-2] @ every)
-        return np.where(freed_bytes <= most, found, np.inf)
-
-    def _copies_s(self, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
-        """Return what is seen of copies to the host and back."""
-        copy = copied_bytes / self.link_bytes_per_s
-        found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
-        return found
-
-    def _beside_share(self, unit: Unit, sharded: Rows) -> F64:
-        """Return what a second more of the device adds at least, by recomputation.
-
-        Less than one where the traffic of sharded weights takes longer than a layer.
-        """
-        visible = self.target.machine.stack.figures.overlap["fully_sharded"]
-        longer = (unit.device_s[:-2] >= sharded.traffic_s).all(axis=1)
-        return np.where(longer, 1.0, min(1.0, visible))
-
-    def hosted_s(
-        self, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
-    ) -> F64:
-        """Return `stages_s` by recomputation with what frees enough on the host.
-
-        Infinite where nothing does. limit_bytes : by recomputation, of the fullest stage.
-        """
-        stages, sharded = self._stage_bytes(unit, choice, arrangement), self.rows_s(unit, choice)
-        layers = arrangement.layers.astype(np.float64)
-        most = unit.bounds.gone.blocks.sum(axis=1)
-        lacking = np.stack([one.words * _ROUNDING - limit_bytes for one in stages], axis=1)
-        live = np.stack([one.live for one in stages], axis=1)
-        times = np.array([one.most for one in stages])
-        copied = np.maximum(0.0, lacking) / times / unit.bounds.padding
-        forward = layers @ unit.forward_s
-        seen = self._copies_s(copied, forward, unit.device_s[:-2] @ layers.T - forward)
-        every = _layers_of(unit, arrangement)
-        device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
-        device += seen * self._beside_share(unit, sharded)[:, None]
-        found = self._pipeline_s(unit, choice, arrangement, device, host)
-        return np.where((lacking <= most @ live).all(axis=1), found, np.inf)
-
-    def least_hosted_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
-        """Return bytes of the fullest stage at least by recomputation, whatever is on the host."""
-        most = unit.bounds.gone.blocks.sum(axis=1)
-        stages = self._stage_bytes(unit, choice, arrangement)
-        least: F64 = np.max([one.words - most @ one.live for one in stages], axis=0) * _ROUNDING
-        return least
-
-    def sets_s(self, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
-        """Return `stages_s` by set of modules on the host, beside one recomputation."""
-        layers = _layers_of(unit, arrangement)
-        copied = self.hosted.has @ unit.bounds.gone.copied[word]
-        device, host = unit.device_s[word], unit.host_s[word]
-        forward = np.minimum(unit.forward_s, device)
-        seen = self._copies_s(copied, forward, device - forward)
-        traffic = self.rows_s(unit, choice).traffic_s
-        rows = np.asarray(beside_traffic_s(self.target.machine, device + seen, traffic))
-        of_host = np.tile(host @ layers.T, (len(rows), 1))
-        return self._pipeline_s(unit, choice, arrangement, rows @ layers.T, of_host)
-
-    def sets_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
-        """Return bytes that the fullest stage has at least, by set, beside one recomputation."""
-        gone, has = unit.bounds.gone, self.hosted.has
-        copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
-        found = []
-        for one in self._stage_bytes(unit, choice, arrangement):
-            size = one.words[word] - blocks @ one.live
-            if one.kind is not None:
-                # in its backward a layer has its own again
-                more = unit.bounds.made[one.kind] + copied[:, one.kind] - one.forward
-                size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
-            found.append(size)
-        least: F64 = np.max(found, axis=0) * _ROUNDING
-        return least
 
     # ----------------------------------------------------------------------------------------------
     # Prices
@@ -845,7 +749,7 @@ def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
 
 
-def _layers_of(unit: Unit, arrangement: Arrangement) -> F64:
+def layers_of(unit: Unit, arrangement: Arrangement) -> F64:
     """Return [stage, kind], layers of modules of further tokens in front of the head."""
     layers = arrangement.layers.astype(np.float64)
     layers[arrangement.ends[1]] += unit.further

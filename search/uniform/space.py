@@ -86,8 +86,8 @@ class Space:
             self._exchanges[key] = tuple(
                 kind
                 for kind in engine.context
-                # not every model has heads that divide
-                if kind == "ring"
+                # not every model has heads that divide, or attention that may be in rings
+                if (kind == "ring" and job.model.attention.window is None)
                 or next(engine.refused(job, Choice(tp=tp, cp=cp, cp_kind=kind)), None) is None
             )
         return self._exchanges[key]

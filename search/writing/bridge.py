@@ -23,7 +23,7 @@ from search.launches.bridge_recipes import (
 )
 from search.writing import megatron
 from search.writing.place import Draft, Place, refuse_others, step_count
-from search.writing.stages import even_ends, layout_of
+from search.writing.stages import context_words, even_ends, layout_of
 
 __all__ = ["VERSION", "recipe_of", "settings_of", "write"]
 
@@ -207,8 +207,9 @@ def _degrees(launch: Launch) -> Settings:
         "model.microbatch_group_size_per_vp_stage": (
             degrees.group or None if degrees.vpp > 1 else None
         ),
-        "model.cp_comm_type": (
-            ("a2a" if degrees.heads_exchanged else "p2p") if degrees.cp > 1 else None
+        "model.cp_comm_type": context_words(degrees) if degrees.cp > 1 else None,
+        "model.hierarchical_context_parallel_sizes": (
+            [degrees.cp // degrees.rings, degrees.rings] if degrees.rings > 1 else None
         ),
         "model.recompute_granularity": "full" if whole else "selective" if modules else None,
         "model.recompute_method": recompute.layers if whole else None,

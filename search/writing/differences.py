@@ -112,6 +112,7 @@ def without_effect(launch: Launch) -> Launch:
         sequence_parallel=degrees.scattered,
         group=0 if degrees.vpp == 1 or degrees.group == degrees.pp else degrees.group,
         heads_exchanged=degrees.heads_exchanged and degrees.cp > 1,
+        keys_gathered=degrees.keys_gathered and degrees.cp > 1,
         etp=degrees.etp if experts is not None else 1,
         ep=degrees.ep if experts is not None else 1,
         schedule=degrees.pipeline if degrees.pp > 1 else None,

@@ -30,7 +30,7 @@ from search.engines.megatron_files import (
 from search.launches.architectures import architecture
 from search.launches.release import Release, software_of
 from search.writing.place import Draft, Place, refuse_others, spec_of, step_count
-from search.writing.stages import layer_pattern, stage_arguments
+from search.writing.stages import context_words, layer_pattern, stage_arguments
 
 __all__ = [
     "asked_attention",
@@ -249,7 +249,9 @@ def _parallel(launch: Launch) -> Iterator[Argument]:
         ("tp-comm-overlap", launch.tensor_overlap and degrees.tp > 1),
     )
     if degrees.cp > 1:
-        yield _one(Flag.COMMUNICATION, "a2a" if degrees.heads_exchanged else "p2p")
+        yield _one(Flag.COMMUNICATION, context_words(degrees))
+        if degrees.rings > 1:
+            yield (Flag.HIERARCHY, (str(degrees.cp // degrees.rings), str(degrees.rings)))
     if model.experts is not None:
         yield _one("expert-model-parallel-size", degrees.ep)
         yield _one("expert-tensor-parallel-size", degrees.etp)

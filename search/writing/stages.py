@@ -1,4 +1,4 @@
-"""Which layers stand on which stage and which have experts, as Megatron-LM's arguments say it.
+"""Which layers stand where, and how context ranks exchange, as Megatron-LM's arguments say it.
 
 Even stages need a number of chunks at most; embedding and loss that count as a layer each have
 flags of their own, and every other order is a layout.
@@ -13,7 +13,14 @@ from autopar.memory.launch import Chunk, Degrees, Launch, even_chunks
 from autopar.pipeline.orders import rank_of
 from search.engines.megatron_arguments import Argument, Flag
 
-__all__ = ["even_ends", "layer_pattern", "layout_of", "parts_in_order", "stage_arguments"]
+__all__ = [
+    "context_words",
+    "even_ends",
+    "layer_pattern",
+    "layout_of",
+    "parts_in_order",
+    "stage_arguments",
+]
 
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
@@ -103,3 +110,12 @@ def layer_pattern(layers: tuple[bool, ...]) -> str:
             runs.append((is_mixture, 1))
     # `_eval_pattern` takes digits, brackets, commas, + and *
     return "(" + "+".join(f"[{int(kind)}]*{number}" for kind, number in runs) + ")"
+
+
+def context_words(degrees: Degrees) -> str:
+    """Return how context ranks exchange, as `--cp-comm-type` says it."""
+    if degrees.keys_gathered:
+        return "all_gather"
+    if degrees.heads_exchanged:
+        return "a2a+p2p" if degrees.rings > 1 else "a2a"
+    return "p2p"

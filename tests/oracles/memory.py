@@ -367,7 +367,8 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
             sizes += [scores * s.e, scores]
     else:
         sizes.append(out * s.e)
-        if kernel == "flash" or launch.precision.fp8 or launch.degrees.heads_exchanged:
+        split = launch.degrees.heads_exchanged or launch.degrees.keys_gathered
+        if kernel == "flash" or launch.precision.fp8 or split:
             sizes.append(out * thin)
         sizes.append(tokens * heads * 4)
     return sizes

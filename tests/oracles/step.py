@@ -226,8 +226,8 @@ class _Step:
         kernel = job.attention_kernel or next(n for n in names if n == "unfused" or n in has)
         heads, width = attention.heads / job.tp, attention.width
         if kernel == "unfused":
-            assert job.cp == 1 or job.heads_exchanged
-            heads /= job.cp
+            assert job.cp == job.rings or (job.heads_exchanged and job.rings == 1)
+            heads /= job.cp / job.rings
             length, many = job.seq, job.micro_batch * heads
             dtype = self.plain()
             products = self.device.product(length, length, width, dtype, many)
@@ -242,11 +242,14 @@ class _Step:
         ranks, found = job.cp, []
         if job.heads_exchanged:
             # each rank has all tokens of some heads
-            kv_heads = max(1.0, attention.kv_heads / job.tp / job.cp)
-            heads, part, ranks = heads / job.cp, job.seq, 1
+            group = job.cp // job.rings
+            kv_heads = max(1.0, attention.kv_heads / job.tp / group)
+            heads, part, ranks = heads / group, job.seq / job.rings, job.rings
         for backward in (False, True):
 
-            def visit(keys: float, causal: bool, backward: bool = backward) -> float:
+            def visit(
+                keys: float, causal: bool, part: float = part, backward: bool = backward
+            ) -> float:
                 return self.device.flash(
                     kernel,
                     job.micro_batch,
@@ -261,6 +264,10 @@ class _Step:
 
             if not attention.causal:
                 found.append(visit(job.seq, causal=False))
+                continue
+            if job.keys_gathered and job.cp > 1:
+                # of the causal triangle a rank has one of cp equal shares
+                found.append(visit(job.seq, causal=False, part=part / 2))
                 continue
             # one's own keys, then those of each other rank
             time = visit(part, causal=True)
@@ -330,15 +337,30 @@ class _Step:
         if job.heads_exchanged:
             own = attention.heads / job.tp
             sizes = (self.tokens * n * attention.width * self.sent() for n in (own, heads) * 2)
-            once = sum(self.collective("all2all", size, job.cp, job.tp) for size in sizes)
-            return once, once, 8
+            group = job.cp // job.rings
+            once = sum(self.collective("all2all", size, group, job.tp) for size in sizes)
+            if job.rings == 1:
+                return once, once, 8
+            ring, ring_back, calls = self.passed(block, heads, job.rings)
+            return once + ring, once + ring_back, 8 + calls
+        if job.keys_gathered:
+            size = job.cp * self.tokens * heads * attention.width * self.sent()
+            gather = 2 * self.collective("allgather", size, job.cp, job.tp)
+            scatter = 2 * self.collective("reducescatter", size, job.cp, job.tp)
+            return gather, gather + scatter, 6
+        return self.passed(block, heads, job.cp)
+
+    def passed(self, block: Block, heads: float, ranks: int) -> tuple[float, float, int]:
+        """Return what is seen of keys and values that go round so many ranks."""
+        job, attention = self.job, block.attention
+        assert attention is not None
         size = self.tokens * 2 * heads * attention.width * self.sent()
-        once = self.message(size, job.tp * job.cp) * (job.cp - 1)
+        once = self.message(size, job.tp * job.cp) * (ranks - 1)
         found = []
         for kernel, sent in zip(self.attention_kernel(block), (once, 2 * once), strict=True):
             longer, shorter = max(kernel, sent), min(kernel, sent)
             found.append(longer + 0.1 * shorter - kernel)
-        return found[0], found[1], 3 * (job.cp - 1)
+        return found[0], found[1], 3 * (ranks - 1)
 
     def layer(self, block: Block) -> dict[str, float]:
         """Return the seconds of a layer's micro-batch by term; `waited` is the host's."""

@@ -100,7 +100,7 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         left([e for e in _divisors(world) if engine.experts and number % e == 0] or [1], "ep"),
         fixed.micro_batch or [1, 2, 4, 8, 16, 32, 64],
         job.global_batches,
-        ["ring", "a2a"] if engine.name == "megatron" else ["ring"],
+        ["ring", "a2a", "all-gather"] if engine.name == "megatron" else ["ring"],
     )
     for tp, cp, pp, ep, size, batch, kind in degrees:
         if (cp == 1 and kind != "ring") or (cp > 1 and kind not in (fixed.cp_kind or [kind])):
@@ -389,7 +389,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         tp=_some(draw, [1, 2, 4], 2),
         cp=_some(draw, [1, 2, 2], 2),
         tp_overlap=draw.choice([None, True, False]),
-        cp_kind=draw.choice([None, None, ("ring",), ("a2a",)]),
+        cp_kind=draw.choice([None, None, ("ring", "all-gather"), ("a2a",)]),
         pp=_some(draw, stages, 2),
         schedule=schedules,
         ep=_some(draw, [1, 2, 4, 8], 2),

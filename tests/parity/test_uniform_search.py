@@ -120,13 +120,15 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         at = found.words.index(choice.recompute)
         limits = np.full(len(found.words), float(peak))
         hosted = found.hosted.words.index(choice.offload)
-        lower_s = found.sets_s(unit, choice, arrangement, at)[hosted]
-        lower_bytes = found.sets_bytes(unit, choice, arrangement, at)[hosted]
+        lower_s = openings.sets_s(found, unit, choice, arrangement, at)[hosted]
+        lower_bytes = openings.sets_bytes(found, unit, choice, arrangement, at)[hosted]
         # some set that frees as much takes no longer, and none leaves less
-        assert found.hosted_s(unit, choice, arrangement, limits)[at] <= lower_s * (1 + 1e-9)
-        assert found.least_hosted_bytes(unit, choice, arrangement)[at] <= peak
+        assert openings.hosted_s(found, unit, choice, arrangement, limits)[at] <= lower_s * (
+            1 + 1e-9
+        )
+        assert openings.least_hosted_bytes(found, unit, choice, arrangement)[at] <= peak
         freed = np.maximum(0.0, (spread - peak) / most)[:-2]
-        part = float(found.whole_hosted_s(unit, choice, freed)[at])
+        part = float(openings.whole_hosted_s(found, unit, choice, freed)[at])
         assert found.spread_s(choice, (choice,), part, sends) <= step_s
     elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
@@ -317,19 +319,19 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         openings.Openings, "fastest_sets", lambda old: lambda self, *args: old(self, *args[:3])
     ),
     "copies to the host take twice as long": (
-        prices.Prices, "_copies_s", lambda old: scaled(old, 2.0)
+        openings, "_copies_s", lambda old: scaled(old, 2.0)
     ),
     "bytes beside modules on the host are 5 % too high": (
-        prices.Prices, "sets_bytes", lambda old: scaled(old, 1.05)
+        openings, "sets_bytes", lambda old: scaled(old, 1.05)
     ),
     "bounds of models on the host are too high": (
-        prices.Prices, "whole_hosted_s", lambda old: scaled(old, 1.2)
+        openings, "whole_hosted_s", lambda old: scaled(old, 1.2)
     ),
     "bounds of stages on the host are too high": (
-        prices.Prices, "hosted_s", lambda old: scaled(old, 1.05)
+        openings, "hosted_s", lambda old: scaled(old, 1.05)
     ),
     "sets on the host leave too much": (
-        prices.Prices, "least_hosted_bytes", lambda old: scaled(old, 1.2)
+        openings, "least_hosted_bytes", lambda old: scaled(old, 1.2)
     ),
     "a sharding is left out": (
         openings.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]

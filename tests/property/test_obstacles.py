@@ -60,7 +60,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         "recompute": ["none", "full", "op", "block 1", "block 3", "core_attn", "mla_up_proj+moe"],
         "offload": ["none", "core_attn", "attn_norm", "expert_fc1+moe_act", "attn_proj+core_attn"],
         "dispatcher": ["alltoall", "flex"],
-        "cp_kind": ["ring", "a2a"],
+        "cp_kind": ["ring", "a2a", "all-gather"],
         "dp_replicate": [1, 2, 2, 3, 4],
     }
     given: dict[str, object] = {}
@@ -388,7 +388,7 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
         lambda engine, job, tp: engine.name != "megatron" and int(tp) > 1,
     ),
     (
-        r".* has no a2a of context ranks, and cp is (\d+)",
+        r".* has no (?:a2a|all-gather) of context ranks, and cp is (\d+)",
         lambda engine, job, cp: engine.name != "megatron" and int(cp) > 1,
     ),
     (
@@ -417,7 +417,11 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
     ),
     # what the trainers themselves refuse
     (
-        r"latent attention exchanges no heads: its queries and values differ in width",
+        r"attention with a window has no rings",
+        lambda engine, job: engine.name == "megatron" and job.model.attention.window is not None,
+    ),
+    (
+        r"latent attention has rings alone: its queries and values differ in width",
         lambda engine, job: job.model.attention.latent is not None,
     ),
     (

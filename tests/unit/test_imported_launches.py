@@ -92,6 +92,7 @@ def test_what_a_trainer_runs_comes_back_whole(
     ("engine", "choice"),
     [
         ("megatron", {"tp": 2, "cp": 4, "cp_kind": "a2a", "zero": 1, "tp_overlap": True}),
+        ("megatron", {"tp": 2, "cp": 4, "cp_kind": "all-gather", "zero": 1}),
         ("megatron", {"zero": 1, "dp_replicate": 2, "micro_batch": 2, "recompute": "block 3"}),
         ("megatron", {"pp": 2, "vpp": 2, "zero": 0, "recompute": "core_attn+layernorm"}),
         ("megatron", {"zero": 3, "precision": "fp8-blockwise", "recompute": "full"}),
@@ -250,6 +251,8 @@ def launch_file(launch: Launch, engine: Engine) -> str:
          ["Megatron-LM has no 2 copies of ZeRO-3: one"]),
         ("megatron", {"cp": 2, "cp_kind": "a2a", "zero": 3}, "torchtitan",
          ["torchtitan has no a2a between context ranks: ring"]),
+        ("megatron", {"cp": 2, "cp_kind": "all-gather", "zero": 3}, "torchtitan",
+         ["torchtitan has no all-gather between context ranks: ring"]),
         ("torchtitan", {"zero": 3, "precision": "fp8"}, "deepspeed",
          ["DeepSpeed has no fp8 products: bf16"]),
         ("megatron", {"zero": 3, "offload": "core_attn"}, "torchtitan",

@@ -181,6 +181,7 @@ _DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "s
         ("megatron", {"schedule": "interleaved", "pp": "4", "vpp": "2"}, {"vpp": 2}),
         ("megatron", {"cp": "4", "cp-kind": "a2a"}, {"cp_kind": "a2a"}),
         ("megatron", {"cp": "4", "cp-kind": "ring"}, {"cp_kind": "ring"}),
+        ("megatron", {"cp": "4", "cp-kind": "all-gather"}, {"cp_kind": "all-gather"}),
         (
             "megatron",
             {"offload-activations": "core_attn+attn_proj"},

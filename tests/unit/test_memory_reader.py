@@ -96,6 +96,30 @@ def test_experts() -> None:
     assert dense.degrees.ep == dense.degrees.etp == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "context"),
+    [
+        ("p2p", {}),
+        ("a2a", {"heads_exchanged": True}),
+        ("all_gather", {"keys_gathered": True}),
+        ("a2a+p2p", {"heads_exchanged": True, "rings": 4}),
+        # as no price is by layer
+        ("p2p a2a p2p a2a", {}),
+    ],
+)
+def test_context_ranks_exchange_as_they_are_told(words: str, context: dict[str, Any]) -> None:
+    """Rings of four groups, of which two neighbours each exchange heads."""
+    found = read(
+        {
+            "--context-parallel-size": 8,
+            "--cp-comm-type": words,
+            "--hierarchical-context-parallel-sizes": "2 4",
+        }
+    ).degrees
+    plain = {"heads_exchanged": False, "keys_gathered": False, "rings": 1}
+    assert {name: getattr(found, name) for name in plain} == plain | context
+
+
 def test_latent_attention_and_further_tokens() -> None:
     """MLA's widths, with and without a narrow projection of queries; modules on the last stage."""
     latent = read(LATENT | {"--q-lora-rank": 192}).model.attention.latent
