@@ -407,6 +407,8 @@ class Openings:
         found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         if self.hosted.any():
             for at, (choice, most) in enumerate(zip(table.shardings, limits, strict=True)):
+                if found[at] <= table.whole_s[at, :-2][self.hosted].min():
+                    continue  # nothing on the host is faster
                 lacking = table.bytes[at, :-2] - self.hosted_limit(most)
                 freed = np.maximum(0.0, lacking) / table.freed[at, :-2]
                 hosted = whole_hosted_s(self.prices, unit, choice, freed)
