@@ -83,11 +83,12 @@ class Space:
             return ("ring",)
         key = (tp, cp)
         if key not in self._exchanges:
+            alone = len(engine.context) == 1
             self._exchanges[key] = tuple(
                 kind
                 for kind in engine.context
                 # not every model has heads that divide, or attention that may be in rings
-                if (kind == "ring" and job.model.attention.window is None)
+                if (kind == "ring" and (job.model.attention.window is None or alone))
                 or next(engine.refused(job, Choice(tp=tp, cp=cp, cp_kind=kind)), None) is None
             )
         return self._exchanges[key]
