@@ -22,7 +22,15 @@ from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import Arrangement, layouts
 from search.uniform.memory import Room
-from search.uniform.prices import Prices, Rows, Unit, arrangement_of, layers_of, partly_s
+from search.uniform.prices import (
+    Pipeline,
+    Prices,
+    Rows,
+    Unit,
+    arrangement_of,
+    layers_of,
+    partly_s,
+)
 from search.uniform.space import Degrees, Space
 
 __all__ = [
@@ -40,6 +48,8 @@ __all__ = [
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
 """Of what there is room for, and of bounds, so that sums in another order are no larger."""
+_DEVICE, _OPEN = -1, -2
+"""Nothing waits on the host; some set of modules, which one is open."""
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
 """Schedule -> one that is as fast or faster, with less memory, wherever it can be run."""
 
@@ -62,24 +72,54 @@ class Options(NamedTuple):
     """Savings of a layout, and what they are ordered by."""
 
     values: F64
-    savings: tuple[Saving, ...]
+    places: I64
+    """Of `Prices.words`, and behind these `block N` by N."""
+    sets: I64
+    """Of `Hosted.words`; or `_DEVICE`, `_OPEN`."""
+
+    def only(self, some: I64) -> Options:
+        """Return some of them."""
+        return Options(self.values[some], self.places[some], self.sets[some])
+
+
+class _Sizes:
+    """Bytes of a layout at least, by recomputation and by `block N`, and which N there are."""
+
+    def __init__(self, words: F64, blocks: F64, numbers: I64) -> None:
+        self.words, self.blocks, self.numbers = words, blocks, numbers
+        self.seconds: tuple[F64, F64] | None = None
+        """Of a step for each of its sequences at least, in the same order, once asked for."""
+
+
+class Staging(NamedTuple):
+    """Numbers of stages of some degrees, and shardings of each, whatever else is chosen."""
+
+    stages: tuple[int, ...]
+    rounds: F64
+    sends_s: F64
+    """Of each, how often a step takes a micro-batch of an average stage, and what sends add to
+    that, at least."""
+    shardings: tuple[tuple[int, int, int], ...]
+    """All of them with all shardings: stages, sharding, copies."""
+    zeros: tuple[int, ...]
+    """Of these."""
+    at: I64
+    """[sharding]: of which number of stages it is."""
+    pp: I64
+    """[sharding]"""
+    states: F64
+    """[sharding, 2] of `Prices.states_of`."""
 
 
 class Stages(NamedTuple):
     """Numbers of stages of some degrees, and what bounds them whatever the memory."""
 
-    choices: tuple[Choice, ...]
-    pipelines: tuple[tuple[Choice, ...], ...]
-    """Of each `Openings.extremes`."""
-    sends_s: tuple[float, ...]
-    """Of each, what sends add to a micro-batch of a stage at least."""
-    shardings: tuple[Choice, ...]
-    """All of them with all shardings."""
-    at: I64
-    """[sharding]: of which choice it is."""
+    staging: Staging
     bytes: F64
     freed: F64
-    """[sharding, row] both, of `Prices.spread_bytes`."""
+    """[sharding, row] both, of `Prices.many_spread_bytes`."""
+    rows: tuple[Rows, ...]
+    """Of each sharding, and of these:"""
     whole_s: F64
     again: F64
     """[sharding, row] and [sharding, 4] of `Rows`."""
@@ -107,18 +147,22 @@ class Openings:
         """Recomputations beside which modules may be on the host."""
         self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
-        self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
-        self._extremes: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
+        self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
+        self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._tables: dict[object, Stages] = {}
+        self._stagings: dict[object, Staging] = {}
+        self._laid: dict[object, tuple[Choice, ...]] = {}
+        self._sizes: dict[object, _Sizes] = {}
         self._layouts: dict[object, tuple[Choice, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
+        self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
     def within(self, room: Room) -> Openings:
         """Return the same values for another memory, which few of these depend on."""
         found = copy(self)
         found.room = room
-        found._limits = {}
+        found._limits, found._rooms = {}, {}
         return found
 
     # ----------------------------------------------------------------------------------------------
@@ -129,11 +173,16 @@ class Openings:
 
         Beside them they take less time and more memory.
         """
-        both = (False, True) if choice.tp > 1 and self.engine.overlaps_tensor else (False,)
+        left = self._overlapped(choice.tp)
+        return tuple(
+            choice if one == choice.tp_overlap else replace(choice, tp_overlap=one) for one in left
+        )
+
+    def _overlapped(self, tp: int) -> tuple[bool, ...]:
+        both = (False, True) if tp > 1 and self.engine.overlaps_tensor else (False,)
         wanted = self.fixed.tp_overlap
         # without tensor ranks there is nothing to send
-        left = both if wanted is None or choice.tp == 1 else kept(both, (wanted,))
-        return tuple(replace(choice, tp_overlap=one) for one in left)
+        return both if wanted is None or tp == 1 else kept(both, (wanted,))
 
     def stages(self, choice: Choice) -> Iterator[Choice]:
         """Yield a choice of degrees with its numbers of stages."""
@@ -172,7 +221,8 @@ class Openings:
         if choice.zero not in self.engine.replicated or wanted == (1,):
             return kept((1,), wanted)
         experts = self.job.model.experts is not None
-        key = (choice.tp, choice.cp, choice.pp, choice.ep, choice.etp, choice.zero)
+        inner = (choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp)
+        key = (*inner, choice.pp, choice.zero)
         if key not in self._copies:
             self._copies[key] = tuple(
                 number
@@ -198,8 +248,16 @@ class Openings:
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
 
-    def extremes(self, choice: Choice) -> tuple[Choice, ...]:
-        """Return those of them with one and two chunks, or the fewest, and with most, by schedule.
+    def laid(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
+        """Return those of them that have a layout."""
+        key = (unit, choice)
+        if key not in self._laid:
+            pipelines = self.pipelines(choice)
+            self._laid[key] = tuple(one for one in pipelines if self.layouts(unit, one))
+        return self._laid[key]
+
+    def extremes(self, choice: Choice) -> tuple[Pipeline, ...]:
+        """Return schedules with one and two chunks, or the fewest, and with most.
 
         Sends of few chunks are the shortest, bubbles of many.
         """
@@ -209,11 +267,9 @@ class Openings:
             few = [one for one in best if one[1] <= 2] or [*best[:1]]
             most = {schedule: (schedule, vpp) for schedule, vpp in sorted(best, key=itemgetter(1))}
             self._extremes[key] = tuple(dict.fromkeys((*few, *most.values())))
-        return tuple(
-            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._extremes[key]
-        )
+        return self._extremes[key]
 
-    def _best(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+    def _best(self, choice: Choice) -> tuple[Pipeline, ...]:
         found = {*self._legal(choice)}
         return tuple(
             (schedule, vpp)
@@ -221,7 +277,7 @@ class Openings:
             if (_BETTER.get(schedule), vpp) not in found
         )
 
-    def _legal(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+    def _legal(self, choice: Choice) -> tuple[Pipeline, ...]:
         """Return each legal schedule and number of chunks of a choice of stages."""
         if choice.pp == 1:
             named = bool(kept(("1f1b",), self.fixed.schedule))
@@ -300,7 +356,11 @@ class Openings:
         return space.numbers[self.fixed]
 
     def _number(self, space: Space, degrees: Degrees) -> int:
-        laid = np.array([(one.tp, one.cp, one.micro_batch) for one in space.laid])[degrees.laid]
+        # not every engine has all sharding beside each exchange of context ranks
+        kinds = sorted({one.cp_kind for one in space.laid})
+        laid = np.array(
+            [(one.tp, one.cp, one.micro_batch, kinds.index(one.cp_kind)) for one in space.laid]
+        )[degrees.laid]
         # where any degrees of experts go together, all else depends on their product
         whole = self.engine.expert_tensor is None
         ways = np.array(
@@ -311,20 +371,28 @@ class Openings:
         shardings: dict[tuple[int, ...], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
-            tp, cp, size, ep, etp, batch = map(int, row)
-            degree = Choice(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, global_batch=batch)
+            tp, cp, size, kind, ep, etp, batch = map(int, row)
+            degree = Choice(
+                tp=tp,
+                cp=cp,
+                cp_kind=kinds[kind],
+                ep=ep,
+                etp=etp,
+                micro_batch=size,
+                global_batch=batch,
+            )
             for pp in self.prices.stages(degree, self.fixed):
                 key = (pp, batch * tp * cp * pp // (size * self.job.world))
                 if key not in words:
                     words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
-                of_ranks = (tp, cp, ep, etp, pp)
+                of_ranks = (tp, cp, kind, ep, etp, pp)
                 if of_ranks not in shardings:
                     shardings[of_ranks] = sum(
                         len(self.copies(replace(degree, pp=pp, zero=zero)))
                         for zero in self._zeros(degree, pp)
                     )
                 each = shardings[of_ranks] * words[key]
-                total += int(times) * each * len(self.overlaps(degree))
+                total += int(times) * each * len(self._overlapped(tp))
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
@@ -340,14 +408,18 @@ class Openings:
     # ----------------------------------------------------------------------------------------------
     # What may fit
 
-    def limits(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+    def limits(self, choice: Choice) -> tuple[F64, float]:
         """Return the bytes that tensors may take, by recomputation, and with `block N`."""
-        key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero)
+        return self._limits_of(choice, choice.zero)
+
+    def _limits_of(self, choice: Choice, zero: int) -> tuple[F64, float]:
+        """Return the same at another sharding."""
+        key = (choice.precision, choice.dispatcher, choice.tp_overlap, zero)
         found = self._limits.get(key)
         if found is None:
+            unit, one = self.prices.unit(choice), replace(choice, zero=zero)
             plain, again = (
-                self.prices.room_bytes(unit, choice, self.room, again=again)
-                for again in (False, True)
+                self.prices.room_bytes(unit, one, self.room, again=again) for again in (False, True)
             )
             found = self._limits[key] = (np.where(self._plain, plain, again), again)
         return found
@@ -357,8 +429,19 @@ class Openings:
 
         limits : without. Where modules have to be named, nothing of them may be large enough to go.
         """
-        hosted = np.full(len(limits), self.room.bytes_of("offloaded") * _MORE)
+        hosted = np.full(limits.shape, self.room.bytes_of("offloaded") * _MORE)
         return hosted if self.device else np.maximum(hosted, limits)
+
+    def _rooms_of(self, degree: Choice, staging: Staging) -> tuple[F64, F64]:
+        """Return the limits of all shardings, [sharding, recomputation] and [sharding]."""
+        key = (degree.precision, degree.dispatcher, degree.tp_overlap, staging.zeros)
+        found = self._rooms.get(key)
+        if found is None:
+            plain, again = zip(
+                *(self._limits_of(degree, zero) for zero in staging.zeros), strict=True
+            )
+            found = self._rooms[key] = np.array(plain), np.array(again)
+        return found
 
     def table(self, unit: Unit, degree: Choice) -> Stages:
         """Return the numbers of stages of some degrees with what does not depend on the memory."""
@@ -368,6 +451,29 @@ class Openings:
         return self._tables[key]
 
     def _table(self, unit: Unit, degree: Choice) -> Stages:
+        inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
+        key = (*inner, degree.micro_batch, degree.global_batch, degree.precision)
+        staging = self._stagings.get(key)
+        if staging is None:
+            staging = self._stagings[key] = self._staging_of(unit, degree)
+        sizes, most = self.prices.many_spread_bytes(unit, staging.pp, staging.states)
+        plain = self.prices.rows_s(unit, replace(degree, zero=0))
+        rows = [
+            self.prices.rows_s(unit, replace(degree, pp=pp, zero=zero, dp_replicate=copies))
+            if zero == 3
+            else plain
+            for pp, zero, copies in staging.shardings
+        ]
+        return Stages(
+            staging=staging,
+            bytes=sizes,
+            freed=most,
+            rows=tuple(rows),
+            whole_s=np.array([one.whole_s for one in rows]).reshape(sizes.shape),
+            again=np.array([one.again for one in rows]).reshape(-1, 4),
+        )
+
+    def _staging_of(self, unit: Unit, degree: Choice) -> Staging:
         staged = [(one, self.extremes(one)) for one in self.stages(degree)]
         staged = [(one, pipelines) for one, pipelines in staged if pipelines]
         shardings = [
@@ -375,55 +481,63 @@ class Openings:
             for at, (one, _) in enumerate(staged)
             for zero in self.zeros(one)
         ]
-        bounds = [self.prices.spread_bytes(unit, one) for _, one in shardings]
-        rows = [self.prices.rows_s(unit, one) for _, one in shardings]
-        number = len(unit.device_s)
-        return Stages(
-            choices=tuple(one for one, _ in staged),
-            pipelines=tuple(pipelines for _, pipelines in staged),
-            sends_s=tuple(
-                min(self.prices.transfer_s(unit, one) for one in pipelines)
-                for _, pipelines in staged
+        prices = self.prices
+        return Staging(
+            stages=tuple(one.pp for one, _ in staged),
+            rounds=np.array([prices.rounds(one, pipelines) for one, pipelines in staged]),
+            sends_s=np.array(
+                [
+                    min(prices.transfer_s(unit, replace(one, vpp=vpp)) for _, vpp in pipelines)
+                    for one, pipelines in staged
+                ]
             ),
-            shardings=tuple(one for _, one in shardings),
+            shardings=tuple((one.pp, one.zero, one.dp_replicate) for _, one in shardings),
+            zeros=tuple(one.zero for _, one in shardings),
             at=np.array([at for at, _ in shardings], dtype=np.int64),
-            bytes=np.array([size for size, _ in bounds]).reshape(-1, number),
-            freed=np.array([most for _, most in bounds]).reshape(-1, number),
-            whole_s=np.array([one.whole_s for one in rows]).reshape(-1, number),
-            again=np.array([one.again for one in rows]).reshape(-1, 4),
+            pp=np.array([one.pp for _, one in shardings], dtype=np.int64),
+            states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 2),
         )
 
-    def least_whole_s(self, unit: Unit, table: Stages) -> F64:
+    def least_whole_s(self, unit: Unit, degree: Choice, table: Stages) -> F64:
         """Return the seconds of a micro-batch of the whole model, as it is recomputed to fit.
 
         By number of stages; infinite where nothing fits on so many.
         """
-        least = np.full(len(table.choices), np.inf)
-        if not table.shardings:
+        least = np.full(len(table.staging.stages), np.inf)
+        if not table.staging.shardings:
             return least
-        limits, again = zip(*(self.limits(unit, one) for one in table.shardings), strict=True)
-        room = np.array(again)
-        fits = self.words & self.device & (table.bytes[:, :-2] <= np.array(limits))
+        limits, room = self._rooms_of(degree, table.staging)
+        fits = self.words & self.device & (table.bytes[:, :-2] <= limits)
         found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
-        if self.hosted.any():
-            for at, (choice, most) in enumerate(zip(table.shardings, limits, strict=True)):
-                if found[at] <= table.whole_s[at, :-2][self.hosted].min():
-                    continue  # nothing on the host is faster
-                lacking = table.bytes[at, :-2] - self.hosted_limit(most)
-                freed = np.maximum(0.0, lacking) / table.freed[at, :-2]
-                hosted = whole_hosted_s(self.prices, unit, choice, freed)
-                found[at] = min(found[at], hosted[self.hosted].min())
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
             partly = partly_s(table.again, lacking / table.freed[:, -2])
             found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
-        np.minimum.at(least, table.at, found)
+        np.minimum.at(least, table.staging.at, found)
+        if self.hosted.any():
+            # where the fastest recomputation fits, nothing on the host is faster
+            faster = table.whole_s[:, :-2] < least[table.staging.at][:, None]
+            some = np.flatnonzero((faster & self.hosted).any(axis=1))
+            if len(some):
+                most = self.hosted_limit(limits[some])
+                freed = np.maximum(0.0, table.bytes[some, :-2] - most) / table.freed[some, :-2]
+                rows = [table.rows[at] for at in some]
+                hosted = whole_hosted_s(self.prices, unit, rows, freed)[:, self.hosted]
+                np.minimum.at(least, table.staging.at[some], hosted.min(axis=1))
         return least
+
+    def stages_s(self, unit: Unit, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
+        """Return numbers of stages, seconds of a step of each at least, and of `least_whole_s`."""
+        table = self.table(unit, degree)
+        whole, staging = self.least_whole_s(unit, degree, table), table.staging
+        average = whole / np.array(staging.stages, dtype=np.float64)
+        return staging.stages, staging.rounds * (average + staging.sends_s), whole
 
     def fits(self, unit: Unit, choice: Choice) -> bool:
         """Return whether a layout with its recomputation may fit."""
-        words, blocks, _ = self.sizes(unit, choice)
-        limits, again = self.limits(unit, choice)
+        sizes = self.sizes(unit, choice)
+        words, blocks = sizes.words, sizes.blocks
+        limits, again = self.limits(choice)
         if choice.recompute in self.prices.words:
             at = self.prices.words.index(choice.recompute)
             if choice.offload != NONE:
@@ -433,11 +547,16 @@ class Openings:
             return bool(words[at] <= limits[at])
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
-    def sizes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, list[int]]:
-        """Return bytes of a layout at least, by recomputation and by `block N`, and these N."""
-        arrangement = arrangement_of(unit, choice)
-        words, blocks = self.prices.least_bytes(unit, choice, arrangement)
-        return words, blocks, self.blocks(arrangement.longest)
+    def sizes(self, unit: Unit, choice: Choice) -> _Sizes:
+        """Return what a layout has at least."""
+        key = (unit, choice)
+        found = self._sizes.get(key)
+        if found is None:
+            arrangement = arrangement_of(unit, choice)
+            words, blocks = self.prices.least_bytes(unit, choice, arrangement)
+            numbers = np.array(self.blocks(arrangement.longest), dtype=np.int64)
+            found = self._sizes[key] = _Sizes(words, blocks, numbers)
+        return found
 
     def fastest(self, unit: Unit, choice: Choice) -> Options:
         """Return the savings of a layout that may fit by their steps' seconds at least.
@@ -445,42 +564,55 @@ class Openings:
         Sets of modules on the host are open, of recomputations that do not fit without; they take
         longer.
         """
-        words, blocks, numbers = self.sizes(unit, choice)
-        limits, again = self.limits(unit, choice)
-        may = self.words & self.device & (words <= limits)
-        free = [number for number in numbers if blocks[number] <= again]
-        arrangement, batch = arrangement_of(unit, choice), choice.global_batch
+        sizes = self.sizes(unit, choice)
+        limits, again = self.limits(choice)
+        may = self.words & self.device & (sizes.words <= limits)
+        free = sizes.numbers[sizes.blocks[sizes.numbers] <= again]
         hosted = np.full(len(may), np.inf)
         lacks = self.hosted & ~may
         if lacks.any():
-            most = self.hosted_limit(limits)
-            found = hosted_s(self.prices, unit, choice, arrangement, most)
+            arrangement, most = arrangement_of(unit, choice), self.hosted_limit(limits)
+            found = hosted_s(self.prices, unit, choice, arrangement, most) / choice.global_batch
             hosted = np.where(lacks, found, np.inf)
-        if not (may.any() or free or (hosted < np.inf).any()):
-            return Options(np.zeros(0), ())
-        of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
-        return self._ordered(may, of_words / batch, free, of_blocks / batch, hosted / batch)
+        if not (may.any() or len(free) or (hosted < np.inf).any()):
+            none = np.zeros(0, dtype=np.int64)
+            return Options(np.zeros(0), none, none)
+        if sizes.seconds is None:
+            arrangement = arrangement_of(unit, choice)
+            of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
+            sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
+        return self._ordered(may, free, *sizes.seconds, hosted)
 
     def smallest(self, unit: Unit, choice: Choice) -> Options:
         """Return the savings of a layout by the bytes of its fullest stage at least."""
-        words, blocks, numbers = self.sizes(unit, choice)
-        hosted = np.full(len(words), np.inf)
+        sizes = self.sizes(unit, choice)
+        hosted = np.full(len(sizes.words), np.inf)
         if self.hosted.any():
             arrangement = arrangement_of(unit, choice)
             least = least_hosted_bytes(self.prices, unit, choice, arrangement)
             hosted = np.where(self.hosted, least, np.inf)
-        return self._ordered(self.words & self.device, words, numbers, blocks, hosted)
+        may = self.words & self.device
+        return self._ordered(may, sizes.numbers, sizes.words, sizes.blocks, hosted)
 
     def _ordered(
-        self, may: Bool, words: F64, numbers: list[int], blocks: F64, hosted: F64
+        self, may: Bool, numbers: I64, of_words: F64, of_blocks: F64, hosted: F64
     ) -> Options:
-        names = [Saving(word) for word, one in zip(self.prices.words, may, strict=True) if one]
-        names += [Saving(f"block {number}") for number in numbers]
-        open_sets = np.flatnonzero(hosted < np.inf)
-        names += [Saving(self.prices.words[at], None) for at in open_sets]
-        values = np.concatenate([words[may], blocks[numbers], hosted[open_sets]])
+        words, beside = np.flatnonzero(may), np.flatnonzero(hosted < np.inf)
+        values = np.concatenate([of_words[words], of_blocks[numbers], hosted[beside]])
+        places = np.concatenate([words, len(self.words) + numbers, beside])
+        sets = np.full(len(places), _DEVICE)
+        sets[len(places) - len(beside) :] = _OPEN
         order = np.argsort(values, kind="stable")
-        return Options(values[order], tuple(names[at] for at in order))
+        return Options(values[order], places[order], sets[order])
+
+    def saving(self, options: Options, at: int) -> Saving:
+        """Return what one of some options does about activations."""
+        place, one = int(options.places[at]), int(options.sets[at])
+        words = self.prices.words
+        recompute = words[place] if place < len(words) else f"block {place - len(words)}"
+        if one < 0:
+            return Saving(recompute, NONE if one == _DEVICE else None)
+        return Saving(recompute, self.prices.hosted.words[one])
 
     def least_spread(self, unit: Unit, choice: Choice) -> float:
         """Return bytes that some stage has at least, whatever is done about activations."""
@@ -515,11 +647,9 @@ class Openings:
             may[self.prices.hosted.words.index(word)] = False
         seconds = sets_s(self.prices, unit, choice, arrangement, at) / choice.global_batch
         found = self._ordered_sets(unit, at, may, seconds)
-        copied = self.prices.hosted.has @ unit.bounds.gone.copied[at]
-        rows = copied[[self.prices.hosted.words.index(one.offload) for one in found.savings]]
+        rows = (self.prices.hosted.has @ unit.bounds.gone.copied[at])[found.sets]
         less = (rows[:, None] <= rows[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
-        first = np.flatnonzero(~less.any(axis=0))
-        return Options(found.values[first], tuple(found.savings[one] for one in first))
+        return found.only(np.flatnonzero(~less.any(axis=0)))
 
     def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> Options:
         """Return the sets beside a recomputation by the bytes of the fullest stage at least."""
@@ -530,7 +660,7 @@ class Openings:
     def _sets_bytes(self, unit: Unit, choice: Choice, word: int) -> tuple[F64, F64]:
         """Return bytes that the fullest stage has at least by set, and those that it may have."""
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
-        limits, _ = self.limits(unit, choice)
+        limits, _ = self.limits(choice)
         leaves = (self.prices.hosted.has @ unit.bounds.gone.copied[word]).any(axis=1)
         most = np.where(leaves, self.room.bytes_of("offloaded") * _MORE, limits[word])
         return sizes, most
@@ -539,15 +669,14 @@ class Openings:
         copied = self.prices.hosted.has @ unit.bounds.gone.copied[word]
         # of sets that leave the same there is one; of those that leave nothing, none at all
         seen = {(0.0,) * copied.shape[1]} if self.device else set()
-        order: list[int] = []
+        found: list[int] = []
         for at in np.lexsort((copied @ unit.number, values)):
             leaves = tuple(copied[at])
             if may[at] and leaves not in seen:
                 seen.add(leaves)
-                order.append(int(at))
-        recompute = self.prices.words[word]
-        names = tuple(Saving(recompute, self.prices.hosted.words[at]) for at in order)
-        return Options(values[order], names)
+                found.append(int(at))
+        order = np.array(found, dtype=np.int64)
+        return Options(values[order], np.full(len(order), word), order)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -558,24 +687,21 @@ class Openings:
 # the layers of a stage or model is (C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
 
 
-def whole_hosted_s(prices: Prices, unit: Unit, choice: Choice, freed_bytes: F64) -> F64:
+def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes: F64) -> F64:
     """Return the whole model's seconds by recomputation with so much of it on the host.
 
-    Infinite where modules leave less. freed_bytes : of a micro-batch, by recomputation.
+    Infinite where modules leave less. rows : of shardings; freed_bytes : [sharding, recomputation],
+    of a micro-batch; so is the result.
     """
-    number, sharded = unit.number, prices.rows_s(unit, choice)
+    number = unit.number
     most = unit.bounds.gone.blocks.sum(axis=1) @ number
     forward = unit.forward_s @ number
-    device = unit.device_s[:-2] @ number
     copied = freed_bytes / unit.bounds.padding
-    seen = _copies_s(prices, copied, forward, device - forward)
-    seen = seen * _beside_share(prices, unit, sharded)
-    every = number + unit.further
-    ends = sharded.first_s + sharded.last_s
-    found = np.asarray(
-        together_s(sharded.device_s[:-2] @ every + ends + seen, unit.host_s[:-2] @ every)
-    )
-    return np.where(freed_bytes <= most, found, np.inf)
+    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ number - forward)
+    device = np.array([one.device_of_all_s[:-2] for one in rows])
+    share = np.array([_beside_share(prices, unit, one) for one in rows])
+    found = together_s(device + seen * share, rows[0].host_of_all_s[:-2])
+    return np.where(freed_bytes <= most, np.asarray(found), np.inf)
 
 
 def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.arrays import F64
+from autopar.arrays import F64, I64
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Job as StepJob, Mlp, Recomputation, parameters
 from autopar.estimate.layer import LayerTimes, Real, Sends, optimizer_time_s
@@ -39,7 +39,7 @@ from autopar.estimate.step import (
 from autopar.hardware import together_s
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch, Recompute, chunks_of_sizes
-from autopar.pipeline.schedules import SCHEDULES
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass, replace
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
@@ -49,7 +49,19 @@ from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 
-__all__ = ["Prices", "Rows", "Unit", "arrangement_of", "degrees_of", "layers_of", "partly_s"]
+__all__ = [
+    "Pipeline",
+    "Prices",
+    "Rows",
+    "Unit",
+    "arrangement_of",
+    "degrees_of",
+    "layers_of",
+    "partly_s",
+]
+
+Pipeline = tuple[Schedule, int]
+"""A schedule and the chunks of a stage."""
 
 _ROUNDING = 1.0 - 1e-9
 """So that sums in another order are no larger than the exact ones."""
@@ -64,8 +76,11 @@ class Rows(NamedTuple):
     """[recomputation, kind], as those of a unit."""
     first_s: float
     last_s: float
+    device_of_all_s: F64
+    host_of_all_s: F64
+    """[recomputation]: of the whole model."""
     whole_s: F64
-    """[recomputation]: of the whole model, of device and host together."""
+    """The same of device and host together."""
     again: F64
     """Of the whole model, the device's seconds and the host's, nothing of it made again; and what a
     byte adds to each at least, of those that layers which are made again whole do not save."""
@@ -186,7 +201,6 @@ class Prices:
         self._empty: dict[object, F64] = {}
         self._kinds: dict[object, Launch] = {}
         self._trains: dict[object, bool] = {}
-        self._spreads: dict[object, tuple[F64, F64]] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, list[StageBytes]] = {}
         self._timings: dict[Choice, Timing | None] = {}
@@ -480,17 +494,21 @@ class Prices:
         rounds = choice.global_batch / (choice.micro_batch * replicas)
         return self.stragglers * rounds * whole_s * _ROUNDING
 
-    def spread_s(
-        self, choice: Choice, pipelines: Sequence[Choice], whole_s: float, sends_s: float
-    ) -> float:
-        """Return the same of a choice with its stages: as if all were equally long.
+    def rounds(self, choice: Choice, pipelines: Sequence[Pipeline]) -> float:
+        """Return how often a step takes what a micro-batch takes of an average stage, at least.
 
-        pipelines : of its schedules and chunks those that it may have. The shortest bubble is of
-        most chunks; none is certain where gradients of weights are put off.
+        pipelines : those that a choice of stages may have. The shortest bubble is of most chunks;
+        none is certain where gradients of weights are put off.
         """
-        bubbles = [0.0 if SCHEDULES[one.schedule].splits else 1.0 / one.vpp for one in pipelines]
-        rounds = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
-        return self.stragglers * rounds * (whole_s / choice.pp + sends_s) * _ROUNDING
+        bubbles = [0.0 if SCHEDULES[schedule].splits else 1.0 / vpp for schedule, vpp in pipelines]
+        number = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
+        return self.stragglers * number * _ROUNDING
+
+    def spread_s(
+        self, choice: Choice, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
+    ) -> float:
+        """Return `least_s` of a choice with its stages: as if all were equally long."""
+        return self.rounds(choice, pipelines) * (whole_s / choice.pp + sends_s)
 
     def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return seconds that a step does not fall below, by recomputation and by `block N`.
@@ -614,7 +632,7 @@ class Prices:
     def _bytes_of_stages(
         self, unit: Unit, choice: Choice, arrangement: Arrangement
     ) -> list[StageBytes]:
-        states = self._states(unit, choice)
+        states = self.states_of(unit, choice)
         found: list[StageBytes] = []
         for place, stage in enumerate(arrangement.at):
             live = live_forwards(
@@ -630,7 +648,8 @@ class Prices:
             )
         return found
 
-    def _states(self, unit: Unit, choice: Choice) -> tuple[float, float]:
+    def states_of(self, unit: Unit, choice: Choice) -> tuple[float, float]:
+        """Return the bytes of a trained element of dense layers, and of experts."""
         return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
 
     def _shards(self, choice: Choice) -> tuple[int, int]:
@@ -639,37 +658,40 @@ class Prices:
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
     def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+        """Return `many_spread_bytes` of one number of stages and sharding."""
+        states = np.array([self.states_of(unit, choice)])
+        found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
+        return found[0], most[0]
+
+    def many_spread_bytes(self, unit: Unit, stages: I64, states: F64) -> tuple[F64, F64]:
         """Return bytes that some stage has at least, wherever the layers lie.
 
-        By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least,
-        whatever the schedule, or where chunks come back up the stages i + 1, which is the same: a
-        mean of all stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of
-        layers with w bytes of their own and a for each micro-batch, and no higher than the fullest.
-        The other array is the most that a byte which a layer does not save takes off that mean.
+        stages, states : [i] and [i, 2] of `states_of`. Both results are [i, row], by row of a
+        unit's seconds. Stage i of p has p - i micro-batches of its layers at least, whatever the
+        schedule, or where chunks come back up the stages i + 1, which is the same: a mean of all
+        stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of layers with w
+        bytes of their own and a for each micro-batch, and no higher than the fullest. The other
+        array is the most that a byte which a layer does not save takes off that mean.
         """
-        key = (unit, choice.pp, choice.zero, choice.dp_replicate)
-        if key not in self._spreads:
-            self._spreads[key] = self._spread_bytes(unit, choice)
-        return self._spreads[key]
-
-    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
         sizes, number = unit.bounds.sizes, unit.number
-        dense, experts = self._states(unit, choice)
-        own = sizes.static + dense * sizes.dense + experts * sizes.experts
-        saved = sizes.rows
-        mean_own = own @ number / number.sum()
-        mean_saved = saved @ number / number.sum()
+        saved, count = sizes.rows, number.sum()
+        # [i, kind]
+        own = sizes.static + states[:, :1] * sizes.dense + states[:, 1:] * sizes.experts
+        mean_own = (own @ number / count)[:, None]
+        mean_saved = saved @ number / count
         # of the unlike shares of a layer (w + l a) / (mean w + l mean a) the least is at an end of
         # the l live micro-batches: it is monotone in them
-        live = np.arange(1, choice.pp + 1, dtype=np.float64)
-        whole = (1.0 / (mean_own + mean_saved[:, None] * live)).sum(axis=1)
+        pp = stages[:, None].astype(np.float64)
+        live = np.arange(1, stages.max(initial=1) + 1, dtype=np.float64)
+        shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, None] * live)
+        whole = np.where(live <= pp[:, :, None], shares, 0.0).sum(axis=2)
         first, last = (
-            (own + some * saved) / (mean_own + some * mean_saved)[:, None]
-            for some in (choice.pp, 1)
+            (own[:, None] + some[:, :, None] * saved) / (mean_own + some * mean_saved)[:, :, None]
+            for some in (pp, np.ones_like(pp))
         )
         found = np.minimum(first, last) @ number / whole
         # max of g_i l_i: of l / (mean w + l mean a) it is that of the most live
-        most = choice.pp / (mean_own + choice.pp * mean_saved) / whole
+        most = pp / (mean_own + pp * mean_saved) / whole
         return found * _ROUNDING, most
 
     # ----------------------------------------------------------------------------------------------
@@ -731,7 +753,8 @@ def _rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float) -> Rows:
         max(0.0, float(((rows[-1] - rows[-2]) / freed).min())) for rows in (device_s, unit.host_s)
     ]
     again = np.array([device[-2], host[-2], *more])
-    return Rows(device_s, first, last, _both_s(device, host), again, traffic_s)
+    both = _both_s(device, host)
+    return Rows(device_s, first, last, device, host, both, again, traffic_s)
 
 
 def partly_s(again: F64, freed_bytes: Real) -> F64:

@@ -145,16 +145,16 @@ class _Search:
                 if choice.zero != one.zero:
                     continue
                 options = self.openings.smallest(unit, choice)
-                if options.savings:
+                if len(options.places):
                     self.push(float(options.values[0]), 1, choice, unit=unit, options=options)
 
     def count(self, entry: _Entry) -> None:
         """Count the saving of a layout whose bound is the lowest that is left."""
         assert entry.unit is not None, "a layout has a unit"
         assert entry.options is not None, "a layout has options"
-        recompute, offload = entry.options.savings[entry.at]
+        recompute, offload = self.openings.saving(entry.options, entry.at)
         at = entry.at + 1
-        if at < len(entry.options.savings):
+        if at < len(entry.options.places):
             self.push(
                 float(entry.options.values[at]),
                 1,
@@ -165,7 +165,7 @@ class _Search:
             )
         if offload is None:
             options = self.openings.smallest_sets(entry.unit, entry.choice, recompute)
-            if options.savings:
+            if len(options.places):
                 size = float(options.values[0])
                 self.push(size, 1, entry.choice, unit=entry.unit, options=options)
             return

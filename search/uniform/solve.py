@@ -261,7 +261,7 @@ class _Search:
             if late and entry.level == _LAYOUT:
                 # the slowest saving leaves the most room
                 assert entry.options is not None, "a layout has options"
-                entry = entry._replace(at=len(entry.options.savings) - 1)
+                entry = entry._replace(at=len(entry.options.places) - 1)
             self.open(entry)
             if len(self.found) >= self.top or (late and self.found):
                 break
@@ -292,21 +292,20 @@ class _Search:
                 unit = self.prices.unit(degrees)
             except InputError:
                 continue
-            table = self.openings.table(unit, degrees)
-            whole = self.openings.least_whole_s(unit, table)
-            for at in np.flatnonzero(whole < np.inf):
-                choice, least = table.choices[at], float(whole[at])
-                pipelines, sends = table.pipelines[at], table.sends_s[at]
-                seconds = self.prices.spread_s(choice, pipelines, least, sends)
-                self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit, whole_s=least)
+            for pp, seconds, whole in zip(*self.openings.stages_s(unit, degrees), strict=True):
+                if whole < np.inf:
+                    choice = replace(degrees, pp=pp)
+                    least = float(seconds) / choice.global_batch
+                    self.push(least, _STAGES, choice, unit=unit, whole_s=float(whole))
 
     def open_stages(self, entry: _Entry) -> None:
         """Push the schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
-        for choice in self.openings.pipelines(entry.choice):
+        for choice in self.openings.laid(unit, entry.choice):
             sends = self.prices.transfer_s(unit, choice)
-            seconds = self.prices.spread_s(choice, (choice,), entry.whole_s, sends)
+            pipeline = (choice.schedule, choice.vpp)
+            seconds = self.prices.spread_s(choice, (pipeline,), entry.whole_s, sends)
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _Entry) -> None:
@@ -315,7 +314,7 @@ class _Search:
         assert unit is not None, "chunks have a unit"
         for choice in self.openings.layouts(unit, entry.choice):
             options = self.openings.fastest(unit, choice)
-            if options.savings:
+            if len(options.places):
                 self.push(float(options.values[0]), _LAYOUT, choice, unit=unit, options=options)
 
     # ----------------------------------------------------------------------------------------------
@@ -324,9 +323,9 @@ class _Search:
     def open_layout(self, entry: _Entry) -> None:
         """Price the fastest saving of a layout that is left, or open its sets of modules."""
         assert entry.options is not None, "a layout has options"
-        savings = entry.options.savings
-        recompute, offload = savings[entry.at]
-        if entry.at + 1 < len(savings):
+        options = entry.options
+        recompute, offload = self.openings.saving(options, entry.at)
+        if entry.at + 1 < len(options.places):
             at = entry.at + 1
             self.push(
                 float(entry.options.values[at]),
@@ -360,10 +359,11 @@ class _Search:
         recompute, plain = key.recompute, replace(key, recompute=NONE)
         full = [one for one, lacks in known.items() if lacks and one != NONE]
         options = self.openings.fastest_sets(unit, plain, recompute, full)
-        new = [at for at, one in enumerate(options.savings) if one.offload not in known]
-        known |= {str(options.savings[at].offload): False for at in new}
-        options = Options(options.values[new], tuple(options.savings[at] for at in new))
-        if options.savings:
+        names = [self.prices.hosted.words[at] for at in options.sets]
+        new = np.array([at for at, one in enumerate(names) if one not in known], dtype=np.int64)
+        known |= {names[at]: False for at in new}
+        options = options.only(new)
+        if len(new):
             self.push(float(options.values[0]), _LAYOUT, plain, unit=unit, options=options)
 
     def price(self, choice: Choice, unit: Unit | None) -> StepTime | None:
