@@ -250,9 +250,14 @@ def infeasible_lines(answer: Answer) -> tuple[str, ...]:
     reasons = reasons or {one.engine.name: one.reason for one in answer.engines}
     what = "launch or plan" if answer.lines else "launch"
     return (
-        f"no {what} of {answer.question.title} fits or is legal",
+        f"no {what} of {answer.question.title} {_outcome(answer)}",
         *(f"{engine}: {reason}" for engine, reason in reasons.items()),
     )
+
+
+def _outcome(answer: Answer) -> str:
+    in_time = all(one.solved is None or one.solved.complete for one in answer.engines)
+    return "fits or is legal" if in_time else "was found in time"
 
 
 def show_against(

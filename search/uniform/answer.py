@@ -231,15 +231,19 @@ def _fixed(request: Request) -> Fixed:
     return replace(fixed, cp_kind=(kind,))
 
 
-def answer(question: Question, shares: Shares | None = None) -> Answer:
+def answer(
+    question: Question, shares: Shares | None = None, *, grace_s: float | None = None
+) -> Answer:
     """Return the fastest launch of every trainer that was asked for, and what else the best has.
 
     Families of degrees beside the fastest launch are looked for of the trainer that has it. shares
-    : of the time of several searches, of which each trainer is one. Raises InputError where none of
-    them has such a launch at all, whatever the memory.
+    : of the time of several searches, of which each trainer is one. grace_s : of each beyond its
+    time where it has found nothing, by default `search.uniform.solve.GRACE_S`. Raises InputError
+    where none of them has such a launch at all, whatever the memory.
     """
-    from search.uniform.solve import Uniform
+    from search.uniform.solve import GRACE_S, Uniform
 
+    grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
     spaces: dict[str, Uniform] = {}
     found: list[EngineAnswer] = []
@@ -254,8 +258,10 @@ def answer(question: Question, shares: Shares | None = None) -> Answer:
             space = spaces[engine.name] = Uniform(engine, question.job, target)
             # most often the first trainer has the fastest launch, whose families are wanted
             top = 1 if first else 1 + question.top
-            solved = space.solve(question.fixed, top=top, seconds=seconds)
-            if not solved.solutions and solved.smallest is None:
+            solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
+            if not solved.solutions and not solved.complete:
+                reason = "time was up before a launch that fits was found; give --time-limit more"
+            elif not solved.solutions and solved.smallest is None:
                 solved, reason = None, _no_layout(question)
             elif not solved.solutions:
                 reason = _why_none(question, solved)
@@ -374,7 +380,7 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     for words, other_question in changed:
         asked = replace(other_question, top=0, seconds=shares.following())
         try:
-            one = answer(asked).best
+            one = answer(asked, grace_s=0.0).best
         except InputError:
             continue  # the change is of what none of them has
         if one is not None and one.best is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection
@@ -12,6 +13,7 @@ import pytest
 from autopar.errors import InputError, OptionError
 from search.commands import check, explain, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
+from search.report.launches import infeasible_lines
 from search.request import build_request
 from search.route import TRAINERS, Route, route_of
 from search.uniform.answer import Answer, answer, open_launches
@@ -309,6 +311,19 @@ def test_a_launch_is_explained_and_compared_with_others(
     assert "pp 3 does not divide 8 GPUs" in " ".join(capsys.readouterr().out.split())
     assert explain.run([str(stored), "--why-not", "tq=2"]) == 2
     assert "did you mean 'tp'" in capsys.readouterr().err
+
+
+def test_a_search_ends_though_nothing_was_found_in_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = itertools.count(step=10)  # every look at the clock takes ten seconds
+    monkeypatch.setattr("search.uniform.solve.time.process_time", lambda: float(next(ticks)))
+    found = _answer(engine="megatron", time_limit="1")
+    assert found.best is None
+    assert not found.engines[0].solved.complete  # type: ignore[union-attr]
+    title, reason = infeasible_lines(found)
+    assert "was found in time" in title
+    assert "--time-limit" in reason
 
 
 def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> None:
