@@ -52,11 +52,12 @@ else:
             unknown = ", ".join(changes.keys() - names.keys())
             raise TypeError(f"{kind.__name__} has no field {unknown}")
         found = object.__new__(kind)
-        # nothing else that an instance has been given, such as a cached property; and what is the
-        # class's alone stays there
-        values = {name: own[name] for name in names if name in own}
-        values.update(changes)
-        found.__dict__.update(values)
+        values = {**own, **changes}
+        if values.keys() != names.keys():
+            # nothing else that an instance has been given, such as a cached property; and what is
+            # the class's alone stays there
+            values = {name: values[name] for name in names if name in values}
+        object.__setattr__(found, "__dict__", values)
         if hasattr(kind, "__post_init__"):
             found.__post_init__()
         return found

@@ -48,11 +48,10 @@ from autopar.estimate.parts.replicas import (
     expert_group,
     expert_shards,
     frozen_bytes,
-    gather_s,
     gradient_bytes,
     reduction_s,
-    scatter_s,
     sharding_s,
+    table_traffic_s,
     update_s,
 )
 from autopar.estimate.parts.updates import (
@@ -78,6 +77,7 @@ __all__ = [
     "held_blocks",
     "layer_seconds",
     "own_times",
+    "routed_alone",
     "seconds_of_times",
     "stage_transfer_s",
     "step_time",
@@ -222,7 +222,7 @@ class KnownLayers:
         if isinstance(block.mlp, Mlp):
             second = self._half(replace(plain, heads_exchanged=False), other)
         else:
-            second = self._half(_routed_alone(job, block.mlp), other)
+            second = self._half(routed_alone(job, block.mlp), other)
         return LayerTimes(
             parts=(*first.parts, *second.parts),
             tensor=_together(first.tensor, second.tensor),
@@ -268,7 +268,7 @@ class KnownLayers:
         return found
 
 
-def _routed_alone(job: Job, experts: Experts) -> Job:
+def routed_alone(job: Job, experts: Experts) -> Job:
     """Return a job on one tensor and context rank that routes as many tokens, where it can be said.
 
     Tokens that all ranks see, as those of shared experts, are others.
@@ -598,12 +598,8 @@ def _stage(
         if not (job.tied and embeds):
             _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
     if ends.zero == 3 and (embeds or heads):
-        # embedding and head are one more unit, gathered once a micro-batch
         tables = (2 if embeds and heads and not job.tied else 1) * table
-        moved = gather_s(machine, ends, tables, ends.element_bytes) + scatter_s(
-            machine, ends, tables
-        )
-        terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
+        terms["sharding"] += table_traffic_s(machine, ends, tables)
     terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
     device = sum(terms.values())
     # host code, traffic of shards and copies take the same part of everything

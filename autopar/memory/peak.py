@@ -246,6 +246,8 @@ def _restored(launch: Launch, *, experts: bool) -> tuple[int, int]:
 
     Narrow projections are not there yet when the scores are (measured).
     """
+    if not launch.recompute.modules:
+        return 0, 0
     core = _without(launch, frozenset({"core_attn"}))
     whole = _without(launch, launch.recompute.modules)
     behind = [sum(_behind_attention(found, experts=experts)) for found in (whole, launch)]

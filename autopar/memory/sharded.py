@@ -9,9 +9,9 @@ Megatron-LM's launches are `autopar.memory.account`'s own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from autopar.memory import torch_layers
@@ -234,7 +234,7 @@ def _kept(
     launch: Launch, units: Sequence[Unit], *, gradients: bool, step: bool = False
 ) -> Iterator[Part]:
     """Yield states between two steps, and gradients where they are there; step : as it begins."""
-    whole, own = sum(unit.elements for unit in units), sum(unit.own for unit in units)
+    whole, own = _elements(units), sum(unit.own for unit in units)
     switch = _switches(launch)["states"]
     for name, kept in recipe_of_launch(launch).kept:
         if name == "gradients" and not (kept.always or gradients):
@@ -294,11 +294,23 @@ def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
     frozen = recipe_of_launch(launch).weights.sharded
     each, eighths = launch.precision.element_bytes, _trainer(launch).gathered_fp8
     found = 0.0
-    for unit in units:
+    for unit, number in _runs(units):
         # weights of products may be 8 bits
-        found += unit.elements * (1.0 if eighths and unit.name == "layer" else each)
-        found += unit.frozen_bytes if frozen else 0
+        size = unit.elements * (1.0 if eighths and unit.name == "layer" else each)
+        found += number * (size + (unit.frozen_bytes if frozen else 0))
     return found
+
+
+def _runs(units: Iterable[Unit]) -> Iterator[tuple[Unit, int]]:
+    """Yield the units of runs of one, which layers of a kind are, and how many these have."""
+    for _, run in groupby(units, id):
+        same = [*run]
+        yield same[0], len(same)
+
+
+def _elements(units: Iterable[Unit]) -> int:
+    """Return the trained weights of units."""
+    return sum(number * unit.elements for unit, number in _runs(units))
 
 
 def _casts(launch: Launch) -> bool:
@@ -337,7 +349,8 @@ def _other_streams(launch: Launch, units: Sequence[Unit], there: Sequence[Part])
     if not trainer.zero:
         return 0
     names = {part.name: part.num_bytes for part in there}
-    sizes = [_gathered(launch, [unit]) for unit in units]
+    of = {id(unit): _gathered(launch, [unit]) for unit, _ in _runs(units)}
+    sizes = [of[id(unit)] for unit in units]
     pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
     gathers = max(pairs) - names.get("weights fetched ahead", 0)
     each = recipe_of_launch(launch).gradients.each_bytes
@@ -437,7 +450,7 @@ def _in_forward(
         return
     waits = Part(
         "gradients of earlier micro-batches",
-        math.ceil(_waiting(launch) * sum(unit.elements for unit in units)),
+        math.ceil(_waiting(launch) * _elements(units)),
         states,
     )
     layers = [unit for unit in own if unit.name == "layer"]
@@ -566,7 +579,7 @@ def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -
         return
     # a root reduces its own when the backward is through
     behind = [unit for unit in own[at + 1 :] if not _is_root(launch, unit)]
-    size = sum(unit.own if gradients.sharded else unit.elements for unit in behind)
+    size = sum(unit.own for unit in behind) if gradients.sharded else _elements(behind)
     yield Part("gradients", math.ceil(gradients.each_bytes * size), _switches(launch)["states"])
 
 
@@ -615,13 +628,13 @@ def _beside(
     if trainer.each_micro_batch:
         layers = (one for one in behind if one.name == "layer")
         source = [unit] if reducing else [*islice(layers, 1)]
-        size = _reduced(launch) * sum(one.elements for one in source)
+        size = _reduced(launch) * _elements(source)
         yield Part("input of the reduction", math.ceil(size), states)
         if reducing and last and not root:
             reduced = 4 * unit.own if trainer.zero else 0
             yield Part("gradients", reduced, states)
     elif _waiting(launch):
-        size = _waiting(launch) * sum(one.elements for one in units)
+        size = _waiting(launch) * _elements(units)
         yield Part("gradients of earlier micro-batches", math.ceil(size), states)
 
 

@@ -10,6 +10,7 @@ those of activations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, cast, get_args
 
 import numpy as np
@@ -44,6 +45,7 @@ class Live(NamedTuple):
     """Its chunk."""
 
 
+@lru_cache(maxsize=1 << 14)
 def live_forwards(
     stage: int,
     *,
@@ -156,6 +158,8 @@ class _Layer(NamedTuple):
 _MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
 _BEFORE_MLP = ("core_attn", "mla_up_proj")
 """Modules that are the same in front of a mixture and of a dense MLP."""
+_BESIDE_EXPERTS = ("layernorm", "shared_experts")
+"""Modules that are the same however the experts lie."""
 
 
 class Bounds:
@@ -235,11 +239,12 @@ class Bounds:
         """Return what is not saved of a layer whose backward makes one module again."""
         if name == "mlp" if experts else name in _MIXTURES_ALONE:
             return 0.0
-        if name not in _BEFORE_MLP:
+        if name not in _BEFORE_MLP + _BESIDE_EXPERTS:
             return plain - self._saved(name, experts, layer)
-        if name not in self._known:
-            self._known[name] = plain - self._saved(name, experts, layer)
-        return cast(float, self._known[name])
+        key = name if name in _BEFORE_MLP else (name, experts)
+        if key not in self._known:
+            self._known[key] = plain - self._saved(name, experts, layer)
+        return cast(float, self._known[key])
 
     def _saved(self, word: str, experts: bool, layer: int) -> float:
         """Return what a layer saves, with the blocks of the allocator where those are known."""

@@ -6,21 +6,21 @@ The values of each, in their order, and what of them may fit by bounds. Which of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from operator import itemgetter
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from autopar.arrays import F64, I64, Bool
+from autopar.arrays import F64, I64
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
 from search.uniform.layout import layouts
 from search.uniform.memory import Room
-from search.uniform.prices import Prices, Unit, arrangement_of
+from search.uniform.prices import Pipeline, Prices, Unit, arrangement_of, partly_s
 from search.uniform.space import Degrees, Space
 
 __all__ = ["Openings", "Options", "Stages"]
@@ -40,24 +40,55 @@ class Options(NamedTuple):
     """Recomputations of a layout, and what they are ordered by."""
 
     values: F64
-    words: tuple[str, ...]
+    places: I64
+    """Of `Prices.words`, and behind these `block N` by N."""
+
+    def word(self, at: int, words: Sequence[str]) -> str:
+        """Return what is recomputed; words : those of the prices."""
+        place = int(self.places[at])
+        return words[place] if place < len(words) else f"block {place - len(words)}"
+
+
+class _Sizes:
+    """Bytes of a layout at least, by recomputation and by `block N`, and which N there are."""
+
+    def __init__(self, words: F64, blocks: F64, numbers: I64) -> None:
+        self.words, self.blocks, self.numbers = words, blocks, numbers
+        self.seconds: tuple[F64, F64] | None = None
+        """Of a step for each of its sequences at least, in the same order, once asked for."""
+
+
+class Staging(NamedTuple):
+    """Numbers of stages of some degrees, and shardings of each, whatever else is chosen."""
+
+    stages: tuple[int, ...]
+    rounds: F64
+    sends_s: F64
+    """Of each, how often a step takes a micro-batch of an average stage, and what sends add to
+    that, at least."""
+    shardings: tuple[tuple[int, int, int], ...]
+    """All of them with all shardings: stages, sharding, copies."""
+    zeros: tuple[int, ...]
+    """Of these."""
+    at: I64
+    """[sharding]: of which number of stages it is."""
+    pp: I64
+    """[sharding]"""
+    states: F64
+    """[sharding, 2] of `Prices.states_of`."""
 
 
 class Stages(NamedTuple):
     """Numbers of stages of some degrees, and what bounds them whatever the memory."""
 
-    choices: tuple[Choice, ...]
-    pipelines: tuple[tuple[Choice, ...], ...]
-    """Of each `Openings.extremes`."""
-    sends_s: tuple[float, ...]
-    """Of each, what sends add to a micro-batch of a stage at least."""
-    shardings: tuple[Choice, ...]
-    """All of them with all shardings."""
-    at: I64
-    """[sharding]: of which choice it is."""
+    staging: Staging
     bytes: F64
-    off_bytes: F64
-    """[sharding, row] and [sharding, kind] of `Prices.spread_bytes`."""
+    freed: F64
+    """[sharding, row] of `Prices.many_spread_bytes`, and of its other array that of nothing made
+    again."""
+    whole_s: F64
+    again: F64
+    """[sharding, row] and [sharding, 4] of `Rows`."""
 
 
 class Openings:
@@ -73,18 +104,22 @@ class Openings:
         )
         self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
-        self._orders: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
-        self._extremes: dict[tuple[int, int], tuple[tuple[Schedule, int], ...]] = {}
+        self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
+        self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._tables: dict[object, Stages] = {}
+        self._stagings: dict[object, Staging] = {}
+        self._laid: dict[object, tuple[Choice, ...]] = {}
+        self._sizes: dict[object, _Sizes] = {}
         self._layouts: dict[object, tuple[Choice, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
+        self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
     def within(self, room: Room) -> Openings:
         """Return the same values for another memory, which few of these depend on."""
         found = copy(self)
         found.room = room
-        found._limits = {}
+        found._limits, found._rooms = {}, {}
         return found
 
     # ----------------------------------------------------------------------------------------------
@@ -95,11 +130,16 @@ class Openings:
 
         Beside them they take less time and more memory.
         """
-        both = (False, True) if choice.tp > 1 and self.engine.overlaps_tensor else (False,)
+        left = self._overlapped(choice.tp)
+        return tuple(
+            choice if one == choice.tp_overlap else replace(choice, tp_overlap=one) for one in left
+        )
+
+    def _overlapped(self, tp: int) -> tuple[bool, ...]:
+        both = (False, True) if tp > 1 and self.engine.overlaps_tensor else (False,)
         wanted = self.fixed.tp_overlap
         # without tensor ranks there is nothing to send
-        left = both if wanted is None or choice.tp == 1 else kept(both, (wanted,))
-        return tuple(replace(choice, tp_overlap=one) for one in left)
+        return both if wanted is None or tp == 1 else kept(both, (wanted,))
 
     def stages(self, choice: Choice) -> Iterator[Choice]:
         """Yield a choice of degrees with its numbers of stages."""
@@ -164,8 +204,16 @@ class Openings:
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
 
-    def extremes(self, choice: Choice) -> tuple[Choice, ...]:
-        """Return those of them with one and two chunks, or the fewest, and with most, by schedule.
+    def laid(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
+        """Return those of them that have a layout."""
+        key = (unit, choice)
+        if key not in self._laid:
+            pipelines = self.pipelines(choice)
+            self._laid[key] = tuple(one for one in pipelines if self.layouts(unit, one))
+        return self._laid[key]
+
+    def extremes(self, choice: Choice) -> tuple[Pipeline, ...]:
+        """Return schedules with one and two chunks, or the fewest, and with most.
 
         Sends of few chunks are the shortest, bubbles of many.
         """
@@ -175,11 +223,9 @@ class Openings:
             few = [one for one in best if one[1] <= 2] or [*best[:1]]
             most = {schedule: (schedule, vpp) for schedule, vpp in sorted(best, key=itemgetter(1))}
             self._extremes[key] = tuple(dict.fromkeys((*few, *most.values())))
-        return tuple(
-            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._extremes[key]
-        )
+        return self._extremes[key]
 
-    def _best(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+    def _best(self, choice: Choice) -> tuple[Pipeline, ...]:
         found = {*self._legal(choice)}
         return tuple(
             (schedule, vpp)
@@ -187,7 +233,7 @@ class Openings:
             if (_BETTER.get(schedule), vpp) not in found
         )
 
-    def _legal(self, choice: Choice) -> tuple[tuple[Schedule, int], ...]:
+    def _legal(self, choice: Choice) -> tuple[Pipeline, ...]:
         """Return each legal schedule and number of chunks of a choice of stages."""
         if choice.pp == 1:
             named = bool(kept(("1f1b",), self.fixed.schedule))
@@ -290,7 +336,7 @@ class Openings:
                         for zero in self._zeros(degree, pp)
                     )
                 each = shardings[of_ranks] * words[key]
-                total += int(times) * each * len(self.overlaps(degree))
+                total += int(times) * each * len(self._overlapped(tp))
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
@@ -304,16 +350,31 @@ class Openings:
     # ----------------------------------------------------------------------------------------------
     # What may fit
 
-    def limits(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+    def limits(self, choice: Choice) -> tuple[F64, float]:
         """Return the bytes that tensors may take, by recomputation, and with `block N`."""
-        key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero)
+        return self._limits_of(choice, choice.zero)
+
+    def _limits_of(self, choice: Choice, zero: int) -> tuple[F64, float]:
+        """Return the same at another sharding."""
+        key = (choice.precision, choice.dispatcher, choice.tp_overlap, zero)
         found = self._limits.get(key)
         if found is None:
+            unit, one = self.prices.unit(choice), replace(choice, zero=zero)
             plain, again = (
-                self.prices.room_bytes(unit, choice, self.room, again=again)
-                for again in (False, True)
+                self.prices.room_bytes(unit, one, self.room, again=again) for again in (False, True)
             )
             found = self._limits[key] = (np.where(self._plain, plain, again), again)
+        return found
+
+    def _rooms_of(self, degree: Choice, staging: Staging) -> tuple[F64, F64]:
+        """Return the limits of all shardings, [sharding, recomputation] and [sharding]."""
+        key = (degree.precision, degree.dispatcher, degree.tp_overlap, staging.zeros)
+        found = self._rooms.get(key)
+        if found is None:
+            plain, again = zip(
+                *(self._limits_of(degree, zero) for zero in staging.zeros), strict=True
+            )
+            found = self._rooms[key] = np.array(plain), np.array(again)
         return found
 
     def table(self, unit: Unit, degree: Choice) -> Stages:
@@ -324,6 +385,28 @@ class Openings:
         return self._tables[key]
 
     def _table(self, unit: Unit, degree: Choice) -> Stages:
+        inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
+        key = (*inner, degree.micro_batch, degree.global_batch, degree.precision)
+        staging = self._stagings.get(key)
+        if staging is None:
+            staging = self._stagings[key] = self._staging_of(unit, degree)
+        sizes, most = self.prices.many_spread_bytes(unit, staging.pp, staging.states)
+        plain = self.prices.rows_s(unit, replace(degree, zero=0))
+        rows = [
+            self.prices.rows_s(unit, replace(degree, pp=pp, zero=zero, dp_replicate=copies))
+            if zero == 3
+            else plain
+            for pp, zero, copies in staging.shardings
+        ]
+        return Stages(
+            staging=staging,
+            bytes=sizes,
+            freed=most[:, -2],
+            whole_s=np.array([one.whole_s for one in rows]).reshape(sizes.shape),
+            again=np.array([one.again for one in rows]).reshape(-1, 4),
+        )
+
+    def _staging_of(self, unit: Unit, degree: Choice) -> Staging:
         staged = [(one, self.extremes(one)) for one in self.stages(degree)]
         staged = [(one, pipelines) for one, pipelines in staged if pipelines]
         shardings = [
@@ -331,77 +414,91 @@ class Openings:
             for at, (one, _) in enumerate(staged)
             for zero in self.zeros(one)
         ]
-        bounds = [self.prices.spread_bytes(unit, one) for _, one in shardings]
-        kinds, rows = len(unit.number), len(unit.device_s)
-        return Stages(
-            choices=tuple(one for one, _ in staged),
-            pipelines=tuple(pipelines for _, pipelines in staged),
-            sends_s=tuple(
-                min(self.prices.transfer_s(unit, one) for one in pipelines)
-                for _, pipelines in staged
+        prices = self.prices
+        return Staging(
+            stages=tuple(one.pp for one, _ in staged),
+            rounds=np.array([prices.rounds(one, pipelines) for one, pipelines in staged]),
+            sends_s=np.array(
+                [
+                    min(prices.transfer_s(unit, replace(one, vpp=vpp)) for _, vpp in pipelines)
+                    for one, pipelines in staged
+                ]
             ),
-            shardings=tuple(one for _, one in shardings),
+            shardings=tuple((one.pp, one.zero, one.dp_replicate) for _, one in shardings),
+            zeros=tuple(one.zero for _, one in shardings),
             at=np.array([at for at, _ in shardings], dtype=np.int64),
-            bytes=np.array([size for size, _ in bounds]).reshape(-1, rows),
-            off_bytes=np.array([off for _, off in bounds]).reshape(-1, kinds),
+            pp=np.array([one.pp for _, one in shardings], dtype=np.int64),
+            states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 2),
         )
 
-    def least_whole_s(self, unit: Unit, table: Stages) -> F64:
+    def least_whole_s(self, degree: Choice, table: Stages) -> F64:
         """Return the seconds of a micro-batch of the whole model, as it is recomputed to fit.
 
         By number of stages; infinite where nothing fits on so many.
         """
-        least = np.full(len(table.choices), np.inf)
-        if not table.shardings:
+        least = np.full(len(table.staging.stages), np.inf)
+        if not table.staging.shardings:
             return least
-        limits, again = zip(*(self.limits(unit, one) for one in table.shardings), strict=True)
-        room = np.array(again)
-        fits = self.words & (table.bytes[:, :-2] <= np.array(limits))
-        whole = self.prices.whole_s(unit)
-        found = np.where(fits, whole[:-2], np.inf).min(axis=1, initial=np.inf)
+        limits, room = self._rooms_of(degree, table.staging)
+        fits = self.words & (table.bytes[:, :-2] <= limits)
+        found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
-            partly = self.prices.partly_s(unit, lacking, table.off_bytes)
+            partly = partly_s(table.again, lacking / table.freed)
             found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
-        np.minimum.at(least, table.at, found)
+        np.minimum.at(least, table.staging.at, found)
         return least
+
+    def stages_s(self, unit: Unit, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
+        """Return numbers of stages, seconds of a step of each at least, and of `least_whole_s`."""
+        table = self.table(unit, degree)
+        whole, staging = self.least_whole_s(degree, table), table.staging
+        average = whole / np.array(staging.stages, dtype=np.float64)
+        return staging.stages, staging.rounds * (average + staging.sends_s), whole
 
     def fits(self, unit: Unit, choice: Choice) -> bool:
         """Return whether a layout with its recomputation may fit."""
-        words, blocks, _ = self.sizes(unit, choice)
-        limits, again = self.limits(unit, choice)
+        sizes = self.sizes(unit, choice)
+        words, blocks = sizes.words, sizes.blocks
+        limits, again = self.limits(choice)
         if choice.recompute in self.prices.words:
             at = self.prices.words.index(choice.recompute)
             return bool(words[at] <= limits[at])
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
-    def sizes(self, unit: Unit, choice: Choice) -> tuple[F64, F64, list[int]]:
-        """Return bytes of a layout at least, by recomputation and by `block N`, and these N."""
-        arrangement = arrangement_of(unit, choice)
-        words, blocks = self.prices.least_bytes(unit, choice, arrangement)
-        return words, blocks, self.blocks(arrangement.longest)
+    def sizes(self, unit: Unit, choice: Choice) -> _Sizes:
+        """Return what a layout has at least."""
+        key = (unit, choice)
+        found = self._sizes.get(key)
+        if found is None:
+            arrangement = arrangement_of(unit, choice)
+            words, blocks = self.prices.least_bytes(unit, choice, arrangement)
+            numbers = np.array(self.blocks(arrangement.longest), dtype=np.int64)
+            found = self._sizes[key] = _Sizes(words, blocks, numbers)
+        return found
 
     def fastest(self, unit: Unit, choice: Choice) -> Options:
         """Return the recomputations of a layout that may fit by their steps' seconds at least."""
-        words, blocks, numbers = self.sizes(unit, choice)
-        limits, again = self.limits(unit, choice)
-        may = self.words & (words <= limits)
-        free = [number for number in numbers if blocks[number] <= again]
-        if not (may.any() or free):
-            return Options(np.zeros(0), ())
-        arrangement = arrangement_of(unit, choice)
-        of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
-        batch = choice.global_batch
-        return self._ordered(may, of_words / batch, free, of_blocks / batch)
+        sizes = self.sizes(unit, choice)
+        limits, again = self.limits(choice)
+        may = np.flatnonzero(self.words & (sizes.words <= limits))
+        free = sizes.numbers[sizes.blocks[sizes.numbers] <= again]
+        if not (len(may) or len(free)):
+            return Options(np.zeros(0), np.zeros(0, dtype=np.int64))
+        if sizes.seconds is None:
+            arrangement = arrangement_of(unit, choice)
+            of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
+            sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
+        return self._ordered(may, free, *sizes.seconds)
 
     def smallest(self, unit: Unit, choice: Choice) -> Options:
         """Return the recomputations of a layout by the bytes of its fullest stage at least."""
-        words, blocks, numbers = self.sizes(unit, choice)
-        return self._ordered(self.words, words, numbers, blocks)
+        sizes = self.sizes(unit, choice)
+        may = np.flatnonzero(self.words)
+        return self._ordered(may, sizes.numbers, sizes.words, sizes.blocks)
 
-    def _ordered(self, may: Bool, words: F64, numbers: list[int], blocks: F64) -> Options:
-        names = [word for word, one in zip(self.prices.words, may, strict=True) if one]
-        names += [f"block {number}" for number in numbers]
-        values = np.concatenate([words[may], blocks[numbers]])
+    def _ordered(self, words: I64, numbers: I64, of_words: F64, of_blocks: F64) -> Options:
+        values = np.concatenate([of_words[words], of_blocks[numbers]])
+        places = np.concatenate([words, len(self.words) + numbers])
         order = np.argsort(values, kind="stable")
-        return Options(values[order], tuple(names[at] for at in order))
+        return Options(values[order], places[order])

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from autopar.arrays import F64
+from autopar.arrays import F64, I64
 from autopar.errors import InputError
-from autopar.estimate.job import Block, Job as StepJob, Recomputation, parameters
-from autopar.estimate.layer import Real, optimizer_time_s
+from autopar.estimate.job import Block, Job as StepJob, Mlp, Recomputation, parameters
+from autopar.estimate.layer import LayerTimes, Real, Sends, optimizer_time_s
+from autopar.estimate.parts.replicas import (
+    beside_traffic_s,
+    dense_traffic_s,
+    expert_traffic_s,
+    table_traffic_s,
+)
 from autopar.estimate.stack import STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
     again_seconds,
     ends_seconds,
     forward_seconds,
+    routed_alone,
     seconds_of_times,
     stage_transfer_s,
     step_time,
@@ -30,7 +38,7 @@ from autopar.estimate.step import (
 from autopar.hardware import together_s
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch, Recompute, chunks_of_sizes
-from autopar.pipeline.schedules import SCHEDULES
+from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass, replace
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
@@ -40,12 +48,53 @@ from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds, Modules, Room, live_forwards
 
-__all__ = ["Prices", "Unit", "arrangement_of", "degrees_of"]
+__all__ = ["Pipeline", "Prices", "Rows", "Unit", "arrangement_of", "degrees_of", "partly_s"]
+
+Pipeline = tuple[Schedule, int]
+"""A schedule and the chunks of a stage."""
 
 _ROUNDING = 1.0 - 1e-9
 """So that sums in another order are no larger than the exact ones."""
 _MORE = 1.0 + 1e-9
 """The same of what there is room for."""
+
+
+class Rows(NamedTuple):
+    """Seconds of a micro-batch at a sharding."""
+
+    device_s: F64
+    """[recomputation, kind], as those of a unit."""
+    first_s: float
+    last_s: float
+    whole_s: F64
+    """[recomputation]: of the whole model, of device and host together."""
+    again: F64
+    """Of the whole model, the device's seconds and the host's, nothing of it made again; and what a
+    byte adds to each at least, of those that layers which are made again whole do not save."""
+
+
+class Kinds(NamedTuple):
+    """Kinds of layers that a model has."""
+
+    blocks: tuple[Block, ...]
+    """One layer of each."""
+    of_layers: tuple[int, ...]
+    """Of every layer in execution order."""
+    parameters: tuple[tuple[float, float], ...]
+    """Of each kind, those of experts and the others."""
+    number: F64
+    """[kind]: layers of the model."""
+    further: F64
+    """[kind]: those of its modules of further tokens."""
+
+
+class _Half(NamedTuple):
+    """Seconds of a layer, or of its attention or its MLP, for one micro-batch."""
+
+    device_s: F64
+    host_s: F64
+    """[recomputation], with those of nothing and of whole layers behind."""
+    forward_s: float
 
 
 class _Weights(NamedTuple):
@@ -66,6 +115,8 @@ class Unit:
     job: StepJob
     kinds: tuple[int, ...]
     """Of every layer in execution order."""
+    blocks: tuple[Block, ...]
+    """One layer of each kind."""
     weights: tuple[_Weights, ...]
     number: F64
     """[kind]: layers of the model."""
@@ -123,10 +174,14 @@ class Prices:
         self._layers: dict[object, dict[object, object]] = {}
         self._transfers: dict[object, float] = {}
         self._updates: dict[object, float] = {}
+        self._rows: dict[object, Rows] = {}
+        self._traffic: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
+        self._halves: dict[object, _Half] = {}
+        self._ends: dict[object, tuple[float, float]] = {}
+        self._empty: dict[object, F64] = {}
         self._kinds: dict[object, Launch] = {}
         self._trains: dict[object, bool] = {}
-        self._spreads: dict[object, tuple[F64, F64]] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, tuple[F64, F64]] = {}
         self._timings: dict[Choice, Timing | None] = {}
@@ -195,6 +250,25 @@ class Prices:
             found = self._units[key] = self._unit(self.plain(choice))
         return found
 
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of layers of the model."""
+        job = self.base(Choice())
+        alike: dict[Block, int] = {}
+        kinds: list[int] = []
+        for block in job.blocks:
+            at = alike.setdefault(replace(block, number=1), len(alike))
+            kinds += [at] * block.number
+        number = [float(kinds.count(at)) for at in range(len(alike))]
+        further = [float(job.mtp * (at == kinds[-1])) for at in range(len(alike))]
+        return Kinds(
+            tuple(alike),
+            tuple(kinds),
+            tuple(parameters(block) for block in alike),
+            np.array(number),
+            np.array(further),
+        )
+
     def _unit(self, plain: Choice) -> Unit:
         dp = plain.global_batch // plain.micro_batch
         job = replace(
@@ -208,53 +282,87 @@ class Prices:
             micro_batch=plain.micro_batch,
             global_batch=plain.global_batch,
         )
-        alike: dict[Block, int] = {}
-        kinds: list[int] = []
-        for block in job.blocks:
-            at = alike.setdefault(replace(block, number=1), len(alike))
-            kinds += [at] * block.number
-        number = [kinds.count(at) for at in range(len(alike))]
-        again = replace(job, recompute="full")
-        # [kind, recomputation, device or host]
-        seconds = np.array([self._by_word(job, again, block) for block in alike])
-        first, last = ends_seconds(job, self.known)
-        weights = []
-        for block, count in zip(alike, number, strict=True):
-            experts, dense = parameters(block)
-            weights.append(_Weights(count, dense / job.tp, experts / (job.ep * job.etp)))
+        kinds = self.kinds
+        seconds = [self._layer_s(plain, job, at) for at in range(len(kinds.blocks))]
+        key = ("ends", plain.tp, plain.cp, plain.micro_batch, plain.precision)
+        if key not in self._ends:
+            self._ends[key] = ends_seconds(job, self.known)
+        first, last = self._ends[key]
         return Unit(
             choice=plain,
             job=job,
-            kinds=tuple(kinds),
-            weights=tuple(weights),
-            number=np.array(number, dtype=np.float64),
-            further=np.array([job.mtp * (at == kinds[-1]) for at in alike.values()], dtype=float),
-            device_s=np.ascontiguousarray(seconds[:, :, 0].T),
-            host_s=np.ascontiguousarray(seconds[:, :, 1].T),
-            forward_s=np.array([self._forward_s(job, block) for block in alike]),
+            kinds=kinds.of_layers,
+            blocks=kinds.blocks,
+            weights=tuple(
+                _Weights(int(count), dense / job.tp, experts / (job.ep * job.etp))
+                for (experts, dense), count in zip(kinds.parameters, kinds.number, strict=True)
+            ),
+            number=kinds.number,
+            further=kinds.further,
+            device_s=np.stack([one.device_s for one in seconds], axis=1),
+            host_s=np.stack([one.host_s for one in seconds], axis=1),
+            forward_s=np.array([one.forward_s for one in seconds]),
             first_s=first,
             last_s=last,
-            bounds=self._memory(plain, tuple(kinds)),
+            bounds=self._memory(plain, kinds.of_layers),
         )
 
-    def _forward_s(self, job: StepJob, block: Block) -> float:
-        return forward_seconds(self.target.machine, job, self.known.times(job, block))
+    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> _Half:
+        """Return the seconds of a layer of a kind from its attention's and its MLP's.
 
-    def _by_word(self, job: StepJob, again: StepJob, block: Block) -> F64:
-        """Return the device's and host's seconds of a layer by recomputation, of none, of all.
-
-        again : the job with whole layers made again.
+        Attention depends on nothing of experts, and these see the tokens that a rank routes,
+        whichever degrees left it so many.
         """
-        machine, times = self.target.machine, self.known.times(job, block)
-        plain = np.array(seconds_of_times(machine, job, times))
-        full = np.array(seconds_of_times(machine, again, times))
-        found = np.tile(plain, (len(self.words) + 2, 1))
+        block = self.kinds.blocks[at]
+        if block.attention is None or block.mlp is None:
+            return self._half(job, block, (*degrees_of(plain), at))
+        attention = _attention_of(plain)
+        alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
+        first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
+        other = replace(block, attention=None)
+        if isinstance(block.mlp, Mlp):
+            tokens = replace(alone, heads_exchanged=False)
+            second = self._half(tokens, other, (*attention, at, "mlp"))
+        else:
+            routed = routed_alone(job, block.mlp)
+            way = (plain.ep, plain.etp, plain.dispatcher, plain.overlap_experts, plain.precision)
+            # that of shared experts is the whole job, which sends as tensor ranks do
+            key = attention if routed is job else (routed.seq,)
+            second = self._half(routed, other, (*key, *way, at, "experts"))
+        # each half has the host code of a layer in it
+        return _Half(
+            first.device_s + second.device_s,
+            first.host_s + second.host_s - self._empty_s(job),
+            first.forward_s + second.forward_s,
+        )
+
+    def _empty_s(self, job: StepJob) -> F64:
+        """Return the host's seconds of a layer that has nothing, by recomputation."""
+        if job.graphs not in self._empty:
+            nothing = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
+            self._empty[job.graphs] = self._by_word(job, nothing).host_s
+        return self._empty[job.graphs]
+
+    def _half(self, job: StepJob, block: Block, key: object) -> _Half:
+        """Return the seconds of a layer or of a half of one, which `key` has the degrees of."""
+        found = self._halves.get(key)
+        if found is None:
+            found = self._halves[key] = self._by_word(job, self.known.times(job, block))
+        return found
+
+    def _by_word(self, job: StepJob, times: LayerTimes) -> _Half:
+        """Return the device's and host's seconds of a layer by recomputation, of none, of all."""
+        machine = self.target.machine
+        plain = seconds_of_times(machine, job, times)
+        full = seconds_of_times(machine, replace(job, recompute="full"), times)
+        device, host = (np.full(len(self.words) + 2, one) for one in plain)
         # hosts wait for the launches of a layer that is made again as a whole alone
-        found[:-2, 0] += self.modules.sums(
+        device[:-2] += self.modules.sums(
             [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
         )
-        found[self.modules.full] = found[-1] = full
-        return found
+        for row, one in zip((device, host), full, strict=True):
+            row[self.modules.full] = row[-1] = one
+        return _Half(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
         """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
@@ -297,15 +405,62 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Bounds
 
-    def whole_s(self, unit: Unit) -> F64:
-        """Return the seconds of a micro-batch of the whole model, by row of a unit's seconds.
+    def rows_s(self, unit: Unit, choice: Choice) -> Rows:
+        """Return a unit's seconds with the traffic of sharded weights beside them.
 
-        No sum of stages is below it: the time of device and host together is convex and of the
-        first degree.
+        Of the numbers of copies that a sharding may have, the least.
         """
-        ends = unit.first_s + unit.last_s
-        number = unit.number + unit.further
-        return _both_s(unit.device_s @ number + ends, unit.host_s @ number)
+        key = (unit, choice.pp if choice.zero == 3 else 0)
+        found = self._rows.get(key)
+        if found is None:
+            device, table = unit.device_s, 0.0
+            if choice.zero == 3:
+                device, table = self._beside_traffic(unit, choice)
+            found = self._rows[key] = _rows_of(unit, device, table)
+        return found
+
+    def _beside_traffic(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+        """Return the device's seconds with the traffic of layers, and those of a table's."""
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
+        layers, tables = zip(
+            *(self._traffic_s(unit, choice, data, copies) for copies in numbers), strict=True
+        )
+        device = beside_traffic_s(self.target.machine, unit.device_s, np.min(layers, axis=0))
+        # two tables in one transfer take no longer than each by itself
+        return np.asarray(device), min(tables) / 2.0
+
+    def _traffic_s(
+        self, unit: Unit, choice: Choice, data: int, copies: int
+    ) -> tuple[list[float], float]:
+        """Return the seconds of transfers of a layer by kind, and what those of tables add.
+
+        Without those of adapters, which are few.
+        """
+        machine = self.target.machine
+        job = None
+        found = []
+        inner = {"dense": choice.tp, "experts": choice.ep * choice.etp, "tables": choice.tp}
+        for part, at in (
+            *((part, at) for at in range(len(unit.blocks)) for part in ("dense", "experts")),
+            ("tables", 0),
+        ):
+            key = (part, at, inner[part], choice.pp, copies, choice.precision)
+            if key not in self._traffic:
+                if job is None:
+                    job = replace(
+                        unit.job, pp=choice.pp, dp=data, gpus=self.job.world, replicas=copies
+                    )
+                if part == "dense":
+                    seconds = dense_traffic_s(machine, job, unit.blocks[at])
+                elif part == "experts":
+                    seconds = expert_traffic_s(machine, job, unit.blocks[at])
+                else:
+                    table = job.vocab * job.blocks[0].hidden / job.tp
+                    seconds = table_traffic_s(machine, job, (1 if job.tied else 2) * table)
+                self._traffic[key] = seconds
+            found.append(self._traffic[key])
+        return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
 
     def least_s(self, choice: Choice, whole_s: float) -> float:
         """Return seconds that no step of these degrees falls below, whatever its stages.
@@ -317,39 +472,29 @@ class Prices:
         rounds = choice.global_batch / (choice.micro_batch * replicas)
         return self.stragglers * rounds * whole_s * _ROUNDING
 
+    def rounds(self, choice: Choice, pipelines: Sequence[Pipeline]) -> float:
+        """Return how often a step takes what a micro-batch takes of an average stage, at least.
+
+        pipelines : those that a choice of stages may have. The shortest bubble is of most chunks;
+        none is certain where gradients of weights are put off.
+        """
+        bubbles = [0.0 if SCHEDULES[schedule].splits else 1.0 / vpp for schedule, vpp in pipelines]
+        number = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
+        return self.stragglers * number * _ROUNDING
+
     def spread_s(
-        self, choice: Choice, pipelines: Sequence[Choice], whole_s: float, sends_s: float
+        self, choice: Choice, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
     ) -> float:
-        """Return the same of a choice with its stages: as if all were equally long.
-
-        pipelines : of its schedules and chunks those that it may have. The shortest bubble is of
-        most chunks; none is certain where gradients of weights are put off.
-        """
-        bubbles = [0.0 if SCHEDULES[one.schedule].splits else 1.0 / one.vpp for one in pipelines]
-        rounds = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
-        return self.stragglers * rounds * (whole_s / choice.pp + sends_s) * _ROUNDING
-
-    def partly_s(self, unit: Unit, lacking_bytes: Real, off: F64) -> F64:
-        """Return the whole model's seconds with as many layers made again as free some bytes.
-
-        off : [..., kind], bytes that each of them frees; lacking_bytes : a number, or [...].
-        """
-        device, host = unit.device_s[-2], unit.host_s[-2]
-        each = np.maximum(off, 1e-300)
-        more = lacking_bytes * ((unit.device_s[-1] - device) / each).min(axis=-1)
-        later = lacking_bytes * ((unit.host_s[-1] - host) / each).min(axis=-1)
-        ends = unit.first_s + unit.last_s
-        number = unit.number + unit.further
-        plain = device @ number + ends, host @ number
-        return _both_s(plain[0] + np.maximum(0.0, more), plain[1] + np.maximum(0.0, later))
+        """Return `least_s` of a choice with its stages: as if all were equally long."""
+        return self.rounds(choice, pipelines) * (whole_s / choice.pp + sends_s)
 
     def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return seconds that a step does not fall below, by recomputation and by `block N`.
 
-        Everything but the visible reduction of gradients, and the traffic of sharded weights: M
-        times the longest stage, and the others once for each chunk. All forwards before backwards
-        take no less. Where gradients of weights are put off, a stage begins when the forwards of a
-        chunk of those before it are through, and then works on all of its own.
+        Everything but the visible reduction of gradients: M times the longest stage, and the others
+        once for each chunk. All forwards before backwards take no less. Where gradients of weights
+        are put off, a stage begins when the forwards of a chunk of those before it are through, and
+        then works on all of its own.
         """
         key = (unit, choice)
         if key not in self._layouts_s:
@@ -361,10 +506,12 @@ class Prices:
         first, last = arrangement.ends
         layers = arrangement.layers.astype(np.float64)
         layers[last] += unit.further
-        by_word = [rows[:-2] @ layers.T for rows in (unit.device_s, unit.host_s)]
+        sharded = self.rows_s(unit, choice)
+        both = (sharded.device_s, unit.host_s)
+        by_word = [rows[:-2] @ layers.T for rows in both]
         by_block = [
             (rows[plain] @ layers.T)[0] + arrangement.again @ (rows[full] - rows[plain])[0]
-            for rows in (unit.device_s, unit.host_s)
+            for rows in both
         ]
         number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
         chunks = choice.vpp if choice.pp > 1 else 1
@@ -373,8 +520,8 @@ class Prices:
         begin = np.cumsum(forward) - forward
         found = []
         for device, host in (by_word, by_block):
-            device[:, first] += unit.first_s
-            device[:, last] += unit.last_s
+            device[:, first] += sharded.first_s
+            device[:, last] += sharded.last_s
             times = _both_s(device, host) + send
             if splits:
                 pipeline = (number * times + begin).max(axis=1)
@@ -449,7 +596,7 @@ class Prices:
         return self._layouts_bytes[key]
 
     def _least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
-        states = self._states(unit, choice)
+        states = self.states_of(unit, choice)
         found: list[tuple[F64, F64]] = []
         for place, stage in enumerate(arrangement.at):
             live = live_forwards(
@@ -466,7 +613,8 @@ class Prices:
         words, blocks = zip(*found, strict=True)
         return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
-    def _states(self, unit: Unit, choice: Choice) -> tuple[float, float]:
+    def states_of(self, unit: Unit, choice: Choice) -> tuple[float, float]:
+        """Return the bytes of a trained element of dense layers, and of experts."""
         return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
 
     def _shards(self, choice: Choice) -> tuple[int, int]:
@@ -475,38 +623,40 @@ class Prices:
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
     def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+        """Return `many_spread_bytes` of one number of stages and sharding."""
+        states = np.array([self.states_of(unit, choice)])
+        found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
+        return found[0], most[0]
+
+    def many_spread_bytes(self, unit: Unit, stages: I64, states: F64) -> tuple[F64, F64]:
         """Return bytes that some stage has at least, wherever the layers lie.
 
-        By row of a unit's seconds. Stage i of p has p - i micro-batches of its layers at least,
-        whatever the schedule, or where chunks come back up the stages i + 1, which is the same: a
-        mean of all stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of
-        layers with w bytes of their own and a for each micro-batch, and no higher than the fullest.
-        The other array is what one layer that is computed again whole takes off that mean of
-        layers of which nothing is, by kind.
+        stages, states : [i] and [i, 2] of `states_of`. Both results are [i, row], by row of a
+        unit's seconds. Stage i of p has p - i micro-batches of its layers at least, whatever the
+        schedule, or where chunks come back up the stages i + 1, which is the same: a mean of all
+        stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of layers with w
+        bytes of their own and a for each micro-batch, and no higher than the fullest. The other
+        array is the most that a byte which a layer does not save takes off that mean.
         """
-        key = (unit, choice.pp, choice.zero, choice.dp_replicate)
-        if key not in self._spreads:
-            self._spreads[key] = self._spread_bytes(unit, choice)
-        return self._spreads[key]
-
-    def _spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
         sizes, number = unit.bounds.sizes, unit.number
-        dense, experts = self._states(unit, choice)
-        own = sizes.static + dense * sizes.dense + experts * sizes.experts
-        saved = sizes.rows
-        mean_own = own @ number / number.sum()
-        mean_saved = saved @ number / number.sum()
+        saved, count = sizes.rows, number.sum()
+        # [i, kind]
+        own = sizes.static + states[:, :1] * sizes.dense + states[:, 1:] * sizes.experts
+        mean_own = (own @ number / count)[:, None]
+        mean_saved = saved @ number / count
         # of the unlike shares of a layer (w + l a) / (mean w + l mean a) the least is at an end of
         # the l live micro-batches: it is monotone in them
-        live = np.arange(1, choice.pp + 1, dtype=np.float64)
-        whole = (1.0 / (mean_own + mean_saved[:, None] * live)).sum(axis=1)
+        pp = stages[:, None].astype(np.float64)
+        live = np.arange(1, stages.max(initial=1) + 1, dtype=np.float64)
+        shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, None] * live)
+        whole = np.where(live <= pp[:, :, None], shares, 0.0).sum(axis=2)
         first, last = (
-            (own + some * saved) / (mean_own + some * mean_saved)[:, None]
-            for some in (choice.pp, 1)
+            (own[:, None] + some[:, :, None] * saved) / (mean_own + some * mean_saved)[:, :, None]
+            for some in (pp, np.ones_like(pp))
         )
         found = np.minimum(first, last) @ number / whole
-        most = choice.pp / (mean_own + choice.pp * mean_saved[-2]) / whole[-2]
-        return found * _ROUNDING, most * (sizes.plain - sizes.full)
+        most = pp / (mean_own + pp * mean_saved) / whole
+        return found * _ROUNDING, most
 
     # ----------------------------------------------------------------------------------------------
     # Prices
@@ -549,6 +699,32 @@ class Prices:
     def _step_job(self, launch: Launch) -> StepJob:
         job = job_of_launch(launch)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
+
+
+def _rows_of(unit: Unit, device_s: F64, table_s: float) -> Rows:
+    """Return a unit's seconds with others of the device; table_s : of a table's traffic.
+
+    No sum of stages is below `whole_s`: the time of device and host together is convex and of the
+    first degree.
+    """
+    first, last = unit.first_s + table_s, unit.last_s + table_s
+    number = unit.number + unit.further
+    device, host = device_s @ number + first + last, unit.host_s @ number
+    freed = np.maximum(unit.bounds.sizes.plain - unit.bounds.sizes.full, 1e-300)
+    more = [
+        max(0.0, float(((rows[-1] - rows[-2]) / freed).min())) for rows in (device_s, unit.host_s)
+    ]
+    again = np.array([device[-2], host[-2], *more])
+    return Rows(device_s, first, last, _both_s(device, host), again)
+
+
+def partly_s(again: F64, freed_bytes: Real) -> F64:
+    """Return a whole model's seconds with as many layers made again as save so many bytes less.
+
+    again : [..., 4] of `Rows`; freed_bytes : a number, or [...].
+    """
+    device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
+    return _both_s(device, host)
 
 
 def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:

@@ -145,16 +145,17 @@ class _Search:
                 if choice.zero != one.zero:
                     continue
                 options = self.openings.smallest(unit, choice)
-                if options.words:
+                if len(options.places):
                     self.push(float(options.values[0]), 1, choice, unit=unit, options=options)
 
     def count(self, entry: _Entry) -> None:
         """Count the recomputation of a layout whose bound is the lowest that is left."""
         assert entry.unit is not None, "a layout has a unit"
         assert entry.options is not None, "a layout has options"
-        choice = replace(entry.choice, recompute=entry.options.words[entry.at])
+        word = entry.options.word(entry.at, self.prices.words)
+        choice = replace(entry.choice, recompute=word)
         at = entry.at + 1
-        if at < len(entry.options.words):
+        if at < len(entry.options.places):
             self.push(
                 float(entry.options.values[at]),
                 1,

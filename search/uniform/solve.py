@@ -268,7 +268,7 @@ class _Search:
             if late and entry.level == _LAYOUT:
                 # the slowest recomputation leaves the most room
                 assert entry.options is not None, "a layout has options"
-                entry = entry._replace(at=len(entry.options.words) - 1)
+                entry = entry._replace(at=len(entry.options.places) - 1)
             self.open(entry)
             if len(self.found) >= self.top or (late and self.found):
                 break
@@ -299,21 +299,20 @@ class _Search:
                 unit = self.prices.unit(degrees)
             except InputError:
                 continue
-            table = self.openings.table(unit, degrees)
-            whole = self.openings.least_whole_s(unit, table)
-            for at in np.flatnonzero(whole < np.inf):
-                choice, least = table.choices[at], float(whole[at])
-                pipelines, sends = table.pipelines[at], table.sends_s[at]
-                seconds = self.prices.spread_s(choice, pipelines, least, sends)
-                self.push(seconds / choice.global_batch, _STAGES, choice, unit=unit, whole_s=least)
+            for pp, seconds, whole in zip(*self.openings.stages_s(unit, degrees), strict=True):
+                if whole < np.inf:
+                    choice = replace(degrees, pp=pp)
+                    least = float(seconds) / choice.global_batch
+                    self.push(least, _STAGES, choice, unit=unit, whole_s=float(whole))
 
     def open_stages(self, entry: _Entry) -> None:
         """Push the schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
-        for choice in self.openings.pipelines(entry.choice):
+        for choice in self.openings.laid(unit, entry.choice):
             sends = self.prices.transfer_s(unit, choice)
-            seconds = self.prices.spread_s(choice, (choice,), entry.whole_s, sends)
+            pipeline = (choice.schedule, choice.vpp)
+            seconds = self.prices.spread_s(choice, (pipeline,), entry.whole_s, sends)
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _Entry) -> None:
@@ -322,7 +321,7 @@ class _Search:
         assert unit is not None, "chunks have a unit"
         for choice in self.openings.layouts(unit, entry.choice):
             options = self.openings.fastest(unit, choice)
-            if options.words:
+            if len(options.places):
                 self.push(float(options.values[0]), _LAYOUT, choice, unit=unit, options=options)
 
     # ----------------------------------------------------------------------------------------------
@@ -331,8 +330,8 @@ class _Search:
     def open_layout(self, entry: _Entry) -> None:
         """Price the fastest recomputation of a layout that is left."""
         assert entry.options is not None, "a layout has options"
-        words = entry.options.words
-        choice = replace(entry.choice, recompute=words[entry.at])
+        word = entry.options.word(entry.at, self.prices.words)
+        choice = replace(entry.choice, recompute=word)
         step = self.price(choice, entry.unit)
         if step is not None and len(self.openings.copies(choice)) > 1:
             least = entry.seconds
@@ -341,7 +340,7 @@ class _Search:
                 gone = self.prices.stragglers * step.terms_s["gradients"]
                 least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
             self.push(least, _COPIES, choice, unit=entry.unit)
-        if entry.at + 1 < len(words):
+        if entry.at + 1 < len(entry.options.places):
             at = entry.at + 1
             self.push(
                 float(entry.options.values[at]),

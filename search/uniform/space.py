@@ -6,7 +6,7 @@ stages, layers and recomputation are still open; `search.uniform.solve` opens th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -207,18 +207,29 @@ class Space:
 
     def _grouped(self, way: Ways, fixed: Fixed) -> Iterator[tuple[int, tuple[int, ...], I64]]:
         """Yield batch, numbers of stages and the ways to lay attention that may have these."""
-        goes = [place for place, one in enumerate(self.laid) if self._goes(way, one)]
+        attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
+        inner, shared_by = self._unlike(lambda one: (one.tp * one.cp, one.micro_batch))
+        goes = np.array([self._goes(way, one) for one in attention])[laid_as]
         for batch in self.prices.job.global_batches:
             at: dict[tuple[int, ...], list[int]] = {}
-            for place in goes:
-                one = self.laid[place]
+            for place, one in enumerate(inner):
                 key = (one.tp * one.cp, way.ep * way.etp, one.micro_batch, batch, fixed)
                 if key not in self._stages:
                     choice = self.choice(way, one, batch)
                     self._stages[key] = self.prices.stages(choice, fixed)
                 if self._stages[key]:
                     at.setdefault(self._stages[key], []).append(place)
-            yield from ((batch, stages, np.array(places)) for stages, places in at.items())
+            for stages, places in at.items():
+                found = np.flatnonzero(goes & np.isin(shared_by, places))
+                if len(found):
+                    yield batch, stages, found
+
+    def _unlike(self, of: Callable[[Laid], object]) -> tuple[list[Laid], I64]:
+        """Return ways to lay attention that are unlike in something, and which each one is like."""
+        first: dict[object, int] = {}
+        like = [first.setdefault(of(one), len(first)) for one in self.laid]
+        places = {number: place for place, number in reversed([*enumerate(like)])}
+        return [self.laid[places[number]] for number in range(len(first))], np.array(like)
 
     def _left(self, way: Ways, fixed: Fixed) -> bool:
         overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts

@@ -113,15 +113,15 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
     step_s, peak = one.seconds * choice.global_batch, max(one.peaks)
     word_s, block_s = found.stages_s(unit, choice, arrangement)
     word_bytes, block_bytes = found.least_bytes(unit, choice, arrangement)
-    spread, off = found.spread_bytes(unit, choice)
-    sends = found.transfer_s(unit, choice)
-    whole = found.whole_s(unit)
+    spread, most = found.spread_bytes(unit, choice)
+    sends, pipeline = found.transfer_s(unit, choice), (choice.schedule, choice.vpp)
+    rows = found.rows_s(unit, choice)
     if choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
-        part = found.partly_s(unit, max(0.0, float(spread[-2]) - peak), off)
-        assert found.spread_s(choice, (choice,), part, sends) <= step_s
+        part = prices.partly_s(rows.again, max(0.0, float(spread[-2]) - peak) / most[-2])
+        assert found.spread_s(choice, (pipeline,), float(part), sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()
         assert (np.diff(block_bytes) <= 0).all()
@@ -129,8 +129,8 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         at = found.words.index(choice.recompute)
         lower_s, lower_bytes = word_s[at], word_bytes[at]
         assert spread[at] <= peak
-        assert found.spread_s(choice, (choice,), float(whole[at]), sends) <= step_s
-    assert found.least_s(choice, float(whole[-2])) <= step_s
+        assert found.spread_s(choice, (pipeline,), float(rows.whole_s[at]), sends) <= step_s
+    assert found.least_s(choice, float(rows.whole_s[-2])) <= step_s
     assert lower_s <= step_s
     assert lower_bytes <= peak
 
@@ -242,8 +242,8 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "part of the room is left": (memory.Room, "bytes_for", lambda old: scaled(old, 0.85)),
     "less is there in any kind of launch": (
-        openings.Openings, "limits", lambda old: lambda self, unit, choice: (
-            0.93 * old(self, unit, choice)[0], 0.93 * old(self, unit, choice)[1]
+        openings.Openings, "_limits_of", lambda old: lambda self, choice, zero: (
+            0.93 * old(self, choice, zero)[0], 0.93 * old(self, choice, zero)[1]
         ),
     ),
     "the first stage is the only one that is counted": (

@@ -8,23 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from autopar.estimate.job import Block, Job, adapter_parameters, parameters
-from autopar.estimate.parts.operations import Machine, transfer_s
+from autopar.estimate.parts.operations import Machine, Real, transfer_s
 from autopar.estimate.parts.updates import optimizer_time_s
 from autopar.training.adapters import base_bytes
 
 __all__ = [
     "Group",
+    "beside_traffic_s",
     "data_shards",
     "dense_group",
+    "dense_traffic_s",
     "expert_group",
     "expert_shards",
+    "expert_traffic_s",
     "frozen_bytes",
-    "gather_s",
     "gradient_bytes",
     "reduction_s",
-    "scatter_s",
     "sharding_s",
+    "table_traffic_s",
     "update_s",
 ]
 
@@ -83,7 +87,7 @@ def _trains_nothing(job: Job) -> bool:
     return job.frozen and job.adapters is None
 
 
-def gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
+def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
     """Return the seconds of gathering a unit's shards of weights."""
     size = weights * each_bytes
     return transfer_s(machine, "allgather", size, data_shards(job), job.tp) / _network(machine)
@@ -96,7 +100,7 @@ def frozen_bytes(job: Job) -> float:
     return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
 
 
-def scatter_s(machine: Machine, job: Job, weights: float) -> float:
+def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
     """Return the seconds of summing a unit's gradients to shards; 0 where it has none."""
     if job.frozen:
         return 0.0
@@ -118,29 +122,56 @@ def _network(machine: Machine) -> float:
 
 
 def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, float]) -> float:
-    """Return what ZeRO-3's traffic of a layer adds to the time of its kernels.
-
-    t = max(device, traffic) + x min(device, traffic) with 2 all-gathers (1 without resharding) and
-    a reduce-scatter per micro-batch.
-    """
-    experts, dense = parameters(block)
-    gathers = 2 if job.reshard else 1
-    weights = dense / job.tp
-    once = gather_s(machine, job, weights, frozen_bytes(job))
-    traffic = gathers * once + scatter_s(machine, job, weights)
-    if experts:
-        group = expert_group(job)
-        size = experts / group.stride * frozen_bytes(job)
-        routed = gathers * transfer_s(machine, "allgather", size, group.shards, group.stride)
-        if not job.frozen:
-            routed += _sum_s(machine, size, group)
-        traffic += routed / _network(machine)
+    """Return what ZeRO-3's traffic of a layer adds to the time of its kernels."""
+    traffic = dense_traffic_s(machine, job, block) + expert_traffic_s(machine, job, block)
     if job.adapters is not None:
         own = sum(adapter_parameters(job, block)) / job.tp * gradient_bytes(machine, job)
         traffic += _sum_s(machine, own, dense_group(job))
     device = sum(terms.values())
+    return float(beside_traffic_s(machine, device, traffic)) - device
+
+
+def dense_traffic_s(machine: Machine, job: Job, block: Block) -> float:
+    """Return the seconds of ZeRO-3's transfers of a layer but its experts, of a micro-batch.
+
+    2 all-gathers (1 without resharding) and a reduce-scatter.
+    """
+    _, dense = parameters(block)
+    weights = dense / job.tp
+    once = _gather_s(machine, job, weights, frozen_bytes(job))
+    return (2 if job.reshard else 1) * once + _scatter_s(machine, job, weights)
+
+
+def expert_traffic_s(machine: Machine, job: Job, block: Block) -> float:
+    """Return the same of a layer's experts, 0 where it has none."""
+    experts, _ = parameters(block)
+    if not experts:
+        return 0.0
+    group = expert_group(job)
+    size = experts / group.stride * frozen_bytes(job)
+    once = transfer_s(machine, "allgather", size, group.shards, group.stride)
+    routed = (2 if job.reshard else 1) * once
+    if not job.frozen:
+        routed += _sum_s(machine, size, group)
+    return routed / _network(machine)
+
+
+def beside_traffic_s(machine: Machine, device_s: Real, traffic_s: Real) -> Real:
+    """Return the time of kernels with ZeRO-3's transfers beside them.
+
+    t = max(device, traffic) + x min(device, traffic), of numbers or arrays.
+    """
     visible = machine.stack.figures.overlap["fully_sharded"]
-    return max(device, traffic) + visible * min(device, traffic) - device
+    return np.maximum(device_s, traffic_s) + visible * np.minimum(device_s, traffic_s)
+
+
+def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
+    """Return what ZeRO-3's transfers of embedding or head add to a micro-batch.
+
+    One more unit, gathered once.
+    """
+    moved = _gather_s(machine, job, weights, job.element_bytes) + _scatter_s(machine, job, weights)
+    return machine.stack.figures.overlap["fully_sharded"] * moved
 
 
 def reduction_s(
