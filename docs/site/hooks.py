@@ -1,0 +1,69 @@
+"""What the site has beside docs/: pages that stand elsewhere in the repository.
+
+mkdocs calls these functions. Links between the files of the repository stay as they are written,
+for who reads them there; on the site they lead to the page that holds the file, or to nothing.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ELSEWHERE = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "tests/golden/bad_input.md": "reference/bad-input.md",
+}
+"""File of the repository -> page of the site."""
+_LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\[[^\]\n]*\][^\]\n]*)*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the pages that stand outside of docs/."""
+    from mkdocs.structure.files import File
+
+    for name, page in ELSEWHERE.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    """Return a page whose links hold on the site."""
+    there = {page: name for name, page in ELSEWHERE.items()}
+    uri = page.file.src_uri
+    source = there.get(uri, f"docs/{uri}")
+    return "".join(
+        text if is_code else _LINK.sub(lambda found: _link(found, source, uri), text)
+        for is_code, text in _pieces(markdown)
+    )
+
+
+def _pieces(markdown: str) -> list[tuple[bool, str]]:
+    """Return the page in pieces, each with whether it is a block of code."""
+    found, end = [], 0
+    for block in re.finditer(r"^( *)(```+).*?^\1\2 *$", markdown, re.DOTALL | re.MULTILINE):
+        found += [(False, markdown[end : block.start()]), (True, block[0])]
+        end = block.end()
+    return [*found, (False, markdown[end:])]
+
+
+def _link(found: re.Match[str], source: str, uri: str) -> str:
+    """Return a link as the site has it; the words alone where it leads out of the site."""
+    words, target = found.groups()
+    path, hash_, anchor = target.partition("#")
+    if "://" in target or not path:
+        return found[0]
+    name = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    if name in ELSEWHERE:
+        there = ELSEWHERE[name]
+    elif name == "README.md":
+        there = "index.md"
+    elif PurePosixPath(name).is_relative_to("docs") and not (ROOT / name).is_dir():
+        there = name.removeprefix("docs/")
+    else:
+        return words if words.startswith("`") or words == name else f"{words} (`{name}`)"
+    return f"[{words}]({posixpath.relpath(there, posixpath.dirname(uri) or '.')}{hash_}{anchor})"
