@@ -24,7 +24,9 @@ from autopar.documents.schemas import json_schemas
 from autopar.entry import SUBCOMMANDS
 
 FOLDER = Path(__file__).resolve().parent / "reference"
-NOTE = "<!-- Written by docs/make_reference.py: `make docs-reference`. -->\n\n"
+NOTE = "<!-- Written by docs/make_reference.py: `make docs-reference`. -->\n"
+_GUARD = 1e6
+"""Upper bounds from here on only keep typing errors out."""
 _KINDS = {
     "int": "integer",
     "float": "number",
@@ -43,7 +45,7 @@ def pages() -> dict[str, str]:
     found["exit-codes"] = "".join(_exit_page())
     found["rules"] = "".join(_rules_page())
     found["index"] = "".join(_index_page())
-    return {f"{name}.md": NOTE + text for name, text in found.items()}
+    return {f"{name}.md": text.rstrip() + "\n\n" + NOTE for name, text in found.items()}
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -123,7 +125,7 @@ def _takes(row: Row) -> str:
     bounds = [
         f"{words} {value:.12g}"
         for words, value in (("at least", row.low), ("above", row.above), ("at most", row.high))
-        if value is not None
+        if value is not None and value < _GUARD
     ]
     kind = _typed(row.metavar) if row.metavar else _KINDS[row.kind]
     return ", ".join([kind, *bounds])

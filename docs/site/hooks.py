@@ -18,6 +18,8 @@ ELSEWHERE = {
     "tests/golden/bad_input.md": "reference/bad-input.md",
 }
 """File of the repository -> page of the site."""
+_CONTENTS = 2
+"""Headings from which on a page has a table of contents."""
 _LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\[[^\]\n]*\][^\]\n]*)*)\]\(([^)\s]+)\)")
 
 
@@ -32,7 +34,9 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Return a page whose links hold on the site."""
+    """Return a page whose links hold on the site; a short one has no table of contents."""
+    if len(re.findall("^## ", markdown, re.MULTILINE)) < _CONTENTS:
+        page.meta.setdefault("hide", ["toc"])
     there = {page: name for name, page in ELSEWHERE.items()}
     uri = page.file.src_uri
     source = there.get(uri, f"docs/{uri}")
