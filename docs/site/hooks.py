@@ -40,9 +40,43 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     there = {page: name for name, page in ELSEWHERE.items()}
     uri = page.file.src_uri
     source = there.get(uri, f"docs/{uri}")
+    if uri == ELSEWHERE["CHANGELOG.md"]:
+        # it has every word, and would be the first answer to each of them
+        page.meta.setdefault("search", {"exclude": True})
     return "".join(
-        text if is_code else _LINK.sub(lambda found: _link(found, source, uri), text)
-        for is_code, text in _pieces(markdown)
+        text if is_code else _LINK.sub(lambda found: _link(found, source, uri), _apart(text))
+        for is_code, text in _pieces(_numbered(markdown))
+    )
+
+
+def _numbered(markdown: str) -> str:
+    """Return a page in whose numbered lists what belongs to a point is indented by four spaces."""
+    lines: list[str] = []
+    inside = fenced = False
+    for line in markdown.split("\n"):
+        fenced ^= line.startswith("```")
+        is_point = not fenced and re.match(r"\d+\. ", line) is not None
+        if is_point and lines and lines[-1].startswith("   "):
+            lines.append("")
+        inside = is_point or (inside and (not line or line.startswith("   ")))
+        lines.append(" " + line if inside and line.startswith("   ") else line)
+    return "\n".join(lines)
+
+
+def _apart(text: str) -> str:
+    """Return a text as Python-Markdown wants what GitHub reads as well.
+
+    Tables and lists stand apart; in the code of a table a bar needs no backslash.
+    """
+    text = re.sub(
+        r"^\|.*$",
+        lambda row: re.sub(r"`[^`]*`", lambda code: code[0].replace("\\|", "|"), row[0]),
+        text,
+        flags=re.MULTILINE,
+    )
+    text = re.sub(r"^(?!\|)(\S.*)\n(?=\|)", r"\1\n\n", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^(?!- |\d+\. |\|)(\S.*)\n(?=(?:- |\d+\. )\S)", r"\1\n\n", text, flags=re.MULTILINE
     )
 
 

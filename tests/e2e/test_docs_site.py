@@ -83,6 +83,10 @@ def test_the_site_asks_nobody() -> None:
         ("accuracy.md", "[x](../tests/data/README.md)", "x (`tests/data/README.md`)"),
         ("a.md", "[x](https://example.org/y)", "[x](https://example.org/y)"),
         ("a.md", "```\n[x](../README.md)\n```", "```\n[x](../README.md)\n```"),
+        ("a.md", "| `a\\|b` \\| c |", "| `a|b` \\| c |"),
+        ("a.md", "1. x\n   ```\n   y\n   ```\n2. z", "1. x\n    ```\n    y\n    ```\n\n2. z"),
+        ("a.md", "said:\n- x\n- y", "said:\n\n- x\n- y"),
+        ("a.md", "<!-- of -->\n| a |\n|---|\n| b |", "<!-- of -->\n\n| a |\n|---|\n| b |"),
     ],
 )
 def test_links_lead_to_pages_of_the_site(page: str, link: str, there: str) -> None:
