@@ -73,7 +73,7 @@ def read_plan_for(
             where,
             f"is {plan.world_size} while the hardware has {world} GPUs",
             key="world_size",
-            remedy="give the plan's --hardware, or --num-nodes and --num-gpus-per-node",
+            remedy="give the plan's --hardware, or --nodes and --gpus-per-node",
         )
     if len(plan.layers) != spec.num_layers:
         raise DocumentError(
@@ -258,7 +258,7 @@ def open_session(
     has_plan : a plan is priced, whose batch is nobody's default.
     once : makes profiles, which other questions may have in common, as `load_placed` has it.
     """
-    given = {*given, "settle-bsz"} if has_plan else given
+    given = {*given, "global-batch-size"} if has_plan else given
     asked = inputs
     inputs, places = with_places(asked, options)
     options, variant, (spec, profile, hardware) = _loaded(inputs, options, given, once)
@@ -294,7 +294,8 @@ def open_session(
     if not BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
         notices.append(
             f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
-            f"than the {hardware.world_size} GPUs; give --settle-bsz, or --min-bsz and --max-bsz"
+            f"than the {hardware.world_size} GPUs; give --global-batch-size, or --min-bsz and "
+            "--max-bsz"
         )
     notices += _unsaid_length(inputs, spec)
     notices += _without_effect(inputs, hardware)

@@ -42,7 +42,7 @@ _OF_LAUNCHES = frozenset(
     {
         *(row.name for row in rows_of(DegreeOptions)),
         *BATCH_OPTIONS,
-        *("model", "hardware", "num-nodes", "num-gpus-per-node", "world-size", "stack", "site"),
+        *("model", "hardware", "nodes", "gpus-per-node", "gpus", "stack", "site"),
         *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
         *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
         *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),

@@ -325,7 +325,7 @@ def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: 
 
 
 def global_batches(options: SearchOptions) -> tuple[int, ...]:
-    """Return the global batch sizes to consider: `--settle-bsz`, else the range."""
+    """Return the global batch sizes to consider: `--global-batch-size`, else the range."""
     if options.settle_bsz is not None:
         return (options.settle_bsz,)
     return tuple(range(options.min_bsz, options.max_bsz + 1, options.bsz_scale))
@@ -529,5 +529,5 @@ def _no_batch(
     return (
         f"no global batch size ({shown}){chunk} splits into whole samples per rank on "
         f"{world_size} GPUs with {pipelines} (G must be divisible by m*d, and "
-        "1F1B needs m >= p); give another --settle-bsz, --settle-chunk or --bsz-scale"
+        "1F1B needs m >= p); give another --global-batch-size, --micro-batches or --bsz-scale"
     )

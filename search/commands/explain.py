@@ -44,6 +44,7 @@ COMMAND = Command(
     fills=(ExplainSpec, *FILLS),
     without=frozenset({"evaluate", "json", "frontier", "output-config-path"}),
     panels=("Question", *PANELS),
+    first=("Question",),
     family="search",
     intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
 

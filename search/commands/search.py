@@ -35,6 +35,7 @@ COMMAND = Command(
     name=_NAME,
     fills=FILLS,
     panels=PANELS,
+    first=(),
     family="search",
     intro="""Find the fastest parallel training plan that fits in memory.
 

@@ -96,7 +96,7 @@ _MEASURED = frozenset(
     {
         *("memory-profiling-path", "time-profiling-path", "allreduce-bandwidth-config-path"),
         *("p2p-bandwidth-config-path", "overlap-coe-path", "sp-time-path", "bandwidth-unit"),
-        *("parameter-bytes", "num-nodes", "num-gpus-per-node", "world-size"),
+        *("parameter-bytes", "nodes", "gpus-per-node", "gpus"),
     }
 )
 """Options of files, which are of one cluster, and of its shape."""
@@ -108,6 +108,7 @@ COMMAND = Command(
     without=_MEASURED | {"top"},
     repeats=AXES,
     panels=(REPEATED, _ASK, _OUT),
+    first=(REPEATED, _ASK, _OUT),
     family="explore",
     intro="""Search models on clusters with trainers, every combination, and show them side by side.
 
@@ -181,8 +182,8 @@ def _require(words: Mapping[str, Any]) -> None:
     # the default of a search, 8 samples, is of one small machine
     if not BATCH_OPTIONS & set(words):
         raise OptionError(
-            "--settle-bsz is missing: clusters are compared at one global batch; give it, or "
-            "--min-bsz and --max-bsz"
+            "--global-batch-size is missing: clusters are compared at one global batch; give it, "
+            "or --min-bsz and --max-bsz"
         )
 
 
