@@ -100,7 +100,7 @@ class DegreeOptions:
 
     tp: tuple[int, ...] | None = _degree(
         "tensor degree, or some to choose from: 2,4",
-        brief="fix a degree; so --pp --cp --ep --dp --vpp --zero",
+        brief="fix a degree, or some: 2,4; others: --help degrees",
         most_used=True,
     )
     cp: tuple[int, ...] | None = _degree("context degree")
@@ -235,7 +235,8 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
     """
     remedy = "give --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
     if why:
-        remedy = "leave one of both out"
+        # what a model is cannot be left out
+        remedy = "leave one of both out" if why.startswith("--") else "leave it out"
     lone: dict[str, Any] = {}
     for row in rows_of(DegreeOptions):
         value = getattr(options, row.field)

@@ -83,6 +83,8 @@ def route_of(request: Request) -> Route:
     from search.uniform.answer import open_launches
 
     spec = model_spec(request.inputs)
+    if {*(request.degrees.ep or ())} - {1} and not any(one.num_experts for one in spec.layers):
+        raise OptionError(f"--ep: {spec.name} has no experts; leave it out")
     try:
         launch_model(spec)
     except InputError as error:

@@ -230,9 +230,11 @@ def search_one(
     prices : of a GPU hour, by hardware as typed or by card.
     """
     from search.question import open_session
+    from search.route import with_rules
 
     request, notices = choice.request, tuple[str, ...]()
     try:
+        request = with_rules(request)
         if request.engine is not None:
             from search.engines.best_plan import answered
 

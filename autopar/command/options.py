@@ -609,12 +609,14 @@ def _screen(
         value = row.metavar or _VALUES.get(row.kind, "") or "|".join(row.choices)
         left = row.label if row.flaglike or row.positional else f"{row.label} {value}"
         if len(left) + 3 > _LEFT_OF_SCREEN:
-            left = row.label if row.flaglike else f"{row.label} WORD"
-        room = SCREEN_WIDTH - _LEFT_OF_SCREEN
+            # all words of a choice are in its group
+            left = f"{row.label} NAME" if row.choices else row.label
+        left = f"  {left} ".ljust(_LEFT_OF_SCREEN)
+        room = SCREEN_WIDTH - len(left)
         text = row.brief or row.help
         default = f" [{_default(row)}]" if _default(row) and row.brief is None else ""
         text += default if len(text + default) <= room else ""
-        lines.append(f"  {left}".ljust(_LEFT_OF_SCREEN) + _cut(text, room))
+        lines.append(left + _cut(text, room))
     lines += ["", "--help GROUP shows more, --help OPTION its spellings, --help all everything:"]
     for word, (_, own) in groups.items():
         names = " ".join(row.label for row in own)

@@ -21,6 +21,7 @@ from autopar.errors import DocumentError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.commands.app import emit, files_read, working, write_results
+from search.degrees import DegreeOptions
 from search.options import SearchOptions
 from search.request import BATCH_OPTIONS, InputSpec, Shorthands
 from search.what_if import AXES
@@ -100,12 +101,14 @@ _MEASURED = frozenset(
     }
 )
 """Options of files, which are of one cluster, and of its shape."""
+_DEGREES = frozenset({"tp", "pp", "cp", "zero", "recompute"})
+"""Degrees that plans whose layers may differ have, which are what is compared here."""
 COMMAND = Command(
     name=_NAME,
     usage="[OPTIONS] | calculon [OPTIONS] | tensor2d [OPTIONS]",
-    fills=(WhatIfSpec, InputSpec, SearchOptions, Shorthands),
+    fills=(WhatIfSpec, InputSpec, SearchOptions, DegreeOptions, Shorthands),
     # alternatives come with plan files alone
-    without=_MEASURED | {"top"},
+    without=_MEASURED | {"top"} | {row.name for row in rows_of(DegreeOptions)} - _DEGREES,
     repeats=AXES,
     panels=(REPEATED, _ASK, _OUT),
     first=(REPEATED, _ASK, _OUT),
