@@ -17,11 +17,8 @@ def last_said(words: Iterable[object], command: str = "") -> list[str]:
     Commands refuse what is said twice; a row replaces what its base says.
     """
     words = [str(word) for word in words]
-    # a choice is what comes several times, and profilers have lengths in two ways
-    if command == "profile-model" or (
-        command == "autopar-explore" and words and words[0].startswith("-")
-    ):
-        return words
+    if command == "autopar-explore" and words and words[0].startswith("-"):
+        return words  # a choice is what comes several times there
     groups: list[list[str]] = [[]]
     for word in words:
         if word.startswith("--") and len(word) > 2:
@@ -32,7 +29,9 @@ def last_said(words: Iterable[object], command: str = "") -> list[str]:
     seen: set[str] = set()
     for group in reversed(groups[1:]):
         name = group[0][2:].partition("=")[0].replace("_", "-").lower()
-        own = {name, *ALIASES.get(name, ())} - _REPEAT
+        # profilers have lengths in two ways, whose names are one elsewhere
+        others = () if command == "profile-model" else ALIASES.get(name, ())
+        own = {name, *others} - _REPEAT
         if not own & seen:
             kept.append(group)
         seen |= own
