@@ -13,8 +13,10 @@ from typing import Literal
 
 from autopar.documents.catalog import (
     HARDWARE_FOLDER,
+    find_card,
     find_model,
     hardware_folders,
+    hardware_names,
     is_shipped_folder,
     model_file_name,
     model_folder,
@@ -24,7 +26,16 @@ from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = ["Places", "card_shape", "find_places", "is_measured_only", "named_card"]
+__all__ = [
+    "Places",
+    "card_shape",
+    "card_with_shape",
+    "find_places",
+    "is_bare_card",
+    "is_measured_only",
+    "measured_shape",
+    "named_card",
+]
 
 _CARD = re.compile(r".+:[^/\\]*")
 """What is meant as CARD:NxG, well formed or not."""
@@ -242,13 +253,54 @@ def card_shape(
 
     card, nodes, gpus = parse_hardware(hardware)
     for name, given, implied in (
-        ("--num-nodes", num_nodes, nodes),
-        ("--num-gpus-per-node", gpus_per_node, gpus),
-        ("--world-size", world_size, nodes * gpus),
+        ("--nodes", num_nodes, nodes),
+        ("--gpus-per-node", gpus_per_node, gpus),
+        ("--gpus", world_size, nodes * gpus),
     ):
         if given is not None and given != implied:
             raise OptionError(f"{name}: {given} contradicts --hardware {hardware} ({implied})")
     return card, nodes, gpus
+
+
+def is_bare_card(hardware: str) -> bool:
+    """Return whether hardware is the name of a card without a shape, and no measured cluster."""
+    if named_card(hardware) or Path(hardware).exists() or hardware in hardware_names():
+        return False
+    try:
+        find_card(hardware)
+    except InputError:
+        return False
+    return True
+
+
+def card_with_shape(
+    card: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
+) -> str:
+    """Return `CARD:NxG` of a card and numbers that were given beside it.
+
+    Nodes are as large as the card's, unless their size is said. Raises OptionError where the
+    numbers do not say a shape.
+    """
+    from autopar.estimate.card import load_card
+
+    most = load_card(card).max_gpus_per_node
+    per_node = gpus_per_node or min(most, world_size or most)
+    if num_nodes is None and gpus_per_node is None and world_size is None:
+        raise OptionError(
+            f"--hardware: {card} is a card, of how many GPUs? give {card}:8x{most} for 8 nodes of "
+            f"{most} GPUs, or --gpus 64 beside it"
+        )
+    if world_size is None:
+        return f"{card}:{num_nodes or 1}x{per_node}"
+    if num_nodes is not None and gpus_per_node is None:
+        per_node = world_size // num_nodes
+    nodes = num_nodes or world_size // max(per_node, 1)
+    if nodes * per_node != world_size:
+        raise OptionError(
+            f"--gpus: {nodes} nodes of {per_node} are {nodes * per_node} GPUs, not {world_size}; "
+            f"give --hardware {card}:NxG, or other --nodes and --gpus-per-node"
+        )
+    return f"{card}:{nodes}x{per_node}"
 
 
 def is_measured_only(name: str) -> bool:
@@ -258,3 +310,35 @@ def is_measured_only(name: str) -> bool:
     except InputError:
         return model_folder(name).is_dir()
     return False
+
+
+def measured_shape(
+    nodes: int | None,
+    gpus: int | None,
+    world: int | None,
+    shapes: Sequence[tuple[int, int]] = (),
+) -> tuple[int, int]:
+    """Return (nodes, GPUs per node): the one shape that the given sizes leave, else from them.
+
+    Of three sizes any two say the third; without them it is 1 x 8. Raises OptionError where they
+    contradict each other.
+    """
+    left = [
+        shape
+        for shape in shapes
+        if nodes in (None, shape[0]) and gpus in (None, shape[1])
+        if world in (None, shape[0] * shape[1])
+    ]
+    if len(left) == 1:
+        return left[0]
+    if world is None:
+        return nodes or 1, gpus or 8
+    if gpus is None:
+        gpus = world // nodes if nodes is not None else min(world, 8)
+    if nodes is None:
+        nodes = world // gpus if gpus else 0
+    if nodes * gpus != world:
+        raise OptionError(
+            f"--gpus: --nodes({nodes}) * --gpus-per-node({gpus}) = {nodes * gpus} != {world}"
+        )
+    return nodes, gpus

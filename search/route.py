@@ -42,7 +42,7 @@ _OF_LAUNCHES = frozenset(
     {
         *(row.name for row in rows_of(DegreeOptions)),
         *BATCH_OPTIONS,
-        *("model", "hardware", "num-nodes", "num-gpus-per-node", "world-size", "stack", "site"),
+        *("model", "hardware", "nodes", "gpus-per-node", "gpus", "stack", "site"),
         *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
         *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
         *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
@@ -83,6 +83,8 @@ def route_of(request: Request) -> Route:
     from search.uniform.answer import open_launches
 
     spec = model_spec(request.inputs)
+    if {*(request.degrees.ep or ())} - {1} and not any(one.num_experts for one in spec.layers):
+        raise OptionError(f"--ep: {spec.name} has no experts; leave it out")
     try:
         launch_model(spec)
     except InputError as error:

@@ -15,11 +15,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from autopar.command.options import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
 from search.places import named_card
-from search.request import Request, build_request, model_spec
+from search.request import ROWS, Request, build_request, model_spec
 
 if TYPE_CHECKING:
     from autopar.estimate.accuracy import RunClass
@@ -49,7 +50,7 @@ __all__ = [
     "value_of",
 ]
 
-AXES = ("model", "seq-length", "hardware", "stack", "site", "settle-bsz", "engine")
+AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
 """Options of a search of which every value is a choice, in the order in which they are combined."""
 TRAINED = ("model", "seq-length")
 """What is trained: tokens of another model, or of other lengths, are another work."""
@@ -86,6 +87,7 @@ def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
     ------
     OptionError: a value is unusable, two options contradict each other, or there are too many.
     """
+    raw = own_names(raw, ROWS)
     common = {name: value for name, value in raw.items() if name not in AXES}
     axes: list[tuple[str, tuple[str, ...]]] = []
     for name in AXES:
@@ -228,9 +230,11 @@ def search_one(
     prices : of a GPU hour, by hardware as typed or by card.
     """
     from search.question import open_session
+    from search.route import with_rules
 
     request, notices = choice.request, tuple[str, ...]()
     try:
+        request = with_rules(request)
         if request.engine is not None:
             from search.engines.best_plan import answered
 
@@ -471,7 +475,7 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
     from autopar.plans import PUBLISHED_RUNS
 
     words, others = first.choice.words, second.choice.words
-    if any(words[name] != others[name] for name in words if name != "settle-bsz"):
+    if any(words[name] != others[name] for name in words if name != "global-batch-size"):
         return None
     prediction = first.result.prediction if first.result is not None else None
     if prediction is None or PUBLISHED_RUNS not in prediction.interval_of:

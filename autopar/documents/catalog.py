@@ -417,10 +417,54 @@ def _aliases(path: Path) -> list[str]:
     return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
 
 
+_MAKERS = {
+    "hopper": "h100 h200",
+    "ampere": "a100",
+    "blackwell": "b200 gb200",
+    "lovelace": "l40s rtx 4090",
+    "instinct": "mi300x",
+}
+"""What a family of devices is called -> its cards."""
+_ALIKE = 0.5
+"""Least share of parts that two names of one thing have in common."""
+
+
+def _parts(name: str) -> frozenset[str]:
+    """Return the words and numbers of a name: `Llama-3.1-8B` and `llama3-8b` share all but one."""
+    text = name.lower()
+    for maker, cards in _MAKERS.items():
+        text = text.replace(maker, cards)
+    text = re.sub(r"(?<=[0-9])\s*(?:gib|gb|g)(?![a-z0-9])", "gb", text)
+    return frozenset(
+        re.findall(r"[0-9]+x[0-9]+b|[0-9]+(?:\.[0-9]+)?(?:gb|b|m)?|[a-z]+", text[:200])
+    )
+
+
+def _alike(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names of the same family and size, as publishers and tools write them otherwise.
+
+    What a name has besides, such as the publisher, says little against another.
+    """
+    asked = _parts(name)
+    scores: dict[str, float] = {}
+    for known in names:
+        own = _parts(known)
+        shared = asked & own
+        # a word in common: numbers alone are of anything
+        if any(part[0].isalpha() for part in shared):
+            scores[known] = len(shared) / len(own) * (0.8 + 0.2 * len(shared) / len(asked | own))
+    most = max(scores.values(), default=0.0)
+    if most < _ALIKE:
+        return []
+    return sorted((one for one in scores if scores[one] >= 0.95 * most), key=lambda n: -scores[n])[
+        :2
+    ]
+
+
 def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     """Return the nearest names, else all of them, or the command that lists many."""
     names = sorted(known)
-    close = nearest_words(name.lower(), names, 0.5, most=3)
+    close = _alike(name, names) or nearest_words(name.lower(), names, 0.5, most=3)
     if close:
         return f"did you mean {' or '.join(close)}"
     if listing and names:

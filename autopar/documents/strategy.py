@@ -268,7 +268,7 @@ class _GalvatronFile(_File):
                 path,
                 "is missing, as in files of older releases",
                 key="world_size",
-                remedy="give --num-nodes and --num-gpus-per-node",
+                remedy="give --nodes and --gpus-per-node",
             )
         # oldest files: even, the remainder on the last stage
         each, rest = divmod(len(self.tp_sizes_enc), self.pp_deg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from search.uniform.choice import Fixed
 
 if TYPE_CHECKING:
     from search.planner.prediction import SearchResult
+    from search.question import WhyNot
     from search.report.explain import Perturbation
     from search.uniform.solve import Solution
 
@@ -33,8 +35,11 @@ class ExplainSpec:
     """What is explained."""
 
     plan: str = option(help="plan or strategy file", panel="Question", positional=True)
-    why_not: str | None = option(
-        None, help="rule such as tp=8: the best plan with it", panel="Question", metavar="RULE"
+    why_not: tuple[str, ...] = option(
+        (),
+        help="rule such as tp=8: the best plan with it; repeats",
+        panel="Question",
+        metavar="RULE",
     )
 
 
@@ -44,6 +49,7 @@ COMMAND = Command(
     fills=(ExplainSpec, *FILLS),
     without=frozenset({"evaluate", "json", "frontier", "output-config-path"}),
     panels=("Question", *PANELS),
+    first=("Question",),
     family="search",
     intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
 
@@ -70,7 +76,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
 
     path = str(raw.pop("plan"))
-    why_not = raw.pop("why-not", None)
+    why_not = tuple(raw.pop("why-not", ()))
     if path.endswith(".json") and Path(path).is_file():
         from search.uniform.files import is_launch
 
@@ -79,12 +85,12 @@ def _execute(raw: dict[str, Any]) -> int:
     document = PlanDocument.read(path)
     stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
     request = build_request({**stored, **raw})
-    rules = _rules(why_not)
+    _check_rules(why_not)
 
     from autopar.command.show import make_console
     from autopar.output import refuse_clashes
     from search.pictures.files import pictures_of
-    from search.question import evaluate_file, open_session
+    from search.question import ask_why_not, evaluate_file, open_session
     from search.report.explain import perturb, show_best, show_explanation, show_why_not
     from search.report.plan import show_evaluation
 
@@ -103,14 +109,18 @@ def _execute(raw: dict[str, Any]) -> int:
     for picture in drawn:
         say(f"{_NAME}: wrote {picture}")
 
-    def search_again() -> tuple[
-        SearchResult, list[tuple[str, SearchResult]], tuple[Perturbation, ...]
-    ]:
+    def search_again() -> tuple[SearchResult, list[tuple[str, WhyNot]], tuple[Perturbation, ...]]:
         best = planner.solve()
-        return best, [(rule, planner.why_not(rule, best)) for rule in rules], perturb(session, best)
+        pinned = [(rule, ask_why_not(session, rule, best)) for rule in why_not]
+        return best, pinned, perturb(session, best)
 
     baseline, pinned, perturbations = working("searching again", search_again)
     console = make_console(sys.stdout)
+    # what was asked comes before what is told of every plan
+    for rule, found in pinned:
+        show_why_not(console, rule, baseline, found, session.options.memory_constraint_bytes)
+    if pinned:
+        console.print()
     show_evaluation(
         console,
         plan,
@@ -125,12 +135,10 @@ def _execute(raw: dict[str, Any]) -> int:
     )
     show_explanation(console, prediction, perturbations=perturbations)
     show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)
-    for rule, result in pinned:
-        show_why_not(console, rule, baseline, result, session.options.memory_constraint_bytes)
     return 0
 
 
-def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
+def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> int:
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.show import make_console
     from search.report.launches import show_against, show_evaluated
@@ -146,7 +154,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
     stored = read_launch(path, request.given)
     engine = engine_space(stored.engine)
     question = replace(stored.question, engines=(engine,), top=0)
-    asked = None if why_not is None else _fixed(why_not, question.fixed)
+    asked = [(rule, _fixed(rule, question.fixed)) for rule in why_not]
     one = evaluated(question, engine, stored.choice, stored.launch)
 
     def solved(fixed: Fixed) -> tuple[Solution | None, str]:
@@ -159,16 +167,26 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
     best = working("searching again", lambda: solved(question.fixed))
     console = make_console(sys.stdout)
     shown = Answer(question=question, engines=(one,))
+    # what was asked comes before what is told of every launch
+    for rule, fixed in asked:
+        other = working("searching again", partial(solved, fixed))
+        freed = [f"--{name}" for name in question.fixed.options if name not in fixed.options]
+        heading = f"why not {rule}: the fastest launch with it"
+        if freed:
+            heading += f", without {' and '.join(freed)} of the search"
+        show_against(console, shown, heading, *other)
+    if asked:
+        console.print()
     show_evaluated(console, shown, explained=True)
     show_against(console, shown, "the fastest launch", *best)
-    if asked is not None:
-        other = working("searching again", lambda: solved(asked))
-        show_against(console, shown, f"why not {why_not}: the fastest launch with it", *other)
     return 0
 
 
 def _fixed(rule: str, fixed: Fixed) -> Fixed:
-    """Return what a search keeps to with a rule such as `tp=8,pp=2`; raises OptionError."""
+    """Return what a search over all launches keeps to with a rule such as `tp=8,pp=2`.
+
+    fixed : of the search that made the launch; of it the precision stays. Raises OptionError.
+    """
     from search.degrees import DegreeOptions, fixed_of
 
     known = {row.name for row in rows_of(DegreeOptions)}
@@ -189,19 +207,19 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
     names = {field.name for field in fields(Fixed) if getattr(asked, field.name) is not None}
     if "precision" not in typed:
         names.discard("precision")
-    return replace(fixed, **{name: getattr(asked, name) for name in names})
+    whole = Fixed(precision=fixed.precision)
+    return replace(whole, **{name: getattr(asked, name) for name in names})
 
 
-def _rules(why_not: str | None) -> list[str]:
+def _check_rules(rules: Sequence[str]) -> None:
+    """Raise OptionError for a rule that does not follow the grammar."""
     from search.space import parse_rules
 
-    if why_not is None:
-        return []
-    try:
-        parse_rules([why_not], [])
-    except OptionError as error:
-        raise OptionError(str(error).replace("--pin", "--why-not", 1)) from None
-    return [why_not]
+    for rule in rules:
+        try:
+            parse_rules([rule], [])
+        except OptionError as error:
+            raise OptionError(str(error).replace("--pin", "--why-not", 1)) from None
 
 
 if __name__ == "__main__":

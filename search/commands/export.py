@@ -188,6 +188,7 @@ COMMAND = Command(
         {"evaluate", "frontier", "html", "trace", "output-config-path", "top", "time-limit"}
     ),
     panels=(_EXPORT, *PANELS),
+    first=(_EXPORT,),
     family="search",
     intro="""Hand a plan over: write the configuration that makes an engine run it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ COMMAND = Command(
     name=_NAME,
     fills=FILLS,
     panels=PANELS,
+    first=(),
     family="search",
     intro="""Find the fastest parallel training plan that fits in memory.
 
@@ -152,6 +154,7 @@ def _show_launches(request: Request, found: Answer) -> int:
         for remedy in working("looking for what would fit", lambda: remedies(found.question)):
             say(f"{_NAME}: {remedy_line(remedy)}")
         return 3
+    _say_batch(found)
     if request.output.json_path != "-":
         from autopar.command.show import make_console
         from search.report.launches import show_answer
@@ -163,6 +166,52 @@ def _show_launches(request: Request, found: Answer) -> int:
         say(f"{_NAME}: wrote {path}")
         say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
     return 0
+
+
+def _say_batch(found: Answer) -> None:
+    """Say on stderr that ranks cannot share the batch, where the next one is worth more."""
+    from search.uniform.answer import better_batch
+
+    assert found.best is not None, "there is a launch"
+    assert found.best.best is not None, "it is the fastest"
+    best, job = found.best.best, found.question.job
+    other = working("looking at the next batch", lambda: better_batch(found))
+    if other is None:
+        return
+    shared = _shared(best.choice.global_batch, job.world)
+    now, then = best.assessment.tokens_per_s or 0.0, other.assessment.tokens_per_s or 0.0
+    say(
+        f"{_NAME}: {shared}; --global-batch-size {other.choice.global_batch} trains {then:,.0f} "
+        f"tokens/s per GPU instead of {now:,.0f}"
+    )
+
+
+def _shared(batch: int, world: int) -> str:
+    most = math.gcd(batch, world)
+    return f"a global batch of {batch} divides over {most} of {world} GPUs at most"
+
+
+def _say_batch_of_plan(request: Request, session: Session, result: SearchResult) -> None:
+    """Say the same of plans whose layers may differ."""
+    from search.space import next_batch
+
+    batch, world = session.options.settle_bsz, session.hardware.world_size
+    prediction = result.prediction
+    if prediction is None or batch is None or request.options.settle_chunk is not None:
+        return
+    better = next_batch(batch, world)
+    if better is None:
+        return
+    options = dataclasses.replace(session.options, settle_bsz=better, top=0)
+    planner = session.rebuilt(options=options)
+    found = working("looking at the next batch", planner.solve).prediction
+    now = prediction.samples_per_s
+    if found is None or found.samples_per_s < 1.01 * now:
+        return
+    say(
+        f"{_NAME}: {_shared(batch, world)}; --global-batch-size {better} trains "
+        f"{found.samples_per_s:.5g} samples/s instead of {now:.5g}"
+    )
 
 
 def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
@@ -302,6 +351,7 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     # The files come last: what was found is shown even where they cannot be written.
     _write(request, session, result, paths, document, engines)
     _report_pins(request, session, result)
+    _say_batch_of_plan(request, session, result)
     return 0
 
 

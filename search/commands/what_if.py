@@ -21,6 +21,7 @@ from autopar.errors import DocumentError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.commands.app import emit, files_read, working, write_results
+from search.degrees import DegreeOptions
 from search.options import SearchOptions
 from search.request import BATCH_OPTIONS, InputSpec, Shorthands
 from search.what_if import AXES
@@ -96,18 +97,21 @@ _MEASURED = frozenset(
     {
         *("memory-profiling-path", "time-profiling-path", "allreduce-bandwidth-config-path"),
         *("p2p-bandwidth-config-path", "overlap-coe-path", "sp-time-path", "bandwidth-unit"),
-        *("parameter-bytes", "num-nodes", "num-gpus-per-node", "world-size"),
+        *("parameter-bytes", "nodes", "gpus-per-node", "gpus"),
     }
 )
 """Options of files, which are of one cluster, and of its shape."""
+_DEGREES = frozenset({"tp", "pp", "cp", "zero", "recompute"})
+"""Degrees that plans whose layers may differ have, which are what is compared here."""
 COMMAND = Command(
     name=_NAME,
     usage="[OPTIONS] | calculon [OPTIONS] | tensor2d [OPTIONS]",
-    fills=(WhatIfSpec, InputSpec, SearchOptions, Shorthands),
+    fills=(WhatIfSpec, InputSpec, SearchOptions, DegreeOptions, Shorthands),
     # alternatives come with plan files alone
-    without=_MEASURED | {"top"},
+    without=_MEASURED | {"top"} | {row.name for row in rows_of(DegreeOptions)} - _DEGREES,
     repeats=AXES,
     panels=(REPEATED, _ASK, _OUT),
+    first=(REPEATED, _ASK, _OUT),
     family="explore",
     intro="""Search models on clusters with trainers, every combination, and show them side by side.
 
@@ -181,8 +185,8 @@ def _require(words: Mapping[str, Any]) -> None:
     # the default of a search, 8 samples, is of one small machine
     if not BATCH_OPTIONS & set(words):
         raise OptionError(
-            "--settle-bsz is missing: clusters are compared at one global batch; give it, or "
-            "--min-bsz and --max-bsz"
+            "--global-batch-size is missing: clusters are compared at one global batch; give it, "
+            "or --min-bsz and --max-bsz"
         )
 
 

@@ -18,7 +18,7 @@ from search.planner.prediction import SearchResult
 if TYPE_CHECKING:
     from autopar.command.console import Console
     from autopar.plans import Plan
-    from search.question import Session
+    from search.question import Session, WhyNot
 
 __all__ = [
     "Perturbation",
@@ -213,15 +213,22 @@ def show_best(
 
 
 def show_why_not(
-    console: Console, rule: str, baseline: SearchResult, pinned: SearchResult, budget_bytes: float
+    console: Console, rule: str, baseline: SearchResult, answer: WhyNot, budget_bytes: float
 ) -> None:
     """Print the best plan under a rule, the difference, and the term that makes it."""
     from search.report.plan import infeasible_sentence, show_memory, show_plan
 
     console.print()
     console.print(f"why not {rule}", style="bold cyan", markup=False)
+    pinned = answer.result
+    if pinned is None:
+        _print(console, f"  with {rule}: {answer.reason}")
+        return
+    if answer.left_out:
+        _print(console, f"  {' and '.join(answer.left_out)} left it out; without:")
     if pinned.infeasibility is not None:
-        why = infeasible_sentence(pinned.infeasibility, budget_bytes, options=baseline.options)
+        options = pinned.options if answer.left_out else baseline.options
+        why = infeasible_sentence(pinned.infeasibility, budget_bytes, options=options)
         _print(console, f"  with {rule}: {why}")
         return
     if pinned.plan is None or pinned.prediction is None or baseline.prediction is None:

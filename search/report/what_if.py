@@ -47,7 +47,7 @@ __all__ = [
 
 PICTURE = "what_if"
 """Name of the picture, without its kind."""
-_COLUMNS = {"settle-bsz": "batch"}
+_COLUMNS = {"global-batch-size": "batch"}
 """Names of options as columns have them; others are their own."""
 _FLAG = {"SYNTHETIC": "synthetic", "ESTIMATES": "estimated"}
 """Fields of a result that say what it rests on."""
@@ -147,7 +147,7 @@ def _show_group(console: Console, group: Group, by: By, varied: Sequence[str]) -
     if group.ranked:
         columns = _show_table(console, group, axes)
         # the batch stands in the plan
-        rest = [name for name in axes if name not in (*columns, "settle-bsz")]
+        rest = [name for name in axes if name not in (*columns, "global-batch-size")]
         _show_plans(console, group, rest)
     left: dict[tuple[str, str], list[str]] = {}
     for answer in group.left:
@@ -337,7 +337,7 @@ def slugs(asked: Sequence[Choice]) -> list[str]:
     for choice in asked:
         parts = [
             f"{'s' if name == 'seq-length' else 'b'}{word}"
-            if name in ("seq-length", "settle-bsz")
+            if name in ("seq-length", "global-batch-size")
             else Path(word).name.removesuffix(".json")
             for name, word in choice.words.items()
             if word.lower() != "none"

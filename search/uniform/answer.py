@@ -18,7 +18,7 @@ from search.degrees import fixed_of, training_of
 from search.options import Shares
 from search.places import card_shape
 from search.request import BATCH_OPTIONS, Request, model_spec
-from search.space import global_batches
+from search.space import global_batches, next_batch
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
 from search.uniform.obstacle import obstacle
@@ -37,6 +37,7 @@ __all__ = [
     "Question",
     "Remedy",
     "answer",
+    "better_batch",
     "evaluated",
     "open_launches",
     "remedies",
@@ -180,8 +181,8 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         batch = world * max(1, round(_TOKENS / seq / world))
         batches = (batch,)
         assumed.append(
-            f"--settle-bsz {batch} (nobody said the global batch: about 4 Mi tokens, a multiple of "
-            "the GPUs)"
+            f"--global-batch-size {batch} (nobody said the global batch: about 4 Mi tokens, a "
+            "multiple of the GPUs)"
         )
     if inputs.seq_length is None:
         assumed.append(f"--seq-length {seq} (of {spec.name}'s file)")
@@ -358,6 +359,11 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     """
     training = question.job.training
     changed: list[tuple[str, Question]] = []
+    batches = question.job.global_batches
+    batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
+    if batch is not None:
+        job = replace(question.job, global_batches=(batch,))
+        changed.append((f"--global-batch-size {batch}", replace(question, job=job)))
     for other in (
         replace(training, optimizer="adam-bf16"),
         replace(training, optimizer="adam8bit"),
@@ -388,6 +394,34 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
         if len(found) == _ENOUGH:
             break
     return tuple(found)
+
+
+_WORTH = 1.01
+"""Ratio of rates from which on another batch is worth a word."""
+
+
+def better_batch(found: Answer) -> Solution | None:
+    """Return what the best trainer would do with the next batch that its ranks share better.
+
+    None where the batch is shared, or others are hardly faster. The search takes as long as the
+    first one, and no longer than ways out do.
+    """
+    question, best = found.question, found.best
+    batches = question.job.global_batches
+    batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
+    if batch is None or best is None or best.best is None:
+        return None
+    limit = _REMEDIES_S if question.seconds is None else min(question.seconds, _REMEDIES_S)
+    job = replace(question.job, global_batches=(batch,))
+    asked = replace(question, job=job, engines=(best.engine,), top=0, seconds=limit)
+    try:
+        other = answer(asked).best
+    except InputError:
+        return None  # what is fixed does not go with it
+    solution = other.best if other is not None else None
+    if solution is None or solution.samples_per_s < _WORTH * best.best.samples_per_s:
+        return None
+    return solution
 
 
 def evaluated(

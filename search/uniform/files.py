@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autopar import __version__
+from autopar.command.options import own_names
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError, OptionError
@@ -31,7 +32,7 @@ from autopar.training.launch_settings import settings_of, with_settings
 from search.degrees import fixed_of
 from search.report.check import assessed_entry
 from search.report.files import engine_entries
-from search.request import build_request
+from search.request import ROWS, build_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
 from search.uniform.choice import FULL, MODULES, NONE, Choice
 from search.uniform.engines import engine_space, launch_of
@@ -188,7 +189,7 @@ def is_launch(path: Path | str) -> bool:
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
-_CLUSTER = {"hardware", "num-nodes", "num-gpus-per-node", "world-size"}
+_CLUSTER = {"hardware", "nodes", "gpus-per-node", "gpus"}
 """Options that say how many GPUs there are."""
 
 
@@ -213,7 +214,7 @@ def _check(
             "hardware.num_gpus_per_node": question.gpus_per_node,
         }
         entry = document.launch.degrees.model_dump()
-        if "settle-bsz" in typed:
+        if "global-batch-size" in typed:
             # another batch of the same degrees
             del entry["global_batch_size"], entry["num_microbatches"]
         whole = degrees_entry(choice, question.job.world).model_dump()
@@ -283,8 +284,9 @@ def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object])
     """Return the global batch: that of the file, unless another one was typed."""
     for name in ("min-bsz", "max-bsz"):
         if name in typed:
-            raise OptionError(f"--{name}: a launch has one global batch; give --settle-bsz")
-    return question.job.global_batches[0] if "settle-bsz" in typed else entry.global_batch_size
+            raise OptionError(f"--{name}: a launch has one global batch; give --global-batch-size")
+    typed_batch = "global-batch-size" in typed
+    return question.job.global_batches[0] if typed_batch else entry.global_batch_size
 
 
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
@@ -299,7 +301,8 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
     _refuse_degrees(where, typed or {})
-    request = {**document.request, **(typed or {})}
+    # files of earlier releases have the names of their time
+    request = {**own_names(document.request, ROWS), **(typed or {})}
     question = open_launches(build_request(request))
     entry = document.launch.degrees
     sizes = entry.layers_of_chunks

@@ -549,7 +549,7 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     """Return an option with values as somebody types them."""
     if name in _SWITCHES:
         return f"--no-{_SWITCHES[name]}" if values and not values[0] else f"--{_SWITCHES[name]}"
-    names = {"micro_batch": "micro-batch-size", "global_batch": "settle-bsz"}
+    names = {"micro_batch": "micro-batch-size", "global_batch": "global-batch-size"}
     if name == "schedule":
         values = [SHORT_NAMES[value] for value in values]
     ordered = sorted(values) if all(isinstance(value, int) for value in values) else values

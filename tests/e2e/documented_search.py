@@ -158,7 +158,7 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     assert shape(lab.search(*BASE, "--settle_chunk", 8))["m"] == 8
     said = lab.said(*BASE, "--settle_chunk", 3, expected=2)
-    assert "3 does not divide --settle-bsz 32 (32 % 3 = 2)" in said
+    assert "3 does not divide --global-batch-size 32 (32 % 3 = 2)" in said
     found = shape(lab.search("--min_bsz", 16, "--max_bsz", 32, "--settle_chunk", 4, *SIXTEEN))
     assert found["m"] == 4
 
@@ -500,7 +500,9 @@ def _(lab: Lab) -> None:
 )
 def _(lab: Lab) -> None:
     said = lab.said(*BASE, "--embed_sdp", "0")
-    assert "--embed_sdp is accepted and ignored: it is searched; use --pin to fix it" in said
+    assert (
+        "--embed_sdp is accepted and ignored: it is searched; use --pin vzero3=1 to fix it" in said
+    )
     for value in (0, 1):
         assert shape(lab.search(*BASE, "--pin", f"vzero3={value}"))["embed_sdp"] == value
 

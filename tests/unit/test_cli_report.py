@@ -22,6 +22,7 @@ from autopar.units import GB, GIB
 from search.options import SearchOptions, option_record
 from search.planner.core import ABI_VERSION
 from search.planner.prediction import SearchResult
+from search.question import WhyNot
 from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
 from search.report.files import (
     evaluation_document,
@@ -118,7 +119,7 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
     perturbations = perturb(session, RESULT)
     text = printed(show_explanation, PREDICTION, perturbations=perturbations)
     pinned = session.planner.why_not("tp=8", RESULT)
-    text += printed(show_why_not, "tp=8", RESULT, pinned, 24 * GIB)
+    text += printed(show_why_not, "tp=8", RESULT, WhyNot(result=pinned), 24 * GIB)
 
     golden("explain_report.txt", text)
     assert "+1 GiB of memory per GPU: +10.000 %" in text
@@ -127,8 +128,12 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
 
 def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
     """A rule that holds already, and one that leaves nothing."""
-    assert "obeys tp=2 already" in printed(show_why_not, "tp=2", RESULT, RESULT, 24 * GIB)
-    assert "no plan fits in 24 GiB" in printed(show_why_not, "tp=1", RESULT, INFEASIBLE, 24 * GIB)
+    assert "obeys tp=2 already" in printed(
+        show_why_not, "tp=2", RESULT, WhyNot(result=RESULT), 24 * GIB
+    )
+    assert "no plan fits in 24 GiB" in printed(
+        show_why_not, "tp=1", RESULT, WhyNot(result=INFEASIBLE), 24 * GIB
+    )
 
 
 def test_plan_that_cannot_run_has_no_price() -> None:
@@ -199,7 +204,7 @@ def test_why_not_names_the_options_of_the_search() -> None:
         infeasibility=dataclasses.replace(infeasibility, smallest_budget_bytes=0),
     )
 
-    text = printed(show_why_not, "tp=2", baseline, never, 24 * GIB)
+    text = printed(show_why_not, "tp=2", baseline, WhyNot(result=never), 24 * GIB)
 
     assert "with tp=2: there is no plan with --search-space dp, with any" in text
     assert "--pin" not in text

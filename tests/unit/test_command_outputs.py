@@ -16,7 +16,7 @@ from tests.export_cases import SMALL
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
-LAUNCHES = ("--model", "model.json", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
+LAUNCHES = ("--model", "model.json", "--hardware", "a100-80gb:1x8", "--global-batch-size", "8")
 QUESTION = (*LAUNCHES, "--engine", "none")
 FULL = Path("/dev/full")
 

@@ -71,7 +71,7 @@ def test_lossless_export_writes_and_prints(
     assert written == {"megatron_args.sh", "megatron_args.yaml", "launch.sh"}
     assert "--nnodes 2 --nproc-per-node 8" in out
     assert "what is lost" not in out
-    assert err == "autopar-export: no --num-nodes given, writing for 2 x 8 GPUs\n"
+    assert err == "autopar-export: no --nodes given, writing for 2 x 8 GPUs\n"
 
 
 def test_lossy_export_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,14 @@ def test_plan_file_of_ours_needs_nothing_else(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Model, cluster and options are those that it was searched with."""
-    searched = ("--hardware", "a100-80gb:1x4", "--settle-bsz", "8", "--mixed-precision", "fp16")
+    searched = (
+        "--hardware",
+        "a100-80gb:1x4",
+        "--global-batch-size",
+        "8",
+        "--mixed-precision",
+        "fp16",
+    )
     assert cli.run(["--model", "model.json", *searched, "--output-config-path", "found"]) == 0
     (plan,) = (folder / "found").glob("autopar_plan_*.json")
     capsys.readouterr()

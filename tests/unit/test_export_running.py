@@ -173,7 +173,7 @@ def test_plans_that_no_longer_fit_are_refused(
 
     # what it says to search for is exported without a word
     words = shlex.split(line.partition("autopar-search ")[2])
-    cluster = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--settle-bsz", "32")
+    cluster = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--global-batch-size", "32")
     assert document["search"] == " ".join(words)
     assert cli.run([*words, *cluster, "--output-config-path", "found.json"]) == 0
     (plan,) = folder.glob("autopar_plan_*.json")
@@ -199,7 +199,7 @@ def test_refusals_name_a_search_without_losses(
     (line,) = [line for line in lines if "autopar-search --" in line]
 
     words = shlex.split(line.partition("autopar-search ")[2])
-    batch = ("--settle-bsz", "64", "--output-config-path", "found.json")
+    batch = ("--global-batch-size", "64", "--output-config-path", "found.json")
     assert cli.run([*words, *cluster, *batch]) == 0
     (plan,) = folder.glob("autopar_plan_*.json")
     capsys.readouterr()

@@ -205,7 +205,7 @@ def test_older_releases_lack_keys() -> None:
 
     assert read_strategy(v24, world_size=8) == PLAN
     assert read_strategy(oldest, world_size=8) == dataclasses.replace(PLAN, vocab=VocabStrategy())
-    with pytest.raises(DocumentError, match=r"'world_size'.*--num-nodes"):
+    with pytest.raises(DocumentError, match=r"'world_size'.*--nodes"):
         read_strategy(v24)
 
 
