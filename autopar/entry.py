@@ -91,6 +91,11 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
         "autopar.estimate.command",
         "write estimated files, from a card and a model's architecture",
     ),
+    "serve": (
+        "autopar serve",
+        "autopar.command.serve",
+        "answer questions of agents: the commands as tools of an MCP server",
+    ),
     "models": ("autopar models", "autopar.command.shipped", "list the models that are shipped"),
     "cards": ("autopar cards", "autopar.command.shipped", "list the device cards"),
     "sites": ("autopar sites", "autopar.command.shipped", "list the sites of single clusters"),

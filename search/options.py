@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Literal
 
-from autopar.command.fields import option, validate
+from autopar.command.fields import json_option, option, validate
 from autopar.errors import OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
@@ -315,13 +315,7 @@ class OutputSpec:
         panel=_OUT,
         most_used=True,
     )
-    json_path: str | None = option(
-        None,
-        name="json",
-        help="write the result as JSON to a path, or - for stdout",
-        panel=_OUT,
-        most_used=True,
-    )
+    json_path: str | None = json_option(_OUT, name="json", most_used=True)
     config_path: str | None = option(
         "configs",
         name="output-config-path",
