@@ -5,7 +5,7 @@
     result = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
     print(result.prediction.step_time_s)
 
-`search`, `check` and `explain` are the commands of these names, with their options as
+`search`, `check`, `explain` and `compare` are the commands of these names, with their options as
 keywords and the objects of `--json` as answers; `ask` is any other. `plan` answers one question; a
 `Planner` answers many of one model and cluster, with the fields of `SearchOptions` as keywords.
 Models and clusters are names, or the documents that `read_hardware`, `read_model` and
@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.command.asking import Answer, ask, check, explain, search
+    from autopar.command.asking import Answer, ask, check, compare, explain, search
     from autopar.documents.hardware import read_hardware_dir as read_hardware
     from autopar.documents.model import read_model_profile
     from autopar.documents.plan import read_strategy as read_plan
@@ -47,6 +47,7 @@ __all__ = [
     "__version__",
     "ask",
     "check",
+    "compare",
     "evaluate_many",
     "explain",
     "plan",
@@ -70,6 +71,7 @@ _HOMES = {
     "SearchResult": ("search.planner.prediction", "SearchResult"),
     "ask": ("autopar.command.asking", "ask"),
     "check": ("autopar.command.asking", "check"),
+    "compare": ("autopar.command.asking", "compare"),
     "explain": ("autopar.command.asking", "explain"),
     "search": ("autopar.command.asking", "search"),
     "evaluate_many": ("search.closed_form.calculon", "evaluate_many"),

@@ -1,4 +1,4 @@
-"""`autopar serve --mcp`: search, check and explain as tools of the Model Context Protocol.
+"""`autopar serve --mcp`: search, check, explain and compare as tools of the Model Context Protocol.
 
 The tools are the functions of `autopar.command.asking`, their answers the objects of `--json`. The
 server speaks the protocol of the official `mcp` package over stdin and stdout, so an agent starts
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
 from pydantic import Field
 
-from autopar.command.asking import ask, check, explain, search
+from autopar.command.asking import ask, check, compare, explain, search
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
 from autopar.command.run import describe_failure
@@ -40,7 +40,7 @@ COMMAND = Command(
     name="autopar serve",
     usage="--mcp",
     fills=(ServeSpec,),
-    intro="""Answer questions of agents: search, check, explain and the lists of models and
+    intro="""Answer questions of agents: search, check, explain, compare and the lists of models and
 cards as tools of an MCP server.
 
 An agent starts it as a process, with the command `autopar` and the arguments `serve --mcp`; it ends
@@ -49,7 +49,7 @@ with its stdin. Needs the package mcp: pip install 'autopar[mcp]'.
 )
 _INSTRUCTIONS = """Finds the fastest way to train a large transformer in parallel on a cluster that
 fits in memory, in seconds and without a GPU. Ask `search` with a model and a cluster such as
-h100:4x8 (4 machines with 8 GPUs); give its answer to `explain`; `check` reads launch
+h100:4x8 (4 machines with 8 GPUs); give its answer to `explain` or `compare`; `check` reads launch
 scripts and configurations of Megatron-LM, torchtitan, DeepSpeed and accelerate. Answers with
 exit_code 3 say in `notices` why nothing fits and what would. Times are in seconds, memory is in
 bytes."""
@@ -128,6 +128,18 @@ def _explain(
     return explain(plan, why_not, **(options or {})).to_dict()
 
 
+def _compare(
+    first: _Plan,
+    second: Annotated[
+        str | dict[str, Any],
+        _is("The same, or path of a trace of torch.profiler of a run of the first."),
+    ],
+    options: _Options = None,
+) -> dict[str, Any]:
+    """Say what differs between two plans, or a plan and a measured trace, and by which terms."""
+    return compare(first, second, **(options or {})).to_dict()
+
+
 def _list_models() -> dict[str, Any]:
     """List the models that are shipped, with their sizes."""
     return ask("models").to_dict()
@@ -142,6 +154,7 @@ _TOOLS: dict[str, Callable[..., dict[str, Any]]] = {
     "search": _search,
     "check": _check,
     "explain": _explain,
+    "compare": _compare,
     "list_models": _list_models,
     "list_cards": _list_cards,
 }

@@ -41,6 +41,7 @@ async def _talk(folder: Path) -> dict[str, Any]:
             "tools": {tool.name: tool for tool in listed},
             "search": found,
             "explain": await client.call_tool("explain", {"plan": plan, "why_not": "tp=4"}),
+            "compare": await client.call_tool("compare", {"first": plan, "second": plan}),
             "cards": await client.call_tool("list_cards", {}),
             "misspelt": await client.call_tool("search", {**SMALL, "model": "lama3-8b"}),
             "no number": await client.call_tool("search", {**SMALL, "tp": "two"}),
@@ -55,14 +56,14 @@ def test_a_client_asks_every_tool(tmp_path: Path) -> None:
     found = anyio.run(_talk, tmp_path)
 
     tools = found["tools"]
-    assert set(tools) == {"search", "check", "explain", "list_models", "list_cards"}
+    assert set(tools) == {"search", "check", "explain", "compare", "list_models", "list_cards"}
     fields = tools["search"].input_schema
     assert fields["required"] == ["model", "hardware"]
     assert all("description" in field for field in fields["properties"].values())
     answer = found["search"].structured_content
     assert answer["launch"]["degrees"]["tp"] == 2
     assert json.loads(found["search"].content[0].text) == answer
-    for name in ("search", "explain", "cards"):
+    for name in ("search", "explain", "compare", "cards"):
         assert not found[name].is_error, found[name].content
         assert found[name].structured_content["schema"] == "autopar/answer/1"
     for name, words in (
