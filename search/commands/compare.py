@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
 from autopar.command.fields import option
@@ -16,7 +16,9 @@ from autopar.units import format_bytes, format_seconds
 from search.commands.app import emit, leave, working
 from search.options import PANELS
 from search.request import FILLS, build_request
-from search.side_by_side import Comparison, both_sides, comparison_document
+
+if TYPE_CHECKING:
+    from search.side_by_side import Comparison
 
 __all__ = ["COMMAND", "CompareSpec", "main", "run", "show"]
 
@@ -64,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any]) -> int:
+    from search.side_by_side import both_sides, comparison_document
+
     paths = [str(raw.pop("first")), str(raw.pop("second"))]
     request = build_request(raw)
     found = working(
