@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Literal
 
-from autopar.command.fields import option, validate
+from autopar.command.fields import json_option, option, validate
 from autopar.errors import OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
@@ -333,14 +333,8 @@ class OutputSpec:
         brief="price this plan instead of searching",
         most_used=True,
     )
-    json_path: str | None = option(
-        None,
-        name="json",
-        help="write the result as JSON to a path, or - for stdout",
-        panel=_OUT,
-        metavar="FILE",
-        brief="write the result as JSON, - for stdout",
-        most_used=True,
+    json_path: str | None = json_option(
+        _OUT, name="json", brief="write the answer as JSON, or print it", most_used=True
     )
     config_path: str | None = option(
         "configs",

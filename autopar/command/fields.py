@@ -27,6 +27,7 @@ __all__ = [
     "Row",
     "convert",
     "given_options",
+    "json_option",
     "make",
     "missing",
     "option",
@@ -81,6 +82,8 @@ class Row:
     """The help on a first screen, of one line; None: its beginning."""
     also: str = ""
     """What it was called before, for those who look for that in a help."""
+    alone: str | None = None
+    """The value where none follows."""
     most_used: bool = False
     positional: bool = False
     optional: bool = False
@@ -115,15 +118,27 @@ def option(default: Any = MISSING, *, help: str, panel: str = "", **how: Any) ->
     how : `name` where it is not that of the field, `switch` for a flag that is off and has a
         `--no-` form, and what `Row` says of `choices` (words, or a mapping of words to values; a
         Literal has its own), `low`, `above`, `high`, `too_high`, `scale`, `off`, `expects`,
-        `parse`, `shown`, `metavar`, `brief`, `also`, `most_used`, `positional` and `place`.
-        `between` has `low` and `high` of what is counted, and `of` its name, for errors such as
-        `expected 1 to 9 steps`.
+        `parse`, `shown`, `metavar`, `alone`, `brief`, `also`, `most_used`, `positional` and
+        `place`. `between` has `low` and `high` of what is counted, and `of` its name, for errors
+        such as `expected 1 to 9 steps`.
     """
     said = {"help": help, "panel": panel, **how}
     if "between" in said:
         said["low"], said["high"] = said.pop("between")
         said["expects"] = f"{{low}} to {{high}} {said.pop('of', '')}".rstrip()
     return dataclasses.field(default=default, metadata={_KEY: said})
+
+
+def json_option(panel: str, **how: Any) -> Any:
+    """Return the field of `--json`, which every command with an answer has."""
+    return option(
+        None,
+        help="write the answer as JSON to a file (.gz compresses), or to stdout in place of tables",
+        panel=panel,
+        metavar="[PATH]",
+        alone="-",
+        **how,
+    )
 
 
 def rows_of(cls: type) -> tuple[Row, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from autopar.command import run as commands
 from autopar.command.aliases import ALIASES, AMBIGUOUS, FAMILIES, MANUAL, VALUES, Family
+from autopar.command.answers import OUTPUTS, answers_stdout, running, running_now
 from autopar.command.fields import Kind, Row, given_options, missing, rows_of, unknown, written
 from autopar.errors import OptionError
 from autopar.output import refuse_clashes
@@ -112,11 +113,19 @@ class Command:
         interrupted : what is said of Ctrl-C.
         """
 
+        now = running_now()
+        if now is not None and now.asked:
+            # of whoever asks in this process are the errors too
+            now.command, raw = self.name, self.read(arguments, self.say)
+            return 0 if raw is None else execute(raw)
+
         def call() -> int:
             raw = self.read(arguments, self.say)
             return 0 if raw is None else execute(raw)
 
-        return commands.guarded(call, self.say, interrupted=interrupted)
+        with running(self.name) as now:
+            now.on_stdout = answers_stdout(arguments)
+            return commands.guarded(call, self.say, interrupted=interrupted)
 
     def say(self, text: str) -> None:
         """Write a sentence to stderr, after the name of the command."""
@@ -144,12 +153,13 @@ class Command:
         found = _taken(self.rows, normal)
         given = given_options(self.rows, {row.name: found.get(row.name) for row in self.rows})
         _refuse_clashes(given)
+        now = running_now()
+        if now is not None:
+            now.asks(given)
         return given
 
 
 _HELP = ("--help", "-h", "--help-all")
-_WRITTEN = frozenset({"all", "html", "json", "out", "output-config-path", "peers", "plot", "trace"})
-"""Options of all commands that name files to write, or folders."""
 
 
 def _refuse_clashes(raw: Mapping[str, Any]) -> None:
@@ -163,9 +173,9 @@ def _refuse_clashes(raw: Mapping[str, Any]) -> None:
         for word in (value if isinstance(value, list) else [value])
         if isinstance(word, str) and word.lower() not in _NO_FILE
     ]
-    outputs = {f"--{name}": word for name, word in words if name in _WRITTEN}
+    outputs = {f"--{name}": word for name, word in words if name in OUTPUTS}
     if outputs:
-        inputs = (word for name, word in words if name not in _WRITTEN)
+        inputs = (word for name, word in words if name not in OUTPUTS)
         refuse_clashes(outputs, files_among(inputs))
 
 
@@ -448,6 +458,8 @@ def _take_value(row: Row, written: str, value: str | None, queue: list[str]) -> 
     if value is None:
         # a single hyphen may begin a negative number
         if not queue or queue[0].startswith("--"):
+            if row.alone is not None:
+                return row.alone
             raise OptionError(f"--{written}: a value is missing; it takes: {row.help}")
         value = queue.pop(0)
         # A shell list such as `--layernum_list 24 24` is one list of two numbers.

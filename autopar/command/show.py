@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from autopar.command.answers import give, headed
 from autopar.command.console import WIDTH, Column, Console, Table, escape, make_console
 from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
@@ -111,13 +110,16 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
 # The document of a result.
 
 
-def write_result(path: str, document: Mapping[str, Any]) -> None:
-    """Write the document of `--json` to a file, atomically, or to stdout for `-`."""
+def write_result(path: str, document: Mapping[str, Any], exit_code: int = 0) -> None:
+    """Write the answer of `--json` to a file, atomically, or to stdout for `-`.
+
+    exit_code : of the command, which the answer says.
+    """
     if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        give(document, exit_code)
         return
     try:
-        write_json(Path(path), dict(document), number_rows=True)
+        write_json(Path(path), headed(document, exit_code), number_rows=True)
     except OSError as error:
         raise OptionError(
             f"--json {path}: the file cannot be written ({error.strerror or error}); choose "

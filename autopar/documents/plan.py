@@ -42,6 +42,8 @@ __all__ = [
     "PLAN_FILE_FORMAT",
     "PLAN_FILE_VERSION",
     "AlternativeEntry",
+    "AnswerDocument",
+    "AnswerErrorEntry",
     "EngineEntry",
     "FrontierEntry",
     "InfeasibilityEntry",
@@ -607,6 +609,68 @@ class PlanDocument(_Answer):
         buffers where the figures rest on estimates.
         """
         return source == "allocated" and self.basis is None
+
+
+class AnswerErrorEntry(_Entry):
+    """Why a command has no answer."""
+
+    kind: Literal[
+        "option",
+        "document",
+        "input",
+        "infeasible",
+        "installation",
+        "failure",
+        "interrupted",
+        "internal",
+    ]
+    message: _Text
+    """The sentence on stderr."""
+    file: _Text | None = None
+    """Of a document: its path."""
+    key: _Text | None = None
+    """Of a document: where in it."""
+    remedy: _Text | None = None
+    """Of a document: what to do."""
+
+
+_ANSWER_EXAMPLE: dict[str, Any] = {
+    "schema": "autopar/answer/1",
+    "command": "autopar-search",
+    "release": "0.1.0",
+    "exit_code": 2,
+    "question": {"model": "llama3-8b", "hardware": "h100"},
+    "notices": [],
+    "error": {"kind": "option", "message": "--hardware h100: expected CARD:NODESxGPUS"},
+}
+
+
+@published("answer")
+class AnswerDocument(BaseModel):
+    """What `--json` of every command gives: these keys, then `error` or those of the command.
+
+    The rest is a `result` or a `launch` of autopar-search and autopar-explain, an `exploration` of
+    autopar-explore; docs/json.md has the others.
+    """
+
+    model_config = ConfigDict(
+        defer_build=True,
+        frozen=True,
+        extra="allow",
+        json_schema_extra={"examples": [_ANSWER_EXAMPLE]},
+    )
+
+    schema_: Literal["autopar/answer/1"] = Field(alias="schema")
+    command: _Text
+    release: _Text
+    """Of autopar."""
+    exit_code: _Count
+    """What the command ends with; docs/json.md has the table."""
+    question: dict[str, Any]
+    """Options as they were given, without those of files to write."""
+    notices: list[_Text]
+    """Sentences that the command says beside its answer, before it."""
+    error: AnswerErrorEntry | None = None
 
 
 @published("result")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
+from autopar.command.answers import give, headed
 from autopar.command.options import Command
 from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 
@@ -85,12 +85,12 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def emit(path: str, document: Mapping[str, object]) -> None:
+def emit(path: str, document: Mapping[str, object], exit_code: int = 0) -> None:
     """Write the result of the planner's `--json` to a file, or to stdout for `-`."""
     if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        give(document, exit_code)
         return
-    write_results({}, path, document, lambda error: error)
+    write_results({}, path, document, lambda error: error, exit_code=exit_code)
 
 
 def write_results(
@@ -98,10 +98,13 @@ def write_results(
     json_path: str | None,
     document: Mapping[str, object],
     refusal: Callable[[OSError], Exception],
+    *,
+    exit_code: int = 0,
 ) -> None:
     """Write files and the object of `--json`, all or none; `-` and None are no file.
 
     refusal : what is raised where one of `files` cannot be written; of `--json` an OptionError.
+    exit_code : of the command, which the object says.
     """
     from autopar.output import write_files
 
@@ -109,7 +112,7 @@ def write_results(
     if json_path not in (None, "-"):
         from autopar.documents.plan import document_text
 
-        everything[Path(str(json_path))] = document_text(document)
+        everything[Path(str(json_path))] = document_text(headed(document, exit_code))
     try:
         write_files(everything)
     except OSError as error:
@@ -127,16 +130,12 @@ def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
     return [Path(path) for path in paths if path and Path(path).is_file()]
 
 
-def write_answer(path: str, document: dict[str, Any]) -> None:
-    """Write the object of `--json` of a closed form to a file, or to stdout for `-`.
-
-    A bandwidth that nothing could provide is the text "Infinity".
-    """
-    plain = _plain(document)
+def write_answer(path: str, document: Mapping[str, Any], exit_code: int = 0) -> None:
+    """Write the object of `--json` of a closed form to a file, or to stdout for `-`."""
     if path == "-":
-        sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
+        give(document, exit_code)
     else:
-        write_object(path, plain, "choose another path, or - for stdout")
+        write_object(path, headed(document, exit_code), "choose another path, or - for stdout")
 
 
 def write_object(
@@ -160,14 +159,6 @@ def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> N
             f"{system}: {(bad or [total])[0]} is no finite number with the rates of this system; "
             "correct the smallest and the largest of them"
         )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return "Infinity" if isinstance(value, float) and math.isinf(value) else value
 
 
 class Model(NamedTuple):

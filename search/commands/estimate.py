@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.fields import make, option, read_values
+from autopar.command.fields import json_option, make, option, read_values
 from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.errors import InfeasibleExecution, OptionError
@@ -73,11 +73,7 @@ class EstimateSpec:
         panel=_IN,
         shown="that of the plan's engine, else megatron-core",
     )
-    json: str | None = option(
-        None,
-        help="file for the statistics (.gz compresses), - for stdout, no tables",
-        panel="Output",
-    )
+    json: str | None = json_option("Output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +90,7 @@ class CalculonSpec:
     compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
     layers: bool = option(False, help="add the operations of one block", panel=_OUT)
     peers: str | None = option(None, help="file for the ranks that each rank talks to", panel=_OUT)
-    json: str | None = option(
-        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
-    )
+    json: str | None = json_option(_OUT)
     parameters: bool = option(
         False, help="print the parameters of the application, and end", panel=_OUT
     )
@@ -138,9 +132,7 @@ class Tensor2dSpec:
     layers: bool = option(
         False, help="add the operations of one layer and around the layers", panel=_OUT
     )
-    json: str | None = option(
-        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
-    )
+    json: str | None = json_option(_OUT)
 
 
 COMMAND = Command(

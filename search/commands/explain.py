@@ -14,7 +14,8 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import dataclass
-from search.commands.app import files_read, leave, working, write_results
+from autopar.units import GIB
+from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, build_request, stored_request
 from search.uniform.choice import Fixed
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from search.planner.prediction import SearchResult
     from search.question import WhyNot
     from search.report.explain import Perturbation
+    from search.uniform.answer import Question
     from search.uniform.solve import Solution
 
 __all__ = ["COMMAND", "ExplainSpec", "main", "run"]
@@ -47,7 +49,7 @@ COMMAND = Command(
     name=_NAME,
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
-    without=frozenset({"evaluate", "json", "frontier", "output-config-path"}),
+    without=frozenset({"evaluate", "frontier", "output-config-path"}),
     panels=("Question", *PANELS),
     first=("Question",),
     family="search",
@@ -89,13 +91,24 @@ def _execute(raw: dict[str, Any]) -> int:
 
     from autopar.command.show import make_console
     from autopar.output import refuse_clashes
+    from search.options import option_record
     from search.pictures.files import pictures_of
     from search.question import ask_why_not, evaluate_file, open_session
-    from search.report.explain import perturb, show_best, show_explanation, show_why_not
+    from search.report.explain import (
+        explanation_document,
+        perturb,
+        show_best,
+        show_explanation,
+        show_why_not,
+    )
+    from search.report.files import evaluation_document
     from search.report.plan import show_evaluation
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
-    refuse_clashes(pictures.outputs, files_read([path, request.inputs.model]))
+    json_path = request.output.json_path
+    refuse_clashes(
+        {"--json": json_path, **pictures.outputs}, files_read([path, request.inputs.model])
+    )
     session = open_session(request.inputs, request.options, request.given, has_plan=True)
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
@@ -115,6 +128,19 @@ def _execute(raw: dict[str, Any]) -> int:
         return best, pinned, perturb(session, best)
 
     baseline, pinned, perturbations = working("searching again", search_again)
+    if json_path is not None:
+        priced = evaluation_document(
+            plan,
+            prediction,
+            defaults=(*session.defaults, *session.calibrated),
+            synthetic=session.synthetic,
+            estimated=session.estimated,
+            options=option_record(session.options, session.options.memory_constraint_bytes),
+            request={**session.named, **request.given},
+        ).content()
+        emit(json_path, priced | explanation_document(baseline, pinned, perturbations))
+    if json_path == "-":
+        return 0
     console = make_console(sys.stdout)
     # what was asked comes before what is told of every plan
     for rule, found in pinned:
@@ -141,11 +167,13 @@ def _execute(raw: dict[str, Any]) -> int:
 def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> int:
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.show import make_console
-    from search.report.launches import show_against, show_evaluated
+    from autopar.output import refuse_clashes
+    from search.pictures.files import pictures_of
+    from search.report.launches import show_against, show_evaluated, show_more_memory
     from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, answer, evaluated
     from search.uniform.engines import engine_space
-    from search.uniform.files import read_launch
+    from search.uniform.files import against_entry, launch_document, read_launch
 
     request = build_request(raw)
     if request.engine is not None:
@@ -155,30 +183,57 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     engine = engine_space(stored.engine)
     question = replace(stored.question, engines=(engine,), top=0)
     asked = [(rule, _fixed(rule, question.fixed)) for rule in why_not]
+    pictures = pictures_of(request.output.html_path, request.output.trace_path)
+    json_path = request.output.json_path
+    refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
     one = evaluated(question, engine, stored.choice, stored.launch)
 
-    def solved(fixed: Fixed) -> tuple[Solution | None, str]:
+    def solved(question: Question) -> tuple[Solution | None, str]:
         try:
-            (found,) = answer(replace(question, fixed=fixed)).engines
+            (found,) = answer(question).engines
         except InputError as error:  # no such launch, whatever the memory
             return None, str(error)
         return found.best, found.reason
 
-    best = working("searching again", lambda: solved(question.fixed))
-    console = make_console(sys.stdout)
     shown = Answer(question=question, engines=(one,))
+    if pictures.any:
+        # before anything is printed, which somebody may not read to its end
+        drawn = working("drawing", lambda: pictures.of_answer(shown, curves=False))
+        write_results(drawn, None, {}, pictures.refusal(lambda error: error))
+        for picture in drawn:
+            say(f"{_NAME}: wrote {picture}")
+    larger = replace(question.card, memory_bytes=question.card.memory_bytes + GIB)
+    best = working("searching again", lambda: solved(question))
+    more, _ = working("searching again", lambda: solved(replace(question, card=larger)))
+    others = [
+        (rule, fixed, working("searching again", partial(solved, replace(question, fixed=fixed))))
+        for rule, fixed in asked
+    ]
+    if json_path is not None:
+        document = launch_document(shown, stored.request).model_dump() | {
+            "status": "evaluated",
+            "best": against_entry(shown, *best),
+            "one_more_gib": None if more is None else against_entry(shown, more, ""),
+            "why_not": [
+                {"rule": rule, **against_entry(shown, *other)} for rule, _, other in others
+            ],
+        }
+        emit(json_path, document)
+    if json_path == "-":
+        return 0
+    console = make_console(sys.stdout)
     # what was asked comes before what is told of every launch
-    for rule, fixed in asked:
-        other = working("searching again", partial(solved, fixed))
+    for rule, fixed, other in others:
         freed = [f"--{name}" for name in question.fixed.options if name not in fixed.options]
         heading = f"why not {rule}: the fastest launch with it"
         if freed:
             heading += f", without {' and '.join(freed)} of the search"
         show_against(console, shown, heading, *other)
-    if asked:
+    if others:
         console.print()
     show_evaluated(console, shown, explained=True)
     show_against(console, shown, "the fastest launch", *best)
+    show_more_memory(console, best[0], more)
     return 0
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_item, print_plain
-from autopar.errors import OptionError, UnsupportedError
+from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
 from autopar.records import dataclass
 from autopar.units import format_odds, format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMAND",
-    "REFUSED",
     "ExportSpec",
     "main",
     "overfull_lines",
@@ -147,8 +146,6 @@ def _quoted(path: str) -> str:
 
 
 _NAME = "autopar-export"
-REFUSED = 3
-"""Exit code where the engine cannot do all that a plan says."""
 _EXPORT = "Export"
 
 
@@ -175,9 +172,7 @@ class ExportSpec:
         panel=_EXPORT,
     )
     force: bool = option(False, help="overwrite files of other content", panel=_EXPORT)
-    json: str | None = option(
-        None, help="write the result as JSON to a path, or - for stdout", panel=_EXPORT
-    )
+    json: str | None = json_option(_EXPORT)
 
 
 COMMAND = Command(
@@ -305,12 +300,12 @@ def _notice(text: str) -> None:
 
 def _refuse(choice: Choice, own: ExportSpec, read: Sequence[Path]) -> int:
     answer = export_document(choice, status="refused", files=())
-    _write(own, {}, answer, read)
+    _write(own, {}, answer, read, INFEASIBLE)
     if own.json == "-":
-        emit("-", answer)
+        emit("-", answer, INFEASIBLE)
     for line in refusal_lines(choice):
         say(f"{_NAME}: {line}")
-    return REFUSED
+    return INFEASIBLE
 
 
 def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> dict[str, str]:
@@ -329,6 +324,7 @@ def _write(
     files: Mapping[Path, str],
     document: Mapping[str, object],
     read: Sequence[Path],
+    exit_code: int = 0,
 ) -> None:
     """Write the files and the object of `--json`, all or none."""
     from autopar.output import refuse_clashes
@@ -351,7 +347,13 @@ def _write(
                 )
     except OSError as error:
         raise _unwritable(own, files, error) from None
-    write_results(files, own.json, document, lambda error: _unwritable(own, files, error))
+    write_results(
+        files,
+        own.json,
+        document,
+        lambda error: _unwritable(own, files, error),
+        exit_code=exit_code,
+    )
 
 
 def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> OptionError:
@@ -419,15 +421,16 @@ def _export_launch(own: ExportSpec) -> int:
         "notes": list(found.notes),
         "launch": found.launch,
     }
-    _write(own, targets, answer, files_read([own.plan]))
+    exit_code = INFEASIBLE if kept else 0
+    _write(own, targets, answer, files_read([own.plan]), exit_code)
     if own.json == "-":
-        emit("-", answer)
+        emit("-", answer, exit_code)
     if kept:
         say(f"{_NAME}: {TITLES[cast(Any, engine)]} cannot do all that the launch says:")
         for line in (*losses, *filter(None, [handed.change])):
             say(f"{_NAME}:   {line}")
         say(f"{_NAME}: nothing was written; --allow-approx takes the nearest launch")
-        return REFUSED
+        return INFEASIBLE
     if own.json == "-":
         return 0
     console = make_console(sys.stdout)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import INFEASIBLE, DocumentError, OptionError
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, Request, build_request, stored_request
@@ -141,19 +141,22 @@ def _show_launches(request: Request, found: Answer) -> int:
         outputs = {"--json": request.output.json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
     drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
-    if request.output.json_path == "-":
-        emit("-", document)
-    refusal = pictures.refusal(_unwritable)
-    write_results(files | drawn, request.output.json_path, document, refusal)
+    exit_code = 0 if found.best is not None else INFEASIBLE
     if found.best is None:
         from search.report.launches import infeasible_lines, remedy_line
         from search.uniform.answer import remedies
 
+        # before the object of --json, of which they are the notices
         for line in infeasible_lines(found):
             say(f"{_NAME}: {line}")
         for remedy in working("looking for what would fit", lambda: remedies(found.question)):
             say(f"{_NAME}: {remedy_line(remedy)}")
-        return 3
+    if request.output.json_path == "-":
+        emit("-", document, exit_code)
+    refusal = pictures.refusal(_unwritable)
+    write_results(files | drawn, request.output.json_path, document, refusal, exit_code=exit_code)
+    if found.best is None:
+        return INFEASIBLE
     _say_batch(found)
     if request.output.json_path != "-":
         from autopar.command.show import make_console
@@ -314,18 +317,18 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
-        _emit(request, document)
+        _emit(request, document, INFEASIBLE)
         budget = session.options.memory_constraint_bytes
         why = infeasible_sentence(
             result.infeasibility, budget, options=result.options, subject=_subject(session)
         )
         say(f"{_NAME}: {why}")
-        return 3
+        return INFEASIBLE
     if result.plan is None:
-        _emit(request, document)
+        _emit(request, document, INFEASIBLE)
         limit = request.options.time_limit_s
         say(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
-        return 3
+        return INFEASIBLE
     plan, prediction = result.plan, result.prediction
     assert prediction is not None, "a plan has a prediction"
     _write_pictures(
@@ -414,9 +417,9 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     return 0
 
 
-def _emit(request: Request, document: Mapping[str, object]) -> None:
+def _emit(request: Request, document: Mapping[str, object], exit_code: int = 0) -> None:
     if request.output.json_path is not None:
-        emit(request.output.json_path, document)
+        emit(request.output.json_path, document, exit_code)
 
 
 def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:

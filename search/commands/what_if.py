@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command import run as commands
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import REPEATED, Command
 from autopar.command.run import say
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import INFEASIBLE, INTERRUPTED, DocumentError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.commands.app import emit, files_read, working, write_results
@@ -50,9 +49,7 @@ class WhatIfSpec:
         panel=_ASK,
         metavar="CARD=PRICE",
     )
-    json: str | None = option(
-        None, help="file for all answers, - for stdout, no tables", panel=_OUT
-    )
+    json: str | None = json_option(_OUT)
     config_path: str | None = option(
         None,
         name="output-config-path",
@@ -159,20 +156,18 @@ def execute(raw: Mapping[str, Any]) -> int:
     if stopped:
         say(f"{_NAME}: stopped after {len(answers)} of {len(asked)} combinations")
         if not answers:
-            return commands.INTERRUPTED
+            return INTERRUPTED
     groups = grouped(answers, spec.by)
     found = any(group.ranked for group in groups)
     if spec.json != "-":
         from autopar.command.show import make_console
 
         show_answers(make_console(sys.stdout), groups, spec.by)
-    _write(spec, words, groups, files, complete=not stopped)
-    if stopped:
-        return commands.INTERRUPTED
-    if not found:
+    exit_code = INTERRUPTED if stopped else 0 if found else INFEASIBLE
+    _write(spec, words, groups, files, exit_code)
+    if exit_code == INFEASIBLE:
         say(f"{_NAME}: no combination has a plan; each says why")
-        return 3
-    return 0
+    return exit_code
 
 
 def _require(words: Mapping[str, Any]) -> None:
@@ -274,7 +269,7 @@ def _search(
             return answers, True
         if time.monotonic() >= next_s and not sys.stderr.isatty() and place < len(asked):
             next_s = time.monotonic() + _EVERY_S
-            say(f"{_NAME}: {place} of {len(asked)} combinations searched")
+            say(f"{_NAME}: {place} of {len(asked)} combinations searched", passing=True)
     return answers, False
 
 
@@ -283,8 +278,7 @@ def _write(
     words: Mapping[str, Any],
     groups: Sequence[Group],
     files: Mapping[int, Path],
-    *,
-    complete: bool,
+    exit_code: int,
 ) -> None:
     """Write plan files and the object of `--json`, all or none, and the picture."""
     from search.report.what_if import exploration, first_commands, save_picture
@@ -304,11 +298,11 @@ def _write(
             choices={name: words[name] for name in AXES if name in words},
             request={name: value for name, value in words.items() if name not in AXES},
             plan_files=plans,
-            complete=complete,
+            complete=exit_code != INTERRUPTED,
         )
     if spec.json == "-":
-        emit("-", document)
-    write_results(texts, spec.json, document, _unwritable)
+        emit("-", document, exit_code)
+    write_results(texts, spec.json, document, _unwritable, exit_code=exit_code)
     if texts:
         say(f"{_NAME}: wrote {len(texts)} files to {spec.config_path}")
     for line in first_commands(groups, plans):

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Remedy
     from search.uniform.solve import Solution
 
-__all__ = ["infeasible_lines", "remedy_line", "show_against", "show_answer", "show_evaluated"]
+__all__ = [
+    "infeasible_lines",
+    "remedy_line",
+    "show_against",
+    "show_answer",
+    "show_evaluated",
+    "show_more_memory",
+]
 
 
 def show_answer(console: Console, answer: Answer) -> None:
@@ -277,25 +284,29 @@ def show_against(
         print_line(console, "is this one")
         return
     print_line(console, _line(answer, other), style="bold")
-    step, own = other.assessment.step, one.best.assessment.step
-    assert step is not None, "a solution has a step time"
-    assert own is not None, "what was priced has one"
     share = other.samples_per_s / one.best.samples_per_s - 1.0
     peak = format_bytes(other.assessment.fullest.peak_bytes)
     print_line(
         console,
         f"{other.samples_per_s:,.5g} samples/s, {share * 100:+.2f} % against this one, peak {peak}",
     )
-    # of a sequence, since global batches may differ
-    batch, its = one.best.choice.global_batch, other.choice.global_batch
-    terms = {
-        name: step.terms_s.get(name, 0.0) / its - own.terms_s.get(name, 0.0) / batch
-        for name in (*own.terms_s, *step.terms_s)
-    }
+    terms = other.terms_against(one.best)
     differ = sorted(terms.items(), key=lambda item: -abs(item[1]))[:4]
     words = [f"{name} {value * 1e3:+.3g} ms" for name, value in differ if abs(value) >= 1e-6]
     if words:
         print_line(console, f"of a sequence: {', '.join(words)}")
+
+
+def show_more_memory(console: Console, best: Solution | None, more: Solution | None) -> None:
+    """Print what one more GiB of every GPU would bring to the fastest launch."""
+    if best is None or more is None:
+        return
+    share = more.samples_per_s / best.samples_per_s - 1.0
+    same = "the same launch" if more.choice == best.choice else "with another launch"
+    print_heading(console, "what more would bring")
+    print_line(
+        console, f"+1 GiB of memory per GPU: {share * 100:+.3f} % for the fastest launch, {same}"
+    )
 
 
 def remedy_line(remedy: Remedy) -> str:

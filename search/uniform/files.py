@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autopar import __version__
+from autopar.command.answers import is_answer
 from autopar.command.options import own_names
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
@@ -40,6 +41,7 @@ from search.uniform.solve import Solution
 
 __all__ = [
     "StoredLaunch",
+    "against_entry",
     "degrees_entry",
     "file_name",
     "is_launch",
@@ -144,6 +146,23 @@ def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
             "timed": solved.effort.timed,
             "counted": solved.effort.counted,
         },
+    }
+
+
+def against_entry(answer: Answer, other: Solution | None, reason: str) -> dict[str, Any]:
+    """Return another launch beside the one of an answer, and the terms that make the difference.
+
+    reason : why there is none. Seconds are of a sequence, since global batches may differ.
+    """
+    (one,) = answer.engines
+    assert one.best is not None, "a launch is shown"
+    if other is None:
+        return {"launch": None, "reason": reason, "gain": None, "terms_s_per_sample": {}}
+    return {
+        "launch": _launch(answer, one, other).model_dump(),
+        "reason": None,
+        "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
+        "terms_s_per_sample": other.terms_against(one.best),
     }
 
 
@@ -295,7 +314,12 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     typed : options that stand before those of the file's search.
     """
     where = Path(path)
-    document = validate_document(LaunchDocument, where, load_object(where).data)
+    data = load_object(where).data
+    if is_answer(data):
+        # what an answer has besides, such as the launches of every trainer, is no part of the file
+        data = {key: data[key] for key in LaunchDocument.model_fields if key in data}
+        data["engines"] = []
+    document = validate_document(LaunchDocument, where, data)
     if document.launch is None:
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"

@@ -11,6 +11,7 @@ import pytest
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import write_spec
 from autopar.documents.strategy import strategy_document
+from autopar.errors import INFEASIBLE
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import lower, strategy_text
@@ -76,7 +77,7 @@ def test_lossless_export_writes_and_prints(
 
 def test_lossy_export_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line per loss, the remedy last, exit 3, and no file."""
-    assert export("mixed.json", "--to", "megatron", "--num-nodes", "2") == export_cli.REFUSED
+    assert export("mixed.json", "--to", "megatron", "--num-nodes", "2") == INFEASIBLE
 
     err = capsys.readouterr().err.splitlines()
     assert err[0] == "autopar-export: megatron cannot do all that the plan says:"
