@@ -330,6 +330,17 @@ class OutputSpec:
         most_used=True,
     )
     """None writes nothing."""
+    verbose: bool = option(
+        False, help="all of the report: stages, terms, alternatives, inputs", panel=_OUT
+    )
+    price: float | None = option(
+        None,
+        help="of a GPU-hour, in any currency: what a billion tokens cost",
+        panel=_OUT,
+        above=0,
+        high=1e6,
+        most_used=True,
+    )
     html_path: str | None = option(
         None,
         name="html",

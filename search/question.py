@@ -5,7 +5,9 @@ How options and inputs are read is in `search.request`, how plans are priced in 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -17,6 +19,7 @@ from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.records import dataclass
 from search.options import SearchOptions
+from search.places import named_card
 from search.request import (
     BATCH_OPTIONS,
     DEFAULT_HARDWARE,
@@ -31,8 +34,10 @@ from search.request import (
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.estimate.card import Card
     from autopar.plans import Plan, Prediction
     from autopar.sources import Source
+    from autopar.training.throughput import Throughput
     from search.planner.planner import Planner
 
 __all__ = [
@@ -132,6 +137,9 @@ class Session:
     """Option name -> the shipped input, folder or value that stands in for what was not given and
     that cannot be told from the options alone."""
 
+    card: Card | None = None
+    """Of the cluster, where it is named by one."""
+
     @property
     def title(self) -> str:
         """Model and cluster in one line."""
@@ -157,6 +165,42 @@ class Session:
         extra = () if calibration is None or calibration.source is None else (calibration.source,)
         # both may name one software
         return tuple(dict.fromkeys(self.hardware.sources + self.profile.sources + extra))
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sample: of an encoder and a decoder those of both."""
+        lengths: dict[bool, int] = {}
+        for layer in self.spec.layers:
+            longest = lengths.get(layer.cross_attention, 0)
+            lengths[layer.cross_attention] = max(longest, layer.seq_length)
+        return sum(lengths.values())
+
+    def throughput(self, plan: Plan, prediction: Prediction) -> Throughput | None:
+        """Return a plan's step in the units of logs; None where it has no step time.
+
+        MFU is known on cards and in 16 bits: products of fp32 may run in TF32, of another peak.
+        """
+        from autopar.training.throughput import Throughput, spec_flop
+
+        if not math.isfinite(prediction.step_time_s) or prediction.step_time_s <= 0:
+            return None
+        flop = again = peak = None
+        # files of tables alone say no sizes
+        with contextlib.suppress(InputError):
+            flop = plan.global_batch * spec_flop(self.spec)
+            twice = [strategy.checkpoint for strategy in plan.layers]
+            again = plan.global_batch * spec_flop(self.spec, twice)
+        if self.card is not None and self.options.mixed_precision != "fp32":
+            peak = self.card.flop_per_s[self.options.mixed_precision]
+        return Throughput(
+            step_s=prediction.step_time_s,
+            interval_s=prediction.step_time_interval_s,
+            gpus=plan.world_size,
+            tokens=plan.global_batch * self.tokens_per_sample,
+            model_flop=flop,
+            hardware_flop=again,
+            peak_flop_per_s=peak,
+        )
 
     @property
     def calibrated(self) -> tuple[str, ...]:
@@ -242,6 +286,14 @@ def _placed(
     return spec, profile, hardware
 
 
+def _card(inputs: InputSpec) -> Card | None:
+    """Return the card that a cluster is named by; None where files say what it is."""
+    from autopar.estimate.card import load_card, parse_hardware
+
+    named = DEFAULT_HARDWARE if inputs.uses_default_hardware else named_card(inputs.hardware)
+    return None if named is None else load_card(parse_hardware(named)[0])
+
+
 def open_session(
     inputs: InputSpec,
     options: SearchOptions,
@@ -305,6 +357,7 @@ def open_session(
         hardware=hardware,
         options=options,
         planner=Planner.from_documents(spec, profile, hardware, options),
+        card=_card(inputs),
         notices=tuple(notices),
         defaults=(*places.defaults, *variant, *defaults),
         named={

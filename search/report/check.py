@@ -20,6 +20,7 @@ from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.memory.sharded import recipe_of_launch
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.training.throughput import throughput_entry
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 
 if TYPE_CHECKING:
@@ -353,8 +354,10 @@ def check_document(
     return document
 
 
-def assessed_entry(assessment: Assessment, target: Target) -> dict[str, Any]:
-    """Return the price of a launch: seconds, bytes, shares."""
+def assessed_entry(
+    assessment: Assessment, target: Target, price: float | None = None
+) -> dict[str, Any]:
+    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
     step = assessment.step
     return {
         "stages": [
@@ -380,6 +383,7 @@ def assessed_entry(assessment: Assessment, target: Target) -> dict[str, Any]:
         "terms_s": {} if step is None else dict(step.terms_s),
         "tokens_per_s_per_gpu": assessment.tokens_per_s,
         "mfu": assessment.mfu,
+        "throughput": throughput_entry(assessment.throughput, price) or None,
     }
 
 
