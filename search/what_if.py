@@ -46,7 +46,6 @@ __all__ = [
     "leads",
     "price_of",
     "search_one",
-    "tokens_per_sample",
     "value_of",
 ]
 

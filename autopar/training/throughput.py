@@ -254,7 +254,8 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
         yield "mlp", float(matrices * h * mlp.width)
         return
     width = mlp.latent or h
-    yield "moe", float(h * mlp.number + mlp.per_token * matrices * width * mlp.width)
+    # the router's product is in nobody's count
+    yield "moe", float(mlp.per_token * matrices * width * mlp.width)
     if mlp.latent:
         yield "moe", float(2 * h * mlp.latent)
     yield "shared_experts", float(matrices * h * mlp.shared_width)

@@ -42,7 +42,7 @@ COMMAND = Command(
     name=_NAME,
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
-    without=frozenset({"evaluate", "json", "frontier", "output-config-path"}),
+    without=frozenset({"evaluate", "json", "frontier", "output-config-path", "verbose"}),
     panels=("Question", *PANELS),
     family="search",
     intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
@@ -86,6 +86,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.pictures.files import pictures_of
     from search.question import evaluate_file, open_session
     from search.report.explain import perturb, show_best, show_explanation, show_why_not
+    from search.report.headline import SCREEN_WIDTH
     from search.report.plan import show_evaluation
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
@@ -110,7 +111,7 @@ def _execute(raw: dict[str, Any]) -> int:
         return best, [(rule, planner.why_not(rule, best)) for rule in rules], perturb(session, best)
 
     baseline, pinned, perturbations = working("searching again", search_again)
-    console = make_console(sys.stdout)
+    console = make_console(sys.stdout, SCREEN_WIDTH)
     show_evaluation(
         console,
         plan,
@@ -122,6 +123,8 @@ def _execute(raw: dict[str, Any]) -> int:
         defaults=(*session.defaults, *session.calibrated),
         notes=session.notes,
         sources=session.sources,
+        throughput=session.throughput(plan, prediction),
+        price=request.output.price,
     )
     show_explanation(console, prediction, perturbations=perturbations)
     show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)
@@ -133,6 +136,7 @@ def _execute(raw: dict[str, Any]) -> int:
 def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.show import make_console
+    from search.report.headline import SCREEN_WIDTH
     from search.report.launches import show_against, show_evaluated
     from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, answer, evaluated
@@ -145,7 +149,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
     refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
     engine = engine_space(stored.engine)
-    question = replace(stored.question, engines=(engine,), top=0)
+    question = replace(stored.question, engines=(engine,), top=0, price=request.output.price)
     asked = None if why_not is None else _fixed(why_not, question.fixed)
     one = evaluated(question, engine, stored.choice, stored.launch)
 
@@ -157,7 +161,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
         return found.best, found.reason
 
     best = working("searching again", lambda: solved(question.fixed))
-    console = make_console(sys.stdout)
+    console = make_console(sys.stdout, SCREEN_WIDTH)
     shown = Answer(question=question, engines=(one,))
     show_evaluated(console, shown, explained=True)
     show_against(console, shown, "the fastest launch", *best)

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import DocumentError, InputError, OptionError
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
+    from autopar.command.console import Console
+    from autopar.training.throughput import Throughput
     from search.engines.best_plan import BestPart, EngineBest
     from search.pictures.files import Pictures
     from search.planner.prediction import SearchResult
     from search.question import Session
+    from search.report.headline import Headline
     from search.route import Route
     from search.uniform.answer import Answer
 
@@ -95,16 +98,15 @@ def _evaluate_launch(request: Request, path: str) -> int:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
+    question = dataclasses.replace(stored.question, price=request.output.price)
     pictures = _pictures(request, [path])
     engine = engine_space(stored.engine)
-    one = evaluated(stored.question, engine, stored.choice, stored.launch)
-    found = Answer(question=stored.question, engines=(one,))
+    one = evaluated(question, engine, stored.choice, stored.launch)
+    found = Answer(question=question, engines=(one,))
     _write_pictures(pictures, lambda: pictures.of_answer(found, curves=False))
     _emit(request, launch_document(found, stored.request).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
-
-        show_evaluated(make_console(sys.stdout), found)
+        show_evaluated(_console(), found)
     return 0
 
 
@@ -117,7 +119,7 @@ def _launches(request: Request, route: Route) -> int:
         assert both.part is not None, "somebody has the plan"
         job = both.answer.question.job
         part = dataclasses.replace(both.part, engines=both.lines)
-        return _execute(part.request, part, job.seq / job.world)
+        return _execute(part.request, part, job.seq / job.world, both.answer)
     return _show_launches(request, both.answer)
 
 
@@ -153,16 +155,23 @@ def _show_launches(request: Request, found: Answer) -> int:
             say(f"{_NAME}: {remedy_line(remedy)}")
         return 3
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.launches import show_answer
 
-        show_answer(make_console(sys.stdout), found)
+        show_answer(_console(), found, verbose=request.output.verbose)
     for path in drawn:
         say(f"{_NAME}: wrote {path}")
     for path in files:
         say(f"{_NAME}: wrote {path}")
         say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
     return 0
+
+
+def _console() -> Console:
+    """Return the console of a report: 80 columns into a pipe."""
+    from autopar.command.show import make_console
+    from search.report.headline import SCREEN_WIDTH
+
+    return make_console(sys.stdout, SCREEN_WIDTH)
 
 
 def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
@@ -232,11 +241,16 @@ def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
     return {**stored, **raw}
 
 
-def _execute(request: Request, part: BestPart | None = None, tokens: float | None = None) -> int:
+def _execute(
+    request: Request,
+    part: BestPart | None = None,
+    tokens: float | None = None,
+    launches: Answer | None = None,
+) -> int:
     """Search plans or price one, show and write the answer.
 
     part : what was searched of engines before, which stands where time is limited. tokens : as
-    `show_result` has it.
+    `show_result` has it. launches : that were searched beside plans, none as fast.
     """
     from search.question import open_session
 
@@ -261,7 +275,9 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     if request.output.json_path is not None:
         from search.report.files import result_document
 
-        document = result_document(result, frontier, engines).content()
+        document = result_document(
+            result, frontier, engines, _throughput(session, result), request.output.price
+        ).content()
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
@@ -292,17 +308,67 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     )
     # stdout holds the document and nothing else
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.plan import show_frontier, show_result
 
-        console = make_console(sys.stdout)
-        show_result(console, result, title=session.title, engines=engines, tokens=tokens)
+        console = _console()
+        show_result(
+            console,
+            result,
+            title=session.title,
+            engines=engines,
+            tokens=tokens,
+            throughput=_throughput(session, result),
+            price=request.output.price,
+            uniform=_uniform(request, session, result, launches),
+            verbose=request.output.verbose,
+        )
         if frontier is not None:
             show_frontier(console, frontier)
     # The files come last: what was found is shown even where they cannot be written.
     _write(request, session, result, paths, document, engines)
     _report_pins(request, session, result)
     return 0
+
+
+def _throughput(session: Session, result: SearchResult) -> Throughput | None:
+    if result.plan is None or result.prediction is None:
+        return None
+    return session.throughput(result.plan, result.prediction)
+
+
+def _uniform(
+    request: Request, session: Session, result: SearchResult, launches: Answer | None
+) -> Headline | None:
+    """Return the best plan with one strategy for all layers; None where the answer is one.
+
+    launches : that were searched beside plans; without them the same space is searched again with
+    such plans alone, but where time is limited.
+    """
+    assert result.plan is not None, "there is a plan to compare with"
+    if launches is not None and launches.best is not None:
+        from search.report.launches import launch_headline
+
+        best = launches.best
+        return launch_headline(launches, best, f"fastest uniform plan: {best.engine.title}")
+    options = session.options
+    if len({*result.plan.layers}) == 1 or options.time_limit_s is not None:
+        return None
+    one = dataclasses.replace(options, fine_grained_mode=False)
+    try:
+        found = working(
+            "searching uniform plans", lambda: session.rebuilt(options=one).solve(top=0)
+        )
+    except InputError:  # such as rules for some of the layers
+        return None
+    if found.plan in (None, result.plan) or found.prediction is None:
+        return None
+    assert found.plan is not None
+    from search.report.plan import plan_headline
+
+    throughput = session.throughput(found.plan, found.prediction)
+    return plan_headline(
+        "fastest uniform plan", found.plan, found.prediction, throughput, request.output.price
+    )
 
 
 def _subject(session: Session) -> str:
@@ -336,11 +402,10 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
     defaults += session.calibrated
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.plan import show_evaluation
 
         show_evaluation(
-            make_console(sys.stdout),
+            _console(),
             plan,
             prediction,
             path=path,
@@ -350,6 +415,8 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
             defaults=defaults,
             notes=session.notes,
             sources=session.sources,
+            throughput=session.throughput(plan, prediction),
+            price=request.output.price,
         )
     document = evaluation_document(
         plan,
@@ -359,6 +426,8 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
         estimated=session.estimated,
         options=option_record(session.options, session.options.memory_constraint_bytes),
         request={**session.named, **request.given},
+        throughput=session.throughput(plan, prediction),
+        price=request.output.price,
     )
     _emit(request, document.content())
     return 0
@@ -419,6 +488,7 @@ def _write(
             request=asked,
             engine=request.engine,
             engines=engines,
+            throughput=_throughput(session, result),
         )
         if files:
             for what in replaced(*paths, asked):

@@ -22,6 +22,7 @@ from autopar.memory.sharded import recipe_of_launch
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.training.throughput import throughput_entry
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
+from search.report.headline import print_rows, throughput_rows
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
@@ -239,12 +240,8 @@ def _show_time(console: Console, assessment: Assessment, target: Target) -> None
     print_line(
         console, f"9 of 10 published runs took {low} to {high} where the estimate was this one"
     )
-    assert assessment.tokens_per_s is not None, "as every step has"
-    print_line(
-        console,
-        f"{assessment.tokens_per_s:,.0f} tokens/s per GPU, {_percent(assessment.mfu or 0.0)} of "
-        "the 16-bit peak",
-    )
+    assert assessment.throughput is not None, "as every step has"
+    print_rows(console, throughput_rows(assessment.throughput))
     terms = sorted(step.terms_s.items(), key=lambda item: -item[1])
     shown = [f"{name} {_percent(value / step.total_s)}" for name, value in terms if value > 0]
     print_line(console, ", ".join(text for text in shown if not text.endswith(" 0.0 %")))

@@ -144,9 +144,9 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
-    assert search_command.run([*words, "--json", "found.json"]) == 0
+    assert search_command.run([*words, "--json", "found.json", "--verbose"]) == 0
     shown = capsys.readouterr().out
-    assert "fastest launch: Megatron-LM" in shown
+    assert "fastest uniform plan: Megatron-LM" in shown
     assert "what it is the fastest of" in shown
     (written,) = Path("configs").glob("autopar_launch_*.json")
     assert export.run([str(written), "--out", "out"]) == 0

@@ -18,6 +18,7 @@ from autopar.documents.checks import validate_document
 from autopar.documents.spec import load_spec
 from autopar.estimate.accuracy import load_accuracy, probability_faster
 from autopar.exploration import ExplorationDocument
+from autopar.training.throughput import spec_flop
 from search.commands import search as search_command, what_if as what_if_command
 from search.commands.explore import run
 from search.planner.planner import Planner
