@@ -237,7 +237,7 @@ def search_one(
             chosen = answered(request, unsaid="none")
             request, notices = chosen.request, chosen.notices
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
-        result = session.planner.solve(top=None if alternatives else 0)
+        result = session.solve() if alternatives else session.planner.solve(top=0)
     except InputError as error:
         return Answer(choice=choice, status="not tried", reason=_reason(error), error=error)
     except InfeasibleError as error:

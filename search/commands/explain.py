@@ -42,7 +42,9 @@ COMMAND = Command(
     name=_NAME,
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
-    without=frozenset({"evaluate", "json", "frontier", "output-config-path", "verbose"}),
+    without=frozenset(
+        {"evaluate", "json", "frontier", "output-config-path", "verbose"} | {"goal", "tokens-per-s"}
+    ),
     panels=("Question", *PANELS),
     family="search",
     intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.

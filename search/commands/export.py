@@ -186,7 +186,7 @@ COMMAND = Command(
     fills=(ExportSpec, *FILLS),
     without=frozenset(
         {"evaluate", "frontier", "html", "trace", "output-config-path", "top", "time-limit"}
-        | {"verbose"}
+        | {"verbose", "goal", "tokens-per-s"}
     ),
     panels=(_EXPORT, *PANELS),
     family="search",

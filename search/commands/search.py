@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
     from search.engines.best_plan import BestPart, EngineBest
+    from search.goals import Reached
     from search.pictures.files import Pictures
     from search.planner.prediction import SearchResult
     from search.question import Session
@@ -67,6 +68,7 @@ def _answered(raw: Mapping[str, object]) -> int:
     # before anything is searched
     _pictures(request, [request.inputs.model])
     path = request.output.evaluate
+    _check_goal(request)
     if path is not None and path.endswith(".json") and Path(path).is_file():
         from search.uniform.files import is_launch
 
@@ -76,14 +78,32 @@ def _answered(raw: Mapping[str, object]) -> int:
         return _execute(_priced(request, path, raw))
     from search.route import route_of
 
+    reached = None
+    if request.output.goal != "throughput":
+        from search.goals import chosen_cluster
+
+        reached = working("searching clusters", lambda: chosen_cluster(raw, request))
+        request = build_request(reached.options)
     route = route_of(request)
     if route.launches is not None:
-        return _launches(request, route)
+        return _launches(request, route, reached)
     code = _plans(request, route)
     if route.why and code == 0:
         # beside an answer: what is unusable is one sentence
         say(f"{_NAME}: answered with {route.why}")
     return code
+
+
+def _check_goal(request: Request) -> None:
+    """Raise OptionError where a goal has nothing to choose from, or a rate no goal."""
+    goal, path = request.output.goal, request.output.evaluate
+    if request.output.tokens_per_s is not None and goal == "throughput":
+        raise OptionError(
+            "--tokens-per-s: is what --goal cost or fewest-gpus has to reach; give one of them"
+        )
+    for option, there in (("--evaluate", path), ("--frontier", request.output.frontier)):
+        if there and goal != "throughput":
+            raise OptionError(f"--goal {goal}: not together with {option}; leave one of them out")
 
 
 def _evaluate_launch(request: Request, path: str) -> int:
@@ -110,7 +130,7 @@ def _evaluate_launch(request: Request, path: str) -> int:
     return 0
 
 
-def _launches(request: Request, route: Route) -> int:
+def _launches(request: Request, route: Route, reached: Reached | None = None) -> int:
     """Search launches, and plans beside them where these are asked for; show and write the best."""
     from search.route import best_of_both
 
@@ -119,17 +139,18 @@ def _launches(request: Request, route: Route) -> int:
         assert both.part is not None, "somebody has the plan"
         job = both.answer.question.job
         part = dataclasses.replace(both.part, engines=both.lines)
-        return _execute(part.request, part, job.seq / job.world, both.answer)
-    return _show_launches(request, both.answer)
+        return _execute(part.request, part, job.seq / job.world, both.answer, reached)
+    return _show_launches(request, both.answer, reached)
 
 
-def _show_launches(request: Request, found: Answer) -> int:
+def _show_launches(request: Request, found: Answer, reached: Reached | None) -> int:
     """Show the best launch and write it, or say why there is none."""
     from autopar.output import refuse_clashes
     from search.uniform.files import file_name, launch_document, result_document
 
     pictures = _pictures(request, [request.inputs.model])
     document = result_document(found, request.given) if request.output.json_path else {}
+    document |= _goal_entry(reached)
     files: dict[Path, str] = {}
     if found.best is not None and request.output.config_path is not None:
         from autopar.documents.plan import document_text
@@ -157,13 +178,21 @@ def _show_launches(request: Request, found: Answer) -> int:
     if request.output.json_path != "-":
         from search.report.launches import show_answer
 
-        show_answer(_console(), found, verbose=request.output.verbose)
+        goal = "" if reached is None else reached.words
+        show_answer(_console(), found, verbose=request.output.verbose, goal=goal)
     for path in drawn:
         say(f"{_NAME}: wrote {path}")
     for path in files:
         say(f"{_NAME}: wrote {path}")
         say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
     return 0
+
+
+def _goal_entry(reached: Reached | None) -> dict[str, object]:
+    """Return the clusters that a goal was chosen of, as the object of `--json` has them."""
+    if reached is None:
+        return {}
+    return {"clusters_tried": [dataclasses.asdict(one) for one in reached.tried]}
 
 
 def _console() -> Console:
@@ -246,11 +275,13 @@ def _execute(
     part: BestPart | None = None,
     tokens: float | None = None,
     launches: Answer | None = None,
+    reached: Reached | None = None,
 ) -> int:
     """Search plans or price one, show and write the answer.
 
     part : what was searched of engines before, which stands where time is limited. tokens : as
-    `show_result` has it. launches : that were searched beside plans, none as fast.
+    `show_result` has it. launches : that were searched beside plans, none as fast. reached : the
+    cluster that a goal has chosen.
     """
     from search.question import open_session
 
@@ -278,6 +309,7 @@ def _execute(
         document = result_document(
             result, frontier, engines, _throughput(session, result), request.output.price
         ).content()
+        document |= _goal_entry(reached)
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
@@ -321,6 +353,7 @@ def _execute(
             price=request.output.price,
             uniform=_uniform(request, session, result, launches),
             verbose=request.output.verbose,
+            goal="" if reached is None else reached.words,
         )
         if frontier is not None:
             show_frontier(console, frontier)
@@ -383,7 +416,7 @@ def _solve(
     session: Session, with_frontier: bool, known: SearchResult | None
 ) -> tuple[SearchResult, list[SearchResult] | None]:
     """Return the answer and the frontier; known : what stands, and is not searched again."""
-    result = known or session.planner.solve()
+    result = known or session.solve()
     result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
 

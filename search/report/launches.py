@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 
-def show_answer(console: Console, answer: Answer, *, verbose: bool = True) -> None:
+def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal: str = "") -> None:
     """Print the best launch in the units of logs, each engine's own, and what they rest on.
 
     verbose : with terms, stages, other degrees and the whole of what was searched; else what is on
-    one screen.
+    one screen. goal : of what clusters this one was chosen, in a sentence.
     """
     best = answer.best
     assert best is not None, "there is a launch to show"
@@ -61,6 +61,8 @@ def show_answer(console: Console, answer: Answer, *, verbose: bool = True) -> No
     if answer.question.assumed:
         assumed = (text.partition(" (")[0] for text in answer.question.assumed)
         footer.append(("assumed", ", ".join(assumed)))
+    if goal:
+        footer.append(("goal", goal))
     footer.append(("next", NEXT))
     # blank lines in front of headline, table and footer, and the title
     used = 4 + first.height(console) + rows_height(console, footer)

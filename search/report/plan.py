@@ -335,6 +335,7 @@ def show_result(
     price: float | None = None,
     uniform: Headline | None = None,
     verbose: bool = True,
+    goal: str = "",
 ) -> None:
     """Print the best uniform plan, the best one whose layers may differ, and what they rest on.
 
@@ -343,7 +344,8 @@ def show_result(
     engines : each one's own plan, where several were asked. tokens : as `show_engines` has it.
     throughput : of the plan. price : of a GPU-hour. uniform : the best plan with one strategy for
         all layers, where the plan is another one.
-    verbose : with stages, terms, memory and inputs; else what is on one screen.
+    verbose : with stages, terms, memory and inputs; else what is on one screen. goal : of what
+        clusters this one was chosen, in a sentence.
     """
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None:
@@ -367,7 +369,7 @@ def show_result(
         rows = [row for row in best.rows if row[0] in ("step", "memory")]
         best = replace(best, heading=gain, rows=rows)
     best.show(console)
-    footer = _footer(result, prediction)
+    footer = _footer(result, prediction, goal)
     used += 3 + best.height(console) + rows_height(console, footer)
     room = None if verbose else max(SCREEN_HEIGHT - used, 0)
     if engines:
@@ -404,7 +406,7 @@ def _gain(uniform: Headline, prediction: Prediction) -> str:
     return f"{share * 100:.1f} % faster"
 
 
-def _footer(result: SearchResult, prediction: Prediction) -> Rows:
+def _footer(result: SearchResult, prediction: Prediction, goal: str) -> Rows:
     rows = [("rests on", text) for text in _spread(prediction, result.sources, result.estimated)]
     rows.append(("fastest of", _proof(result)))
     assumed = [text.partition(" (")[0] for text in result.defaults_used if text.startswith("--")]
@@ -412,6 +414,8 @@ def _footer(result: SearchResult, prediction: Prediction) -> Rows:
         rows.append(("assumed", ", ".join(assumed)))
     if notes := _notes(result):
         rows.append(("notes", f"{len(notes)} on the inputs: --verbose"))
+    if goal:
+        rows.append(("goal", goal))
     return [*rows, ("next", NEXT)]
 
 

@@ -63,7 +63,7 @@ def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answe
     rates = [solution.samples_per_s for solution in best.solved.solutions]
     assert rates == sorted(rates, reverse=True)
     families = [
-        (s.choice.pp, s.choice.tp, s.choice.ep, s.choice.etp, s.choice.zero)
+        (s.choice.pp, s.choice.tp, s.choice.cp, s.choice.ep, s.choice.etp)
         for s in best.solved.solutions
     ]
     assert len(set(families)) == len(families)
