@@ -353,7 +353,6 @@ class OutputSpec:
         panel=_OUT,
         above=0,
         high=1e6,
-        most_used=True,
     )
     html_path: str | None = option(
         None,
