@@ -346,6 +346,30 @@ class OutputSpec:
         most_used=True,
     )
     """None writes nothing."""
+    verbose: bool = option(
+        False, help="all of the report: stages, terms, alternatives, inputs", panel=_OUT
+    )
+    goal: Literal["throughput", "cost", "fewest-gpus"] = option(
+        "throughput",
+        help="fastest; cheapest per token, or smallest, of --hardware and its smaller clusters",
+        panel=_OUT,
+        most_used=True,
+    )
+    tokens_per_s: float | None = option(
+        None,
+        name="tokens-per-s",
+        help="of all GPUs together, that --goal cost or fewest-gpus has to reach",
+        panel=_OUT,
+        above=0,
+        high=1e12,
+    )
+    price: float | None = option(
+        None,
+        help="dollars of a GPU-hour: says what a billion tokens cost",
+        panel=_OUT,
+        above=0,
+        high=1e6,
+    )
     html_path: str | None = option(
         None,
         name="html",

@@ -5,7 +5,9 @@ How options and inputs are read is in `search.request`, how plans are priced in 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -18,6 +20,7 @@ from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.records import dataclass
 from search.options import SPACE_PANEL, SearchOptions
+from search.places import named_card
 from search.request import (
     BATCH_OPTIONS,
     DEFAULT_HARDWARE,
@@ -32,10 +35,12 @@ from search.request import (
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.estimate.card import Card
     from autopar.plans import Plan, Prediction
     from autopar.sources import Source
+    from autopar.training.throughput import Throughput
     from search.planner.planner import Planner
-    from search.planner.prediction import SearchResult
+    from search.planner.prediction import Alternative, SearchResult
 
 __all__ = [
     "Session",
@@ -136,6 +141,9 @@ class Session:
     """Option name -> the shipped input, folder or value that stands in for what was not given and
     that cannot be told from the options alone."""
 
+    card: Card | None = None
+    """Of the cluster, where it is named by one."""
+
     @property
     def title(self) -> str:
         """Model and cluster in one line."""
@@ -163,6 +171,42 @@ class Session:
         return tuple(dict.fromkeys(self.hardware.sources + self.profile.sources + extra))
 
     @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sample: of an encoder and a decoder those of both."""
+        lengths: dict[bool, int] = {}
+        for layer in self.spec.layers:
+            longest = lengths.get(layer.cross_attention, 0)
+            lengths[layer.cross_attention] = max(longest, layer.seq_length)
+        return sum(lengths.values())
+
+    def throughput(self, plan: Plan, prediction: Prediction) -> Throughput | None:
+        """Return a plan's step in the units of logs; None where it has no step time.
+
+        MFU is known on cards and in 16 bits: products of fp32 may run in TF32, of another peak.
+        """
+        from autopar.training.throughput import Throughput, spec_flop
+
+        if not math.isfinite(prediction.step_time_s) or prediction.step_time_s <= 0:
+            return None
+        flop = again = peak = None
+        # files of tables alone say no sizes
+        with contextlib.suppress(InputError):
+            flop = plan.global_batch * spec_flop(self.spec)
+            twice = [strategy.checkpoint for strategy in plan.layers]
+            again = plan.global_batch * spec_flop(self.spec, twice)
+        if self.card is not None and self.options.mixed_precision != "fp32":
+            peak = self.card.flop_per_s[self.options.mixed_precision]
+        return Throughput(
+            step_s=prediction.step_time_s,
+            interval_s=prediction.step_time_interval_s,
+            gpus=plan.world_size,
+            tokens=plan.global_batch * self.tokens_per_sample,
+            model_flop=flop,
+            hardware_flop=again,
+            peak_flop_per_s=peak,
+        )
+
+    @property
     def calibrated(self) -> tuple[str, ...]:
         """What a calibration changes, as one of the lines of `defaults used`."""
         calibration = self.options.calibration
@@ -177,6 +221,24 @@ class Session:
         notes = (*self.hardware.notes, *self.profile.notes, *doubts)
         return tuple(note for note in notes if not note.startswith("estimated: "))
 
+    def solve(self) -> SearchResult:
+        """Return the answer, with alternatives of other families: stages and degrees of layers.
+
+        Plans that differ in embedding and head, or in who shards what, are of one family; the
+        fastest of each stands for it, `--top` of them at most.
+        """
+        top = self.options.top
+        result = self.planner.solve(top=_LOOKED_AT * top)
+        if result.plan is None:
+            return result
+        families = {_family(result.plan)}
+        kept: list[Alternative] = []
+        for other in result.alternatives:
+            if _family(other.plan) not in families and len(kept) < top:
+                families.add(_family(other.plan))
+                kept.append(other)
+        return dataclasses.replace(result, alternatives=tuple(kept))
+
     def rebuilt(
         self,
         *,
@@ -189,6 +251,14 @@ class Session:
         return Planner.from_documents(
             self.spec, self.profile, hardware or self.hardware, options or self.options
         )
+
+
+_LOOKED_AT = 4
+"""Plans that differ somehow for each family that is shown."""
+
+
+def _family(plan: Plan) -> tuple[object, ...]:
+    return plan.num_stages, frozenset((one.tp, one.ulysses, one.cp) for one in plan.layers)
 
 
 # No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,
@@ -244,6 +314,14 @@ def _placed(
 
         profile = with_memory_of(options.memory_of, profile, spec, gpu=hardware.name)
     return spec, profile, hardware
+
+
+def _card(inputs: InputSpec) -> Card | None:
+    """Return the card that a cluster is named by; None where files say what it is."""
+    from autopar.estimate.card import load_card, parse_hardware
+
+    named = DEFAULT_HARDWARE if inputs.uses_default_hardware else named_card(inputs.hardware)
+    return None if named is None else load_card(parse_hardware(named)[0])
 
 
 def open_session(
@@ -310,6 +388,7 @@ def open_session(
         hardware=hardware,
         options=options,
         planner=Planner.from_documents(spec, profile, hardware, options),
+        card=_card(inputs),
         notices=tuple(notices),
         defaults=(*places.defaults, *variant, *defaults),
         named={

@@ -57,6 +57,7 @@ __all__ = [
     "ResultDocument",
     "StageEntry",
     "StatisticsEntry",
+    "ThroughputEntry",
     "VersionsEntry",
     "WidestCellEntry",
     "document_text",
@@ -230,6 +231,29 @@ class WidestCellEntry(_Entry):
     name: _Text
     share: _Number | None
     """Of the variance of the step time that the spread of computation causes."""
+
+
+class ThroughputEntry(_Entry):
+    """A step in the units of training logs, of one GPU; intervals are null where none is known."""
+
+    tokens_per_s_per_gpu: _Amount
+    tokens_per_s_per_gpu_interval: _Interval | None = None
+    """Slow and fast end, as of all rates here."""
+    flop_per_s_per_gpu: _Amount | None = None
+    """FLOP of the model as Megatron-LM counts them, recomputation left out; null: unknown sizes."""
+    flop_per_s_per_gpu_interval: _Interval | None = None
+    mfu: _Amount | None = None
+    """The same over the dense 16-bit peak of the card, 0 to 1."""
+    mfu_interval: _Interval | None = None
+    hfu: _Amount | None = None
+    """With what is computed again."""
+    hfu_interval: _Interval | None = None
+    gpu_hours_per_billion_tokens: _Amount
+    gpu_hours_per_billion_tokens_interval: _Interval | None = None
+    """Few and many."""
+    cost_per_billion_tokens: _Amount | None = None
+    """At the price of a GPU-hour that was given."""
+    cost_per_billion_tokens_interval: _Interval | None = None
 
 
 class PredictionEntry(_Entry):
@@ -455,6 +479,8 @@ class _Answer(_Entry):
     """No plan is faster."""
     gap: _Number | None = None
     """(bound - found) / found; 0 when optimal."""
+    throughput: ThroughputEntry | None = None
+    """The step in the units of training logs; absent without a step."""
 
 
 @published("plan")

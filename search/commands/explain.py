@@ -49,7 +49,9 @@ COMMAND = Command(
     name=_NAME,
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
-    without=frozenset({"evaluate", "frontier", "output-config-path"}),
+    without=frozenset(
+        {"evaluate", "frontier", "output-config-path", "verbose", "goal", "tokens-per-s"}
+    ),
     panels=("Question", *PANELS),
     first=("Question",),
     family="search",
@@ -102,6 +104,7 @@ def _execute(raw: dict[str, Any]) -> int:
         show_why_not,
     )
     from search.report.files import evaluation_document
+    from search.report.headline import SCREEN_WIDTH
     from search.report.plan import show_evaluation
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
@@ -141,7 +144,7 @@ def _execute(raw: dict[str, Any]) -> int:
         emit(json_path, priced | explanation_document(baseline, pinned, perturbations))
     if json_path == "-":
         return 0
-    console = make_console(sys.stdout)
+    console = make_console(sys.stdout, SCREEN_WIDTH)
     # what was asked comes before what is told of every plan
     for rule, found in pinned:
         show_why_not(console, rule, baseline, found, session.options.memory_constraint_bytes)
@@ -158,6 +161,8 @@ def _execute(raw: dict[str, Any]) -> int:
         defaults=(*session.defaults, *session.calibrated),
         notes=session.notes,
         sources=session.sources,
+        throughput=session.throughput(plan, prediction),
+        price=request.output.price,
     )
     show_explanation(console, prediction, perturbations=perturbations)
     show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)
@@ -169,6 +174,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     from autopar.command.show import make_console
     from autopar.output import refuse_clashes
     from search.pictures.files import pictures_of
+    from search.report.headline import SCREEN_WIDTH
     from search.report.launches import show_against, show_evaluated, show_more_memory
     from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, answer, evaluated
@@ -181,7 +187,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
     engine = engine_space(stored.engine)
-    question = replace(stored.question, engines=(engine,), top=0)
+    question = replace(stored.question, engines=(engine,), top=0, price=request.output.price)
     asked = [(rule, _fixed(rule, question.fixed)) for rule in why_not]
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
     json_path = request.output.json_path
@@ -221,7 +227,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
         emit(json_path, document)
     if json_path == "-":
         return 0
-    console = make_console(sys.stdout)
+    console = make_console(sys.stdout, SCREEN_WIDTH)
     # what was asked comes before what is told of every launch
     for rule, fixed, other in others:
         freed = [f"--{name}" for name in question.fixed.options if name not in fixed.options]

@@ -181,6 +181,7 @@ COMMAND = Command(
     fills=(ExportSpec, *FILLS),
     without=frozenset(
         {"evaluate", "frontier", "html", "trace", "output-config-path", "top", "time-limit"}
+        | {"verbose", "goal", "tokens-per-s"}
     ),
     panels=(_EXPORT, *PANELS),
     first=(_EXPORT,),

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.errors import INFEASIBLE, DocumentError, OptionError
+from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
+    from autopar.command.console import Console
+    from autopar.training.throughput import Throughput
     from search.engines.best_plan import BestPart, EngineBest
+    from search.goals import Reached
     from search.pictures.files import Pictures
     from search.planner.prediction import SearchResult
     from search.question import Session
+    from search.report.headline import Headline
     from search.route import Route
     from search.uniform.answer import Answer
 
@@ -66,6 +70,7 @@ def _answered(raw: Mapping[str, object]) -> int:
     # before anything is searched
     _pictures(request, [request.inputs.model])
     path = request.output.evaluate
+    _check_goal(request)
     if path is not None and path.endswith(".json") and Path(path).is_file():
         from search.uniform.files import is_launch
 
@@ -75,14 +80,32 @@ def _answered(raw: Mapping[str, object]) -> int:
         return _execute(_priced(request, path, raw))
     from search.route import route_of
 
+    reached = None
+    if request.output.goal != "throughput":
+        from search.goals import chosen_cluster
+
+        reached = working("searching clusters", lambda: chosen_cluster(raw, request))
+        request = build_request(reached.options)
     route = route_of(request)
     if route.launches is not None:
-        return _launches(request, route)
+        return _launches(request, route, reached)
     code = _plans(request, route)
     if route.why and code == 0:
         # beside an answer: what is unusable is one sentence
         say(f"{_NAME}: answered with {route.why}")
     return code
+
+
+def _check_goal(request: Request) -> None:
+    """Raise OptionError where a goal has nothing to choose from, or a rate no goal."""
+    goal, path = request.output.goal, request.output.evaluate
+    if request.output.tokens_per_s is not None and goal == "throughput":
+        raise OptionError(
+            "--tokens-per-s: is what --goal cost or fewest-gpus has to reach; give one of them"
+        )
+    for option, there in (("--evaluate", path), ("--frontier", request.output.frontier)):
+        if there and goal != "throughput":
+            raise OptionError(f"--goal {goal}: not together with {option}; leave one of them out")
 
 
 def _evaluate_launch(request: Request, path: str) -> int:
@@ -97,20 +120,19 @@ def _evaluate_launch(request: Request, path: str) -> int:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
+    question = dataclasses.replace(stored.question, price=request.output.price)
     pictures = _pictures(request, [path])
     engine = engine_space(stored.engine)
-    one = evaluated(stored.question, engine, stored.choice, stored.launch)
-    found = Answer(question=stored.question, engines=(one,))
+    one = evaluated(question, engine, stored.choice, stored.launch)
+    found = Answer(question=question, engines=(one,))
     _write_pictures(pictures, lambda: pictures.of_answer(found, curves=False))
     _emit(request, launch_document(found, stored.request).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
-
-        show_evaluated(make_console(sys.stdout), found)
+        show_evaluated(_console(), found)
     return 0
 
 
-def _launches(request: Request, route: Route) -> int:
+def _launches(request: Request, route: Route, reached: Reached | None = None) -> int:
     """Search launches, and plans beside them where these are asked for; show and write the best."""
     from search.route import best_of_both
 
@@ -119,17 +141,18 @@ def _launches(request: Request, route: Route) -> int:
         assert both.part is not None, "somebody has the plan"
         job = both.answer.question.job
         part = dataclasses.replace(both.part, engines=both.lines)
-        return _execute(part.request, part, job.seq / job.world)
-    return _show_launches(request, both.answer)
+        return _execute(part.request, part, job.seq / job.world, both.answer, reached)
+    return _show_launches(request, both.answer, reached)
 
 
-def _show_launches(request: Request, found: Answer) -> int:
+def _show_launches(request: Request, found: Answer, reached: Reached | None) -> int:
     """Show the best launch and write it, or say why there is none."""
     from autopar.output import refuse_clashes
     from search.uniform.files import file_name, launch_document, result_document
 
     pictures = _pictures(request, [request.inputs.model])
     document = result_document(found, request.given) if request.output.json_path else {}
+    document |= _goal_entry(reached)
     files: dict[Path, str] = {}
     if found.best is not None and request.output.config_path is not None:
         from autopar.documents.plan import document_text
@@ -159,10 +182,10 @@ def _show_launches(request: Request, found: Answer) -> int:
         return INFEASIBLE
     _say_batch(found)
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.launches import show_answer
 
-        show_answer(make_console(sys.stdout), found)
+        goal = "" if reached is None else reached.words
+        show_answer(_console(), found, verbose=request.output.verbose, goal=goal)
     for path in drawn:
         say(f"{_NAME}: wrote {path}")
     for path in files:
@@ -215,6 +238,21 @@ def _say_batch_of_plan(request: Request, session: Session, result: SearchResult)
         f"{_NAME}: {_shared(batch, world)}; --global-batch-size {better} trains "
         f"{found.samples_per_s:.5g} samples/s instead of {now:.5g}"
     )
+
+
+def _goal_entry(reached: Reached | None) -> dict[str, object]:
+    """Return the clusters that a goal was chosen of, as the object of `--json` has them."""
+    if reached is None:
+        return {}
+    return {"clusters_tried": [dataclasses.asdict(one) for one in reached.tried]}
+
+
+def _console() -> Console:
+    """Return the console of a report: 80 columns into a pipe."""
+    from autopar.command.show import make_console
+    from search.report.headline import SCREEN_WIDTH
+
+    return make_console(sys.stdout, SCREEN_WIDTH)
 
 
 def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
@@ -284,11 +322,18 @@ def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
     return {**stored, **raw}
 
 
-def _execute(request: Request, part: BestPart | None = None, tokens: float | None = None) -> int:
+def _execute(
+    request: Request,
+    part: BestPart | None = None,
+    tokens: float | None = None,
+    launches: Answer | None = None,
+    reached: Reached | None = None,
+) -> int:
     """Search plans or price one, show and write the answer.
 
     part : what was searched of engines before, which stands where time is limited. tokens : as
-    `show_result` has it.
+    `show_result` has it. launches : that were searched beside plans, none as fast. reached : the
+    cluster that a goal has chosen.
     """
     from search.question import open_session
 
@@ -313,7 +358,10 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     if request.output.json_path is not None:
         from search.report.files import result_document
 
-        document = result_document(result, frontier, engines).content()
+        document = result_document(
+            result, frontier, engines, _throughput(session, result), request.output.price
+        ).content()
+        document |= _goal_entry(reached)
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
@@ -344,11 +392,21 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     )
     # stdout holds the document and nothing else
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.plan import show_frontier, show_result
 
-        console = make_console(sys.stdout)
-        show_result(console, result, title=session.title, engines=engines, tokens=tokens)
+        console = _console()
+        show_result(
+            console,
+            result,
+            title=session.title,
+            engines=engines,
+            tokens=tokens,
+            throughput=_throughput(session, result),
+            price=request.output.price,
+            uniform=_uniform(request, session, result, launches),
+            verbose=request.output.verbose,
+            goal="" if reached is None else reached.words,
+        )
         if frontier is not None:
             show_frontier(console, frontier)
     # The files come last: what was found is shown even where they cannot be written.
@@ -356,6 +414,47 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     _report_pins(request, session, result)
     _say_batch_of_plan(request, session, result)
     return 0
+
+
+def _throughput(session: Session, result: SearchResult) -> Throughput | None:
+    if result.plan is None or result.prediction is None:
+        return None
+    return session.throughput(result.plan, result.prediction)
+
+
+def _uniform(
+    request: Request, session: Session, result: SearchResult, launches: Answer | None
+) -> Headline | None:
+    """Return the best plan with one strategy for all layers; None where the answer is one.
+
+    launches : that were searched beside plans; without them the same space is searched again with
+    such plans alone, but where time is limited.
+    """
+    assert result.plan is not None, "there is a plan to compare with"
+    if launches is not None and launches.best is not None:
+        from search.report.launches import launch_headline
+
+        best = launches.best
+        return launch_headline(launches, best, f"fastest uniform plan: {best.engine.title}")
+    options = session.options
+    if len({*result.plan.layers}) == 1 or options.time_limit_s is not None:
+        return None
+    one = dataclasses.replace(options, fine_grained_mode=False)
+    try:
+        found = working(
+            "searching uniform plans", lambda: session.rebuilt(options=one).solve(top=0)
+        )
+    except InputError:  # such as rules for some of the layers
+        return None
+    if found.plan in (None, result.plan) or found.prediction is None:
+        return None
+    assert found.plan is not None
+    from search.report.plan import plan_headline
+
+    throughput = session.throughput(found.plan, found.prediction)
+    return plan_headline(
+        "fastest uniform plan", found.plan, found.prediction, throughput, request.output.price
+    )
 
 
 def _subject(session: Session) -> str:
@@ -370,7 +469,7 @@ def _solve(
     session: Session, with_frontier: bool, known: SearchResult | None
 ) -> tuple[SearchResult, list[SearchResult] | None]:
     """Return the answer and the frontier; known : what stands, and is not searched again."""
-    result = known or session.planner.solve()
+    result = known or session.solve()
     result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
 
@@ -389,11 +488,10 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
     defaults += session.calibrated
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.plan import show_evaluation
 
         show_evaluation(
-            make_console(sys.stdout),
+            _console(),
             plan,
             prediction,
             path=path,
@@ -403,6 +501,8 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
             defaults=defaults,
             notes=session.notes,
             sources=session.sources,
+            throughput=session.throughput(plan, prediction),
+            price=request.output.price,
         )
     document = evaluation_document(
         plan,
@@ -412,6 +512,8 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
         estimated=session.estimated,
         options=option_record(session.options, session.options.memory_constraint_bytes),
         request={**session.named, **request.given},
+        throughput=session.throughput(plan, prediction),
+        price=request.output.price,
     )
     _emit(request, document.content())
     return 0
@@ -472,6 +574,7 @@ def _write(
             request=asked,
             engine=request.engine,
             engines=engines,
+            throughput=_throughput(session, result),
         )
         if files:
             for what in replaced(*paths, asked):

@@ -319,14 +319,17 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
     assert answer.result is not None
     assert answer.request is not None
     assert answer.session is not None
-    session = answer.session
+    session, result = answer.session, answer.result
+    assert result.plan is not None
+    assert result.prediction is not None
     return output_texts(
-        answer.result,
+        result,
         (path, _own_file(path)),
         spec=session.spec,
         options=session.options,
         request={**session.named, **answer.request.given},
         engine=answer.request.engine,
+        throughput=session.throughput(result.plan, result.prediction),
     )
 
 

@@ -189,7 +189,8 @@ def show_best(
     budget_bytes: float,
 ) -> None:
     """Print how a plan compares with the best of the search space, unless it is that one."""
-    from search.report.plan import infeasible_sentence, one_line
+    from search.report.headline import one_line
+    from search.report.plan import infeasible_sentence
 
     console.print()
     if baseline.infeasibility is not None:

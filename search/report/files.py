@@ -24,6 +24,7 @@ from autopar.documents.plan import (
     PredictionEntry,
     ResultDocument,
     StatisticsEntry,
+    ThroughputEntry,
     VersionsEntry,
     document_text,
     finite,
@@ -39,6 +40,7 @@ from autopar.documents.strategy import (
 from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
+from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
 from search.engines.best_plan import EngineBest
 from search.options import SearchOptions
@@ -70,12 +72,16 @@ def result_document(
     result: SearchResult,
     frontier: Sequence[SearchResult] | None = None,
     engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
+    price: float | None = None,
 ) -> ResultDocument:
     """Return what `--json` prints for a search; `frontier` as `Planner.frontier` returns it.
 
-    engines : each one's own fastest plan, where all were looked at.
+    engines : each one's own fastest plan, where all were looked at. throughput : of the plan.
+    price : of a GPU-hour.
     """
     there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
+    there |= _throughput(throughput, price)
     if result.infeasibility is not None:
         there["infeasible"] = InfeasibilityEntry(**plain(result.infeasibility))
     if frontier is not None:
@@ -121,6 +127,8 @@ def evaluation_document(
     estimated: bool = False,
     options: Mapping[str, object] | None = None,
     request: Mapping[str, object] | None = None,
+    throughput: Throughput | None = None,
+    price: float | None = None,
 ) -> ResultDocument:
     """Return what `--evaluate --json` prints; `problems` holds the arithmetic.
 
@@ -142,6 +150,7 @@ def evaluation_document(
         options=OptionsEntry(**plain(options or {})),
         request=_typed(request),
         **_where_it_applies(prediction, synthetic=synthetic),
+        **_throughput(throughput, price),
     )
 
 
@@ -165,6 +174,7 @@ def plan_document(
     request: Mapping[str, object] | None = None,
     engine: str | None = None,
     engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
 ) -> PlanDocument:
     """Return our own plan file of a result.
 
@@ -173,11 +183,13 @@ def plan_document(
     request : options as typed, so that `autopar-explain` can ask the same question again.
     engine : whose plans were searched, which the options of the request stand for.
     engines : each one's own fastest, where several were looked at.
+    throughput : of the plan.
     """
     plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
     searched = {} if engine is None else {"engine": engine}
     # a search of one engine has no such key
     there: dict[str, Any] = {"engines": engine_entries(engines)} if engines else {}
+    there |= _throughput(throughput, None)
     return PlanDocument(
         plan=_strategy(plan),
         **_head(result.status, plan, prediction),
@@ -237,6 +249,7 @@ def output_texts(
     request: Mapping[str, object],
     engine: str | None = None,
     engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
 ) -> dict[Path, str]:
     """Return what the strategy file and our plan file hold; nothing where there is no plan.
 
@@ -247,7 +260,9 @@ def output_texts(
     problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
     # the planner returns legal plans only
     assert not problems, problems
-    plan = plan_document(result, request=request, engine=engine, engines=engines)
+    plan = plan_document(
+        result, request=request, engine=engine, engines=engines, throughput=throughput
+    )
     own = document_text(plan.content())
     if unsaid_by_galvatron(result.plan):
         return {paths[1]: own}
@@ -293,6 +308,13 @@ def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict
     if synthetic:
         document["synthetic"] = True
     return document
+
+
+def _throughput(found: Throughput | None, price: float | None) -> dict[str, Any]:
+    """Return the key of a throughput, none without one."""
+    if found is None:
+        return {}
+    return {"throughput": ThroughputEntry.model_validate(throughput_entry(found, price))}
 
 
 def _strategy(plan: Plan | None) -> dict[str, object] | None:

@@ -26,7 +26,7 @@ from autopar.command.show import (
 from autopar.errors import OptionError
 from autopar.plans import PUBLISHED_RUNS
 from autopar.units import GIB, format_count, format_seconds
-from search.report.plan import one_line
+from search.report.headline import one_line
 from search.request import ROWS
 from search.what_if import AXES, TRAINED, By, effects, leads
 

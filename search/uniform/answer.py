@@ -66,6 +66,8 @@ class Question:
     """Other families of degrees to look for beside the fastest launch."""
     seconds: float | None = None
     """That all searches may take together; None: until they are proven."""
+    price: float | None = None
+    """Of a GPU-hour."""
     assumed: tuple[str, ...]
     """Defaults that were taken, one sentence each."""
 
@@ -213,6 +215,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         stack=inputs.stack,
         top=options.top,
         seconds=options.time_limit_s,
+        price=request.output.price,
         assumed=tuple(assumed),
     )
 

@@ -87,7 +87,7 @@ def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchE
         degrees=degrees_entry(solution.choice, job.world),
         settings=settings_of(solution.launch, usual),
         samples_per_s=solution.samples_per_s,
-        predicted=assessed_entry(solution.assessment, engine.target),
+        predicted=assessed_entry(solution.assessment, engine.target, answer.question.price),
     )
 
 

@@ -441,5 +441,5 @@ class _Search:
 
 
 def _family(choice: Choice) -> tuple[object, ...]:
-    """Return what alternatives differ in: degrees and sharding, not settings of them."""
-    return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp, choice.zero, choice.precision)
+    """Return what alternatives differ in: degrees, not who shards what or other settings."""
+    return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.command.show import WIDTH, make_console
+from autopar.command.show import make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.hardware import Curve
 from autopar.output import write_files
@@ -32,9 +32,9 @@ from search.report.files import (
     plan_document,
     result_document,
 )
+from search.report.headline import SCREEN_WIDTH, one_line
 from search.report.plan import (
     infeasible_sentence,
-    one_line,
     plan_runs,
     show_evaluation,
     show_frontier,
@@ -70,7 +70,7 @@ JSON_KEYS = [
 def printed(show: Callable[..., None], *arguments: object, **options: object) -> str:
     """Return what a report prints into a pipe."""
     stream = io.StringIO()
-    show(make_console(stream), *arguments, **options)
+    show(make_console(stream, SCREEN_WIDTH), *arguments, **options)
     return stream.getvalue()
 
 
@@ -86,13 +86,14 @@ def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
 
 
 def test_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
-    """Plan, waterfall, memory, alternatives, bound, defaults and inputs, within 100 columns."""
-    text = printed(show_result, RESULT, title="toy on box")
+    """Plan, waterfall, memory, alternatives, bound, defaults and inputs, within 80 columns."""
+    found = make_session().throughput(PLAN, PREDICTION)
+    text = printed(show_result, RESULT, title="toy on box", throughput=found, price=2.0)
 
     golden("search_report.txt", text)
-    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert max(len(line) for line in text.splitlines()) <= SCREEN_WIDTH
     assert "\x1b" not in text
-    for needed in ("ESTIMATES", "2-3", "bubble", "p=1", "-20.00 %", "gap 0 %", "replay"):
+    for needed in ("ESTIMATES", "2-3", "bubble", "tp2 dp4", "-20.00 %", "gap 0 %", "replay", "$"):
         assert needed in text
 
 
@@ -106,7 +107,10 @@ def test_evaluation_report_is_the_golden_one(golden: Callable[[str, str], None])
         stages=(stage, PREDICTION.stages[1]),
         problems=("layers 0-3: heads(16) % tp(3) = 1 != 0", "stage 0: 30 GiB > 24 GiB"),
     )
-    text = printed(show_evaluation, PLAN, bad, title="x.json: toy", estimated=False)
+    found = make_session().throughput(PLAN, bad)
+    text = printed(
+        show_evaluation, PLAN, bad, title="x.json: toy", estimated=False, throughput=found
+    )
 
     golden("evaluate_report.txt", text)
     assert "legal: NO   fits: NO" in text
@@ -151,7 +155,7 @@ def test_frontier_shows_budget_and_plan() -> None:
     text = printed(show_frontier, [RESULT, INFEASIBLE])
 
     assert "24.00" in text
-    assert text.count("pp2 m4 G16") == 1
+    assert " ".join(text.split()).count("batch 16,") == 1
     assert len(frontier_entries([RESULT, INFEASIBLE])) == 1
 
 
@@ -217,7 +221,18 @@ def test_runs_of_a_plan() -> None:
 
 def test_alternatives_name_strategies_as_the_plan_does() -> None:
     """One label per strategy, with the default data-parallel type where it matters."""
-    assert one_line(PLAN) == "pp2 m4 G16: 1x tp2-dp2-zero3-ckpt + 3x tp2-dp2-zero2"
+    assert one_line(PLAN, batch=True) == (
+        "pp2: 3 layers tp2 dp2 ZeRO-2, 1 layer tp2 dp2 ZeRO-3 recompute full, micro-batch 2, "
+        "batch 16, embedding and head tp4 ZeRO-3"
+    )
+    same = dataclasses.replace(
+        PLAN, layers=(LayerStrategy(tp=2, cp=2),) * 4, vocab=VocabStrategy(tp=2, cp=2)
+    )
+    assert one_line(same) == "tp2 cp2 pp2, ZeRO-2, micro-batch 4"
+    alone = dataclasses.replace(
+        same, layers=(LayerStrategy(checkpoint=True),) * 4, vocab=VocabStrategy(), world_size=2
+    )
+    assert one_line(alone) == "pp2, micro-batch 4, recompute full"
 
 
 def test_json_has_exactly_the_documented_keys() -> None:

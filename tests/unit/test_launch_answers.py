@@ -65,7 +65,7 @@ def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answe
     rates = [solution.samples_per_s for solution in best.solved.solutions]
     assert rates == sorted(rates, reverse=True)
     families = [
-        (s.choice.pp, s.choice.tp, s.choice.ep, s.choice.etp, s.choice.zero)
+        (s.choice.pp, s.choice.tp, s.choice.cp, s.choice.ep, s.choice.etp)
         for s in best.solved.solutions
     ]
     assert len(set(families)) == len(families)
@@ -146,9 +146,9 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
-    assert search_command.run([*words, "--json", "found.json"]) == 0
+    assert search_command.run([*words, "--json", "found.json", "--verbose"]) == 0
     shown = capsys.readouterr().out
-    assert "fastest launch: Megatron-LM" in shown
+    assert "fastest uniform plan: Megatron-LM" in shown
     assert "what it is the fastest of" in shown
     (written,) = Path("configs").glob("autopar_launch_*.json")
     assert export.run([str(written), "--out", "out"]) == 0

@@ -18,8 +18,8 @@ from autopar.command.answers import without_head
 from autopar.documents.checks import validate_document
 from autopar.documents.spec import load_spec
 from autopar.estimate.accuracy import load_accuracy, probability_faster
-from autopar.estimate.model import sample_flop
 from autopar.exploration import ExplorationDocument
+from autopar.training.throughput import spec_flop
 from search.commands import search as search_command, what_if as what_if_command
 from search.commands.explore import run
 from search.planner.planner import Planner
@@ -126,7 +126,7 @@ def test_order_and_rates(whole: tuple[Path, Any]) -> None:
             assert answer["interval_tokens_per_s_per_gpu"] == pytest.approx(
                 [scale / slow, scale / fast], rel=1e-12
             )
-            mfu = 3 * sample_flop(spec) * rate / length / peak[name]
+            mfu = spec_flop(spec) * rate / length / peak[name]
             assert answer["mfu"] == pytest.approx(mfu, rel=1e-3)
             rates.append(rate)
         assert rates == sorted(rates, reverse=True)
@@ -182,15 +182,6 @@ def test_how_sure_the_order_is(whole: tuple[Path, Any]) -> None:
                 assert (one["intervals_overlap"], one["probability_faster"]) == (overlap, None)
     assert any(one["probability_faster"] for group in found["groups"] for one in group["leads"])
     assert any(one["probability_faster"] is None for g in found["groups"] for one in g["leads"])
-
-
-def test_flop_of_a_sample_by_hand() -> None:
-    """Llama 2: two FLOP for every weight of products and token, and half the square of scores."""
-    layer = 4 * 4096**2 + 3 * 4096 * 11008
-    products = 2 * 4096 * (32 * layer + 32000 * 4096)
-    scores = 32 * 4 * 4096**2 * 4096 / 2
-
-    assert sample_flop(load_spec("llama2-7b")) == products + scores
 
 
 def test_golden_what_is_printed(golden: Callable[[str, str], None], capsys: Capture) -> None:
