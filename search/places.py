@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autopar.documents.catalog import (
     HARDWARE_FOLDER,
@@ -19,12 +19,24 @@ from autopar.documents.catalog import (
     model_file_name,
     model_folder,
     model_folders,
+    site_files,
 )
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = ["Places", "card_shape", "find_places", "is_measured_only", "named_card"]
+if TYPE_CHECKING:
+    from autopar.estimate.card import Card
+    from autopar.estimate.site import Site
+
+__all__ = [
+    "Places",
+    "card_shape",
+    "find_places",
+    "find_site_of",
+    "is_measured_only",
+    "named_card",
+]
 
 _CARD = re.compile(r".+:[^/\\]*")
 """What is meant as CARD:NxG, well formed or not."""
@@ -58,9 +70,15 @@ class Places:
         """What stands in for what, and what was left alone, for stderr."""
         lines = []
         if self.hardware is not None:
-            lines.append(f"no --hardware given, planning with the hardware of {self.hardware}")
+            lines.append(
+                f"no --hardware given, planning with the hardware of {self.hardware}; --hardware "
+                "CARD:NxG estimates instead"
+            )
         if self.times is not None:
-            lines.append(f"no --time-profiling-path given, planning with {self._profile}")
+            lines.append(
+                f"no --time-profiling-path given, planning with {self._profile}; --hardware "
+                "CARD:NxG estimates instead"
+            )
         return (*lines, *self.unused)
 
     @property
@@ -223,6 +241,59 @@ def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
         f"profile-model --profile-type computation takes them"
         for folder in own[:1]
     ]
+
+
+def find_site_of(
+    card: str, num_nodes: int, gpus_per_node: int
+) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the site file of a cluster in the default folder, and what is said of such files.
+
+    One is taken that was measured with this card on as many machines of as many GPUs; of the same
+    card on others it is only said. Raises OptionError where several are of the cluster.
+    """
+    from autopar.estimate.card import load_card
+    from autopar.estimate.site import load_site
+
+    wanted = load_card(card)
+    found, says = [], []
+    for path in site_files():
+        try:
+            site = load_site(str(path))
+        except InputError as error:
+            says.append(f"what {path} has is not used: {error}")
+            continue
+        # of other devices there is nothing to say, nor of figures over no card
+        if site.card is None or not _is_of(site, wanted):
+            continue
+        measured = (site.num_nodes, site.gpus_per_node)
+        why = "its figures are no machine's" if not site.known else ""
+        if measured != (num_nodes, gpus_per_node):
+            why = f"it was measured on {site.num_nodes} x {site.gpus_per_node} GPUs"
+        if why:
+            says.append(f"what {path} has is not used: {why}; --site {path} takes it all the same")
+        else:
+            found.append(path)
+    if len(found) > 1:
+        listed = " and ".join(map(str, found))
+        raise OptionError(
+            f"--site: is missing, and {listed} are of {num_nodes} x {gpus_per_node} {wanted.name}; "
+            "name one of them, or --site none"
+        )
+    if not found:
+        return None, tuple(says)
+    line = (
+        f"no --site given, estimating with what {found[0]} measured of this cluster; --site none "
+        "leaves it out"
+    )
+    return found[0], (line, *says)
+
+
+def _is_of(site: Site, card: Card) -> bool:
+    try:
+        site.require_card(card)
+    except InputError:
+        return False
+    return True
 
 
 def named_card(hardware: str | None) -> str | None:

@@ -12,9 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autopar.errors import AutoparError, fitted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "DEBUG_VARIABLE",
@@ -28,6 +31,7 @@ __all__ = [
     "one_line",
     "reader_left",
     "say",
+    "say_kept",
     "visible",
 ]
 
@@ -210,8 +214,19 @@ def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:
     if not speaks:
         return
     line = visible(text.rstrip("\n")) if command is None else f"{command}: {one_line(text)}"
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        # `2>&1 | head -1` reads no more; what is still to be written is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def say_kept(command: str) -> Callable[[Path, Path], None]:
+    """Return what says on stderr that a file had another content, as `autopar.output` takes it."""
+    return lambda path, kept: say(
+        f"{command}: {path} had another content, which is kept as {kept.name}"
+    )
 
 
 def environment_rank(name: str) -> int:

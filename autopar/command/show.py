@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from autopar.command.console import WIDTH, Column, Console, Table, escape, make_console
+from autopar.command.run import say_kept
 from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
-from autopar.output import write_files
+from autopar.output import Aside, write_files
 from autopar.units import GB
 
 __all__ = [
@@ -86,8 +87,8 @@ def drawn(option: str) -> Iterator[Any]:
         yield Figure
 
 
-def save_figure(figure: Any, path: Path, option: str) -> None:
-    """Write a figure in the format of its suffix.
+def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None) -> None:
+    """Write a figure in the format of its suffix; `aside` as `autopar.output` has it.
 
     Raises
     ------
@@ -100,7 +101,7 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
     undated = {"Date": None} if kind == "svg" else None
     figure.savefig(content, format=kind, dpi=130, metadata=undated)
     try:
-        write_files({path: content.getvalue()})
+        write_files({path: content.getvalue()}, aside=aside)
     except OSError as error:
         raise OptionError(
             f"{option}: {path} cannot be written ({error.strerror or error}); choose another file"
@@ -111,13 +112,17 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
 # The document of a result.
 
 
-def write_result(path: str, document: Mapping[str, Any]) -> None:
-    """Write the document of `--json` to a file, atomically, or to stdout for `-`."""
+def write_result(path: str, document: Mapping[str, Any], *, command: str) -> None:
+    """Write the document of `--json` to a file, atomically, or to stdout for `-`.
+
+    What is there with another content is kept beside it, and the command says so.
+    """
     if path == "-":
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
     try:
-        write_json(Path(path), dict(document), number_rows=True)
+        aside = say_kept(command)
+        write_json(Path(path), dict(document), number_rows=True, aside=aside)
     except OSError as error:
         raise OptionError(
             f"--json {path}: the file cannot be written ({error.strerror or error}); choose "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import make, option, read_values, rows_of, validate
 from autopar.command.options import Command
+from autopar.command.run import say_kept
 from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
 
@@ -149,7 +150,7 @@ def _show(
     folder = _load(path, unit, models=True)
     _check_unit(unit, folder)
     if plot is not None:
-        save_picture(folder, plot)
+        save_picture(folder, plot, say_kept(COMMAND.name))
         COMMAND.say(f"wrote {plot}")
     console = make_console(sys.stdout)
     show_folder(console, folder, quantity)

@@ -99,7 +99,7 @@ def _execute(raw: dict[str, Any]) -> int:
     planner = session.planner
     # before anything is printed, which somebody may not read to its end
     drawn = pictures.of_plan(session, plan, prediction, state=f"{path}, explained")
-    write_results(drawn, None, {}, pictures.refusal(lambda error: error))
+    write_results(drawn, None, {}, pictures.refusal(lambda error: error), command=_NAME)
     for picture in drawn:
         say(f"{_NAME}: wrote {picture}")
 

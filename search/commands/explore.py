@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.command import run as commands
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
-from autopar.command.run import say
+from autopar.command.run import say, say_kept
 from autopar.errors import InfeasibleError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
@@ -513,7 +513,8 @@ def _write(
         from search.report.closed_form import json_document
 
         alone = len(question.searches) == 1 and not (paths or frontier)
-        write_answer(files.json, json_document(answers, paths, alone=alone, frontier=frontier))
+        document = json_document(answers, paths, alone=alone, frontier=frontier)
+        write_answer(files.json, document, command=_NAME)
     if files.plot is not None:
         from search.closed_form.pictures import save_pictures
 
@@ -524,6 +525,7 @@ def _write(
             unit=question.unit,
             paths=paths,
             formats=files.formats,
+            aside=say_kept(_NAME),
         ):
             say(f"{_NAME}: wrote {path}")
 
@@ -535,7 +537,7 @@ def _point_file(files: AnswerSpec) -> Iterator[PointFile | None]:
         return
     from search.closed_form.session import PointFile
 
-    with PointFile(files.all, "--all") as points:
+    with PointFile(files.all, "--all", say_kept(_NAME)) as points:
         yield points
 
 
@@ -668,6 +670,10 @@ def _tune(raw: Mapping[str, Any]) -> int:
             f"{tuner.space}: none of {result.evaluations:,} points of {known.name} on "
             f"{values['system']} can run; {count:,} are refused because: {reason}"
         )
+    if files.json is not None:
+        from search.report.closed_form import tuning_document
+
+        write_answer(files.json, tuning_document(result), command=_NAME)
     if files.json != "-":
         from autopar.command.show import make_console, print_plain
         from search.report.closed_form import show_tuning
@@ -675,10 +681,6 @@ def _tune(raw: Mapping[str, Any]) -> int:
         console = make_console(sys.stdout)
         print_plain(console, f"{known.name} on {values['system']}", style="bold")
         show_tuning(console, result)
-    if files.json is not None:
-        from search.report.closed_form import tuning_document
-
-        write_answer(files.json, tuning_document(result))
     return 0
 
 
