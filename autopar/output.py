@@ -90,15 +90,16 @@ def write_files(
 def safe_name(text: str, *, most: int = 80) -> str:
     """Return a text as a part of a file's name, without what means something to a shell.
 
-    One that is longer than `most` characters ends with a digest of all of it.
+    One that is longer than `most` characters ends with a digest of all of it; nothing but a digest
+    is left of one without letters and digits that every file system has.
     """
-    found = _UNSAFE.sub("-", text).strip("-.") or "none"
-    if len(found) <= most:
+    found = _UNSAFE.sub("-", text).strip("-.")
+    if 0 < len(found) <= most:
         return found
     import hashlib  # most names are short
 
     digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
-    return f"{found[: most - 9]}-{digest}"
+    return f"{found[: most - 9]}-{digest}".lstrip("-")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from autopar.documents.catalog import (
+    ALLREDUCE_FILES,
     HARDWARE_FOLDER,
     find_model,
     hardware_folders,
@@ -125,7 +126,8 @@ def find_places(
 
     Raises
     ------
-    OptionError: files of several devices are there, or what belongs to measured times is missing.
+    OptionError: files of several devices are there, of others than the cluster's, or what belongs
+        to measured times is missing.
     """
     hardware = () if has_hardware else hardware_folders()
     if has_profile:
@@ -150,6 +152,8 @@ def find_places(
                 f"{HARDWARE_FOLDER} no cluster: {_MEASURE_HARDWARE} measures it, and --hardware "
                 "CARD:NxG such as a100-80gb:1x8 estimates both"
             )
+        if len(hardware) == 1:
+            times = _of_the_device(times, model, precision, hardware[0])
         return Places(
             hardware=_only("--hardware", "files of a cluster", hardware),
             times=_only("--time-profiling-path", f"times of {model.name}", times),
@@ -200,6 +204,35 @@ def _own(
         )
         found[other].append(folder)
     return found
+
+
+def _of_the_device(
+    times: Sequence[Path], model: ModelSpec, precision: str, hardware: Path
+) -> list[Path]:
+    """Return the folders of times that were measured on the device of a cluster.
+
+    Files that say no device are taken at their word. Raises OptionError where all say another one.
+    """
+    here = _devices(hardware, ALLREDUCE_FILES)
+    file = model_file_name("computation", precision, model)
+    there = {folder: _devices(folder, file) for folder in times}
+    left = [folder for folder, devices in there.items() if not (devices and here) or devices & here]
+    if not left:
+        folder, devices = next(iter(there.items()))
+        raise OptionError(
+            f"--hardware: is missing; times of {folder} were measured on {min(devices)} and the "
+            f"cluster of {hardware} is of {min(here)}; name both folders to plan with them"
+        )
+    return left
+
+
+def _devices(folder: Path, pattern: str) -> set[str]:
+    """Return the devices that sidecars of files say, none where nobody does."""
+    from autopar.documents.sidecar import read_sidecar
+
+    found = [read_sidecar(path) for path in sorted(folder.glob(pattern))]
+    runs = [run for sidecar in found if sidecar is not None for run in sidecar.runs]
+    return {str(run.metadata["device"]) for run in runs if run.metadata.get("device")}
 
 
 def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:

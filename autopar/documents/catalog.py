@@ -18,6 +18,7 @@ from autopar.model import ModelSpec
 from autopar.records import dataclass
 
 __all__ = [
+    "ALLREDUCE_FILES",
     "DEFAULT_MODEL",
     "HARDWARE_FOLDER",
     "SITE_FOLDER",
@@ -185,6 +186,8 @@ def _may_be(base: str, spec: ModelSpec) -> bool:
 # Where profilers write, and a search looks, when nobody names a folder.
 
 
+ALLREDUCE_FILES = "allreduce_bandwidth_*.json"
+"""What every set of files of a cluster has."""
 HARDWARE_FOLDER = Path("hardware")
 """Of the files of a cluster."""
 SITE_FOLDER = Path("sites")
@@ -195,8 +198,7 @@ _HARDWARE_FOLDERS = (HARDWARE_FOLDER, Path("profile_hardware/hardware_configs"))
 
 def hardware_folders() -> tuple[Path, ...]:
     """Return the default folders that hold an all-reduce file of a cluster."""
-    name = "allreduce_bandwidth_*.json"
-    return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, name))
+    return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, ALLREDUCE_FILES))
 
 
 def site_files() -> tuple[Path, ...]:
@@ -272,7 +274,7 @@ def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[st
             continue
         path, shape = _split(option, value)
         if not Path(path).is_absolute() and _is_input(option, path):
-            moved = portable_path(path, file)
+            moved = _from(path, file)
             # one that is called as what is shipped is still a path
             shipped = moved in _NAMED_INPUTS.get(option, tuple)()
             found[option] = ("./" if shipped else "") + moved + shape
@@ -280,18 +282,23 @@ def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[st
 
 
 def portable_path(path: Path | str, file: Path | str) -> str:
-    """Return the path of an input as a file of ours names it: of what is shipped the place there.
+    """Return the path of an input as a file of ours tells of it: seen from that file.
 
-    An absolute one stays.
+    Of what is shipped it is the place among that; another absolute one stays.
     """
     whole = os.path.abspath(path)  # noqa: PTH100 - a link in it is not followed
     for root in _ROOTS:
         for folder in ("models", "hardware_configs"):
             if whole.startswith(f"{root / folder}{os.sep}"):
                 return str(Path(whole).relative_to(root))
-    # through links, since `..` behind one leads elsewhere
+    return str(path) if Path(path).is_absolute() else _from(path, file)
+
+
+def _from(path: Path | str, file: Path | str) -> str:
+    """Return a path as seen from the folder of a file."""
+    # the file's through links, since `..` behind one leads elsewhere
     folder = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
-    return str(path) if Path(path).is_absolute() else os.path.relpath(whole, folder)
+    return os.path.relpath(os.path.abspath(path), folder)  # noqa: PTH100
 
 
 def located_options(
