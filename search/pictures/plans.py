@@ -14,33 +14,13 @@ from search.pictures.charts import Point, Series, scatter, table
 from search.pictures.memory import plan_memory
 from search.pictures.page import Fact, Page, Section
 from search.pictures.timeline import plan_timeline
-from search.report.plan import one_line
+from search.report.plan import PARTS, one_line
 
 if TYPE_CHECKING:
     from search.planner.prediction import Alternative, SearchResult
     from search.question import Session
 
 __all__ = ["plan_page"]
-
-_PARTS = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "recomputation",
-    "vocab": "embedding and head",
-    "tp": "tensor parallel",
-    "ulysses": "Ulysses",
-    "cp": "context parallel",
-    "zero3": "ZeRO-3 gather",
-    "host": "waits for the host",
-    "stragglers": "slowest node",
-    "redistribution": "redistribution between layouts",
-    "bubble": "pipeline bubble",
-    "transfer": "transfers between stages",
-    "gradient_sync": "gradients between data ranks",
-    "optimizer": "optimizer",
-    "fixed": "fixed, by calibration",
-}
-"""Parts of a step in the order in which they are shown."""
 
 
 def plan_page(
@@ -65,7 +45,7 @@ def plan_page(
     if len(frontier) > 1:
         sections.append(Section(heading="Throughput by memory", content=_frontier(frontier)))
     parts = prediction.waterfall_s
-    order = [*(name for name in _PARTS if name in parts), *(n for n in parts if n not in _PARTS)]
+    order = [*(name for name in PARTS if name in parts), *(n for n in parts if n not in PARTS)]
     reserved = fullest.reserved_bytes - fullest.allocated_bytes
     return Page(
         title=session.title,
@@ -80,7 +60,7 @@ def plan_page(
             f"{format_bytes(reserved)} that the context and the allocator keep."
         ),
         waterfall=tuple(
-            (name, _PARTS.get(name, name.replace("_", " ")), parts[name]) for name in order
+            (name, PARTS.get(name, name.replace("_", " ")), parts[name]) for name in order
         ),
         layers=_layers(prediction),
         bounds=tuple(_bounds(plan, prediction)),
@@ -149,7 +129,7 @@ def _layers(prediction: Prediction) -> str:
 def _bounds(plan: Plan, prediction: Prediction) -> Iterator[str]:
     total = prediction.step_time_s
     ranked = sorted(prediction.waterfall_s.items(), key=lambda item: -item[1])[:3]
-    told = ", ".join(f"{_PARTS.get(name, name)} {s / total * 100:.0f} %" for name, s in ranked)
+    told = ", ".join(f"{PARTS.get(name, name)} {s / total * 100:.0f} %" for name, s in ranked)
     yield f"time: {told} of the step"
     times = [stage.forward_s + stage.backward_s for stage in prediction.stages]
     if len(times) > 1:

@@ -23,6 +23,7 @@ from autopar.records import dataclass
 from search.check.assessment import Assessment, Target
 from search.check.job import job_of_launch
 from search.pictures.layers import Piece, layer_pieces
+from search.report.plan import PARTS
 
 if TYPE_CHECKING:
     from search.cost.pipeline import Event
@@ -470,21 +471,6 @@ class _OnceApart:
 # Plans whose layers differ
 
 
-_PLAN_WORDS = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "recomputation",
-    "vocab": "embedding and head",
-    "tp": "tensor parallel",
-    "ulysses": "Ulysses",
-    "cp": "context parallel",
-    "zero3": "ZeRO-3 gather",
-    "host": "waits for the host",
-    "stragglers": "slowest node",
-    "redistribution": "redistribution",
-}
-
-
 def plan_timeline(plan: Plan, prediction: Prediction) -> Timeline:
     """Return the step of a plan; raises InputError for one that cannot run."""
     from search.cost.pipeline import replay as replay_plan
@@ -574,7 +560,7 @@ def _plan_shares(
         parts |= {name: rest * value / total for name, value in shared.items()}
         whole = sum(parts.values())
         found[kind] = tuple(
-            Piece(name, _PLAN_WORDS.get(name, name.replace("_", " ")), value / whole)
+            Piece(name, PARTS.get(name, name.replace("_", " ")), value / whole)
             for name, value in parts.items()
             if value > 0
         )

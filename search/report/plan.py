@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from search.planner.prediction import Infeasibility, SearchResult
 
 __all__ = [
+    "PARTS",
     "infeasible_sentence",
     "layers_line",
     "one_line",
@@ -51,7 +52,7 @@ __all__ = [
 _BAR = 44
 _COMPUTE = ("forward", "backward", "recompute")
 _PER_STEP = ("tail", "optimizer")
-_PARTS = {
+PARTS = {
     "forward": "forward",
     "backward": "backward",
     "recompute": "recomputation",
@@ -150,12 +151,12 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
     start = 0.0
     parts = prediction.waterfall_s
     # a part that has no name yet is shown, too, behind the others
-    for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
+    for name in (*(key for key in PARTS if key in parts), *(k for k in parts if k not in PARTS)):
         value = parts[name]
         if abs(value) < _UNSEEN * total:
             continue  # no bar, and a share of 0.0 %
         table.add_row(
-            escape(_PARTS.get(name, name.replace("_", " "))),
+            escape(PARTS.get(name, name.replace("_", " "))),
             format_seconds(value),
             _percent(value / total) if total else "",
             _bar(console, start / total, (start + value) / total, width) if total else "",
