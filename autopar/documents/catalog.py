@@ -284,8 +284,10 @@ def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[st
 def portable_path(path: Path | str, file: Path | str) -> str:
     """Return the path of an input as a file of ours tells of it: seen from that file.
 
-    Of what is shipped it is the place among that; another absolute one stays.
+    Of what is shipped it is the place among that; another absolute one stays, and so does a name.
     """
+    if not _is_there(Path(path)):
+        return str(path)
     whole = os.path.abspath(path)  # noqa: PTH100 - a link in it is not followed
     for root in _ROOTS:
         for folder in ("models", "hardware_configs"):

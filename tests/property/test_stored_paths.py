@@ -95,6 +95,8 @@ def test_a_file_in_a_clone_is_a_file(root: Path, monkeypatch: pytest.MonkeyPatch
         found, _ = located_options(stored, "plan.json")
         assert Path(str(found["model"])).resolve() == (root / typed).resolve()
         assert portable_path(root / typed, "plan.json") == typed
+        # of software there may be a name alone
+        assert portable_path("megatron-core", elsewhere / "a" / "plan.json") == "megatron-core"
 
 
 def test_a_card_of_ones_own_keeps_its_shape() -> None:
