@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
 from autopar.command.options import Command, own_names
-from autopar.documents.catalog import DEFAULT_MODEL
+from autopar.documents.catalog import DEFAULT_MODEL, located_options, require_inputs
 from autopar.errors import DocumentError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
@@ -53,6 +53,7 @@ __all__ = [
     "fill_options",
     "load_inputs",
     "load_placed",
+    "located_request",
     "measured_hardware",
     "model_spec",
     "stored_request",
@@ -70,6 +71,7 @@ an option asks for another shape of it, estimated anew."""
 _SHIPPED_HARDWARE = "a100-80gb_1x8"
 
 _IN = "Inputs"
+_Value = TypeVar("_Value")
 Once = Callable[[object, Callable[[], Any]], Any]
 """Makes what several questions have in common, once: key, what makes it -> what is made."""
 _OF_CLUSTERS = ("hardware", "num_nodes", "num_gpus_per_node", "world_size")
@@ -191,7 +193,9 @@ class InputSpec:
         shown="torchtitan-eager",
     )
     site: str | None = option(
-        None, help="probed cluster that estimates are of (`autopar sites`)", panel=_IN
+        None,
+        help="probed cluster that estimates are of (`autopar sites`), or `none`",
+        panel=_IN,
     )
     calibration: str | None = option(
         None, help="factors on times and memory, from autopar-verify", panel="Cost model", place=1
@@ -570,11 +574,25 @@ def stored_request(
                 key="request",
                 remedy="write the plan again with autopar-search",
             )
-    request, notes = document.located_request(path, typed)
+    return located_request(path, document.request, typed, notice)
+
+
+def located_request(
+    path: Path | str,
+    request: Mapping[str, _Value],
+    typed: Collection[str] = (),
+    notice: Callable[[str], None] | None = None,
+) -> dict[str, _Value | str]:
+    """Return the options of a file of ours with paths from here; parameters as `stored_request`.
+
+    Raises DocumentError where a file of the question is not on this machine.
+    """
+    found, notes = located_options(request, path, typed)
+    require_inputs(found, path, typed)
     if notice is not None:
         for note in notes:
             notice(note)
-    return dict(request)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -692,6 +710,8 @@ class Request:
     engine: EngineChoice | None = None
     """Whose plans alone are wanted; what that means is in `search.engines.best_plan`."""
     degrees: DegreeOptions = DegreeOptions()
+    found: tuple[str, ...] = ()
+    """Files that lay in a default folder and stand in for options, as lines of what is assumed."""
 
 
 # Options that choose where results go or how fast they come, never what they are; what an engine
@@ -740,6 +760,8 @@ def build_request(raw: Mapping[str, object]) -> Request:
     from search.space import parse_rules
 
     parse_rules(options.pin, options.forbid)
+    if values.get("site") == "none":
+        values["site"] = None
     if values.get("output-config-path") == "none":
         values["output-config-path"] = None
     return Request(

@@ -12,10 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autopar.command.answers import error_document, give, running_now
 from autopar.errors import INTERRUPTED, TERMINATED, UNUSABLE, AutoparError, fitted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "DEBUG_VARIABLE",
@@ -30,6 +33,7 @@ __all__ = [
     "one_line",
     "reader_left",
     "say",
+    "say_kept",
     "visible",
 ]
 
@@ -228,8 +232,19 @@ def say(
     if now is not None and ((not passing and now.hears(one_line(text))) or now.asked):
         return
     line = visible(text.rstrip("\n")) if command is None else f"{command}: {one_line(text)}"
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        # `2>&1 | head -1` reads no more; what is still to be written is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def say_kept(command: str) -> Callable[[Path, Path], None]:
+    """Return what says on stderr that a file had another content, as `autopar.output` takes it."""
+    return lambda path, kept: say(
+        f"{command}: {path} had another content, which is kept as {kept.name}"
+    )
 
 
 def environment_rank(name: str) -> int:

@@ -86,7 +86,7 @@ def _print(listed: _List, raw: dict[str, Any]) -> int:
     from autopar.command.show import make_console, print_plain, print_table, write_result
 
     if asked.json is not None:
-        write_result(asked.json, {listed.what: rows})
+        write_result(asked.json, {listed.what: rows}, command=listed.command.name)
     if asked.json == "-":
         return 0
     columns, cells = listed.table(rows)

@@ -12,12 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from autopar.documents.catalog import hardware_names, model_names
+from autopar.documents.catalog import located_options
 from autopar.documents.checks import (
     FLAG,
     StrictObject,
@@ -442,26 +441,6 @@ PeakSource = Literal["allocated", "counted"]
 """Who says the most memory of a step: torch's CUDA allocator, or a count of the model's tensors."""
 
 _REMEDY = "write the plan again with autopar-search"
-_INPUT_PATHS = (
-    "model",
-    "hardware",
-    "memory-profiling-path",
-    "time-profiling-path",
-    "allreduce-bandwidth-config-path",
-    "p2p-bandwidth-config-path",
-    "overlap-coe-path",
-    "sp-time-path",
-    "calibration",
-)
-"""Options of a request that may name a file or a folder."""
-_SHIPPED = {"model": model_names, "hardware": hardware_names}
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # longer than a name may be, or with a null character
-        return False
 
 
 class _Answer(_Entry):
@@ -556,30 +535,8 @@ class PlanDocument(_Answer):
     def located_request(
         self, path: Path | str, typed: Collection[str] = ()
     ) -> tuple[dict[str, bool | str | list[str]], list[str]]:
-        """Return the request with inputs where they are found, and a sentence for each moved one.
-
-        The file has paths as they were typed, below the folder of that command. What is not below
-        the current folder is looked for below the plan file's own, and below the one above it:
-        plans are written to the folder `configs` unless something else is said.
-
-        typed : options that are not taken from the file.
-        """
-        request, notes = dict(self.request), list[str]()
-        own = Path(path).parent
-        for option in _INPUT_PATHS:
-            value = request.get(option)
-            names = _SHIPPED.get(option, tuple)()
-            # a shipped name means what is shipped, whatever lies beside the plan
-            if not isinstance(value, str) or option in typed or value in names:
-                continue
-            if not value or _is_there(Path(value)):
-                continue
-            above = Path(os.path.relpath(Path(path).resolve().parent.parent))
-            place = next((str(f / value) for f in (own, above) if _is_there(f / value)), None)
-            if place is not None:
-                request[option] = place
-                notes.append(f"--{option} {value} is not in this folder, taken is {place}")
-        return request, notes
+        """Return the request with inputs where they are found, as `located_options` has it."""
+        return located_options(self.request, path, typed)
 
     @property
     def is_strategy(self) -> bool:

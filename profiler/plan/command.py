@@ -62,7 +62,7 @@ def refuse_illegal(
         from autopar.command.show import write_result
         from profiler.plan.report import illegal_document
 
-        write_result(options.json, illegal_document(question, mode), UNUSABLE)
+        write_result(options.json, illegal_document(question, mode), UNUSABLE, command=_NAME)
     raise InputError(
         f"{question.source} is illegal for {question.job.spec.name}: {'; '.join(question.problems)}"
     )
@@ -103,7 +103,7 @@ def _tell(
     from profiler.plan.report import show_head
 
     if options.json is not None:
-        write_result(options.json, document, exit_code)
+        write_result(options.json, document, exit_code, command=_NAME)
     if options.json != "-":
         console = make_console(sys.stdout)
         show_head(console, question)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of, validate
 from autopar.command.options import Command
+from autopar.command.run import say_kept
 from autopar.errors import FAILED, InputError, OptionError
 from autopar.records import dataclass
 
@@ -101,7 +102,7 @@ def _answer(asked: ShowOptions, document: Mapping[str, Any], exit_code: int = 0)
     if asked.json is not None:
         from autopar.command.show import write_result
 
-        write_result(asked.json, document, exit_code)
+        write_result(asked.json, document, exit_code, command=COMMAND.name)
     return asked.json != "-"
 
 
@@ -158,7 +159,7 @@ def _show(asked: ShowOptions) -> int:
     folder = _load(path, unit, models=True)
     _check_unit(unit, folder)
     if plot is not None:
-        save_picture(folder, plot)
+        save_picture(folder, plot, say_kept(COMMAND.name))
         COMMAND.say(f"wrote {plot}")
     if not _answer(asked, folder_document(folder)):
         return 0

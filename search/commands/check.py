@@ -131,10 +131,9 @@ def _execute(raw: dict[str, Any]) -> int:
     if pictures.any and len(asked.files) > 1:
         option = "--html" if asked.html is not None else "--trace"
         raise OptionError(f"{option}: is of one launch and {len(asked.files)} files are named")
-    console = make_console(sys.stdout)
     documents: list[dict[str, Any]] = []
-    says = False
-    unread = says_before = False
+    shown: list[tuple[CheckedFile, Target, Assessment | None, Neighbours | None]] = []
+    says = unread = False
     for path in asked.files:
         place = given
         try:
@@ -162,14 +161,16 @@ def _execute(raw: dict[str, Any]) -> int:
         documents.append(check_document(file, target, assessment, neighbours))
         if pictures.any:
             _draw(pictures, file, target, assessment)
-        if asked.json != "-":
-            if says_before:
-                console.print()
-            says_before = True
-            show_check(console, file, target, assessment, neighbours)
+        shown.append((file, target, assessment, neighbours))
     exit_code = UNUSABLE if unread else FAILED if asked.strict and says else 0
+    # before anything is printed, which somebody may not read to its end
     if asked.json is not None:
-        write_answer(asked.json, {"launches": documents}, exit_code)
+        write_answer(asked.json, {"launches": documents}, exit_code, command=_NAME)
+    console = make_console(sys.stdout)
+    for number, one in enumerate(shown if asked.json != "-" else ()):
+        if number:
+            console.print()
+        show_check(console, *one)
     return exit_code
 
 
@@ -187,7 +188,7 @@ def _draw(
     files = pictures.of_launch(
         assessment, target, title=title, line=degrees_line(assessment.launch)
     )
-    write_results(files, None, {}, pictures.refusal(lambda error: error))
+    write_results(files, None, {}, pictures.refusal(lambda error: error), command=_NAME)
     for path in files:
         say(f"{_NAME}: wrote {path}")
 

@@ -75,7 +75,7 @@ def _execute(raw: dict[str, Any]) -> int:
     )
     json_path = request.output.json_path
     if json_path is not None:
-        emit(json_path, comparison_document(found))
+        emit(json_path, comparison_document(found), command=_NAME)
     if json_path != "-":
         show(make_console(sys.stdout), found)
     return 0

@@ -232,7 +232,9 @@ def _compare(asked: EstimateSpec) -> int:
         )
         comparisons.append(compare(question))
     if asked.json is not None:
-        write_answer(asked.json, {"plans": [comparison_document(one) for one in comparisons]})
+        write_answer(
+            asked.json, {"plans": [comparison_document(one) for one in comparisons]}, command=_NAME
+        )
     if asked.json != "-":
         from autopar.command.show import make_console
 
@@ -255,7 +257,7 @@ def _validate(name: str, json: str | None) -> int:
     refuse_clashes({"--json": json}, [catalog.find_document("cards", "system", name)])
     answers = {"default": validate(system), "compat": validate(system, compat=True)}
     if json is not None:
-        write_answer(json, {key: _rows(checks) for key, checks in answers.items()})
+        write_answer(json, {key: _rows(checks) for key, checks in answers.items()}, command=_NAME)
     if json != "-":
         console = make_console(sys.stdout)
         show_validation(console, answers["default"], answers["compat"], system=name)
@@ -309,10 +311,14 @@ def _calculon(raw: dict[str, Any]) -> int:
     refuse_nonsense(system_name, statistics, "total_time")
     if asked.peers is not None:
         write_object(
-            asked.peers, peers(execution), "choose another path for --peers", number_rows=True
+            asked.peers,
+            peers(execution),
+            "choose another path for --peers",
+            command=_NAME,
+            number_rows=True,
         )
     if asked.json is not None:
-        write_answer(asked.json, statistics)
+        write_answer(asked.json, statistics, command=_NAME)
     if asked.json != "-":
         from autopar.command.show import make_console
         from search.report.closed_form import show_execution
@@ -404,7 +410,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
             f"{system.hbm_capacity:.4g} GB (hbm_capacity)"
         )
     if given.json is not None:
-        write_answer(given.json, priced)
+        write_answer(given.json, priced, command=_NAME)
     if given.json != "-":
         from autopar.command.show import make_console
         from search.report.closed_form import show_candidate

@@ -121,7 +121,7 @@ def _execute(raw: dict[str, Any]) -> int:
     planner = session.planner
     # before anything is printed, which somebody may not read to its end
     drawn = pictures.of_plan(session, plan, prediction, state=f"{path}, explained")
-    write_results(drawn, None, {}, pictures.refusal(lambda error: error))
+    write_results(drawn, None, {}, pictures.refusal(lambda error: error), command=_NAME)
     for picture in drawn:
         say(f"{_NAME}: wrote {picture}")
 
@@ -141,7 +141,8 @@ def _execute(raw: dict[str, Any]) -> int:
             options=option_record(session.options, session.options.memory_constraint_bytes),
             request={**session.named, **request.given},
         ).content()
-        emit(json_path, priced | explanation_document(baseline, pinned, perturbations))
+        told = priced | explanation_document(baseline, pinned, perturbations)
+        emit(json_path, told, command=_NAME)
     if json_path == "-":
         return 0
     console = make_console(sys.stdout, SCREEN_WIDTH)
@@ -205,7 +206,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     if pictures.any:
         # before anything is printed, which somebody may not read to its end
         drawn = working("drawing", lambda: pictures.of_answer(shown, curves=False))
-        write_results(drawn, None, {}, pictures.refusal(lambda error: error))
+        write_results(drawn, None, {}, pictures.refusal(lambda error: error), command=_NAME)
         for picture in drawn:
             say(f"{_NAME}: wrote {picture}")
     larger = replace(question.card, memory_bytes=question.card.memory_bytes + GIB)
@@ -224,7 +225,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
                 {"rule": rule, **against_entry(shown, *other)} for rule, _, other in others
             ],
         }
-        emit(json_path, document)
+        emit(json_path, document, command=_NAME)
     if json_path == "-":
         return 0
     console = make_console(sys.stdout, SCREEN_WIDTH)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
-from autopar.command.run import say
+from autopar.command.run import say, say_kept
 from autopar.errors import INTERRUPTED, InfeasibleError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
@@ -517,7 +517,7 @@ def _write(
 
         alone = len(question.searches) == 1 and not (paths or frontier)
         document = json_document(answers, paths, alone=alone, frontier=frontier)
-        write_answer(files.json, document, exit_code)
+        write_answer(files.json, document, exit_code, command=_NAME)
     if files.plot is not None:
         from search.closed_form.pictures import save_pictures
 
@@ -528,6 +528,7 @@ def _write(
             unit=question.unit,
             paths=paths,
             formats=files.formats,
+            aside=say_kept(_NAME),
         ):
             say(f"{_NAME}: wrote {path}")
 
@@ -539,7 +540,7 @@ def _point_file(files: AnswerSpec) -> Iterator[PointFile | None]:
         return
     from search.closed_form.session import PointFile
 
-    with PointFile(files.all, "--all") as points:
+    with PointFile(files.all, "--all", say_kept(_NAME)) as points:
         yield points
 
 
@@ -672,6 +673,10 @@ def _tune(raw: Mapping[str, Any]) -> int:
             f"{tuner.space}: none of {result.evaluations:,} points of {known.name} on "
             f"{values['system']} can run; {count:,} are refused because: {reason}"
         )
+    if files.json is not None:
+        from search.report.closed_form import tuning_document
+
+        write_answer(files.json, tuning_document(result), command=_NAME)
     if files.json != "-":
         from autopar.command.show import make_console, print_plain
         from search.report.closed_form import show_tuning
@@ -679,10 +684,6 @@ def _tune(raw: Mapping[str, Any]) -> int:
         console = make_console(sys.stdout)
         print_plain(console, f"{known.name} on {values['system']}", style="bold")
         show_tuning(console, result)
-    if files.json is not None:
-        from search.report.closed_form import tuning_document
-
-        write_answer(files.json, tuning_document(result))
     return 0
 
 

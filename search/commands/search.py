@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.command.run import say
+from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
@@ -78,8 +79,11 @@ def _answered(raw: Mapping[str, object]) -> int:
             return _evaluate_launch(request, path)
     if path is not None:
         return _execute(_priced(request, path, raw))
-    from search.route import route_of
+    from search.route import route_of, with_site
 
+    request, says = with_site(request)
+    for line in says:
+        say(f"{_NAME}: {line}")
     reached = None
     if request.output.goal != "throughput":
         from search.goals import chosen_cluster
@@ -126,7 +130,9 @@ def _evaluate_launch(request: Request, path: str) -> int:
     one = evaluated(question, engine, stored.choice, stored.launch)
     found = Answer(question=question, engines=(one,))
     _write_pictures(pictures, lambda: pictures.of_answer(found, curves=False))
-    _emit(request, launch_document(found, stored.request).model_dump() | {"status": "evaluated"})
+    # before anything is printed, which somebody may not read to its end
+    asked = _portable(stored.request, request.output.json_path)
+    _emit(request, launch_document(found, asked).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
         show_evaluated(_console(), found)
     return 0
@@ -151,7 +157,9 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     from search.uniform.files import file_name, launch_document, result_document
 
     pictures = _pictures(request, [request.inputs.model])
-    document = result_document(found, request.given) if request.output.json_path else {}
+    json_path = request.output.json_path
+    asked = _portable(request.given, json_path)
+    document = result_document(found, asked) if json_path is not None else {}
     document |= _goal_entry(reached)
     files: dict[Path, str] = {}
     if found.best is not None and request.output.config_path is not None:
@@ -159,8 +167,9 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
 
         target = Path(request.output.config_path)
         if target.suffix != ".json" or target.is_dir():
-            target = target / file_name(found)
-        files[target] = document_text(launch_document(found, request.given).model_dump())
+            target = target / file_name(found, request.given)
+        asked = portable_options(request.given, target)
+        files[target] = document_text(launch_document(found, asked).model_dump())
         outputs = {"--json": request.output.json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
     drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
@@ -175,9 +184,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         for remedy in working("looking for what would fit", lambda: remedies(found.question)):
             say(f"{_NAME}: {remedy_line(remedy)}")
     if request.output.json_path == "-":
-        emit("-", document, exit_code)
-    refusal = pictures.refusal(_unwritable)
-    write_results(files | drawn, request.output.json_path, document, refusal, exit_code=exit_code)
+        emit("-", document, exit_code, command=_NAME)
     if found.best is None:
         return INFEASIBLE
     _say_batch(found)
@@ -192,6 +199,11 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         say(f"{_NAME}: wrote {path}")
         say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
     return 0
+
+
+def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, object]:
+    """Return options as a file of `--json` holds them; on stdout paths are seen from here."""
+    return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
 
 
 def _say_batch(found: Answer) -> None:
@@ -272,7 +284,7 @@ def _drawn(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> dict[Path
 def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
     """Write pictures before anything is printed, which somebody may not read to its end."""
     files = _drawn(pictures, draw)
-    write_results(files, None, {}, pictures.refusal(_unwritable))
+    write_results(files, None, {}, pictures.refusal(_unwritable), command=_NAME)
     for path in files:
         say(f"{_NAME}: wrote {path}")
 
@@ -345,6 +357,7 @@ def _execute(
         request.given,
         has_plan=request.output.evaluate is not None,
     )
+    session = dataclasses.replace(session, defaults=(*request.found, *session.defaults))
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
@@ -390,27 +403,35 @@ def _execute(
             frontier=frontier or (),
         ),
     )
-    # stdout holds the document and nothing else
-    if request.output.json_path != "-":
-        from search.report.plan import show_frontier, show_result
+    says: list[str] = []
+    try:
+        # before anything is printed, which somebody may not read to its end
+        says = _write(request, session, result, paths, document, engines)
+    finally:
+        # what was found is shown even where files cannot be written; stdout holds the document
+        # and nothing else
+        if request.output.json_path != "-":
+            from search.report.plan import show_frontier, show_result
 
-        console = _console()
-        show_result(
-            console,
-            result,
-            title=session.title,
-            engines=engines,
-            tokens=tokens,
-            throughput=_throughput(session, result),
-            price=request.output.price,
-            uniform=_uniform(request, session, result, launches),
-            verbose=request.output.verbose,
-            goal="" if reached is None else reached.words,
-        )
-        if frontier is not None:
-            show_frontier(console, frontier)
-    # The files come last: what was found is shown even where they cannot be written.
-    _write(request, session, result, paths, document, engines)
+            console = _console()
+            show_result(
+                console,
+                result,
+                title=session.title,
+                engines=engines,
+                tokens=tokens,
+                throughput=_throughput(session, result),
+                price=request.output.price,
+                uniform=_uniform(request, session, result, launches),
+                verbose=request.output.verbose,
+                goal="" if reached is None else reached.words,
+            )
+            if frontier is not None:
+                show_frontier(console, frontier)
+    if request.output.json_path == "-":
+        emit("-", document, command=_NAME)
+    for line in says:
+        say(f"{_NAME}: {line}")
     _report_pins(request, session, result)
     _say_batch_of_plan(request, session, result)
     return 0
@@ -487,6 +508,19 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     # Batch and data-parallel type are those of the file.
     defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
     defaults += session.calibrated
+    document = evaluation_document(
+        plan,
+        prediction,
+        defaults=defaults,
+        synthetic=session.synthetic,
+        estimated=session.estimated,
+        options=option_record(session.options, session.options.memory_constraint_bytes),
+        request=_portable({**session.named, **request.given}, request.output.json_path),
+        throughput=session.throughput(plan, prediction),
+        price=request.output.price,
+    )
+    # before anything is printed, which somebody may not read to its end
+    _emit(request, document.content())
     if request.output.json_path != "-":
         from search.report.plan import show_evaluation
 
@@ -504,24 +538,12 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
             throughput=session.throughput(plan, prediction),
             price=request.output.price,
         )
-    document = evaluation_document(
-        plan,
-        prediction,
-        defaults=defaults,
-        synthetic=session.synthetic,
-        estimated=session.estimated,
-        options=option_record(session.options, session.options.memory_constraint_bytes),
-        request={**session.named, **request.given},
-        throughput=session.throughput(plan, prediction),
-        price=request.output.price,
-    )
-    _emit(request, document.content())
     return 0
 
 
 def _emit(request: Request, document: Mapping[str, object], exit_code: int = 0) -> None:
     if request.output.json_path is not None:
-        emit(request.output.json_path, document, exit_code)
+        emit(request.output.json_path, document, exit_code, command=_NAME)
 
 
 def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
@@ -538,9 +560,10 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
         paths = output_paths(
             spec=session.spec,
             options=session.options,
-            num_nodes=session.hardware.num_nodes,
-            gpus_per_node=session.hardware.gpus_per_node,
+            hardware=session.hardware,
             config_path=output.config_path,
+            request={**session.named, **request.given},
+            engine=request.engine,
         )
     sources = [source.path for source in session.sources]
     read = files_read([output.evaluate, request.inputs.model, *sources])
@@ -559,38 +582,33 @@ def _write(
     paths: tuple[Path, Path] | None,
     document: Mapping[str, object],
     engines: Sequence[EngineBest],
-) -> None:
+) -> list[str]:
+    """Write the files of a plan and the object of `--json`; return what is said of them."""
     files: dict[Path, str] = {}
     if paths is not None:
         from autopar.documents.strategy import unsaid_by_galvatron
-        from search.report.files import output_texts, replaced
+        from search.report.files import output_texts
 
-        asked = {**session.named, **request.given}
         files = output_texts(
             result,
             paths,
             spec=session.spec,
             options=session.options,
-            request=asked,
+            request={**session.named, **request.given},
             engine=request.engine,
             engines=engines,
             throughput=_throughput(session, result),
         )
-        if files:
-            for what in replaced(*paths, asked):
-                say(f"{_NAME}: replaced {what}")
-    if request.output.json_path == "-":
-        emit("-", document)
-    write_results(files, request.output.json_path, document, _unwritable)
-    for path in files:
-        say(f"{_NAME}: wrote {path}")
+    write_results(files, request.output.json_path, document, _unwritable, command=_NAME)
+    says = [f"wrote {path}" for path in files]
     if result.plan is not None and files and paths is not None and paths[0] not in files:
         beyond = ", ".join(unsaid_by_galvatron(result.plan))
-        say(f"{_NAME}: no strategy file, since Galvatron's cannot say {beyond} of this plan")
+        says.append(f"no strategy file, since Galvatron's cannot say {beyond} of this plan")
     if paths is not None and files:
         plan = shlex.quote(str(paths[-1]))
-        say(f"{_NAME}: for the reasons: autopar-explain {plan}")
-        say(f"{_NAME}: whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
+        says.append(f"for the reasons: autopar-explain {plan}")
+        says.append(f"whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
+    return says
 
 
 def _unwritable(error: OSError) -> DocumentError:

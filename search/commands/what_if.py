@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import REPEATED, Command
-from autopar.command.run import say
+from autopar.command.run import say, say_kept
 from autopar.errors import INFEASIBLE, INTERRUPTED, DocumentError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
@@ -159,12 +159,18 @@ def execute(raw: Mapping[str, Any]) -> int:
             return INTERRUPTED
     groups = grouped(answers, spec.by)
     found = any(group.ranked for group in groups)
-    if spec.json != "-":
-        from autopar.command.show import make_console
-
-        show_answers(make_console(sys.stdout), groups, spec.by)
     exit_code = INTERRUPTED if stopped else 0 if found else INFEASIBLE
-    _write(spec, words, groups, files, exit_code)
+    says: list[str] = []
+    try:
+        # before the tables, whose reader may leave in the middle
+        says = _write(spec, words, groups, files, exit_code)
+    finally:
+        if spec.json != "-":
+            from autopar.command.show import make_console
+
+            show_answers(make_console(sys.stdout), groups, spec.by)
+    for line in says:
+        say(f"{_NAME}: {line}")
     if exit_code == INFEASIBLE:
         say(f"{_NAME}: no combination has a plan; each says why")
     return exit_code
@@ -279,8 +285,8 @@ def _write(
     groups: Sequence[Group],
     files: Mapping[int, Path],
     exit_code: int,
-) -> None:
-    """Write plan files and the object of `--json`, all or none, and the picture."""
+) -> list[str]:
+    """Write plan files and the object of `--json`, all or none, and the picture; say which."""
     from search.report.what_if import exploration, first_commands, save_picture
 
     texts: dict[Path, str] = {}
@@ -300,16 +306,17 @@ def _write(
             plan_files=plans,
             complete=exit_code != INTERRUPTED,
         )
-    if spec.json == "-":
-        emit("-", document, exit_code)
-    write_results(texts, spec.json, document, _unwritable, exit_code=exit_code)
+    write_results(texts, spec.json, document, _unwritable, exit_code=exit_code, command=_NAME)
+    says = []
     if texts:
-        say(f"{_NAME}: wrote {len(texts)} files to {spec.config_path}")
-    for line in first_commands(groups, plans):
-        say(f"{_NAME}: for the reasons: {line}")
+        says.append(f"wrote {len(texts)} files to {spec.config_path}")
+    says += [f"for the reasons: {line}" for line in first_commands(groups, plans)]
     if spec.plot is not None and any(group.ranked for group in groups):
-        for path in save_picture(spec.plot, groups, spec.formats):
-            say(f"{_NAME}: wrote {path}")
+        drawn = save_picture(spec.plot, groups, spec.formats, say_kept(_NAME))
+        says += [f"wrote {path}" for path in drawn]
+    if spec.json == "-":
+        emit("-", document, exit_code, command=_NAME)
+    return says
 
 
 def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:

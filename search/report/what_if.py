@@ -24,6 +24,7 @@ from autopar.command.show import (
     save_figure,
 )
 from autopar.errors import OptionError
+from autopar.output import Aside
 from autopar.plans import PUBLISHED_RUNS
 from autopar.units import GIB, format_count, format_seconds
 from search.report.headline import one_line
@@ -416,8 +417,12 @@ def exploration(
     ).content()
 
 
-def save_picture(folder: str, groups: Sequence[Group], formats: Sequence[str]) -> list[Path]:
+def save_picture(
+    folder: str, groups: Sequence[Group], formats: Sequence[str], aside: Aside | None = None
+) -> list[Path]:
     """Write bars of tokens/s/GPU with their intervals, one plot for each group; return the files.
+
+    aside : as `autopar.output` has it.
 
     Raises
     ------
@@ -454,7 +459,7 @@ def save_picture(folder: str, groups: Sequence[Group], formats: Sequence[str]) -
         plots[-1][0].set_xlabel("tokens/s/GPU; line: 90 % interval", color=QUIET)
         for kind in formats:
             path = Path(folder) / f"{PICTURE}.{kind}"
-            save_figure(figure, path, "--plot")
+            save_figure(figure, path, "--plot", aside)
             paths.append(path)
     return paths
 

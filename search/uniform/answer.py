@@ -151,7 +151,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
     site = None if inputs.site is None else load_site(inputs.site)
     if site is not None:
         site.require_card(card)
-    assumed = []
+    assumed = list(request.found)
     if "memory-constraint" in request.given:
         asked = options.memory_constraint_bytes
         if asked > 1.02 * card.memory_bytes:

@@ -19,6 +19,7 @@ from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.memory.launch import Launch, chunks_of_sizes
 from autopar.memory.recipes import Zero
+from autopar.output import safe_name
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import dataclass
@@ -32,8 +33,8 @@ from autopar.training.launch_file import (
 from autopar.training.launch_settings import settings_of, with_settings
 from search.degrees import fixed_of
 from search.report.check import assessed_entry
-from search.report.files import engine_entries
-from search.request import ROWS, build_request
+from search.report.files import engine_entries, options_digest
+from search.request import ROWS, build_request, located_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
 from search.uniform.choice import FULL, MODULES, NONE, Choice
 from search.uniform.engines import engine_space, launch_of
@@ -166,18 +167,29 @@ def against_entry(answer: Answer, other: Solution | None, reason: str) -> dict[s
     }
 
 
-def file_name(answer: Answer) -> Path:
-    """Return the name of a launch's file: all that makes the launch another one."""
+_NAMED = frozenset(
+    {*("nodes", "gpus-per-node", "gpus", "seq-length", "global-batch-size", "engine")}
+)
+"""Options that the name of a launch's file says."""
+
+
+def file_name(answer: Answer, request: Mapping[str, object]) -> Path:
+    """Return the name of a launch's file: all that makes the launch another one.
+
+    request : options as typed.
+    """
     question, best = answer.question, answer.best
     assert best is not None, "nothing is written where nothing fits"
     assert best.best is not None, "the best trainer has a launch"
     choice = best.best.choice
+    card = safe_name(question.card.name, most=40)
     parts = (
-        question.spec.name,
-        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{question.card.name}",
+        safe_name(question.spec.name),
+        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{card}",
         best.engine.name,
         choice.precision,
         f"seq{question.job.seq}_bsz{choice.global_batch}",
+        *filter(None, [options_digest(request, _NAMED)]),
     )
     return Path(f"autopar_launch_{'_'.join(parts)}.json")
 
@@ -326,7 +338,8 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         )
     _refuse_degrees(where, typed or {})
     # files of earlier releases have the names of their time
-    request = {**own_names(document.request, ROWS), **(typed or {})}
+    stored = located_request(where, own_names(document.request, ROWS), typed or {})
+    request = {**stored, **(typed or {})}
     question = open_launches(build_request(request))
     entry = document.launch.degrees
     sizes = entry.layers_of_chunks

@@ -149,7 +149,7 @@ def test_what_nothing_could_provide_is_a_word(capsys: pytest.CaptureFixture[str]
     """JSON has no infinity."""
     from search.commands.app import write_answer
 
-    write_answer("-", {"a": [float("inf")], "b": {"c": 1.5}})
+    write_answer("-", {"a": [float("inf")], "b": {"c": 1.5}}, command="autopar-estimate")
 
     assert json.loads(capsys.readouterr().out) == {"a": ["Infinity"], "b": {"c": 1.5}}
 
@@ -288,12 +288,13 @@ def test_attention_is_said_in_the_title(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_compressed_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A name in .gz makes gzip of what the plain name has, the same bytes every time."""
-    for model in ((*CALCULON, "--execution", "1x8-tp8"), FLAT):
+    for number, model in enumerate(((*CALCULON, "--execution", "1x8-tp8"), FLAT)):
+        folder = tmp_path / f"{number}"
         for name in ("a.json", "b.json.gz", "c.json.gz"):
-            answer(capsys, *model, "--json", str(tmp_path / name))
-        packed = (tmp_path / "b.json.gz").read_bytes()
-        assert packed == (tmp_path / "c.json.gz").read_bytes()
-        assert gzip.decompress(packed) == (tmp_path / "a.json").read_bytes()
+            answer(capsys, *model, "--json", str(folder / name))
+        packed = (folder / "b.json.gz").read_bytes()
+        assert packed == (folder / "c.json.gz").read_bytes()
+        assert gzip.decompress(packed) == (folder / "a.json").read_bytes()
 
 
 def test_candidate_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
     """Write the files of a result."""
     options = SearchOptions(settle_bsz=16, disable_ckpt=True)
     paths = output_paths(
-        spec=SPEC, options=options, num_nodes=1, gpus_per_node=8, config_path=str(folder)
+        spec=SPEC, options=options, hardware=HARDWARE, config_path=str(folder), request={}
     )
     texts = output_texts(result, paths, spec=SPEC, options=options, request={"model": "toy"})
     write_files(texts)
@@ -267,7 +267,7 @@ def test_both_files_hold_the_plan(tmp_path: Path) -> None:
     """The strategy file has the documented name; the plan file stands beside it."""
     strategy, own = write_all(tmp_path)
 
-    name = "toy_1nodes_8gpus_per_node_24GB_bf16_bsz16_[ckpt_off].json"
+    name = "toy_1nodes_8gpus_per_node_24GB_bf16_bsz16_ckpt_off_box_seq2048.json"
     assert strategy.name == f"galvatron_config_{name}"
     assert own.name == f"autopar_plan_{name}"
     assert read_strategy(strategy) == read_strategy(own) == PLAN

@@ -160,18 +160,23 @@ def test_plan_file_of_ours_needs_nothing_else(
 
 
 def test_files_of_other_content_stay(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same again is fine; other content needs --force, and until then nothing changes."""
+    """The same again leaves them; other content is kept beside them unless --force is given."""
     arguments = ("uniform.json", "--to", "megatron", "--num-nodes", "2", "--out", "here")
     assert export(*arguments) == 0
     assert export(*arguments) == 0
     script = folder / "here" / "megatron_args.yaml"
     script.write_text("mine", encoding="utf-8")
 
-    assert export(*arguments) == 2
-    assert "megatron_args.yaml is there with other content" in capsys.readouterr().err
-    assert script.read_text(encoding="utf-8") == "mine"
-    assert export(*arguments, "--force") == 0
+    assert export(*arguments) == 0
+    kept = script.with_name("megatron_args.yaml.bak-1")
+    said = capsys.readouterr().err
+    assert "here/megatron_args.yaml had another content, which is kept as megatron_args" in said
+    assert kept.read_text(encoding="utf-8") == "mine"
     assert script.read_text(encoding="utf-8") != "mine"
+    script.write_text("mine too", encoding="utf-8")
+    assert export(*arguments, "--force") == 0
+    assert script.read_text(encoding="utf-8") != "mine too"
+    assert sorted(script.parent.glob("*.bak-*")) == [kept]
 
 
 def test_galvatron_files_round_trip() -> None:

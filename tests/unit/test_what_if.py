@@ -306,7 +306,7 @@ def test_measured_hardware_stands_beside_cards(capsys: Capture) -> None:
     assert run(words) == 0
     out, err = capsys.readouterr()
     assert "\nrests of h100:1x8 on ESTIMATES from datasheets, not on measurements\n" in out
-    assert "planning with times and memory of models/llama2-7b/configs\n" in err
+    assert "planning with times and memory of models/llama2-7b/configs; " in err
 
     found = {answer["choice"]["hardware"]: answer for answer in rows(asked(*words, capsys=capsys))}
     assert {name: answer["estimated"] for name, answer in found.items()} == {
