@@ -352,6 +352,7 @@ class OutputSpec:
     goal: Literal["throughput", "cost", "fewest-gpus"] = option(
         "throughput",
         help="fastest; cheapest per token, or smallest, of --hardware and its smaller clusters",
+        brief="throughput, cost, or fewest-gpus [throughput]",
         panel=_OUT,
         most_used=True,
     )

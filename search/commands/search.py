@@ -183,7 +183,9 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
             say(f"{_NAME}: {line}")
         for remedy in working("looking for what would fit", lambda: remedies(found.question)):
             say(f"{_NAME}: {remedy_line(remedy)}")
-    if request.output.json_path == "-":
+    refusal = pictures.refusal(_unwritable)
+    write_results(files | drawn, json_path, document, refusal, exit_code=exit_code, command=_NAME)
+    if json_path == "-":
         emit("-", document, exit_code, command=_NAME)
     if found.best is None:
         return INFEASIBLE
