@@ -3,6 +3,7 @@
 
 VENV       ?= .venv
 BUILD_DIR  ?= build
+DOCS_VENV  := $(BUILD_DIR)/docs-venv
 CPP_PRESET ?= release
 ARGS       ?=
 PYTEST_ARGS ?=
@@ -28,7 +29,7 @@ TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help search setup build check test test-py test-cpp test-ranks test-slow asan fuzz e2e bench golden models docs-schemas format clean
+.PHONY: help search setup build check test test-py test-cpp test-ranks test-slow asan fuzz e2e bench golden models docs docs-schemas docs-reference gallery format clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -93,8 +94,17 @@ golden: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## rewrite the golden files and 
 models: $(TEST_READY) ## count the memory of the shipped models again (MODELS="..." for some)
 	$(PY) -m profiler.model.shipped $(MODELS)
 
+docs: $(DOCS_VENV)/.stamp ## build the documentation as a site, build/site/index.html; dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --site-dir $(abspath $(BUILD_DIR))/site
+
 docs-schemas: $(VENV)/.stamp-built ## write the JSON Schemas of the documents to docs/schemas
 	$(PY) docs/make_schemas.py
+
+docs-reference: $(VENV)/.stamp-built ## write docs/reference: options, exit codes, rules, keys
+	$(PY) docs/make_reference.py
+
+gallery: $(VENV)/.stamp-built ## run the commands of docs/questions and the gallery again
+	$(PY) docs/make_answers.py
 
 format: $(VENV)/.stamp-dev ## rewrite Python and C++ in the house style
 	$(VENV)/bin/ruff check --fix .
@@ -132,4 +142,12 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-base
 # torch first and by its exact pin, so that nothing that depends on it can pull in another one.
 $(VENV)/.stamp-torch: $(VENV)/.stamp-base
 	@pin="$$(grep '^torch==' constraints.txt)" && echo "installing $$pin" && $(PIP) install "$$pin"
+	@touch $@
+
+# The site needs nothing of the package, and the package nothing of the site.
+$(DOCS_VENV)/.stamp: constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: found no Python >= 3.11; say make PYTHON=python3.11"; exit 1; }
+	@echo "installing what builds the documentation"
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt mkdocs-material
 	@touch $@

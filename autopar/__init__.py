@@ -5,11 +5,12 @@
     result = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
     print(result.prediction.step_time_s)
 
-`plan` answers one question; a `Planner` answers many of one model and cluster, with the fields of
-`SearchOptions` as keywords. Models and clusters are names, or the documents that `read_hardware`,
-`read_model` and `read_model_profile` return; `read_plan` reads plan and strategy files of anyone.
-`evaluate_many` prices executions in closed form. Everything is imported on first use, and nothing
-imports torch.
+`search`, `check`, `explain` and `compare` are the commands of these names, with their options as
+keywords and the objects of `--json` as answers; `ask` is any other. `plan` answers one question; a
+`Planner` answers many of one model and cluster, with the fields of `SearchOptions` as keywords.
+Models and clusters are names, or the documents that `read_hardware`, `read_model` and
+`read_model_profile` return; `read_plan` reads plan and strategy files of anyone. `evaluate_many`
+prices executions in closed form. Everything is imported on first use, and nothing imports torch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autopar.command.asking import Answer, ask, check, compare, explain, search
     from autopar.documents.hardware import read_hardware_dir as read_hardware
     from autopar.documents.model import read_model_profile
     from autopar.documents.plan import read_strategy as read_plan
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Answer",
     "Hardware",
     "Model",
     "ModelProfile",
@@ -42,16 +45,22 @@ __all__ = [
     "SearchOptions",
     "SearchResult",
     "__version__",
+    "ask",
+    "check",
+    "compare",
     "evaluate_many",
+    "explain",
     "plan",
     "read_card",
     "read_hardware",
     "read_model",
     "read_model_profile",
     "read_plan",
+    "search",
 ]
 
 _HOMES = {
+    "Answer": ("autopar.command.asking", "Answer"),
     "Hardware": ("autopar.hardware", "HardwareProfile"),
     "Model": ("autopar.model", "ModelSpec"),
     "ModelProfile": ("autopar.model", "ModelProfile"),
@@ -60,6 +69,11 @@ _HOMES = {
     "Prediction": ("autopar.plans", "Prediction"),
     "SearchOptions": ("search.options", "SearchOptions"),
     "SearchResult": ("search.planner.prediction", "SearchResult"),
+    "ask": ("autopar.command.asking", "ask"),
+    "check": ("autopar.command.asking", "check"),
+    "compare": ("autopar.command.asking", "compare"),
+    "explain": ("autopar.command.asking", "explain"),
+    "search": ("autopar.command.asking", "search"),
     "evaluate_many": ("search.closed_form.calculon", "evaluate_many"),
     "plan": ("search", "plan"),
     "read_card": ("autopar.estimate.card", "load_card"),

@@ -16,6 +16,7 @@ from importlib import import_module
 __all__ = [
     "SUBCOMMANDS",
     "check",
+    "compare",
     "enter",
     "estimate",
     "explain",
@@ -44,6 +45,11 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
         "autopar-check",
         "search.commands.check",
         "read a launch: does it fit, how fast is it, what would be better",
+    ),
+    "compare": (
+        "autopar-compare",
+        "search.commands.compare",
+        "what differs between two plans, or a plan and a measured trace",
     ),
     "estimate": (
         "autopar-estimate",
@@ -90,6 +96,11 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
         "autopar-profile-estimate",
         "autopar.estimate.command",
         "write estimated files, from a card and a model's architecture",
+    ),
+    "serve": (
+        "autopar serve",
+        "autopar.command.serve",
+        "answer questions of agents: the commands as tools of an MCP server",
     ),
     "models": ("autopar models", "autopar.command.shipped", "list the models that are shipped"),
     "cards": ("autopar cards", "autopar.command.shipped", "list the device cards"),
@@ -138,6 +149,7 @@ def _start_quickly() -> None:
 search = partial(run_subcommand, "search")
 explain = partial(run_subcommand, "explain")
 check = partial(run_subcommand, "check")
+compare = partial(run_subcommand, "compare")
 estimate = partial(run_subcommand, "estimate")
 explore = partial(run_subcommand, "explore")
 export = partial(run_subcommand, "export")

@@ -10,17 +10,24 @@
     |   `-- InfeasibleExecution  ... one execution of an analytic model cannot run
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
 
-Every message is one sentence a user can act on. Programming errors stay `AssertionError`s. What
-such a sentence proposes in place of an unknown word is found here, too.
+Every message is one sentence a user can act on, and what commands exit with is one table.
+Programming errors stay `AssertionError`s. What such a sentence proposes in place of an unknown word
+is found here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
 __all__ = [
+    "EXIT_CODES",
+    "FAILED",
+    "INFEASIBLE",
+    "INTERRUPTED",
+    "TERMINATED",
+    "UNUSABLE",
     "AutoparError",
     "DocumentError",
     "InfeasibleError",
@@ -37,16 +44,31 @@ __all__ = [
 ]
 
 
+FAILED, UNUSABLE, INFEASIBLE, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    FAILED: "done, and what was asked about is not in order: findings with `check --strict`, "
+    "regressions and findings of `profile show`, a run that does not match, cells that could not "
+    "be measured; or something is not installed, or the program has a mistake",
+    UNUSABLE: "an option or a file is unusable; the sentence says which, why, and what to do",
+    INFEASIBLE: "the question has no answer: nothing fits, nothing was found in time, or an engine "
+    "cannot do all that a plan says",
+    INTERRUPTED: "stopped by Ctrl-C; what was found until then is shown where there is something",
+    TERMINATED: "stopped by SIGTERM",
+}
+"""What every command exits with, and `exit_code` of its `--json` says."""
+
+
 class AutoparError(Exception):
     """Base of every error meant for a user; `exit_code` is what a command exits with."""
 
-    exit_code = 1
+    exit_code = FAILED
 
 
 class InputError(AutoparError):
     """A value the user gave is unusable."""
 
-    exit_code = 2
+    exit_code = UNUSABLE
 
 
 class DocumentError(InputError):
@@ -91,7 +113,7 @@ class UnsupportedError(InputError):
 class InfeasibleError(AutoparError):
     """The question is valid and has no answer, for example no plan fits in memory."""
 
-    exit_code = 3
+    exit_code = INFEASIBLE
 
 
 class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented public name
@@ -106,7 +128,7 @@ class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented publi
         self.reason = reason
         self.kind = kind
         if kind == "input":
-            self.exit_code = 2
+            self.exit_code = UNUSABLE
 
 
 class InstallError(AutoparError):

@@ -18,14 +18,18 @@ _EXAMPLE: dict[str, Any] = {
     "version": 1,
     "by": "tokens",
     "complete": True,
-    "choices": {"model": ["llama3-8b"], "hardware": ["h100:1x8"], "settle-bsz": ["64"]},
+    "choices": {"model": ["llama3-8b"], "hardware": ["h100:1x8"], "global-batch-size": ["64"]},
     "request": {"mixed-precision": "bf16"},
     "groups": [
         {
             "trained": {"model": "llama3-8b"},
             "answers": [
                 {
-                    "choice": {"model": "llama3-8b", "hardware": "h100:1x8", "settle-bsz": "64"},
+                    "choice": {
+                        "model": "llama3-8b",
+                        "hardware": "h100:1x8",
+                        "global-batch-size": "64",
+                    },
                     "status": "found",
                     "rank": 1,
                     "step_time_s": 6.25,

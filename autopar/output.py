@@ -2,27 +2,41 @@
 
 What a file holds is its document's or report's business; here it only gets to where it was asked
 for. Devices and pipes are written to, since a renamed file in the place of `/dev/null` would end
-them; a symbolic link keeps its name, and its target gets the content.
+them; a symbolic link keeps its name, and its target gets the content. Where a command says how it
+tells somebody, what was there with another content is kept beside it as `NAME.bak-1`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
 from autopar.errors import OptionError
 
-__all__ = ["Begun", "begun", "refuse_clashes", "write_files", "write_text"]
+__all__ = [
+    "Aside",
+    "Begun",
+    "begun",
+    "refuse_clashes",
+    "safe_name",
+    "write_files",
+    "write_text",
+]
+
+Aside = Callable[[Path, Path], None]
+"""Takes the path of a file that gets another content, and where the earlier one is from now on."""
 
 _OPEN = re.compile(r"/dev/(stdout|stderr|fd/([0-9]{1,4}))")
 """Names of what is open already."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_BYTES = 100
 """Of a file's name, how much its temporary name repeats; file systems end at 255 bytes."""
 
@@ -35,11 +49,21 @@ def write_text(path: Path | str, text: str) -> None:
     write_files({Path(path): text})
 
 
-def write_files(files: Mapping[Path, str | bytes]) -> None:
+def write_files(
+    files: Mapping[Path, str | bytes],
+    *,
+    aside: Aside | None = None,
+    replace: Collection[Path] = (),
+) -> None:
     """Write all files or none: no name changes before every byte is on its disk.
 
     Texts as UTF-8, what is not Unicode in names of the file system as its escape. Raises OSError,
     whose `filename` is the one of these that could not be written.
+
+    Parameters
+    ----------
+    aside : keeps what is there with another content, and is told; None replaces it.
+    replace : those of the files that are replaced all the same.
     """
     with contextlib.ExitStack() as stack:
         made = []
@@ -60,7 +84,22 @@ def write_files(files: Mapping[Path, str | bytes]) -> None:
                 file.close()
         for file in made:
             with _named(file.asked):
-                file.end()
+                file.end(aside=None if file.asked in replace else aside)
+
+
+def safe_name(text: str, *, most: int = 80) -> str:
+    """Return a text as a part of a file's name, without what means something to a shell.
+
+    One that is longer than `most` characters ends with a digest of all of it; nothing but a digest
+    is left of one without letters and digits that every file system has.
+    """
+    found = _UNSAFE.sub("-", text).strip("-.")
+    if 0 < len(found) <= most:
+        return found
+    import hashlib  # most names are short
+
+    digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return f"{found[: most - 9]}-{digest}".lstrip("-")
 
 
 @contextlib.contextmanager
@@ -107,14 +146,24 @@ class Begun:
             os.fsync(self.stream.fileno())  # else a power cut may keep a name without content
         self.stream.close()
 
-    def end(self, name: Path | None = None) -> Path:
+    def end(self, name: Path | None = None, *, aside: Aside | None = None) -> Path:
         """Give the content its name, and the rights that the file there had; return the path.
 
+        A file of the same content is left as it is.
+
+        Parameters
+        ----------
         name : another one, of what ended early.
+        aside : as `write_files` has it.
         """
         if self.part is None:
             return self.path
         target = self.path if name is None else name
+        kept = None
+        if aside is not None and target.is_file():
+            if _alike(self.part, target):
+                return target  # `drop` removes the part
+            kept = _kept(target)
         try:
             rights = stat.S_IMODE(target.stat().st_mode)
         except FileNotFoundError:
@@ -124,6 +173,8 @@ class Begun:
             rights = 0o666 & ~umask  # mkstemp makes private files; documents are shared
         self.part.chmod(rights)
         self.part.replace(target)
+        if aside is not None and kept is not None:
+            aside(self.asked if name is None else name, kept)
         return target
 
     def drop(self) -> None:
@@ -132,6 +183,38 @@ class Begun:
             self.stream.close()  # a full disk is found out once more here
         if self.part is not None:
             self.part.unlink(missing_ok=True)
+
+
+def _alike(one: Path, other: Path) -> bool:
+    import filecmp  # of files that are there already, which few are
+
+    return filecmp.cmp(one, other, shallow=False)
+
+
+def _kept(path: Path) -> Path:
+    """Return where the content of a file is as well: `NAME.bak-N` of the first number for it.
+
+    A content that is kept already is not kept twice.
+    """
+    for number in itertools.count(1):
+        kept = path.with_name(f"{path.name}.bak-{number}")
+        try:
+            # one step, and never over what is there; the file itself keeps its name until it is
+            # replaced
+            os.link(path, kept)
+        except FileExistsError:
+            if kept.is_file() and _alike(path, kept):
+                return kept
+            continue
+        except OSError:
+            if os.path.lexists(kept):
+                continue
+            import shutil
+
+            # a file system without links
+            shutil.copy2(path, kept)
+        return kept
+    raise AssertionError("numbers have no end")
 
 
 @contextlib.contextmanager

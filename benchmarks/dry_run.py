@@ -36,7 +36,7 @@ from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
 from search.interface import open_documents
 from search.planner.planner import Planner
-from search.report.plan import one_line
+from search.report.headline import one_line
 
 __all__ = ["CASES", "DEFAULTS", "Case", "Row", "default_rows", "full_size", "main", "rows"]
 

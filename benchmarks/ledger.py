@@ -170,7 +170,13 @@ def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
         by_class[_class_key(entry)].append(entry)
     found = []
     for (stack, experts, known), entries in sorted(by_class.items()):
-        low, high = quantile_interval([1.0 / (1.0 + entry.error) for entry in entries])
+        # rows of one source share a cluster and say less of the next one: weighed as in the fit,
+        # where a source counts as the square root of its rows
+        of_source = Counter(entry.group for entry in entries)
+        low, high = quantile_interval(
+            [1.0 / (1.0 + entry.error) for entry in entries],
+            [1.0 / math.sqrt(of_source[entry.group]) for entry in entries],
+        )
         found.append(
             {
                 "stack": stack,

@@ -15,13 +15,14 @@ from functools import cache
 from typing import Any
 
 from autopar.estimate.card import Card, load_card
-from autopar.estimate.job import Attention, Block, Experts, Job, Mlp, model_flop
+from autopar.estimate.job import Attention, Block, Experts, Job, Mlp
 from autopar.estimate.layer import Machine, machine_of
 from autopar.estimate.site import Site, load_site
 from autopar.estimate.stack import Stack, load_stack
 from autopar.records import dataclass
 from autopar.training.adapters import Adapters
 from autopar.training.mixtures import NATURAL_SKEW
+from autopar.training.throughput import model_flop
 from benchmarks.ledger_models import Architecture, known_architecture
 from search.engines.megatron_arguments import parse_layout
 from search.launches.bridge_recipes import layout_of

@@ -27,7 +27,7 @@ from search.uniform.choice import (
     Training,
 )
 
-__all__ = ["DegreeOptions", "fixed_of", "rules_of", "training_of"]
+__all__ = ["DegreeOptions", "fixed_of", "rules_of", "training_of", "with_training_precision"]
 
 _DEGREES = "Degrees"
 _TRAINING = "Fine-tuning"
@@ -125,7 +125,11 @@ def _degree(help: str, **how: Any) -> Any:
 class DegreeOptions:
     """Degrees and settings that plans have to have; None: any."""
 
-    tp: tuple[int, ...] | None = _degree("tensor degree, or several to choose from: 2,4")
+    tp: tuple[int, ...] | None = _degree(
+        "tensor degree, or some to choose from: 2,4",
+        brief="fix a degree, or some: 2,4; others: --help degrees",
+        most_used=True,
+    )
     cp: tuple[int, ...] | None = _degree("context degree")
     ep: tuple[int, ...] | None = _degree("expert degree")
     etp: tuple[int, ...] | None = _degree("tensor degree of experts")
@@ -149,7 +153,9 @@ class DegreeOptions:
     recompute: tuple[str, ...] | None = option(
         None,
         help="none, full, op, block N, or modules: core_attn+mlp",
+        brief="none, full, or parts: core_attn+mlp",
         panel=_DEGREES,
+        most_used=True,
         parse=_recomputations,
     )
     offload_activations: tuple[str, ...] | None = option(
@@ -161,8 +167,10 @@ class DegreeOptions:
     )
     precision: tuple[str, ...] | None = option(
         None,
-        help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, or any",
+        brief="bf16, fp8, fp8-blockwise, mxfp8, nvfp4, fp16, any",
+        help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, any; or fp16, fp32",
         panel=_DEGREES,
+        most_used=True,
         shown="bf16",
         parse=_words("precision", PRECISIONS),
     )
@@ -262,7 +270,8 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
     """
     remedy = "give --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
     if why:
-        remedy = "leave one of both out"
+        # what a model is cannot be left out
+        remedy = "leave one of both out" if why.startswith("--") else "leave it out"
     lone: dict[str, Any] = {}
     for row in rows_of(DegreeOptions):
         value = getattr(options, row.field)
@@ -317,3 +326,22 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
 
 def _beside(why: str) -> str:
     return f", and {why}" if why else ""
+
+
+_OF_TRAINING = ("fp16", "fp32")
+"""Precisions that are of all of training, not of products beside 16-bit weights."""
+
+
+def with_training_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
+    """Return options where `--precision fp16` is what it means, `--mixed-precision fp16`."""
+    asked = raw.get("precision")
+    if not isinstance(asked, str) or asked.lower() not in _OF_TRAINING:
+        return raw
+    known = raw.get("mixed-precision", asked)
+    if known != asked:
+        raise OptionError(
+            f"--precision: {asked} contradicts --mixed-precision {known}; leave one out"
+        )
+    return {
+        "mixed-precision" if name == "precision" else name: value for name, value in raw.items()
+    }

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Literal
 
-from autopar.command.fields import option, validate
+from autopar.command.fields import json_option, option, validate
 from autopar.errors import OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
@@ -57,6 +57,13 @@ LARGEST_BATCH = 1 << 24
 MOST_BATCHES = 10_000
 """Global batches of one search."""
 
+
+def _in_mib(number: float) -> str:
+    return (
+        f"{number:.12g} GiB is more than any GPU has; are MiB meant? then it is {number / 1024:.4g}"
+    )
+
+
 PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
 """Headings of the options of a search, in their order."""
 
@@ -70,10 +77,12 @@ class SearchOptions:
         24 * 2.0**30,
         name="memory-constraint",
         help="memory of one GPU, GiB",
+        brief="of one GPU, GiB [all of the GPU's]",
         panel=_MEM,
         shown="the GPU's where known, else 24",
         above=0,
         high=LARGEST_MEMORY_GIB,
+        too_high=_in_mib,
         scale=GIB,
         most_used=True,
     )
@@ -106,15 +115,17 @@ class SearchOptions:
     )
     # batch
     min_bsz: int = option(
-        8, help="smallest global batch", panel=_MEM, low=1, high=LARGEST_BATCH, most_used=True
+        8, help="smallest global batch of a range", panel=_MEM, low=1, high=LARGEST_BATCH
     )
     max_bsz: int = option(
-        8, help="largest global batch", panel=_MEM, low=1, high=LARGEST_BATCH, most_used=True
+        8, help="largest global batch of a range", panel=_MEM, low=1, high=LARGEST_BATCH
     )
     bsz_scale: int = option(8, help="step between batches", panel=_MEM, low=1, high=LARGEST_BATCH)
     settle_bsz: int | None = option(
         None,
-        help="the one global batch; instead of a range",
+        name="global-batch-size",
+        also="settle-bsz",
+        help="samples of a step, on all GPUs together",
         panel=_MEM,
         low=1,
         high=LARGEST_BATCH,
@@ -122,7 +133,14 @@ class SearchOptions:
         most_used=True,
     )
     settle_chunk: int | None = option(
-        None, help="the one number of micro-batches", panel=_MEM, low=1, high=LARGEST_BATCH, off=-1
+        None,
+        name="micro-batches",
+        also="settle-chunk",
+        help="micro-batches of a step",
+        panel=_MEM,
+        low=1,
+        high=LARGEST_BATCH,
+        off=-1,
     )
     # space
     search_space: Literal["full", "3d", "dp+tp", "dp+pp", "dp", "sdp", "tp", "pp"] = option(
@@ -180,7 +198,6 @@ class SearchOptions:
         help="rule to keep, e.g. 'layers 0-3:tp=4'; repeats",
         panel=_SPACE,
         metavar="RULE",
-        most_used=True,
     )
     """Rules such as `layers 0-3:tp=4`, `stage 0:ckpt=0`, `tp=2`, `pp=4`, `vtp=2`."""
     forbid: tuple[str, ...] = option(
@@ -249,7 +266,6 @@ class SearchOptions:
         help="seconds after which the best found is returned",
         panel=_OUT,
         above=0,
-        most_used=True,
     )
 
     def __post_init__(self) -> None:
@@ -313,29 +329,56 @@ class OutputSpec:
         None,
         help="price this plan or strategy file instead of searching",
         panel=_OUT,
+        metavar="FILE",
+        brief="price this plan instead of searching",
         most_used=True,
     )
-    json_path: str | None = option(
-        None,
-        name="json",
-        help="write the result as JSON to a path, or - for stdout",
-        panel=_OUT,
-        most_used=True,
+    json_path: str | None = json_option(
+        _OUT, name="json", brief="write the answer as JSON, or print it", most_used=True
     )
     config_path: str | None = option(
         "configs",
         name="output-config-path",
         help="strategy file or its folder; `none` writes nothing",
         panel=_OUT,
+        metavar="DIR",
+        brief="where plans go, none writes none [configs]",
         most_used=True,
     )
     """None writes nothing."""
+    verbose: bool = option(
+        False, help="all of the report: stages, terms, alternatives, inputs", panel=_OUT
+    )
+    goal: Literal["throughput", "cost", "fewest-gpus"] = option(
+        "throughput",
+        help="fastest; cheapest per token, or smallest, of --hardware and its smaller clusters",
+        brief="throughput, cost, or fewest-gpus [throughput]",
+        panel=_OUT,
+        most_used=True,
+    )
+    tokens_per_s: float | None = option(
+        None,
+        name="tokens-per-s",
+        help="of all GPUs together, that --goal cost or fewest-gpus has to reach",
+        panel=_OUT,
+        above=0,
+        high=1e12,
+    )
+    price: float | None = option(
+        None,
+        help="dollars of a GPU-hour: says what a billion tokens cost",
+        panel=_OUT,
+        above=0,
+        high=1e6,
+    )
     html_path: str | None = option(
         None,
         name="html",
         help="write a page with pictures of the answer (docs/pictures.md)",
+        brief="write a page with pictures of the answer",
         panel=_OUT,
         metavar="FILE",
+        most_used=True,
     )
     trace_path: str | None = option(
         None,

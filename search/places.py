@@ -9,22 +9,40 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autopar.documents.catalog import (
+    ALLREDUCE_FILES,
     HARDWARE_FOLDER,
+    find_card,
     find_model,
     hardware_folders,
+    hardware_names,
     is_shipped_folder,
     model_file_name,
     model_folder,
     model_folders,
+    site_files,
 )
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = ["Places", "card_shape", "find_places", "is_measured_only", "named_card"]
+if TYPE_CHECKING:
+    from autopar.estimate.card import Card
+    from autopar.estimate.site import Site
+
+__all__ = [
+    "Places",
+    "card_shape",
+    "card_with_shape",
+    "find_places",
+    "find_site_of",
+    "is_bare_card",
+    "is_measured_only",
+    "measured_shape",
+    "named_card",
+]
 
 _CARD = re.compile(r".+:[^/\\]*")
 """What is meant as CARD:NxG, well formed or not."""
@@ -58,9 +76,15 @@ class Places:
         """What stands in for what, and what was left alone, for stderr."""
         lines = []
         if self.hardware is not None:
-            lines.append(f"no --hardware given, planning with the hardware of {self.hardware}")
+            lines.append(
+                f"no --hardware given, planning with the hardware of {self.hardware}; --hardware "
+                "CARD:NxG estimates instead"
+            )
         if self.times is not None:
-            lines.append(f"no --time-profiling-path given, planning with {self._profile}")
+            lines.append(
+                f"no --time-profiling-path given, planning with {self._profile}; --hardware "
+                "CARD:NxG estimates instead"
+            )
         return (*lines, *self.unused)
 
     @property
@@ -107,7 +131,8 @@ def find_places(
 
     Raises
     ------
-    OptionError: files of several devices are there, or what belongs to measured times is missing.
+    OptionError: files of several devices are there, of others than the cluster's, or what belongs
+        to measured times is missing.
     """
     hardware = () if has_hardware else hardware_folders()
     if has_profile:
@@ -132,6 +157,8 @@ def find_places(
                 f"{HARDWARE_FOLDER} no cluster: {_MEASURE_HARDWARE} measures it, and --hardware "
                 "CARD:NxG such as a100-80gb:1x8 estimates both"
             )
+        if len(hardware) == 1:
+            times = _of_the_device(times, model, precision, hardware[0])
         return Places(
             hardware=_only("--hardware", "files of a cluster", hardware),
             times=_only("--time-profiling-path", f"times of {model.name}", times),
@@ -184,6 +211,35 @@ def _own(
     return found
 
 
+def _of_the_device(
+    times: Sequence[Path], model: ModelSpec, precision: str, hardware: Path
+) -> list[Path]:
+    """Return the folders of times that were measured on the device of a cluster.
+
+    Files that say no device are taken at their word. Raises OptionError where all say another one.
+    """
+    here = _devices(hardware, ALLREDUCE_FILES)
+    file = model_file_name("computation", precision, model)
+    there = {folder: _devices(folder, file) for folder in times}
+    left = [folder for folder, devices in there.items() if not (devices and here) or devices & here]
+    if not left:
+        folder, devices = next(iter(there.items()))
+        raise OptionError(
+            f"--hardware: is missing; times of {folder} were measured on {min(devices)} and the "
+            f"cluster of {hardware} is of {min(here)}; name both folders to plan with them"
+        )
+    return left
+
+
+def _devices(folder: Path, pattern: str) -> set[str]:
+    """Return the devices that sidecars of files say, none where nobody does."""
+    from autopar.documents.sidecar import read_sidecar
+
+    found = [read_sidecar(path) for path in sorted(folder.glob(pattern))]
+    runs = [run for sidecar in found if sidecar is not None for run in sidecar.runs]
+    return {str(run.metadata["device"]) for run in runs if run.metadata.get("device")}
+
+
 def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:
     """Return the one folder there is, None without any; raise OptionError for several."""
     if len(folders) > 1:
@@ -225,6 +281,59 @@ def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
     ]
 
 
+def find_site_of(
+    card: str, num_nodes: int, gpus_per_node: int
+) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the site file of a cluster in the default folder, and what is said of such files.
+
+    One is taken that was measured with this card on as many machines of as many GPUs; of the same
+    card on others it is only said. Raises OptionError where several are of the cluster.
+    """
+    from autopar.estimate.card import load_card
+    from autopar.estimate.site import load_site
+
+    wanted = load_card(card)
+    found, says = [], []
+    for path in site_files():
+        try:
+            site = load_site(str(path))
+        except InputError as error:
+            says.append(f"what {path} has is not used: {error}")
+            continue
+        # of other devices there is nothing to say, nor of figures over no card
+        if site.card is None or not _is_of(site, wanted):
+            continue
+        measured = (site.num_nodes, site.gpus_per_node)
+        why = "its figures are no machine's" if not site.known else ""
+        if measured != (num_nodes, gpus_per_node):
+            why = f"it was measured on {site.num_nodes} x {site.gpus_per_node} GPUs"
+        if why:
+            says.append(f"what {path} has is not used: {why}; --site {path} takes it all the same")
+        else:
+            found.append(path)
+    if len(found) > 1:
+        listed = " and ".join(map(str, found))
+        raise OptionError(
+            f"--site: is missing, and {listed} are of {num_nodes} x {gpus_per_node} {wanted.name}; "
+            "name one of them, or --site none"
+        )
+    if not found:
+        return None, tuple(says)
+    line = (
+        f"no --site given, estimating with what {found[0]} measured of this cluster; --site none "
+        "leaves it out"
+    )
+    return found[0], (line, *says)
+
+
+def _is_of(site: Site, card: Card) -> bool:
+    try:
+        site.require_card(card)
+    except InputError:
+        return False
+    return True
+
+
 def named_card(hardware: str | None) -> str | None:
     """Return the hardware where it is meant as CARD:NxG; a folder may have a colon in its name."""
     is_card = hardware is not None and _CARD.fullmatch(hardware) and not Path(hardware).is_dir()
@@ -242,13 +351,54 @@ def card_shape(
 
     card, nodes, gpus = parse_hardware(hardware)
     for name, given, implied in (
-        ("--num-nodes", num_nodes, nodes),
-        ("--num-gpus-per-node", gpus_per_node, gpus),
-        ("--world-size", world_size, nodes * gpus),
+        ("--nodes", num_nodes, nodes),
+        ("--gpus-per-node", gpus_per_node, gpus),
+        ("--gpus", world_size, nodes * gpus),
     ):
         if given is not None and given != implied:
             raise OptionError(f"{name}: {given} contradicts --hardware {hardware} ({implied})")
     return card, nodes, gpus
+
+
+def is_bare_card(hardware: str) -> bool:
+    """Return whether hardware is the name of a card without a shape, and no measured cluster."""
+    if named_card(hardware) or Path(hardware).exists() or hardware in hardware_names():
+        return False
+    try:
+        find_card(hardware)
+    except InputError:
+        return False
+    return True
+
+
+def card_with_shape(
+    card: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
+) -> str:
+    """Return `CARD:NxG` of a card and numbers that were given beside it.
+
+    Nodes are as large as the card's, unless their size is said. Raises OptionError where the
+    numbers do not say a shape.
+    """
+    from autopar.estimate.card import load_card
+
+    most = load_card(card).max_gpus_per_node
+    per_node = gpus_per_node or min(most, world_size or most)
+    if num_nodes is None and gpus_per_node is None and world_size is None:
+        raise OptionError(
+            f"--hardware: {card} is a card, of how many GPUs? give {card}:8x{most} for 8 nodes of "
+            f"{most} GPUs, or --gpus 64 beside it"
+        )
+    if world_size is None:
+        return f"{card}:{num_nodes or 1}x{per_node}"
+    if num_nodes is not None and gpus_per_node is None:
+        per_node = world_size // num_nodes
+    nodes = num_nodes or world_size // max(per_node, 1)
+    if nodes * per_node != world_size:
+        raise OptionError(
+            f"--gpus: {nodes} nodes of {per_node} are {nodes * per_node} GPUs, not {world_size}; "
+            f"give --hardware {card}:NxG, or other --nodes and --gpus-per-node"
+        )
+    return f"{card}:{nodes}x{per_node}"
 
 
 def is_measured_only(name: str) -> bool:
@@ -258,3 +408,35 @@ def is_measured_only(name: str) -> bool:
     except InputError:
         return model_folder(name).is_dir()
     return False
+
+
+def measured_shape(
+    nodes: int | None,
+    gpus: int | None,
+    world: int | None,
+    shapes: Sequence[tuple[int, int]] = (),
+) -> tuple[int, int]:
+    """Return (nodes, GPUs per node): the one shape that the given sizes leave, else from them.
+
+    Of three sizes any two say the third; without them it is 1 x 8. Raises OptionError where they
+    contradict each other.
+    """
+    left = [
+        shape
+        for shape in shapes
+        if nodes in (None, shape[0]) and gpus in (None, shape[1])
+        if world in (None, shape[0] * shape[1])
+    ]
+    if len(left) == 1:
+        return left[0]
+    if world is None:
+        return nodes or 1, gpus or 8
+    if gpus is None:
+        gpus = world // nodes if nodes is not None else min(world, 8)
+    if nodes is None:
+        nodes = world // gpus if gpus else 0
+    if nodes * gpus != world:
+        raise OptionError(
+            f"--gpus: --nodes({nodes}) * --gpus-per-node({gpus}) = {nodes * gpus} != {world}"
+        )
+    return nodes, gpus

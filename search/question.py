@@ -5,18 +5,22 @@ How options and inputs are read is in `search.request`, how plans are priced in 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from autopar.command.fields import rows_of, written
 from autopar.documents.spec import length_key
 from autopar.errors import DocumentError, InputError, VariantError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.records import dataclass
-from search.options import SearchOptions
+from search.options import SPACE_PANEL, SearchOptions
+from search.places import named_card
 from search.request import (
     BATCH_OPTIONS,
     DEFAULT_HARDWARE,
@@ -31,12 +35,17 @@ from search.request import (
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.estimate.card import Card
     from autopar.plans import Plan, Prediction
     from autopar.sources import Source
+    from autopar.training.throughput import Throughput
     from search.planner.planner import Planner
+    from search.planner.prediction import Alternative, SearchResult
 
 __all__ = [
     "Session",
+    "WhyNot",
+    "ask_why_not",
     "check_known",
     "evaluate_file",
     "open_session",
@@ -73,7 +82,7 @@ def read_plan_for(
             where,
             f"is {plan.world_size} while the hardware has {world} GPUs",
             key="world_size",
-            remedy="give the plan's --hardware, or --num-nodes and --num-gpus-per-node",
+            remedy="give the plan's --hardware, or --nodes and --gpus-per-node",
         )
     if len(plan.layers) != spec.num_layers:
         raise DocumentError(
@@ -132,6 +141,9 @@ class Session:
     """Option name -> the shipped input, folder or value that stands in for what was not given and
     that cannot be told from the options alone."""
 
+    card: Card | None = None
+    """Of the cluster, where it is named by one."""
+
     @property
     def title(self) -> str:
         """Model and cluster in one line."""
@@ -159,6 +171,42 @@ class Session:
         return tuple(dict.fromkeys(self.hardware.sources + self.profile.sources + extra))
 
     @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sample: of an encoder and a decoder those of both."""
+        lengths: dict[bool, int] = {}
+        for layer in self.spec.layers:
+            longest = lengths.get(layer.cross_attention, 0)
+            lengths[layer.cross_attention] = max(longest, layer.seq_length)
+        return sum(lengths.values())
+
+    def throughput(self, plan: Plan, prediction: Prediction) -> Throughput | None:
+        """Return a plan's step in the units of logs; None where it has no step time.
+
+        MFU is known on cards and in 16 bits: products of fp32 may run in TF32, of another peak.
+        """
+        from autopar.training.throughput import Throughput, spec_flop
+
+        if not math.isfinite(prediction.step_time_s) or prediction.step_time_s <= 0:
+            return None
+        flop = again = peak = None
+        # files of tables alone say no sizes
+        with contextlib.suppress(InputError):
+            flop = plan.global_batch * spec_flop(self.spec)
+            twice = [strategy.checkpoint for strategy in plan.layers]
+            again = plan.global_batch * spec_flop(self.spec, twice)
+        if self.card is not None and self.options.mixed_precision != "fp32":
+            peak = self.card.flop_per_s[self.options.mixed_precision]
+        return Throughput(
+            step_s=prediction.step_time_s,
+            interval_s=prediction.step_time_interval_s,
+            gpus=plan.world_size,
+            tokens=plan.global_batch * self.tokens_per_sample,
+            model_flop=flop,
+            hardware_flop=again,
+            peak_flop_per_s=peak,
+        )
+
+    @property
     def calibrated(self) -> tuple[str, ...]:
         """What a calibration changes, as one of the lines of `defaults used`."""
         calibration = self.options.calibration
@@ -173,6 +221,24 @@ class Session:
         notes = (*self.hardware.notes, *self.profile.notes, *doubts)
         return tuple(note for note in notes if not note.startswith("estimated: "))
 
+    def solve(self) -> SearchResult:
+        """Return the answer, with alternatives of other families: stages and degrees of layers.
+
+        Plans that differ in embedding and head, or in who shards what, are of one family; the
+        fastest of each stands for it, `--top` of them at most.
+        """
+        top = self.options.top
+        result = self.planner.solve(top=_LOOKED_AT * top)
+        if result.plan is None:
+            return result
+        families = {_family(result.plan)}
+        kept: list[Alternative] = []
+        for other in result.alternatives:
+            if _family(other.plan) not in families and len(kept) < top:
+                families.add(_family(other.plan))
+                kept.append(other)
+        return dataclasses.replace(result, alternatives=tuple(kept))
+
     def rebuilt(
         self,
         *,
@@ -185,6 +251,14 @@ class Session:
         return Planner.from_documents(
             self.spec, self.profile, hardware or self.hardware, options or self.options
         )
+
+
+_LOOKED_AT = 4
+"""Plans that differ somehow for each family that is shown."""
+
+
+def _family(plan: Plan) -> tuple[object, ...]:
+    return plan.num_stages, frozenset((one.tp, one.ulysses, one.cp) for one in plan.layers)
 
 
 # No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,
@@ -242,6 +316,14 @@ def _placed(
     return spec, profile, hardware
 
 
+def _card(inputs: InputSpec) -> Card | None:
+    """Return the card that a cluster is named by; None where files say what it is."""
+    from autopar.estimate.card import load_card, parse_hardware
+
+    named = DEFAULT_HARDWARE if inputs.uses_default_hardware else named_card(inputs.hardware)
+    return None if named is None else load_card(parse_hardware(named)[0])
+
+
 def open_session(
     inputs: InputSpec,
     options: SearchOptions,
@@ -258,7 +340,7 @@ def open_session(
     has_plan : a plan is priced, whose batch is nobody's default.
     once : makes profiles, which other questions may have in common, as `load_placed` has it.
     """
-    given = {*given, "settle-bsz"} if has_plan else given
+    given = {*given, "global-batch-size"} if has_plan else given
     asked = inputs
     inputs, places = with_places(asked, options)
     options, variant, (spec, profile, hardware) = _loaded(inputs, options, given, once)
@@ -294,7 +376,8 @@ def open_session(
     if not BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
         notices.append(
             f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
-            f"than the {hardware.world_size} GPUs; give --settle-bsz, or --min-bsz and --max-bsz"
+            f"than the {hardware.world_size} GPUs; give --global-batch-size, or --min-bsz and "
+            "--max-bsz"
         )
     notices += _unsaid_length(inputs, spec)
     notices += _without_effect(inputs, hardware)
@@ -305,6 +388,7 @@ def open_session(
         hardware=hardware,
         options=options,
         planner=Planner.from_documents(spec, profile, hardware, options),
+        card=_card(inputs),
         notices=tuple(notices),
         defaults=(*places.defaults, *variant, *defaults),
         named={
@@ -313,3 +397,95 @@ def open_session(
             **({"sequence-parallel": options.sequence_parallel} if variant else {}),
         },
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Why not another plan.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WhyNot:
+    """The best plan with one more rule, wherever in the whole space it is."""
+
+    result: SearchResult | None
+    """None: no plan has it, whatever the options."""
+    reason: str = ""
+    """Why there is none, where the space itself has none."""
+    left_out: tuple[str, ...] = ()
+    """Options of the question that exclude the rule, and without which the result is."""
+
+
+def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
+    """Return the best plan that obeys one more pin, at the baseline's batch.
+
+    What the question's own options say against it is left away and named: pins of the same key,
+    else the one option that bounds the space, else all of those.
+    """
+    from search.space import freed
+
+    # at another batch the comparison would be one of batches
+    batches = None if baseline.plan is None else (baseline.plan.global_batch,)
+    pins, dropped = freed(session.options.pin, rule)
+    options = dataclasses.replace(session.options, pin=(*pins, rule))
+    left_out = tuple(f"--pin {pin}" for pin in dropped)
+    first: WhyNot | None = None
+    for names in ((), *_bounds(options, session.hardware.world_size)):
+        wider = {name: _unbounded(name, session.hardware.world_size) for name in names}
+        asked = dataclasses.replace(options, **wider)
+        said = tuple(_said(options, name) for name in names)
+        try:
+            result = session.rebuilt(options=asked).solve(global_batch_sizes=batches)
+        except InputError as error:
+            first = first or WhyNot(result=None, reason=str(error), left_out=left_out)
+            continue
+        found = WhyNot(result=result, left_out=(*left_out, *said))
+        # more memory would help, which is another answer than none
+        if result.infeasibility is None or result.infeasibility.smallest_budget_bytes > 0:
+            return found
+        first = first or found
+    assert first is not None, "the question itself was asked"
+    return first
+
+
+def _bounds(options: SearchOptions, world_size: int) -> list[tuple[str, ...]]:
+    """Return fields that bound the space: each that does, then all of them together.
+
+    What somebody chose comes before what bounds every search.
+    """
+    usual = SearchOptions()
+    fields = [row.field for row in rows_of(SearchOptions) if row.panel == SPACE_PANEL]
+    bounding = [
+        name
+        for name in fields
+        if name != "pin"
+        if name.startswith(("disable_", "max_")) or name in _WIDEST
+        if getattr(options, name) != _unbounded(name, world_size)
+    ]
+    bounding.sort(key=lambda name: getattr(options, name) == getattr(usual, name))
+    return [(name,) for name in bounding] + ([tuple(bounding)] if len(bounding) > 1 else [])
+
+
+_WIDEST: Mapping[str, object] = {
+    "search_space": "full",
+    "sp_space": "tp+sp",
+    "forbid": (),
+    "pp_division": None,
+    "max_pp_deg": None,
+    "fine_grained_mode": True,
+}
+"""Fields of options, besides bounds of degrees and switches, and what excludes nothing."""
+
+
+def _unbounded(name: str, world_size: int) -> Any:
+    if name in _WIDEST:
+        return _WIDEST[name]
+    return False if name.startswith("disable_") else world_size
+
+
+def _said(options: SearchOptions, name: str) -> str:
+    row = next(row for row in rows_of(SearchOptions) if row.field == name)
+    value = getattr(options, name)
+    if row.flaglike:
+        return f"--{row.name}"
+    raw = written(row, value) if value is not None else row.shown
+    return f"--{row.name} {' '.join(raw) if isinstance(raw, list) else raw}"

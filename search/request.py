@@ -6,20 +6,29 @@ Nothing is priced or searched here, and nothing printed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
-from autopar.command.options import Command
-from autopar.documents.catalog import DEFAULT_MODEL
+from autopar.command.options import Command, own_names
+from autopar.documents.catalog import DEFAULT_MODEL, located_options, require_inputs
 from autopar.errors import DocumentError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
-from search.degrees import DegreeOptions
+from search.degrees import DegreeOptions, with_training_precision
 from search.options import PANELS, EngineChoice, OutputSpec, ProfileMode, SearchOptions
-from search.places import Places, card_shape, find_places, is_measured_only, named_card
+from search.places import (
+    Places,
+    card_shape,
+    card_with_shape,
+    find_places,
+    is_bare_card,
+    is_measured_only,
+    measured_shape,
+    named_card,
+)
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -44,6 +53,7 @@ __all__ = [
     "fill_options",
     "load_inputs",
     "load_placed",
+    "located_request",
     "measured_hardware",
     "model_spec",
     "stored_request",
@@ -61,6 +71,7 @@ an option asks for another shape of it, estimated anew."""
 _SHIPPED_HARDWARE = "a100-80gb_1x8"
 
 _IN = "Inputs"
+_Value = TypeVar("_Value")
 Once = Callable[[object, Callable[[], Any]], Any]
 """Makes what several questions have in common, once: key, what makes it -> what is made."""
 _OF_CLUSTERS = ("hardware", "num_nodes", "num_gpus_per_node", "world_size")
@@ -80,20 +91,46 @@ class InputSpec:
         None,
         help="shipped name, config.json of a model, or a model spec file",
         panel=_IN,
+        metavar="NAME",
+        brief="a name of `autopar models`, or a config.json",
         most_used=True,
     )
     hardware: str | None = option(
         None,
         help="CARD:NxG (estimated), shipped name, or a folder of files",
         panel=_IN,
+        metavar="CARD:NxG",
+        brief="h100:8x8 is 8 nodes of 8; or measured files",
         most_used=True,
     )
-    num_nodes: int | None = option(None, help="machines", panel=_IN, shown="1", low=1, high=1 << 20)
+    num_nodes: int | None = option(
+        None,
+        name="nodes",
+        also="num-nodes",
+        help="machines",
+        panel=_IN,
+        shown="1",
+        low=1,
+        high=1 << 20,
+    )
     num_gpus_per_node: int | None = option(
-        None, help="GPUs of a machine", panel=_IN, shown="8", low=1, high=4096
+        None,
+        name="gpus-per-node",
+        also="num-gpus-per-node",
+        help="GPUs of a machine",
+        panel=_IN,
+        shown="8",
+        low=1,
+        high=4096,
     )
     world_size: int | None = option(
-        None, help="GPUs in all, nodes x GPUs per node", panel=_IN, low=1, high=1 << 24
+        None,
+        name="gpus",
+        also="world-size",
+        help="GPUs in all, nodes x GPUs per node",
+        panel=_IN,
+        low=1,
+        high=1 << 24,
     )
     memory_profiling_path: str | None = option(
         None, help="memory file of the model, or its folder", panel=_IN
@@ -123,7 +160,12 @@ class InputSpec:
         None, help="layers of every layer type", panel=_IN, low=1, high=1 << 16
     )
     seq_length: tuple[int, ...] | None = option(
-        None, help="tokens per sample, by layer type", panel=_IN, low=1, high=1 << 28
+        None,
+        help="tokens per sample, by layer type",
+        panel=_IN,
+        low=1,
+        high=1 << 28,
+        most_used=True,
     )
     hidden_size: tuple[int, ...] | None = option(
         None, help="hidden size, by layer type", panel=_IN, low=1, high=1 << 24
@@ -151,7 +193,9 @@ class InputSpec:
         shown="torchtitan-eager",
     )
     site: str | None = option(
-        None, help="probed cluster that estimates are of (`autopar sites`)", panel=_IN
+        None,
+        help="probed cluster that estimates are of (`autopar sites`), or `none`",
+        panel=_IN,
     )
     calibration: str | None = option(
         None, help="factors on times and memory, from autopar-verify", panel="Cost model", place=1
@@ -337,7 +381,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     if asked is not None and given:
         raise OptionError(
             f"--hardware: {asked} is estimated as a whole and {given[0]} names a measured file; "
-            "give --num-nodes and --num-gpus-per-node instead of CARD:NxG"
+            "give --nodes and --gpus-per-node instead of CARD:NxG"
         )
     if asked is None:
         return measured_hardware(inputs, name), None
@@ -373,7 +417,9 @@ def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
         # Files that are not named are looked for beside the first that is.
         first = next(iter(given.values()))
         folder = first if first.is_dir() else first.parent
-    num_nodes, gpus_per_node = _shape(inputs, _shapes_of(folder, inputs))
+    num_nodes, gpus_per_node = measured_shape(
+        inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size, _shapes_of(folder, inputs)
+    )
     sp_time = given.get("--sp-time-path")
     if sp_time is None:
         # collective times are optional, so those beside the other files are taken if they are there
@@ -402,34 +448,6 @@ def _shapes_of(folder: Path, inputs: InputSpec) -> tuple[tuple[int, int], ...]:
         shape = shape_of_name(Path(named).name)
         return (shape,) if shape is not None else ()
     return hardware_shapes(folder) if folder.is_dir() else ()
-
-
-def _shape(inputs: InputSpec, shapes: Sequence[tuple[int, int]] = ()) -> tuple[int, int]:
-    """Return (nodes, GPUs per node): the one shape that the given sizes leave, else from them.
-
-    Of three sizes any two say the third; without them it is 1 x 8.
-    """
-    nodes, gpus, world = inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
-    left = [
-        shape
-        for shape in shapes
-        if nodes in (None, shape[0]) and gpus in (None, shape[1])
-        if world in (None, shape[0] * shape[1])
-    ]
-    if len(left) == 1:
-        return left[0]
-    if world is None:
-        return nodes or 1, gpus or 8
-    if gpus is None:
-        gpus = world // nodes if nodes is not None else min(world, 8)
-    if nodes is None:
-        nodes = world // gpus if gpus else 0
-    if nodes * gpus != world:
-        raise OptionError(
-            f"--world-size: --num-nodes({nodes}) * --num-gpus-per-node({gpus}) = {nodes * gpus} "
-            f"!= {world}"
-        )
-    return nodes, gpus
 
 
 def _require_all_to_all(
@@ -546,6 +564,8 @@ def stored_request(
     """
     known = {row.name: row.kind for row in ROWS}
     kinds = {"flag": bool, "switch": bool, "texts": list}
+    # files of earlier releases have the names of their time
+    document = document.model_copy(update={"request": own_names(document.request, ROWS)})
     for name, value in document.request.items():
         if name not in known or not isinstance(value, kinds.get(known[name], str)):
             raise DocumentError(
@@ -554,11 +574,25 @@ def stored_request(
                 key="request",
                 remedy="write the plan again with autopar-search",
             )
-    request, notes = document.located_request(path, typed)
+    return located_request(path, document.request, typed, notice)
+
+
+def located_request(
+    path: Path | str,
+    request: Mapping[str, _Value],
+    typed: Collection[str] = (),
+    notice: Callable[[str], None] | None = None,
+) -> dict[str, _Value | str]:
+    """Return the options of a file of ours with paths from here; parameters as `stored_request`.
+
+    Raises DocumentError where a file of the question is not on this machine.
+    """
+    found, notes = located_options(request, path, typed)
+    require_inputs(found, path, typed)
     if notice is not None:
         for note in notes:
             notice(note)
-    return dict(request)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -567,7 +601,7 @@ def stored_request(
 
 _NOMINAL = 1.02
 """A card's round name over its memory."""
-BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "settle-bsz"})
+BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "global-batch-size"})
 """Options that say which global batches are searched."""
 
 
@@ -603,8 +637,8 @@ def fill_options(
         lines.append(f"--memory-constraint {options.memory_constraint_bytes / GIB:.4g} ({why})")
     if not BATCH_OPTIONS & set(given):
         lines.append(
-            f"--settle-bsz {options.max_bsz} (one global batch; --min-bsz and --max-bsz let the "
-            "planner choose)"
+            f"--global-batch-size {options.max_bsz} (one global batch; --min-bsz and --max-bsz let "
+            "the planner choose)"
         )
     if "default-dp-type" not in given:
         lines.append(
@@ -648,6 +682,7 @@ class Shorthands:
     engine: EngineChoice | None = option(
         None,
         help="only plans that this engine runs as they are (see autopar-export)",
+        brief="megatron, torchtitan, deepspeed, ... or any [any]",
         panel=_SPACE,
         shown="any where times are estimated, else none",
         most_used=True,
@@ -675,12 +710,15 @@ class Request:
     engine: EngineChoice | None = None
     """Whose plans alone are wanted; what that means is in `search.engines.best_plan`."""
     degrees: DegreeOptions = DegreeOptions()
+    found: tuple[str, ...] = ()
+    """Files that lay in a default folder and stand in for options, as lines of what is assumed."""
 
 
 # Options that choose where results go or how fast they come, never what they are; what an engine
 # means is kept in its place.
 _NOT_KEPT = frozenset(
     {"json", "html", "trace", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
+    | {"verbose", "price", "goal", "tokens-per-s"}
 )
 
 
@@ -689,14 +727,23 @@ def build_request(raw: Mapping[str, object]) -> Request:
 
     Parameters
     ----------
-    raw : option name (hyphens) -> text, bool, or list of texts; None or absent is not given.
+    raw : option name (hyphens) -> text, bool, or list of texts; None or absent is not given. Names
+        of earlier releases mean what they are called today.
 
     Raises
     ------
     OptionError
         When a value is unusable or two options contradict each other.
     """
+    raw = with_training_precision(own_names(raw, ROWS))
     values = read_values(ROWS, raw)
+    hardware = values.get("hardware")
+    if hardware is not None and is_bare_card(hardware):
+        shape = card_with_shape(
+            hardware, values.get("nodes"), values.get("gpus-per-node"), values.get("gpus")
+        )
+        values["hardware"] = shape
+        raw = {**raw, "hardware": shape}
     kept = {name: raw[name] for name in values if name not in _NOT_KEPT}
     given = {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
     mode = values.get("profile-mode")
@@ -713,6 +760,8 @@ def build_request(raw: Mapping[str, object]) -> Request:
     from search.space import parse_rules
 
     parse_rules(options.pin, options.forbid)
+    if values.get("site") == "none":
+        values["site"] = None
     if values.get("output-config-path") == "none":
         values["output-config-path"] = None
     return Request(
@@ -756,9 +805,9 @@ def _check_batches(values: dict[str, Any]) -> None:
         values["min-bsz"] = min(high, SearchOptions.min_bsz)
     elif low is not None and high is not None and low > high:
         raise OptionError(f"--min-bsz: {low} exceeds --max-bsz {high}")
-    batch, chunks = values.get("settle-bsz"), values.get("settle-chunk")
+    batch, chunks = values.get("global-batch-size"), values.get("micro-batches")
     if batch is not None and chunks is not None and batch % chunks:
         raise OptionError(
-            f"--settle-chunk: {chunks} does not divide --settle-bsz {batch} "
+            f"--micro-batches: {chunks} does not divide --global-batch-size {batch} "
             f"({batch} % {chunks} = {batch % chunks})"
         )

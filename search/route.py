@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autopar.command.fields import rows_of
+from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
 from search.degrees import DegreeOptions, rules_of
 from search.engines.best_plan import BestPart, EngineBest, choose_any, sweeps
 from search.engines.job import ALIKE, EXPORTERS, Engine
 from search.options import Shares
-from search.places import named_card
+from search.places import card_shape, find_site_of, named_card
 from search.request import BATCH_OPTIONS, Request, extended, model_spec, with_places
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "refuse_options_of_plans",
     "route_of",
     "with_rules",
+    "with_site",
 ]
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
@@ -42,7 +44,7 @@ _OF_LAUNCHES = frozenset(
     {
         *(row.name for row in rows_of(DegreeOptions)),
         *BATCH_OPTIONS,
-        *("model", "hardware", "num-nodes", "num-gpus-per-node", "world-size", "stack", "site"),
+        *("model", "hardware", "nodes", "gpus-per-node", "gpus", "stack", "site"),
         *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
         *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
         *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
@@ -83,6 +85,8 @@ def route_of(request: Request) -> Route:
     from search.uniform.answer import open_launches
 
     spec = model_spec(request.inputs)
+    if {*(request.degrees.ep or ())} - {1} and not any(one.num_experts for one in spec.layers):
+        raise OptionError(f"--ep: {spec.name} has no experts; leave it out")
     try:
         launch_model(spec)
     except InputError as error:
@@ -103,6 +107,24 @@ def route_of(request: Request) -> Route:
     names = {one.name for one in question.engines}
     layered = tuple(cast(Engine, name) for name in EXPORTERS if name not in names)
     return Route(launches=question, layered=layered)
+
+
+def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
+    """Return a request with the site of its cluster that lies in the default folder, as if typed.
+
+    Also what is said of that on stderr. Sites are of estimates: hardware that is measured, or that
+    nobody names, has none. Raises OptionError where several are of the cluster.
+    """
+    inputs = request.inputs
+    name = named_card(inputs.hardware)
+    if name is None or "site" in request.given or not site_files():
+        return request, ()
+    shape = card_shape(name, inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size)
+    path, says = find_site_of(*shape)
+    if path is None:
+        return request, says
+    line = f"--site {path} (it lies in {path.parent} and was measured on this cluster)"
+    return replace(extended(request, {"site": str(path)}), found=(line,)), says
 
 
 def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:

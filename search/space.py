@@ -26,7 +26,9 @@ __all__ = [
     "build_space",
     "context_degrees",
     "divisors",
+    "freed",
     "global_batches",
+    "next_batch",
     "parse_rules",
 ]
 
@@ -247,6 +249,36 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
     ]
 
 
+def freed(pins: Sequence[str], rule: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the pins that leave a rule possible, and the conditions that do not.
+
+    A pin loses what it says otherwise of the same key and of layers that the rule is about. Raises
+    OptionError as `parse_rules`.
+    """
+    asked = [
+        (key, wanted, one) for one in _parse(rule, forbid=False) for key, wanted in one.conditions
+    ]
+    kept: list[str] = []
+    dropped: list[str] = []
+    for pin in pins:
+        for one in _parse(pin, forbid=False):
+            scope = pin.partition(":")[0].strip() + ":" if ":" in pin else ""
+            for key, wanted in one.conditions:
+                against = any(
+                    key == other and wanted != value and _overlap(one, rule_of)
+                    for other, value, rule_of in asked
+                )
+                (dropped if against else kept).append(f"{scope}{key}={wanted}")
+    return tuple(kept), tuple(dropped)
+
+
+def _overlap(one: Rule, other: Rule) -> bool:
+    """Return whether some layer may be of both rules."""
+    if one.layers is not None and other.layers is not None:
+        return one.layers[0] <= other.layers[1] and other.layers[0] <= one.layers[1]
+    return one.stage is None or other.stage is None or one.stage == other.stage
+
+
 def _layer_values(strategy: LayerStrategy) -> dict[str, int]:
     return {key: get(strategy) for key, get in _LAYER.items()}
 
@@ -312,6 +344,22 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
+def next_batch(batch: int, world_size: int) -> int | None:
+    """Return the next larger global batch that ranks can share better; None: this one is shared.
+
+    A batch is shared well where its samples divide over as many ranks as there are samples for.
+    """
+
+    def shared(number: int) -> bool:
+        most = max(degree for degree in divisors(world_size) if degree <= number)
+        return number % most == 0
+
+    if shared(batch):
+        return None
+    # a multiple of the ranks is shared well
+    return next(number for number in range(batch + 1, batch + world_size + 1) if shared(number))
+
+
 def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: int) -> list[int]:
     """Return the context degrees of layers, embedding and head, of the `degrees` that divide ranks.
 
@@ -325,7 +373,7 @@ def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: 
 
 
 def global_batches(options: SearchOptions) -> tuple[int, ...]:
-    """Return the global batch sizes to consider: `--settle-bsz`, else the range."""
+    """Return the global batch sizes to consider: `--global-batch-size`, else the range."""
     if options.settle_bsz is not None:
         return (options.settle_bsz,)
     return tuple(range(options.min_bsz, options.max_bsz + 1, options.bsz_scale))
@@ -529,5 +577,5 @@ def _no_batch(
     return (
         f"no global batch size ({shown}){chunk} splits into whole samples per rank on "
         f"{world_size} GPUs with {pipelines} (G must be divisible by m*d, and "
-        "1F1B needs m >= p); give another --settle-bsz, --settle-chunk or --bsz-scale"
+        "1F1B needs m >= p); give another --global-batch-size, --micro-batches or --bsz-scale"
     )

@@ -15,11 +15,13 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from autopar.command.options import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
 from autopar.records import dataclass
+from autopar.training.throughput import BILLION
 from autopar.units import GIB
 from search.places import named_card
-from search.request import Request, build_request, model_spec
+from search.request import ROWS, Request, build_request, model_spec
 
 if TYPE_CHECKING:
     from autopar.estimate.accuracy import RunClass
@@ -45,11 +47,10 @@ __all__ = [
     "leads",
     "price_of",
     "search_one",
-    "tokens_per_sample",
     "value_of",
 ]
 
-AXES = ("model", "seq-length", "hardware", "stack", "site", "settle-bsz", "engine")
+AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
 """Options of a search of which every value is a choice, in the order in which they are combined."""
 TRAINED = ("model", "seq-length")
 """What is trained: tokens of another model, or of other lengths, are another work."""
@@ -86,6 +87,7 @@ def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
     ------
     OptionError: a value is unusable, two options contradict each other, or there are too many.
     """
+    raw = own_names(raw, ROWS)
     common = {name: value for name, value in raw.items() if name not in AXES}
     axes: list[tuple[str, tuple[str, ...]]] = []
     for name in AXES:
@@ -172,7 +174,7 @@ class Figures(NamedTuple):
     tokens_per_s_per_gpu: float
     interval_tokens_per_s_per_gpu: tuple[float, float] | None
     mfu: float | None
-    """Three forwards' FLOP over what the card's peak does in a step; None off cards."""
+    """FLOP of the model over what the card's peak does in a step; None off cards."""
     reserved_bytes: int
     budget_bytes: int
     """Of the fullest stage."""
@@ -228,16 +230,18 @@ def search_one(
     prices : of a GPU hour, by hardware as typed or by card.
     """
     from search.question import open_session
+    from search.route import with_rules
 
     request, notices = choice.request, tuple[str, ...]()
     try:
+        request = with_rules(request)
         if request.engine is not None:
             from search.engines.best_plan import answered
 
             chosen = answered(request, unsaid="none")
             request, notices = chosen.request, chosen.notices
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
-        result = session.planner.solve(top=None if alternatives else 0)
+        result = session.solve() if alternatives else session.planner.solve(top=0)
     except InputError as error:
         return Answer(choice=choice, status="not tried", reason=_reason(error), error=error)
     except InfeasibleError as error:
@@ -301,65 +305,23 @@ def _figures(
     plan, prediction = result.plan, result.prediction
     assert plan is not None
     assert prediction is not None
-    tokens, price = tokens_per_sample(session), price_of(hardware, prices)
-    gpus, step_s = plan.world_size, prediction.step_time_s
-
-    def rate(seconds: float) -> float:
-        return plan.global_batch * tokens / (seconds * gpus)
-
-    interval = prediction.step_time_interval_s
+    found, price = session.throughput(plan, prediction), price_of(hardware, prices)
+    assert found is not None, "what was searched has a step time"
+    speed, ends = found.tokens_per_s, found.ends
     full = max(prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
-    speed = rate(step_s)
     return Figures(
-        num_gpus=gpus,
+        num_gpus=plan.world_size,
         global_batch=plan.global_batch,
-        tokens_per_sample=tokens,
-        step_time_s=step_s,
-        step_time_interval_s=interval,
+        tokens_per_sample=session.tokens_per_sample,
+        step_time_s=prediction.step_time_s,
+        step_time_interval_s=prediction.step_time_interval_s,
         tokens_per_s_per_gpu=speed,
-        # the slow end of a step is the low end of a rate
-        interval_tokens_per_s_per_gpu=None
-        if interval is None
-        else (
-            rate(interval[1]),
-            rate(interval[0]),
-        ),
-        mfu=_mfu(session, hardware, plan.global_batch / (step_s * gpus)),
+        interval_tokens_per_s_per_gpu=None if ends is None else (speed * ends[0], speed * ends[1]),
+        mfu=found.mfu,
         reserved_bytes=full.reserved_bytes,
         budget_bytes=full.budget_bytes,
-        # price of an hour over tokens of an hour, for a million of them
-        cost_per_mtoken=None if price is None else price / (speed * 3600.0) * 1e6,
+        cost_per_mtoken=None if price is None else found.cost(price) / (BILLION / 1e6),
     )
-
-
-def tokens_per_sample(session: Session) -> int:
-    """Return the tokens of a sample: of an encoder and a decoder those of both."""
-    lengths: dict[bool, int] = {}
-    for layer in session.spec.layers:
-        lengths[layer.cross_attention] = max(
-            lengths.get(layer.cross_attention, 0), layer.seq_length
-        )
-    return sum(lengths.values())
-
-
-def _mfu(session: Session, hardware: str | None, samples_per_s_per_gpu: float) -> float | None:
-    """Return the model's FLOP/s over the dense peak of its precision; None where that is unknown.
-
-    A backward has twice the FLOP of a forward.
-    """
-    from autopar import estimate
-    from autopar.estimate.model import sample_flop
-
-    card, precision = named_card(hardware), session.options.mixed_precision
-    # products of fp32 may run in TF32, whose peak is another
-    if card is None or precision == "fp32":
-        return None
-    try:
-        flop = 3.0 * sample_flop(session.spec)
-    except InputError:  # sizes that nobody gave
-        return None
-    peak = estimate.load_card(estimate.parse_hardware(card)[0]).flop_per_s[precision]
-    return flop * samples_per_s_per_gpu / peak
 
 
 # --------------------------------------------------------------------------------------------------
@@ -471,7 +433,7 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
     from autopar.plans import PUBLISHED_RUNS
 
     words, others = first.choice.words, second.choice.words
-    if any(words[name] != others[name] for name in words if name != "settle-bsz"):
+    if any(words[name] != others[name] for name in words if name != "global-batch-size"):
         return None
     prediction = first.result.prediction if first.result is not None else None
     if prediction is None or PUBLISHED_RUNS not in prediction.interval_of:

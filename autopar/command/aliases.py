@@ -11,83 +11,191 @@ from dataclasses import field, replace
 
 from autopar.records import dataclass
 
-__all__ = ["ALIASES", "FAMILIES", "MANUAL", "VALUES", "Family"]
+__all__ = ["ALIASES", "AMBIGUOUS", "FAMILIES", "MANUAL", "VALUES", "Family"]
 
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    # PaddleNLP
-    "memory-upper-limit": ("memory-constraint",),
-    "max-tp-size": ("max-tp-deg",),
-    "max-pp-size": ("max-pp-deg",),
-    "max-sp-size": ("max-sp-deg",),
-    "layernum": ("num-layers",),
-    "layernum-list": ("num-layers",),
-    "layer-num-list": ("num-layers",),
-    "hidden-size-list": ("hidden-size",),
-    "seqlen-list": ("seq-length",),
-    "allreduce-coe-path": ("allreduce-bandwidth-config-path",),
-    "p2p-coe-path": ("p2p-bandwidth-config-path",),
-    "time-profile-data-path": ("time-profiling-path",),
-    "memory-profile-data-path": ("memory-profiling-path",),
-    "mixed-precision-type": ("mixed-precision",),
-    "search-granularity": ("fine-grained-mode",),
-    "bsz-step": ("bsz-scale",),
-    # the newest and older releases of the Galvatron engine and its models
-    "disable-fsdp": ("disable-sdp",),
-    "global-batch": ("settle-bsz", "global-train-batch-size"),
-    "global-batch-size": ("settle-bsz", "global-train-batch-size"),
-    "num-gpus": ("num-gpus-per-node",),
-    "gpus-per-node": ("num-gpus-per-node",),
-    "model-size": ("model",),
-    "model-name": ("model",),
-    "model-name-or-path": ("model",),
-    "num-hidden-layers": ("num-layers",),
-    "n-layer": ("num-layers",),
-    "num-attention-heads": ("num-heads",),
-    "n-head": ("num-heads",),
-    "num-key-value-heads": ("num-kv-heads",),
-    "num-query-groups": ("num-kv-heads",),
-    "kv-channels": ("head-dim",),
-    "intermediate-size": ("ffn-hidden-size",),
-    "n-embd": ("hidden-size",),
-    "n-inner": ("ffn-hidden-size",),
-    "seqlen": ("seq-length", "seq"),
-    "seq": ("seq-length",),
-    "seq-length": ("seq",),
-    "n-positions": ("seq-length",),
-    "reduce-in-fp32": ("fp32-gradients",),
-    "sp-time-config-path": ("sp-time-path",),
-    "overlap-coe-config-path": ("overlap-coe-path",),
-    "precision": ("mixed-precision", "dtype"),
-    "dtype": ("mixed-precision",),
-    # its profiler of models
-    "profile-mode": ("mode",),
-    "mixed-precision": ("dtype",),
-    "profile-mixed-precision": ("dtype",),
-    "profile-batch-size": ("bsz",),
-    "profile-fixed-batch-size": ("bsz",),
-    "profile-seq-length-list": ("seq",),
-    "profile-fixed-seq-length-list": ("seq",),
-    "profile-layernum-min": ("layernum-min",),
-    "profile-layernum-max": ("layernum-max",),
-    "profile-max-tp-deg": ("max-tp-deg",),
-    # its runtime
-    "pp-size": ("pp-deg",),
-    "global-sdp": ("sdp",),
-    "vocab-sdp": ("embed-sdp",),
-    "global-bsz": ("global-train-batch-size",),
-    "galvatron-config-path": ("plan",),
-    "dry-run": ("mode=dryrun",),
+_SAME: tuple[tuple[str, str], ...] = (
+    # what is trained
+    ("model", "model-size model-name model-name-or-path model-path"),
+    ("num-layers", "layernum layernum-list layer-num-list num-hidden-layers n-layer n-layers"),
+    ("hidden-size", "hidden-size-list n-embd d-model"),
+    ("num-heads", "num-attention-heads n-head n-heads"),
+    ("num-kv-heads", "num-key-value-heads num-query-groups n-kv-heads"),
+    ("head-dim", "kv-channels"),
+    ("ffn-hidden-size", "intermediate-size n-inner"),
+    ("seq-length seq", "seqlen seq-len sequence-length seqlen-list n-positions max-seq-length"),
+    ("seq-length seq", "max-seq-len context-length profile-seq-length"),
+    ("global-batch-size global-train-batch-size global-batch", "settle-bsz global-bsz gbs"),
+    ("global-batch-size global-train-batch-size global-batch", "train-batch-size"),
+    ("min-bsz", "min-batch-size"),
+    ("max-bsz", "max-batch-size"),
+    ("bsz-scale", "bsz-step"),
+    # where it runs
+    ("hardware", "system cluster"),
+    (
+        "gpus world-size num-procs num-gpus n-gpus nproc",
+        "num-processes total-gpus ngpus num-devices",
+    ),
+    ("nodes num-nodes", "nnodes num-machines"),
+    ("gpus-per-node num-gpus-per-node", "nproc-per-node ngpus-per-node num-gpus"),
+    ("memory-constraint", "memory-upper-limit memory-limit memory memory-budget gpu-memory"),
+    ("engine", "framework backend trainer"),
+    # degrees: Megatron-LM, torchtitan, DeepSpeed, accelerate, Galvatron, Calculon, SimuMax
+    ("tp global-tp-deg", "tensor-model-parallel-size tensor-parallel-degree tensor-parallel-size"),
+    ("tp global-tp-deg", "tp-size tp-degree tp-deg tensor-par model-parallel-size autotp-size"),
+    ("tp global-tp-deg", "megatron-lm-tp-degree parallelism-config-tp-size"),
+    ("pp pp-deg", "pipeline-model-parallel-size pipeline-parallel-degree pipeline-parallel-size"),
+    ("pp pp-deg", "pp-size pp-degree pipeline-par pipe-parallel-size megatron-lm-pp-degree"),
+    ("cp", "context-parallel-size context-parallel-degree global-cp-deg cp-size cp-degree cp-deg"),
+    ("cp", "parallelism-config-cp-size"),
+    ("ep", "expert-model-parallel-size expert-parallel-degree expert-parallel-size global-ep-deg"),
+    ("ep", "ep-size ep-degree moe-expert-parallel-size"),
+    ("etp", "expert-tensor-parallel-size expert-tensor-parallel-degree etp-size"),
+    ("dp", "data-parallel-size data-parallel-degree dp-size dp-degree data-par"),
+    ("dp-replicate", "data-parallel-replicate-degree num-distributed-optimizer-instances"),
+    ("dp-replicate", "parallelism-config-dp-replicate-size"),
+    ("vpp", "virtual-pipeline-model-parallel-size num-virtual-stages-per-pipeline-rank"),
+    ("vpp", "virtual-pp-degree vpp-size vp-size pipeline-interleaving interleaving-size"),
+    ("schedule", "pipeline-parallel-schedule"),
+    ("zero", "zero-stage zero-state data-parallel-sharding-strategy fsdp-sharding-strategy"),
+    ("zero", "sharding zero-optimization.stage"),
+    ("micro-batch-size", "microbatch-size micro-bsz mbs train-micro-batch-size-per-gpu"),
+    ("micro-batch-size", "per-device-train-batch-size pipeline-parallel-microbatch-size"),
+    ("micro-batches microbatches chunks", "settle-chunk num-micro-batches num-microbatches"),
+    ("micro-batches microbatches chunks", "micro-batch-num gradient-accumulation-steps"),
+    ("micro-batches microbatches chunks", "megatron-lm-num-micro-batches"),
+    ("recompute", "recompute-granularity activation-recompute activation-checkpoint.mode"),
+    ("recompute", "fsdp-activation-checkpointing"),
+    ("sequence-parallel", "enable-sequence-parallel megatron-lm-sequence-parallelism"),
+    ("dispatcher", "moe-token-dispatcher-type moe-dispatcher-policy expert-parallel-comm-backend"),
+    ("moe-overlap", "overlap-moe-expert-parallel-comm"),
+    ("tp-overlap", "tp-comm-overlap enable-async-tensor-parallel"),
+    ("cp-kind", "cp-comm-type"),
+    ("max-tp-deg", "max-tp-size profile-max-tp-deg"),
+    ("max-pp-deg", "max-pp-size"),
+    ("max-sp-deg", "max-sp-size"),
+    ("disable-sdp", "disable-fsdp"),
+    ("fine-grained-mode", "search-granularity"),
+    # numbers and states
+    ("mixed-precision dtype precision datatype", "mixed-precision-type profile-mixed-precision"),
+    ("mixed-precision dtype precision datatype", "mixed-precision-param"),
+    ("precision", "fp8-recipe"),
+    ("fp32-gradients", "reduce-in-fp32 accumulate-allreduce-grads-in-fp32"),
+    ("offload-optimizer", "optimizer-offload-fraction offload-optimizer-device"),
+    ("lora", "lora-rank lora-r"),
+    # files
+    ("allreduce-bandwidth-config-path", "allreduce-coe-path"),
+    ("p2p-bandwidth-config-path", "p2p-coe-path"),
+    ("overlap-coe-path", "overlap-coe-config-path"),
+    ("sp-time-path", "sp-time-config-path"),
+    ("time-profiling-path", "time-profile-data-path"),
+    ("memory-profiling-path", "memory-profile-data-path"),
+    ("plan", "galvatron-config-path"),
+    ("out output-config-path", "output output-dir save-dir"),
+    # profilers and the runtime of Galvatron
+    ("mode", "profile-mode"),
+    ("bsz", "profile-batch-size profile-fixed-batch-size"),
+    ("seq", "profile-seq-length-list profile-fixed-seq-length-list"),
+    ("layernum-min", "profile-layernum-min"),
+    ("layernum-max", "profile-layernum-max"),
+    ("sdp", "global-sdp"),
+    ("embed-sdp", "vocab-sdp"),
+)
+"""Names that options have and that mean the same, the preferred first, and other spellings."""
+_IMPLIED: Mapping[str, str] = {
+    "dry-run": "mode=dryrun",
+    # Megatron-LM's
+    "use-distributed-optimizer": "zero=1",
+    "use-torch-fsdp2": "zero=3",
+    "recompute-activations": "recompute=core_attn",
+    "optimizer-cpu-offload": "offload-optimizer=1",
+    "bf16": "mixed-precision=bf16",
+    "fp16": "mixed-precision=fp16",
+    # accelerate's and transformers'
+    "megatron-lm-use-distributed-optimizer": "zero=1",
+    "megatron-lm-recompute-activations": "recompute=core_attn",
+    "gradient-checkpointing": "recompute=full",
+    "checkpoint-activations": "recompute=full",
 }
+"""Switches that say a value of an option."""
+
+
+def _aliases() -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for own, others in _SAME:
+        names = own.split()
+        for name in (*names, *others.split()):
+            found.setdefault(name, []).extend(one for one in names if one != name)
+    return {
+        **{name: tuple(dict.fromkeys(to)) for name, to in found.items() if to},
+        **{name: (to,) for name, to in _IMPLIED.items()},
+    }
+
+
+ALIASES: Mapping[str, tuple[str, ...]] = _aliases()
 """Other name -> names of options, of which a command's own is meant; `=` brings the value along."""
 
+AMBIGUOUS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "num-gpus": (("gpus", "in all"), ("gpus-per-node", "of each node")),
+    **dict.fromkeys(
+        ("batch-size", "bsz", "batch"),
+        (("global-batch-size", "of a step"), ("micro-batch-size", "of a GPU at a time")),
+    ),
+    **dict.fromkeys(
+        ("micro-batch", "microbatch"),
+        (("micro-batch-size", "samples of each"), ("micro-batches", "how many")),
+    ),
+}
+"""Name that may mean several options of a command, each with what it counts: it has to be said."""
+
+_FULLY = ("true", "1", "full_block")
 VALUES: Mapping[tuple[str, str], str] = {
     ("fine-grained-mode", "coarse-grained"): "0",
     ("fine-grained-mode", "fine-grained"): "1",
     # what measures in place of nccl-tests: here nothing else does
     ("backend", "torch"): "auto",
     ("backend", "paddle"): "auto",
+    ("engine", "megatron-lm"): "megatron",
+    ("engine", "megatron-core"): "megatron",
+    ("engine", "fsdp"): "torchtitan",
+    ("engine", "fsdp2"): "torchtitan",
+    ("data-parallel-sharding-strategy", "no_shard"): "0",
+    ("data-parallel-sharding-strategy", "optim"): "1",
+    ("data-parallel-sharding-strategy", "optim_grads"): "2",
+    ("data-parallel-sharding-strategy", "optim_grads_params"): "3",
+    ("fsdp-sharding-strategy", "full_shard"): "3",
+    ("fsdp-sharding-strategy", "shard_grad_op"): "2",
+    ("fsdp-sharding-strategy", "no_shard"): "0",
+    # accelerate numbers them from 1, and no sharding is the third
+    ("fsdp-sharding-strategy", "1"): "3",
+    ("fsdp-sharding-strategy", "3"): "0",
+    ("sharding", "stage1"): "1",
+    ("sharding", "stage2"): "2",
+    ("sharding", "stage3"): "3",
+    ("recompute-granularity", "selective"): "core_attn",
+    # Calculon's recomputes what is quadratic in the tokens
+    ("activation-recompute", "attn_only"): "core_attn",
+    # torchtitan's selects operations
+    ("activation-checkpoint.mode", "selective"): "op",
+    **{("recompute", word): "full" for word in _FULLY},
+    ("recompute", "false"): "none",
+    ("recompute", "0"): "none",
+    ("dispatcher", "all2all"): "alltoall",
+    ("dispatcher", "standard"): "alltoall",
+    ("dispatcher", "deepep"): "flex",
+    ("cp-kind", "p2p"): "ring",
+    ("cp-kind", "all_gather"): "all-gather",
+    ("cp-kind", "allgather"): "all-gather",
+    ("mixed-precision", "bfloat16"): "bf16",
+    ("mixed-precision", "float16"): "fp16",
+    ("mixed-precision", "float32"): "fp32",
+    ("mixed-precision", "no"): "fp32",
+    ("fp8-recipe", "delayed"): "fp8",
+    ("fp8-recipe", "tensorwise"): "fp8",
+    ("fp8-recipe", "blockwise"): "fp8-blockwise",
+    ("offload-optimizer-device", "cpu"): "1",
+    ("offload-optimizer-device", "none"): "0",
 }
-"""(option, other spelling of a value) -> value."""
+"""(name as it was written or as the option has it, other spelling of a value) -> value."""
 
 
 MANUAL: Mapping[str, tuple[str, ...]] = {
@@ -130,15 +238,12 @@ class Family:
     """Degrees that can be 1 (or -1, not given) and nothing else -> why."""
 
 
-_SEARCHED = "it is searched; use --pin to fix it"
+_SEARCHED = "it is searched; use --pin vzero3=1 to fix it"
 _NOTHING = "it has no meaning here"
 _ONE_CORE = "the search runs on one core"
-_DATA = "it follows from the GPUs and the other degrees: fix those, for example with --pin tp=N"
-_PIN_TP, _PIN_PP = "fix it with --pin tp={n}", "fix it with --pin pp={n}"
-_PIN_CP, _CHUNKS = (
-    "fix it with --max-cp-deg {n} --pin cp={n}",
-    "fix it with --settle-chunk {n}",
-)
+_DATA = "it follows from the GPUs and the other degrees; fix it with --zero 3, --dp N or both"
+_SERVING = "it is of serving, and here training is planned"
+_A_LAUNCH = "it is a launch that exists: autopar check FILE reads it"
 _SEARCH = Family(
     ignored={
         "embed-sdp": _SEARCHED,
@@ -159,25 +264,24 @@ _SEARCH = Family(
         "is-moe-model": "MoE layers are planned at expert degree 1",
         "debug-config-path": _NOTHING,
         "load-params": "weights have no part in a plan",
+        "max-position-embeddings": "--seq-length says how many tokens are trained",
     },
     planned={
-        "tensor-parallel-degree": _PIN_TP,
-        "tensor-model-parallel-size": _PIN_TP,
-        "global-tp-deg": _PIN_TP,
-        "pipeline-parallel-degree": _PIN_PP,
-        "pipeline-model-parallel-size": _PIN_PP,
-        "pp-deg": _PIN_PP,
-        "context-parallel-degree": _PIN_CP,
-        "context-parallel-size": _PIN_CP,
-        "global-cp-deg": _PIN_CP,
         "sep-parallel-degree": "fix it with --sp-space sp --pin tp={n}",
-        "sharding-parallel-degree": f"{_DATA} (--pin zero3=1 shards the parameters)",
-        "data-parallel-degree": _DATA,
+        "sharding-parallel-degree": _DATA,
+        "data-parallel-shard-degree": _DATA,
         "vocab-tp": "fix it with --pin vtp={n}",
-        "chunks": _CHUNKS,
-        "gradient-accumulation-steps": _CHUNKS,
+        "num-layers-per-virtual-pipeline-stage": "fix it with --vpp V, chunks of a stage: "
+        "V = layers / (pp * {n})",
+        "local-batch-size": "fix it with --global-batch-size N, of all data ranks",
     },
-    refused={"threads": f"{_ONE_CORE}; searches side by side use more of them"},
+    refused={
+        "threads": f"{_ONE_CORE}; searches side by side use more of them",
+        **dict.fromkeys(("isl", "osl", "ttft", "tpot"), _SERVING),
+        **dict.fromkeys(("deepspeed", "deepspeed-config", "config-file"), _A_LAUNCH),
+        "fp8-format": "it says no more than that it is fp8; give --precision fp8, fp8-blockwise "
+        "or mxfp8",
+    },
 )
 _ONE_CLUSTER = "files that were measured are of one cluster: autopar-search plans with them"
 _SHAPE = "every --hardware says its own, CARD:NxG"
@@ -190,7 +294,8 @@ _EXPLORE = replace(
         **dict.fromkeys(("time-profiling-path", "memory-profiling-path"), _ONE_CLUSTER),
         **dict.fromkeys(("allreduce-bandwidth-config-path", "overlap-coe-path"), _ONE_CLUSTER),
         **dict.fromkeys(("p2p-bandwidth-config-path", "sp-time-path"), _ONE_CLUSTER),
-        **dict.fromkeys(("num-nodes", "num-gpus-per-node", "world-size"), _SHAPE),
+        **dict.fromkeys(("nodes", "num-nodes", "nnodes", "gpus", "world-size"), _SHAPE),
+        **dict.fromkeys(("gpus-per-node", "num-gpus-per-node"), _SHAPE),
         **dict.fromkeys(("application", "num-procs", "max-batch"), _CALCULON),
         **dict.fromkeys(("system", "objective", "sweep"), _CALCULON),
         **dict.fromkeys(("num-gpus", "batch", "strategy"), _TENSOR2D),
@@ -306,4 +411,5 @@ FAMILIES: Mapping[str, Family] = {
     "profile-model": _MODEL,
     "profile-plan": _PLAN,
 }
-"""By the name that a command says it belongs to."""
+"""By the name that a command says it belongs to. What a family says of a name counts before what
+it would mean as an alias."""

@@ -108,11 +108,11 @@ class Table:
 class Console:
     """Where results are printed; colours and styles are for terminals."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, piped: int = WIDTH) -> None:
         self._stream = stream
         self._on_terminal = stream.isatty()
         self._quiet = False
-        self.width = WIDTH
+        self.width = piped
         if self._on_terminal:
             import shutil
 
@@ -202,9 +202,12 @@ class Console:
         return console
 
 
-def make_console(stream: TextIO) -> Console:
-    """Return a console of at most 100 columns, plain when the stream is no terminal."""
-    return Console(stream)
+def make_console(stream: TextIO, piped: int = WIDTH) -> Console:
+    """Return a console of at most 100 columns, plain when the stream is no terminal.
+
+    piped : columns where there is no terminal to say them.
+    """
+    return Console(stream, piped)
 
 
 def escape(text: str) -> str:
@@ -245,7 +248,7 @@ def _trimmed(text: str) -> str:
 class _Trimmed:
     """A stream that is written to without blanks at the end of lines."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, piped: int = WIDTH) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:

@@ -13,11 +13,12 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from autopar.command.meaning import meant
 from autopar.errors import OptionError, did_you_mean
 from autopar.records import dataclass
 
@@ -26,6 +27,7 @@ __all__ = [
     "Row",
     "convert",
     "given_options",
+    "json_option",
     "make",
     "missing",
     "option",
@@ -63,6 +65,8 @@ class Row:
     above: float | None = None
     """The number must exceed this."""
     high: float | None = None
+    too_high: Callable[[float], str] | None = None
+    """What is asked of a number above `high`, which may be meant in another unit."""
     scale: float = 1.0
     """Factor from the unit of the command line to the base unit of the field; so are the bounds."""
     off: int | None = None
@@ -74,6 +78,12 @@ class Row:
     shown: str | None = None
     """The default in words; None: the value; empty: not shown."""
     metavar: str | None = None
+    brief: str | None = None
+    """The help on a first screen, of one line; None: its beginning."""
+    also: str = ""
+    """What it was called before, for those who look for that in a help."""
+    alone: str | None = None
+    """The value where none follows."""
     most_used: bool = False
     positional: bool = False
     optional: bool = False
@@ -107,15 +117,28 @@ def option(default: Any = MISSING, *, help: str, panel: str = "", **how: Any) ->
     help, panel : what the help says, and under which heading.
     how : `name` where it is not that of the field, `switch` for a flag that is off and has a
         `--no-` form, and what `Row` says of `choices` (words, or a mapping of words to values; a
-        Literal has its own), `low`, `above`, `high`, `scale`, `off`, `expects`, `parse`, `shown`,
-        `metavar`, `most_used`, `positional` and `place`. `between` has `low` and `high` of what is
-        counted, and `of` its name, for errors such as `expected 1 to 9 steps`.
+        Literal has its own), `low`, `above`, `high`, `too_high`, `scale`, `off`, `expects`,
+        `parse`, `shown`, `metavar`, `alone`, `brief`, `also`, `most_used`, `positional` and
+        `place`. `between` has `low` and `high` of what is counted, and `of` its name, for errors
+        such as `expected 1 to 9 steps`.
     """
     said = {"help": help, "panel": panel, **how}
     if "between" in said:
         said["low"], said["high"] = said.pop("between")
         said["expects"] = f"{{low}} to {{high}} {said.pop('of', '')}".rstrip()
     return dataclasses.field(default=default, metadata={_KEY: said})
+
+
+def json_option(panel: str, **how: Any) -> Any:
+    """Return the field of `--json`, which every command with an answer has."""
+    return option(
+        None,
+        help="write the answer as JSON to a file (.gz compresses), or to stdout in place of tables",
+        panel=panel,
+        metavar="[PATH]",
+        alone="-",
+        **how,
+    )
 
 
 def rows_of(cls: type) -> tuple[Row, ...]:
@@ -169,9 +192,9 @@ def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
     )
 
 
-def unknown(written: str, name: str, known: Collection[str]) -> OptionError:
-    """Return the error of an option that nobody knows, with the nearest known one."""
-    hint = did_you_mean(name, known, 0.5, otherwise="see --help", form="--{}", any_case=True)
+def unknown(written: str, name: str, rows: Sequence[Row]) -> OptionError:
+    """Return the error of an option that nobody knows, with the one that may be meant."""
+    hint = meant(name, {row.name: row.help for row in rows})
     return OptionError(f"--{written}: this option is unknown{hint}")
 
 
@@ -205,7 +228,7 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
     names = [row.name for row in rows]
     for name in raw:
         if name not in names:
-            raise unknown(name, name, names)
+            raise unknown(name, name, rows)
     found: dict[str, Any] = {}
     for row in rows:
         value = raw.get(row.name)
@@ -356,6 +379,8 @@ def _check_number(row: Row, number: float, text: str | None) -> None:
     # Python may hand in infinity as a default, nobody may type it
     if inside and (text is None or math.isfinite(number)):
         return
+    if row.too_high is not None and row.high is not None and row.high < number < math.inf:
+        raise OptionError(f"--{row.name}: {row.too_high(number)}")
     is_read = text is None or (row.expects is not None and not math.isnan(number))
     got = f"{number:.12g}" if is_read and isinstance(number, float) else f"{number}"
     if not is_read:

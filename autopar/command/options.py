@@ -16,21 +16,34 @@ from pathlib import Path
 from typing import Any
 
 from autopar.command import run as commands
-from autopar.command.aliases import ALIASES, FAMILIES, MANUAL, VALUES, Family
+from autopar.command.aliases import ALIASES, AMBIGUOUS, FAMILIES, MANUAL, VALUES, Family
+from autopar.command.answers import OUTPUTS, answers_stdout, running, running_now
 from autopar.command.fields import Kind, Row, given_options, missing, rows_of, unknown, written
 from autopar.errors import OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 
-__all__ = ["HELP_WIDTH", "MOST_USED", "REPEATED", "Command", "files_among", "normalise"]
+__all__ = [
+    "HELP_WIDTH",
+    "MOST_USED",
+    "REPEATED",
+    "SCREEN_WIDTH",
+    "Command",
+    "files_among",
+    "normalise",
+    "own_names",
+]
 
 MOST_USED = "Most used"
 """Heading of the options that say they belong there; it comes where the first of them would."""
 REPEATED = "Choices: each of them may be given several times"
 """Heading of the options that `Command.repeats` names."""
 HELP_WIDTH = 100
-_LEFT = 34
+SCREEN_WIDTH = 80
+_LEFT, _LEFT_OF_SCREEN, _LEFT_OF_GROUPS = 34, 27, 14
 """Columns of the names in a help."""
+_ALL = "all"
+"""What is asked for behind `--help` for every option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +64,9 @@ class Command:
     """Headings that come first, in this order; the others follow as the fields do."""
     family: str = ""
     """Whose options of the peers are known to it: a key of `aliases.FAMILIES`."""
+    first: tuple[str, ...] | None = None
+    """Headings whose options are on the first screen of the help, beside those most used; None: the
+    help is shown whole."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -61,6 +77,26 @@ class Command:
     def help_text(self) -> str:
         """The help, options grouped by heading, at most 100 columns wide."""
         return _help_text(f"{self.name} {self.usage}", self.intro, self.rows)
+
+    def help_of(self, words: Sequence[str] = ()) -> str:
+        """Return what `--help` shows: a long help in one screen, a group or an option of it.
+
+        words : what follows it: a heading or an option; `all` for everything.
+        """
+        word = words[0].lstrip("-").replace("_", "-").lower() if words else ""
+        if word == _ALL or self.first is None:
+            return self.help_text
+        known = [row for row in self.rows if row.most_used or row.panel in self.first]
+        groups = _groups(self.rows)
+        if word in groups:
+            heading, rows = groups[word]
+            return _listed(heading, rows)
+        table = {row.name: row for row in self.rows}
+        name = _own_name(word, table).partition("=")[0]
+        if name in table:
+            return _spelled(table[name], table)
+        intro = self.intro.strip().split("\n\n")[0]
+        return _screen(f"{self.name} {self.usage}", intro, known, groups)
 
     def run(
         self,
@@ -77,11 +113,19 @@ class Command:
         interrupted : what is said of Ctrl-C.
         """
 
+        now = running_now()
+        if now is not None and now.asked:
+            # of whoever asks in this process are the errors too
+            now.command, raw = self.name, self.read(arguments, self.say)
+            return 0 if raw is None else execute(raw)
+
         def call() -> int:
             raw = self.read(arguments, self.say)
             return 0 if raw is None else execute(raw)
 
-        return commands.guarded(call, self.say, interrupted=interrupted)
+        with running(self.name) as now:
+            now.on_stdout = answers_stdout(arguments)
+            return commands.guarded(call, self.say, interrupted=interrupted)
 
     def say(self, text: str) -> None:
         """Write a sentence to stderr, after the name of the command."""
@@ -98,8 +142,10 @@ class Command:
             to write is one that is read.
         """
         # before any check: help is for command lines that are not right yet
-        if {"--help", "-h"} & set(arguments):
-            sys.stdout.write(self.help_text)
+        place = next((i for i, word in enumerate(arguments) if word in _HELP), None)
+        if place is not None:
+            every = arguments[place] == "--help-all"
+            sys.stdout.write(self.help_of([_ALL] if every else arguments[place + 1 : place + 2]))
             return None
         normal, notices = normalise(arguments, self.rows, FAMILIES[self.family])
         for notice in notices:
@@ -107,11 +153,13 @@ class Command:
         found = _taken(self.rows, normal)
         given = given_options(self.rows, {row.name: found.get(row.name) for row in self.rows})
         _refuse_clashes(given)
+        now = running_now()
+        if now is not None:
+            now.asks(given)
         return given
 
 
-_WRITTEN = frozenset({"all", "html", "json", "out", "output-config-path", "peers", "plot", "trace"})
-"""Options of all commands that name files to write, or folders."""
+_HELP = ("--help", "-h", "--help-all")
 
 
 def _refuse_clashes(raw: Mapping[str, Any]) -> None:
@@ -125,9 +173,9 @@ def _refuse_clashes(raw: Mapping[str, Any]) -> None:
         for word in (value if isinstance(value, list) else [value])
         if isinstance(word, str) and word.lower() not in _NO_FILE
     ]
-    outputs = {f"--{name}": word for name, word in words if name in _WRITTEN}
+    outputs = {f"--{name}": word for name, word in words if name in OUTPUTS}
     if outputs:
-        inputs = (word for name, word in words if name not in _WRITTEN)
+        inputs = (word for name, word in words if name not in OUTPUTS)
         refuse_clashes(outputs, files_among(inputs))
 
 
@@ -179,7 +227,7 @@ def _repeating(row: Row) -> Row:
 # --- command lines ----------------------------------------------------------------------------
 
 _ON, _OFF = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
-_OVERRIDE = re.compile(r"\+{0,2}(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NO_FILE = frozenset({"", "none", "null"})
 """What peers write for a file that is not given."""
 
@@ -198,7 +246,8 @@ def normalise(
     result: list[str] = []
     notices: list[str] = []
     queue, switches = _without_switches(arguments)
-    names = {_own_name(name, table) for name, _ in map(_split, queue) if name is not None}
+    names = {_own_name(name, table, family) for name, _ in map(_split, queue) if name is not None}
+    said: dict[str, tuple[str, str]] = {}
     # files of a model that nobody names: the sizes are all that is said of it
     unnamed = names & _OF_FILES and "model" not in names
     unused = {} if unnamed else _unused_sizes(switches)
@@ -208,10 +257,14 @@ def normalise(
         if written is None:
             result.append(token)
             continue
-        name, _, implied = _own_name(written, table).partition("=")
+        name, _, implied = _own_name(written, table, family).partition("=")
         if implied:
-            if value is not None:
+            if value is None and queue and _is_switched(queue[0]):
+                value = queue.pop(0)
+            if value is not None and not _is_switched(value):
                 raise OptionError(f"--{written}: takes no value; --{name} does")
+            if value is not None and value.lower() in _OFF:
+                continue
             value = implied
         row = table.get(name)
         negated = row is None and table.get(name.removeprefix("no-"), _NO_ROW).kind == "switch"
@@ -219,18 +272,41 @@ def normalise(
             row = table[name.removeprefix("no-")]
         if row is None:
             _take_foreign(written, name, value, queue, family, table, notices)
-        elif row.flaglike:
-            _take_flag(row, written, value, queue, negated, result)
-        else:
-            value = _take_value(row, written, value, queue)
-            why = next((unused[one] for one in _meanings(row, written) if one in unused), None)
-            if why is not None:
-                notices.append(f"--{written} {value} is not used: {why}")
-            elif not row.positional:
-                result += [f"--{row.name}", value]
-            elif value.lower() not in _NO_FILE:
-                result.append(value)
+            continue
+        if row.flaglike:
+            value = _take_flag(row, written, value, queue, negated)
+            if value is None:
+                continue
+            _refuse_second(row, written, value, said)
+            if row.kind == "switch":
+                result.append(f"--{row.name}" if value in _ON else f"--no-{row.name}")
+            elif value in _ON and f"--{row.name}" not in result:
+                result.append(f"--{row.name}")
+            continue
+        value = _take_value(row, written, value, queue)
+        why = next((unused[one] for one in _meanings(row, written) if one in unused), None)
+        if why is not None:
+            notices.append(f"--{written} {value} is not used: {why}")
+            continue
+        if row.kind != "texts":
+            _refuse_second(row, written, value, said)
+        if not row.positional:
+            result += [f"--{row.name}", value]
+        elif value.lower() not in _NO_FILE:
+            result.append(value)
     return result, notices
+
+
+def _refuse_second(row: Row, written: str, value: str, said: dict[str, tuple[str, str]]) -> None:
+    """Raise OptionError where an option was given another value before; the same is harmless."""
+    before, old = said.setdefault(row.name, (written, value))
+    if old == value:
+        return
+    both = f", or --{row.name} {old},{value} for both" if row.kind == "ints" else ""
+    raise OptionError(
+        f"--{written} {value}: --{before} {old} was given before, and there can be one; leave one "
+        f"of them out{both}"
+    )
 
 
 _OF_FILES = {"time-profiling-path", "memory-profiling-path"}
@@ -275,12 +351,39 @@ def _meanings(row: Row, written: str) -> tuple[str, ...]:
     return (row.name, name, *ALIASES.get(name, ()))
 
 
-def _own_name(written: str, table: Mapping[str, Row]) -> str:
-    """Return what the option is called here, or what is written where it is not known."""
+def _own_name(written: str, table: Mapping[str, Row], family: Family = FAMILIES[""]) -> str:
+    """Return what the option is called here, or what is written where it is not known.
+
+    Of `--parallelism.tensor_parallel_degree` the group may be left out.
+    """
     name = written.replace("_", "-").lower()
-    # a command's own name is no alias there
-    targets = () if name in table else ALIASES.get(name, ())
-    return next((target for target in targets if target.partition("=")[0] in table), name)
+    for spelling in (name, name.rpartition(".")[2]):
+        # neither a command's own name is an alias there, nor what the command says of peers
+        if spelling in table or _is_foreign(spelling, family):
+            return spelling
+        if _may_mean(spelling, table):
+            return spelling
+        for target in ALIASES.get(spelling, ()):
+            if target.partition("=")[0] in table:
+                return target
+    return name
+
+
+def _is_foreign(name: str, family: Family) -> bool:
+    tables = (family.planned, family.refused, family.only_one)
+    return any(name in table for table in tables) or _ignored(name, family) is not None
+
+
+def _may_mean(name: str, table: Mapping[str, Row]) -> tuple[tuple[str, str], ...]:
+    """Return the options that a name may mean alike, each with what it counts; maybe none."""
+    found = AMBIGUOUS.get(name, ())
+    return found if all(one in table for one, _ in found) else ()
+
+
+def own_names(raw: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Return options by the names that `rows` have today; what is not known keeps its own."""
+    table = {row.name: row for row in rows}
+    return {_own_name(name, table): value for name, value in raw.items()}
 
 
 def _take_foreign(
@@ -318,8 +421,12 @@ def _take_foreign(
         raise OptionError(f"--{written}: not an option, because the search finds it; {remedy}")
     if name in family.refused:
         raise OptionError(f"--{written}: not an option, because {family.refused[name]}")
-    known = [*table, *(a for a, to in ALIASES.items() if any(one in table for one in to))]
-    raise unknown(written, name, known)
+    either = _may_mean(name, table)
+    if either:
+        number = f" {following}" if following and not following.startswith("--") else ""
+        ways = " or ".join(f"--{one}{number} ({what})" for one, what in either)
+        raise OptionError(f"--{written}: is it {ways}? say which")
+    raise unknown(written, name, list(table.values()))
 
 
 def _ignored(name: str, family: Family) -> str | None:
@@ -330,37 +437,40 @@ def _ignored(name: str, family: Family) -> str | None:
 
 
 def _take_flag(
-    row: Row, written: str, value: str | None, queue: list[str], negated: bool, result: list[str]
-) -> None:
+    row: Row, written: str, value: str | None, queue: list[str], negated: bool
+) -> str | None:
+    """Return `1` or `0` of a flag; None where its value says that it is not given."""
+
     def own(text: str) -> str:
         return VALUES.get((row.name, text), text)
 
     if value is None and queue and _is_truth(own(queue[0])):
         value = queue.pop(0)
     if value is not None and row.off is not None and value == str(row.off):
-        return
+        return None
     word = own(value).lower() if value is not None else "1"
     if word not in _ON | _OFF:
         raise OptionError(f"--{written}: expected 0 or 1, got {value!r:.60}")
-    on = (word in _ON) != negated
-    if row.kind == "switch":
-        result.append(f"--{row.name}" if on else f"--no-{row.name}")
-    else:
-        # the last one counts
-        result[:] = [item for item in result if item != f"--{row.name}"]
-        result += [f"--{row.name}"] if on else []
+    return "1" if (word in _ON) != negated else "0"
 
 
 def _take_value(row: Row, written: str, value: str | None, queue: list[str]) -> str:
     if value is None:
         # a single hyphen may begin a negative number
         if not queue or queue[0].startswith("--"):
+            if row.alone is not None:
+                return row.alone
             raise OptionError(f"--{written}: a value is missing; it takes: {row.help}")
         value = queue.pop(0)
         # A shell list such as `--layernum_list 24 24` is one list of two numbers.
         while row.kind == "ints" and queue and queue[0].isdigit():
             value += "," + queue.pop(0)
-    return VALUES.get((row.name, value), value)
+    name = written.replace("_", "-").lower()
+    for spelled in (name, name.rpartition(".")[2], row.name):
+        for word in (value, value.lower()):
+            if (spelled, word) in VALUES:
+                return VALUES[spelled, word]
+    return value
 
 
 def _split(token: str) -> tuple[str | None, str | None]:
@@ -370,6 +480,10 @@ def _split(token: str) -> tuple[str | None, str | None]:
         return name, value if equals else None
     match = _OVERRIDE.fullmatch(token)
     return (match[1], match[2]) if match else (None, None)
+
+
+def _is_switched(text: str) -> bool:
+    return text.lower() in _ON | _OFF
 
 
 def _is_truth(text: str) -> bool:
@@ -468,6 +582,68 @@ def _help_text(usage: str, intro: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _groups(rows: Sequence[Row]) -> dict[str, tuple[str, list[Row]]]:
+    """Return heading and options of every group, by the word that asks for it."""
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panels.setdefault(row.panel, []).append(row)
+    return {
+        panel.partition(":")[0].split()[0].lower(): (panel, own) for panel, own in panels.items()
+    }
+
+
+def _listed(heading: str, rows: Sequence[Row]) -> str:
+    """Return a group of options."""
+    lines = [line for row in rows for line in _help_lines(row, HELP_WIDTH)]
+    return "\n".join([heading, *lines]) + "\n"
+
+
+def _spelled(row: Row, table: Mapping[str, Row]) -> str:
+    """Return one option, and in which other words it is taken."""
+    import textwrap
+
+    others = [f"--{name}" for name in ALIASES if _own_name(name, table) == row.name != name]
+    lines = _help_lines(row, HELP_WIDTH)
+    lines += textwrap.wrap(
+        f"  also: {' '.join(others)}", HELP_WIDTH, subsequent_indent="  ", break_on_hyphens=False
+    )
+    return "\n".join([row.panel, *lines[: None if others else -1]]) + "\n"
+
+
+def _screen(
+    usage: str, intro: str, rows: Sequence[Row], groups: Mapping[str, tuple[str, Sequence[Row]]]
+) -> str:
+    """Return the options that most questions take, and which groups there are besides."""
+    import textwrap
+
+    lines = [f"usage: {usage}", *textwrap.wrap(intro, SCREEN_WIDTH), ""]
+    for row in rows:
+        value = row.metavar or _VALUES.get(row.kind, "") or "|".join(row.choices)
+        left = row.label if row.flaglike or row.positional else f"{row.label} {value}"
+        if len(left) + 3 > _LEFT_OF_SCREEN:
+            # all words of a choice are in its group
+            left = f"{row.label} NAME" if row.choices else row.label
+        left = f"  {left} ".ljust(_LEFT_OF_SCREEN)
+        room = SCREEN_WIDTH - len(left)
+        text = row.brief or row.help
+        default = f" [{_default(row)}]" if _default(row) and row.brief is None else ""
+        text += default if len(text + default) <= room else ""
+        lines.append(left + _cut(text, room))
+    lines += ["", "--help GROUP shows more, --help OPTION its spellings, --help all everything:"]
+    for word, (_, own) in groups.items():
+        names = " ".join(row.label for row in own)
+        left = f"  {word}".ljust(_LEFT_OF_GROUPS)
+        lines.append(left + _cut(names, SCREEN_WIDTH - _LEFT_OF_GROUPS))
+    return "\n".join(lines) + "\n"
+
+
+def _cut(text: str, width: int) -> str:
+    """Return the first words of a text, as many as fit."""
+    if len(text) <= width:
+        return text
+    return text[: width - 3].rpartition(" ")[0] + " ..."
+
+
 def _help_lines(row: Row, width: int) -> list[str]:
     import textwrap
 
@@ -479,7 +655,8 @@ def _help_lines(row: Row, width: int) -> list[str]:
     else:
         left = f"  --{row.name}" + (f" {value}" if row.kind != "flag" else "")
     shown = _default(row)
-    text = row.help + (f" [default: {shown}]" if shown else "")
+    text = row.help + (f" (formerly --{row.also})" if row.also else "")
+    text += f" [default: {shown}]" if shown else ""
     right = textwrap.wrap(text, width - _LEFT, break_on_hyphens=False)
     pad = " " * _LEFT
     if len(left) + 2 > _LEFT:

@@ -12,14 +12,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from autopar.errors import AutoparError, fitted
+from autopar.command.answers import error_document, give, running_now
+from autopar.errors import INTERRUPTED, TERMINATED, UNUSABLE, AutoparError, fitted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "DEBUG_VARIABLE",
     "INTERRUPTED",
     "Failure",
+    "answer_failure",
     "describe_failure",
     "end_of_rank",
     "environment_rank",
@@ -28,13 +33,12 @@ __all__ = [
     "one_line",
     "reader_left",
     "say",
+    "say_kept",
     "visible",
 ]
 
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
 """Environment variable that asks for tracebacks instead of sentences."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """C0 without tab and new line, delete, C1, and what ends lines or turns their direction."""
 _STDOUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
@@ -77,18 +81,18 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     if isinstance(error, AutoparError):
         return Failure(fitted(one_line(str(error))), error.exit_code)
     if isinstance(error, MemoryError):
-        return Failure("there is not enough memory for that; ask for less, or free some", 2)
+        return Failure("there is not enough memory for that; ask for less, or free some", UNUSABLE)
     if isinstance(error, OSError) and error.errno in _STDOUT_LOST and error.filename is None:
         # the interpreter would try to write the rest once more, and complain
         reader_left()
-        return Failure(f"stdout cannot be written ({error.strerror})", 2)
+        return Failure(f"stdout cannot be written ({error.strerror})", UNUSABLE)
     if isinstance(error, OSError) and error.filename is not None:
         where = os.fsdecode(error.filename) if not isinstance(error.filename, int) else "stdout"
         text = f"{where}: {error.strerror}; give another path, or make this one usable"
-        return Failure(fitted(one_line(text)), 2)
+        return Failure(fitted(one_line(text)), UNUSABLE)
     # asking for the working directory names no file
     if isinstance(error, FileNotFoundError):
-        return Failure("the working directory does not exist any more; change to another", 2)
+        return Failure("the working directory does not exist any more; change to another", UNUSABLE)
     text = fitted(one_line(f"{type(error).__name__}: {error}"), _INTERNAL)
     return Failure(
         f"internal error, please report it: {text} (set {DEBUG_VARIABLE}=1 for the traceback)",
@@ -118,14 +122,26 @@ def guarded(
         return reader_left()
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error, interrupted=interrupted)
+        answer_failure(error, failure)
         say(failure.text)
         return failure.exit_code
     if closed:
         say("stdout is closed: what was printed is lost; give it a file or a terminal")
-        return code if isinstance(code, int) and code else 2
+        return code if isinstance(code, int) and code else UNUSABLE
     if code == INTERRUPTED:  # a command that keeps what it has by then leaves the sentence to this
         say(interrupted)
     return code if isinstance(code, int) else 0
+
+
+def answer_failure(error: BaseException, failure: Failure) -> None:
+    """Give the answer of a command that has none where its stdout is for one: why it ended."""
+    now = running_now()
+    # of what is there already, half of it maybe, no reader would make two objects
+    if now is None or not now.on_stdout or now.answer is not None:
+        return
+    with contextlib.suppress(OSError):  # the sentence on stderr is left
+        give(error_document(error, failure.text), failure.exit_code)
+        sys.stdout.flush()
 
 
 def make_stdout_usable() -> bool:
@@ -147,8 +163,8 @@ def _ended_by_sigterm() -> Iterator[None]:
     ended: list[int] = []
 
     def unwind(number: int, frame: object) -> None:
-        ended.append(128 + number)
-        raise SystemExit(128 + number)
+        ended.append(TERMINATED)
+        raise SystemExit(TERMINATED)
 
     # handlers belong to the main thread; ranks of torchrun have their own
     if (
@@ -197,7 +213,9 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
-def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:
+def say(
+    text: str, *, command: str | None = None, speaks: bool = True, passing: bool = False
+) -> None:
     """Write one line to stderr at once, where everything goes that is no result.
 
     Ranks share stderr, so a line is one write.
@@ -206,12 +224,27 @@ def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:
     ----------
     command : the name that stands before the text, of which all white space is then single spaces.
     speaks : False: say nothing, because of several processes another one says it.
+    passing : it is of the moment, such as how far something is, and no part of an answer.
     """
     if not speaks:
         return
+    now = running_now()
+    if now is not None and ((not passing and now.hears(one_line(text))) or now.asked):
+        return
     line = visible(text.rstrip("\n")) if command is None else f"{command}: {one_line(text)}"
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        # `2>&1 | head -1` reads no more; what is still to be written is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def say_kept(command: str) -> Callable[[Path, Path], None]:
+    """Return what says on stderr that a file had another content, as `autopar.output` takes it."""
+    return lambda path, kept: say(
+        f"{command}: {path} had another content, which is kept as {kept.name}"
+    )
 
 
 def environment_rank(name: str) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from autopar.command.fields import make, option, read_values
+from autopar.command.fields import json_option, make, read_values
 from autopar.command.options import Command
 from autopar.records import dataclass
 from autopar.units import GIB
@@ -29,7 +29,7 @@ What = Literal["models", "cards", "stacks", "sites"]
 class ListSpec:
     """What a list is asked."""
 
-    json: bool = option(False, help="print the figures as JSON, in base units", panel="Output")
+    json: str | None = json_option("Output")
 
 
 COMMAND = Command(
@@ -83,13 +83,12 @@ def run(arguments: Sequence[str], what: What) -> int:
 def _print(listed: _List, raw: dict[str, Any]) -> int:
     asked = make(ListSpec, read_values(listed.command.rows, raw))
     rows = listed.rows()
-    if asked.json:
-        import json
+    from autopar.command.show import make_console, print_plain, print_table, write_result
 
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    if asked.json is not None:
+        write_result(asked.json, {listed.what: rows}, command=listed.command.name)
+    if asked.json == "-":
         return 0
-    from autopar.command.show import make_console, print_plain, print_table
-
     columns, cells = listed.table(rows)
     console = make_console(sys.stdout)
     print_table(console, columns, cells, left=listed.left)
@@ -278,6 +277,7 @@ _STACK_LEGEND = (
 class _List(NamedTuple):
     """One of the lists: its command, what it lists, and how."""
 
+    what: What
     command: Command
     rows: Callable[[], list[dict[str, Any]]]
     table: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]]
@@ -287,8 +287,8 @@ class _List(NamedTuple):
 
 
 _LISTS: dict[What, _List] = {
-    "models": _List(COMMAND, model_rows, _model_table, 1),
-    "cards": _List(_CARDS, card_rows, _card_table, 2),
-    "sites": _List(_SITES, site_rows, _site_table, 2),
-    "stacks": _List(_STACKS, stack_rows, _stack_table, 3, _STACK_LEGEND),
+    "models": _List("models", COMMAND, model_rows, _model_table, 1),
+    "cards": _List("cards", _CARDS, card_rows, _card_table, 2),
+    "sites": _List("sites", _SITES, site_rows, _site_table, 2),
+    "stacks": _List("stacks", _STACKS, stack_rows, _stack_table, 3, _STACK_LEGEND),
 }

@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from autopar.command.answers import give, headed
 from autopar.command.console import WIDTH, Column, Console, Table, escape, make_console
+from autopar.command.run import say_kept
 from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
-from autopar.output import write_files
+from autopar.output import Aside, write_files
 from autopar.units import GB
 
 __all__ = [
@@ -86,8 +86,8 @@ def drawn(option: str) -> Iterator[Any]:
         yield Figure
 
 
-def save_figure(figure: Any, path: Path, option: str) -> None:
-    """Write a figure in the format of its suffix.
+def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None) -> None:
+    """Write a figure in the format of its suffix; `aside` as `autopar.output` has it.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
     undated = {"Date": None} if kind == "svg" else None
     figure.savefig(content, format=kind, dpi=130, metadata=undated)
     try:
-        write_files({path: content.getvalue()})
+        write_files({path: content.getvalue()}, aside=aside)
     except OSError as error:
         raise OptionError(
             f"{option}: {path} cannot be written ({error.strerror or error}); choose another file"
@@ -111,13 +111,21 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
 # The document of a result.
 
 
-def write_result(path: str, document: Mapping[str, Any]) -> None:
-    """Write the document of `--json` to a file, atomically, or to stdout for `-`."""
+def write_result(
+    path: str, document: Mapping[str, Any], exit_code: int = 0, *, command: str
+) -> None:
+    """Write the answer of `--json` to a file, atomically, or to stdout for `-`.
+
+    What is there with another content is kept beside it, and the command says so.
+
+    exit_code : of the command, which the answer says.
+    """
     if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        give(document, exit_code)
         return
     try:
-        write_json(Path(path), dict(document), number_rows=True)
+        aside = say_kept(command)
+        write_json(Path(path), headed(document, exit_code), number_rows=True, aside=aside)
     except OSError as error:
         raise OptionError(
             f"--json {path}: the file cannot be written ({error.strerror or error}); choose "

@@ -7,18 +7,21 @@ installation does not, so the folder that contains the package is tried after it
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from autopar.errors import DocumentError, InputError, nearest_words
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
 __all__ = [
+    "ALLREDUCE_FILES",
     "DEFAULT_MODEL",
     "HARDWARE_FOLDER",
+    "SITE_FOLDER",
     "Content",
     "card_names",
     "find_card",
@@ -31,11 +34,16 @@ __all__ = [
     "hardware_names",
     "is_shipped_folder",
     "locate",
+    "located_options",
     "model_file_name",
     "model_folder",
     "model_folders",
     "model_names",
+    "portable_options",
+    "portable_path",
     "published_name",
+    "require_inputs",
+    "site_files",
     "site_names",
     "stack_names",
 ]
@@ -178,16 +186,24 @@ def _may_be(base: str, spec: ModelSpec) -> bool:
 # Where profilers write, and a search looks, when nobody names a folder.
 
 
+ALLREDUCE_FILES = "allreduce_bandwidth_*.json"
+"""What every set of files of a cluster has."""
 HARDWARE_FOLDER = Path("hardware")
 """Of the files of a cluster."""
+SITE_FOLDER = Path("sites")
+"""Of what clusters reach of their cards."""
 _HARDWARE_FOLDERS = (HARDWARE_FOLDER, Path("profile_hardware/hardware_configs"))
 """That, and Galvatron's."""
 
 
 def hardware_folders() -> tuple[Path, ...]:
     """Return the default folders that hold an all-reduce file of a cluster."""
-    name = "allreduce_bandwidth_*.json"
-    return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, name))
+    return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, ALLREDUCE_FILES))
+
+
+def site_files() -> tuple[Path, ...]:
+    """Return the files that `torchrun -m profiler.site` writes where nobody names a folder."""
+    return _documents(SITE_FOLDER, "site_*.json")
 
 
 def model_folder(name: str, device: str | None = None) -> Path:
@@ -227,13 +243,156 @@ def is_shipped_folder(folder: Path) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# Paths in the files that hold a question: relative to the file, so that it works from any folder.
+
+
+_Value = TypeVar("_Value")
+_NAMED_INPUTS: dict[str, Callable[[], tuple[str, ...]]] = {
+    "model": lambda: (*model_names(), *_PUBLISHED),
+    "hardware": lambda: hardware_names(),
+    "site": lambda: site_names(),
+    "stack": lambda: stack_names(),
+}
+"""Option -> the shipped names that it takes beside paths."""
+_INPUT_PATHS = (
+    *_NAMED_INPUTS,
+    *("memory-profiling-path", "time-profiling-path", "allreduce-bandwidth-config-path"),
+    *("p2p-bandwidth-config-path", "overlap-coe-path", "sp-time-path", "calibration"),
+)
+"""Options that may name a file or a folder."""
+
+
+def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[str, _Value | str]:
+    """Return options as a file of ours holds them: what they read as paths from its folder.
+
+    Shipped names and absolute paths stay.
+    """
+    found: dict[str, _Value | str] = dict(request)
+    for option in _INPUT_PATHS:
+        value = request.get(option)
+        if not isinstance(value, str) or not value:
+            continue
+        path, shape = _split(option, value)
+        if not Path(path).is_absolute() and _is_input(option, path):
+            moved = _from(path, file)
+            # one that is called as what is shipped is still a path
+            shipped = moved in _NAMED_INPUTS.get(option, tuple)()
+            found[option] = ("./" if shipped else "") + moved + shape
+    return found
+
+
+def portable_path(path: Path | str, file: Path | str) -> str:
+    """Return the path of an input as a file of ours tells of it: seen from that file.
+
+    Of what is shipped it is the place among that; another absolute one stays, and so does a name.
+    """
+    if not _is_there(Path(path)):
+        return str(path)
+    whole = os.path.abspath(path)  # noqa: PTH100 - a link in it is not followed
+    for root in _ROOTS:
+        for folder in ("models", "hardware_configs"):
+            if whole.startswith(f"{root / folder}{os.sep}"):
+                return str(Path(whole).relative_to(root))
+    return str(path) if Path(path).is_absolute() else _from(path, file)
+
+
+def _from(path: Path | str, file: Path | str) -> str:
+    """Return a path as seen from the folder of a file."""
+    # the file's through links, since `..` behind one leads elsewhere
+    folder = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
+    return os.path.relpath(os.path.abspath(path), folder)  # noqa: PTH100
+
+
+def located_options(
+    request: Mapping[str, _Value], file: Path | str, typed: Collection[str] = ()
+) -> tuple[dict[str, _Value | str], list[str]]:
+    """Return the options of a file of ours with paths from the current folder, and sentences.
+
+    Paths of the file are relative to it. Earlier files have them as they were typed: what is not
+    there is looked for in the current folder, and then in the folder above the file's, which is
+    said.
+
+    typed : options that are not taken from the file.
+    """
+    found: dict[str, _Value | str] = dict(request)
+    notes: list[str] = []
+    own = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
+    for option in _INPUT_PATHS:
+        value = request.get(option)
+        if not isinstance(value, str) or not value or option in typed:
+            continue
+        # a shipped name means what is shipped, whatever lies beside the file
+        if value in _NAMED_INPUTS.get(option, tuple)():
+            continue
+        path, shape = _split(option, value)
+        if Path(path).is_absolute():
+            continue
+        places = [os.path.normpath(os.path.join(folder, path)) for folder in (own, "", f"{own}/..")]  # noqa: PTH118
+        place = next((place for place in places if _is_there(Path(place))), None)
+        if place is None or place == places[1]:
+            continue
+        # an absolute path is longer than what leads there
+        found[option] = os.path.relpath(place) + shape
+        if place == places[2]:
+            notes.append(f"--{option} {value} is not in this folder, taken is {found[option]}")
+    return found, notes
+
+
+def require_inputs(
+    request: Mapping[str, object], file: Path | str, typed: Collection[str] = ()
+) -> None:
+    """Raise DocumentError where located options of a file name paths where nothing is."""
+    lost = []
+    for option in _INPUT_PATHS:
+        value = request.get(option)
+        if not isinstance(value, str) or not value or option in typed:
+            continue
+        path, _ = _split(option, value)
+        if (os.sep in path or path.endswith(".json")) and not _is_there(Path(path)):
+            lost.append(option)
+    if lost:
+        named = " and ".join(f"--{option} {request[option]!s:.90}" for option in lost)
+        raise DocumentError(
+            file,
+            f"asks with {named}, and nothing is there, seen from this file",
+            key=f"request.{lost[0]}",
+            remedy=f"bring it along, or give --{lost[0]}",
+        )
+
+
+def _split(option: str, value: str) -> tuple[str, str]:
+    """Return the path of an option's value and what stands behind it: CARD.json:NxG has a shape."""
+    path, colon, shape = value.rpartition(":")
+    if option == "hardware" and colon and not _is_there(Path(value)):
+        return path, f":{shape}"
+    return value, ""
+
+
+def _is_input(option: str, path: str) -> bool:
+    """Return whether an option with this value reads a path, and nothing that is shipped."""
+    if path not in _NAMED_INPUTS.get(option, tuple)():
+        return _is_there(Path(path))
+    where = Path(path)
+    if option == "hardware":
+        return where.is_dir()
+    return where.is_file() or (option == "model" and (where / "model.json").is_file())
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than a name may be, or with a null character
+        return False
+
+
+# --------------------------------------------------------------------------------------------------
 # What is shipped, and where it lies: packaged data first, then the repository.
 
 
 DEFAULT_MODEL = "llama2-7b"
 """What is planned and profiled when no model is named."""
 
-_PUBLISHED = {
+_PUBLISHED: dict[str, tuple[str, int]] = {
     # LLaMA of 2023 has the blocks of Llama 2 and half its context
     "llama-7b": ("llama2-7b", 2048),
     "llama-13b": ("llama2-13b", 2048),
@@ -417,10 +576,54 @@ def _aliases(path: Path) -> list[str]:
     return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
 
 
+_MAKERS = {
+    "hopper": "h100 h200",
+    "ampere": "a100",
+    "blackwell": "b200 gb200",
+    "lovelace": "l40s rtx 4090",
+    "instinct": "mi300x",
+}
+"""What a family of devices is called -> its cards."""
+_ALIKE = 0.5
+"""Least share of parts that two names of one thing have in common."""
+
+
+def _parts(name: str) -> frozenset[str]:
+    """Return the words and numbers of a name: `Llama-3.1-8B` and `llama3-8b` share all but one."""
+    text = name.lower()
+    for maker, cards in _MAKERS.items():
+        text = text.replace(maker, cards)
+    text = re.sub(r"(?<=[0-9])\s*(?:gib|gb|g)(?![a-z0-9])", "gb", text)
+    return frozenset(
+        re.findall(r"[0-9]+x[0-9]+b|[0-9]+(?:\.[0-9]+)?(?:gb|b|m)?|[a-z]+", text[:200])
+    )
+
+
+def _alike(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names of the same family and size, as publishers and tools write them otherwise.
+
+    What a name has besides, such as the publisher, says little against another.
+    """
+    asked = _parts(name)
+    scores: dict[str, float] = {}
+    for known in names:
+        own = _parts(known)
+        shared = asked & own
+        # a word in common: numbers alone are of anything
+        if any(part[0].isalpha() for part in shared):
+            scores[known] = len(shared) / len(own) * (0.8 + 0.2 * len(shared) / len(asked | own))
+    most = max(scores.values(), default=0.0)
+    if most < _ALIKE:
+        return []
+    return sorted((one for one in scores if scores[one] >= 0.95 * most), key=lambda n: -scores[n])[
+        :2
+    ]
+
+
 def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     """Return the nearest names, else all of them, or the command that lists many."""
     names = sorted(known)
-    close = nearest_words(name.lower(), names, 0.5, most=3)
+    close = _alike(name, names) or nearest_words(name.lower(), names, 0.5, most=3)
     if close:
         return f"did you mean {' or '.join(close)}"
     if listing and names:

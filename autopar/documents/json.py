@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import DocumentError
-from autopar.output import write_text
+from autopar.output import Aside, write_files
 from autopar.records import dataclass
 
 __all__ = ["JsonDocument", "load_object", "shorten", "write_json"]
@@ -141,13 +141,16 @@ def _depth(data: object) -> int:
     return depth
 
 
-def write_json(path: Path, data: dict[str, Any], *, number_rows: bool = False) -> None:
+def write_json(
+    path: Path, data: dict[str, Any], *, number_rows: bool = False, aside: Aside | None = None
+) -> None:
     """Write an object as indented JSON, atomically, keys in the given order.
 
     `number_rows`: lists of numbers take rows of about 100 columns, not a line per number.
+    `aside`: as `autopar.output.write_files` has it.
     """
     text = _with_rows(data, "", 0) if number_rows else json.dumps(data, indent=4, allow_nan=False)
-    write_text(path, text + "\n")
+    write_files({Path(path): text + "\n"}, aside=aside)
 
 
 _COLUMNS = 100

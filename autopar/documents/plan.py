@@ -12,12 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from autopar.documents.catalog import hardware_names, model_names
+from autopar.documents.catalog import located_options
 from autopar.documents.checks import (
     FLAG,
     StrictObject,
@@ -42,6 +41,8 @@ __all__ = [
     "PLAN_FILE_FORMAT",
     "PLAN_FILE_VERSION",
     "AlternativeEntry",
+    "AnswerDocument",
+    "AnswerErrorEntry",
     "EngineEntry",
     "FrontierEntry",
     "InfeasibilityEntry",
@@ -55,6 +56,7 @@ __all__ = [
     "ResultDocument",
     "StageEntry",
     "StatisticsEntry",
+    "ThroughputEntry",
     "VersionsEntry",
     "WidestCellEntry",
     "document_text",
@@ -228,6 +230,29 @@ class WidestCellEntry(_Entry):
     name: _Text
     share: _Number | None
     """Of the variance of the step time that the spread of computation causes."""
+
+
+class ThroughputEntry(_Entry):
+    """A step in the units of training logs, of one GPU; intervals are null where none is known."""
+
+    tokens_per_s_per_gpu: _Amount
+    tokens_per_s_per_gpu_interval: _Interval | None = None
+    """Slow and fast end, as of all rates here."""
+    flop_per_s_per_gpu: _Amount | None = None
+    """FLOP of the model as Megatron-LM counts them, recomputation left out; null: unknown sizes."""
+    flop_per_s_per_gpu_interval: _Interval | None = None
+    mfu: _Amount | None = None
+    """The same over the dense 16-bit peak of the card, 0 to 1."""
+    mfu_interval: _Interval | None = None
+    hfu: _Amount | None = None
+    """With what is computed again."""
+    hfu_interval: _Interval | None = None
+    gpu_hours_per_billion_tokens: _Amount
+    gpu_hours_per_billion_tokens_interval: _Interval | None = None
+    """Few and many."""
+    cost_per_billion_tokens: _Amount | None = None
+    """At the price of a GPU-hour that was given."""
+    cost_per_billion_tokens_interval: _Interval | None = None
 
 
 class PredictionEntry(_Entry):
@@ -416,26 +441,6 @@ PeakSource = Literal["allocated", "counted"]
 """Who says the most memory of a step: torch's CUDA allocator, or a count of the model's tensors."""
 
 _REMEDY = "write the plan again with autopar-search"
-_INPUT_PATHS = (
-    "model",
-    "hardware",
-    "memory-profiling-path",
-    "time-profiling-path",
-    "allreduce-bandwidth-config-path",
-    "p2p-bandwidth-config-path",
-    "overlap-coe-path",
-    "sp-time-path",
-    "calibration",
-)
-"""Options of a request that may name a file or a folder."""
-_SHIPPED = {"model": model_names, "hardware": hardware_names}
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # longer than a name may be, or with a null character
-        return False
 
 
 class _Answer(_Entry):
@@ -453,6 +458,8 @@ class _Answer(_Entry):
     """No plan is faster."""
     gap: _Number | None = None
     """(bound - found) / found; 0 when optimal."""
+    throughput: ThroughputEntry | None = None
+    """The step in the units of training logs; absent without a step."""
 
 
 @published("plan")
@@ -528,30 +535,8 @@ class PlanDocument(_Answer):
     def located_request(
         self, path: Path | str, typed: Collection[str] = ()
     ) -> tuple[dict[str, bool | str | list[str]], list[str]]:
-        """Return the request with inputs where they are found, and a sentence for each moved one.
-
-        The file has paths as they were typed, below the folder of that command. What is not below
-        the current folder is looked for below the plan file's own, and below the one above it:
-        plans are written to the folder `configs` unless something else is said.
-
-        typed : options that are not taken from the file.
-        """
-        request, notes = dict(self.request), list[str]()
-        own = Path(path).parent
-        for option in _INPUT_PATHS:
-            value = request.get(option)
-            names = _SHIPPED.get(option, tuple)()
-            # a shipped name means what is shipped, whatever lies beside the plan
-            if not isinstance(value, str) or option in typed or value in names:
-                continue
-            if not value or _is_there(Path(value)):
-                continue
-            above = Path(os.path.relpath(Path(path).resolve().parent.parent))
-            place = next((str(f / value) for f in (own, above) if _is_there(f / value)), None)
-            if place is not None:
-                request[option] = place
-                notes.append(f"--{option} {value} is not in this folder, taken is {place}")
-        return request, notes
+        """Return the request with inputs where they are found, as `located_options` has it."""
+        return located_options(self.request, path, typed)
 
     @property
     def is_strategy(self) -> bool:
@@ -607,6 +592,68 @@ class PlanDocument(_Answer):
         buffers where the figures rest on estimates.
         """
         return source == "allocated" and self.basis is None
+
+
+class AnswerErrorEntry(_Entry):
+    """Why a command has no answer."""
+
+    kind: Literal[
+        "option",
+        "document",
+        "input",
+        "infeasible",
+        "installation",
+        "failure",
+        "interrupted",
+        "internal",
+    ]
+    message: _Text
+    """The sentence on stderr."""
+    file: _Text | None = None
+    """Of a document: its path."""
+    key: _Text | None = None
+    """Of a document: where in it."""
+    remedy: _Text | None = None
+    """Of a document: what to do."""
+
+
+_ANSWER_EXAMPLE: dict[str, Any] = {
+    "schema": "autopar/answer/1",
+    "command": "autopar-search",
+    "release": "0.1.0",
+    "exit_code": 2,
+    "question": {"model": "llama3-8b", "hardware": "h100"},
+    "notices": [],
+    "error": {"kind": "option", "message": "--hardware h100: expected CARD:NODESxGPUS"},
+}
+
+
+@published("answer")
+class AnswerDocument(BaseModel):
+    """What `--json` of every command gives: these keys, then `error` or those of the command.
+
+    The rest is a `result` or a `launch` of autopar-search and autopar-explain, an `exploration` of
+    autopar-explore; docs/json.md has the others.
+    """
+
+    model_config = ConfigDict(
+        defer_build=True,
+        frozen=True,
+        extra="allow",
+        json_schema_extra={"examples": [_ANSWER_EXAMPLE]},
+    )
+
+    schema_: Literal["autopar/answer/1"] = Field(alias="schema")
+    command: _Text
+    release: _Text
+    """Of autopar."""
+    exit_code: _Count
+    """What the command ends with; docs/json.md has the table."""
+    question: dict[str, Any]
+    """Options as they were given, without those of files to write."""
+    notices: list[_Text]
+    """Sentences that the command says beside its answer, before it."""
+    error: AnswerErrorEntry | None = None
 
 
 @published("result")

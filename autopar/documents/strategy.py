@@ -26,6 +26,7 @@ from autopar.objects import (
     field_validator,
     model_validator,
 )
+from autopar.output import safe_name
 from autopar.plans import (
     LayerStrategy,
     Module,
@@ -268,7 +269,7 @@ class _GalvatronFile(_File):
                 path,
                 "is missing, as in files of older releases",
                 key="world_size",
-                remedy="give --num-nodes and --num-gpus-per-node",
+                remedy="give --nodes and --gpus-per-node",
             )
         # oldest files: even, the remainder on the last stage
         each, rest = divmod(len(self.tp_sizes_enc), self.pp_deg)
@@ -705,15 +706,32 @@ def strategy_file_name(
     gpus_per_node: int,
     memory_gib: float,
     precision: str,
+    hardware_name: str,
+    seq_lengths: Sequence[int],
     settle_bsz: int | None = None,
+    engine: str | None = None,
     disabled: Sequence[str] = (),
+    digest: str = "",
 ) -> str:
-    """Return the documented file name; `disabled` are dimension names such as `tp`, `ckpt`."""
-    # a name may be a path, or hold blanks
-    safe_name = "".join(c if c.isalnum() or c in "-_.[]" else "_" for c in model_name) or "model"
-    batch = f"_bsz{settle_bsz}" if settle_bsz else ""
-    off = f"_[{'_'.join((*disabled, 'off'))}]" if disabled else ""
-    return (
-        f"galvatron_config_{safe_name}_{num_nodes}nodes_{gpus_per_node}gpus_per_node_"
-        f"{round(memory_gib, 2):g}GB_{precision}{batch}{off}.json"
-    )
+    """Return the name of a strategy file: Galvatron's, and what else makes the plan another one.
+
+    Parameters
+    ----------
+    seq_lengths : of the layer types.
+    engine : whose plans were searched, None where it is nobody's.
+    disabled : names of dimensions such as `tp`, `ckpt`.
+    digest : of all other options, empty without any.
+    """
+    lengths = "-".join(map(str, dict.fromkeys(seq_lengths)))
+    parts = [
+        safe_name(model_name, most=56),
+        f"{num_nodes}nodes_{gpus_per_node}gpus_per_node_{round(memory_gib, 2):g}GB_{precision}",
+        *([f"bsz{settle_bsz}"] if settle_bsz else []),
+        # brackets, which Galvatron has around these, are patterns to a shell
+        *(["_".join((*disabled, "off"))] if disabled else []),
+        safe_name(hardware_name, most=32),
+        f"seq{safe_name(lengths, most=24)}",
+        *([engine] if engine else []),
+        *([digest] if digest else []),
+    ]
+    return f"galvatron_config_{'_'.join(parts)}.json"

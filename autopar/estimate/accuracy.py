@@ -9,9 +9,11 @@ comparison of two plans its probability. Nothing here prices a plan.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -211,19 +213,25 @@ _STUDENT = (
 """Quantile 0.95 of Student's t by degrees of freedom, from 1."""
 
 
-def quantile_interval(ratios: Sequence[float]) -> tuple[float, float]:
+def quantile_interval(
+    ratios: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, float]:
     """Return the ends of the interval in which the next of these ratios lies with 90 %.
 
-    The quantiles at (n + 1) p of n values. Fewer than 19 values do not show them: then at least
+    The quantiles at (n + 1) p of n values; with weights, where the sum of weights up to a value is
+    p of their sum and one mean weight. Fewer than 19 values do not show them: then at least
     mean +- t s sqrt(1 + 1/n) of the logarithms, which holds the next value of a normal error. One
     value says nothing of a spread, and the ends are the limits of the document.
     """
-    values = sorted(math.log(ratio) for ratio in ratios)
-    number = len(values)
+    number = len(ratios)
     if number <= 1:
         return 1.0 / _MOST, _MOST
+    pairs = sorted(zip(map(math.log, ratios), weights or (1.0,) * number, strict=True))
+    values = [value for value, _ in pairs]
+    mean_weight = math.fsum(weight for _, weight in pairs) / number
+    sums = list(accumulate(weight / mean_weight for _, weight in pairs))
     tail = (1.0 - COVERAGE) / 2.0
-    low, high = (_at(values, side * (number + 1) - 1) for side in (tail, 1.0 - tail))
+    low, high = (_at(values, sums, side * (number + 1)) for side in (tail, 1.0 - tail))
     if number < _ENOUGH:
         mean = math.fsum(values) / number
         square = math.fsum((value - mean) ** 2 for value in values) / (number - 1)
@@ -232,9 +240,10 @@ def quantile_interval(ratios: Sequence[float]) -> tuple[float, float]:
     return math.exp(low), math.exp(high)
 
 
-def _at(values: Sequence[float], place: float) -> float:
-    """Return the value at a place between two of a sorted sequence, or the nearest end."""
-    index = min(max(place, 0.0), len(values) - 1.0)
-    below = math.floor(index)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (index - below) * (values[above] - values[below])
+def _at(values: Sequence[float], sums: Sequence[float], place: float) -> float:
+    """Return the value at a place among ascending sums, between two of them, or the nearest end."""
+    above = bisect_left(sums, place)
+    if above in (0, len(sums)):
+        return values[min(above, len(sums) - 1)]
+    share = (place - sums[above - 1]) / (sums[above] - sums[above - 1])
+    return values[above - 1] + share * (values[above] - values[above - 1])

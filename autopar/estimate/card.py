@@ -654,9 +654,11 @@ def parse_hardware(text: str) -> tuple[str, int, int]:
     """Return (card, number of nodes, GPUs per node) of `CARD:NxG`, for example `h100:4x8`."""
     match = re.fullmatch(r"(.+):([0-9]{1,6})[xX]([0-9]{1,4})", text)
     if match is None or not int(match[2]) or not int(match[3]):
-        raise InputError(
-            f"hardware {text!r} is not CARD:NxG, for example h100:4x8 for 4 nodes of 8 GPUs"
-        )
+        number = re.fullmatch(r"([^:]+):([1-9][0-9]{0,3})", text)
+        shape = "for example h100:4x8 for 4 nodes of 8 GPUs"
+        if number is not None:
+            shape = f"{number[1]}:1x{number[2]} is one node of {number[2]} GPUs"
+        raise InputError(f"hardware {text!r} is not CARD:NxG, {shape}")
     return match[1], int(match[2]), int(match[3])
 
 

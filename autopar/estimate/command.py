@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any, Literal
 
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
-from autopar.command.run import visible
+from autopar.command.run import say_kept, visible
 from autopar.errors import OptionError
 from autopar.model import ModelProfile
+from autopar.output import write_files
 from autopar.records import dataclass
 
 __all__ = ["COMMAND", "EstimatedFiles", "main", "run"]
@@ -116,12 +118,18 @@ def _execute(raw: dict[str, Any]) -> int:
         for variant in (True, False)
     )
     try:
-        paths = write_hardware(cluster, out)
-        if asked.sequence_parallel:
-            both = _with_layers_of(with_sp, without_sp)
-            paths += write_model_profile(both, spec, out, other_variant=without_sp)
-        else:
-            paths += write_model_profile(without_sp, spec, out)
+        # all or none, and what was measured into the folder before stays beside them
+        with tempfile.TemporaryDirectory(prefix="autopar-") as made:
+            written = write_hardware(cluster, made)
+            if asked.sequence_parallel:
+                both = _with_layers_of(with_sp, without_sp)
+                written += write_model_profile(both, spec, made, other_variant=without_sp)
+            else:
+                written += write_model_profile(without_sp, spec, made)
+            texts = {path.relative_to(made): path.read_bytes() for path in _files_below(made)}
+        paths = [out / path.relative_to(made) for path in written]
+        files = {out / name: content for name, content in texts.items()}
+        write_files(files, aside=say_kept(COMMAND.name))
     except OSError as error:
         raise OptionError(
             f"--out: {out} cannot be written ({error.strerror or error}); choose another folder"
@@ -131,6 +139,10 @@ def _execute(raw: dict[str, Any]) -> int:
     sys.stdout.flush()
     COMMAND.say("estimated from a card and a stack, not measured")
     return 0
+
+
+def _files_below(folder: str) -> list[Path]:
+    return sorted(path for path in Path(folder).rglob("*") if path.is_file())
 
 
 def _with_layers_of(profile: ModelProfile, other: ModelProfile) -> ModelProfile:

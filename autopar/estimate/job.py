@@ -39,7 +39,6 @@ __all__ = [
     "job_of_plan",
     "layer_blocks",
     "mamba_inputs",
-    "model_flop",
     "mtp_blocks",
     "parameters",
     "projection_targets",
@@ -472,23 +471,6 @@ def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
             each = number(inner, *first) + number(mlp.width, ("expert_fc2", inner))
             experts = each * (job.ep if adapters.shared_by_experts else mlp.number)
     return experts, dense
-
-
-def model_flop(job: Job) -> float:
-    """Return the FLOP that trainers count of a step: 6 per weight and token, causal attention."""
-    tokens = float(job.global_batch * job.seq)
-    flop = 6.0 * job.vocab * job.blocks[0].hidden
-    for block in job.blocks:
-        experts, dense = parameters(block)
-        if isinstance(block.mlp, Experts):
-            experts *= block.mlp.per_token / block.mlp.number
-        flop += 6.0 * block.number * (experts + dense)
-        if block.attention is not None:
-            attention = block.attention
-            # of a query: scores and values of half the sequence
-            seen = min(job.seq / 2, attention.window or job.seq)
-            flop += 6.0 * block.number * (attention.query + attention.value) * seen
-    return tokens * flop
 
 
 def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, int], ...]:

@@ -51,7 +51,6 @@ __all__ = [
     "layer_flop",
     "logits_peak_bytes",
     "other_memory",
-    "sample_flop",
 ]
 
 
@@ -452,19 +451,6 @@ def _pairs(layer: LayerSpec, seq_length: int) -> float:
     number = layer.num_layers
     whole = number // layer.whole_every if layer.whole_every else 0
     return (whole * every + (number - whole) * min(narrow, every)) / number
-
-
-def sample_flop(spec: ModelSpec) -> float:
-    """Return the FLOP of one sample's forward through all layers and the head's products.
-
-    Attention under a mask counts half, recomputation and padding of the vocabulary nothing: what a
-    model needs, whatever a plan does. Raises InputError where sizes are unknown.
-    """
-    lengths = [layer.seq_length for layer in spec.layers]
-    flop = sum(
-        layer.num_layers * layer_flop(layer, layer.seq_length, lengths[0]) for layer in spec.layers
-    )
-    return flop + 2.0 * lengths[-1] * spec.layers[-1].hidden_size * (spec.vocab_size or 0)
 
 
 def _check_precision(card: Card, precision: str) -> None:

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from autopar.command.answers import answers_stdout, running
 from autopar.command.options import Command
 from autopar.command.run import (
+    answer_failure,
     describe_failure,
     end_of_rank,
     environment_rank,
@@ -16,7 +18,7 @@ from autopar.command.run import (
     reader_left,
     say,
 )
-from autopar.errors import AutoparError, InputError, OptionError
+from autopar.errors import FAILED, INFEASIBLE, UNUSABLE, AutoparError, InputError, OptionError
 from profiler.options import SizeOptions
 from profiler.plan.job import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMAND",
-    "DOES_NOT_FIT",
     "MismatchError",
     "UncheckedError",
     "dispatch",
@@ -38,10 +39,6 @@ __all__ = [
 
 # --------------------------------------------------------------------------------------------------
 # Runs a mode of `profile-plan` on this rank, shows what it found and writes it down.
-
-
-DOES_NOT_FIT = 3
-"""Exit code of a dry run in which a stage has no room."""
 
 
 class MismatchError(AutoparError):
@@ -65,7 +62,7 @@ def refuse_illegal(
         from autopar.command.show import write_result
         from profiler.plan.report import illegal_document
 
-        write_result(options.json, illegal_document(question, mode))
+        write_result(options.json, illegal_document(question, mode), UNUSABLE, command=_NAME)
     raise InputError(
         f"{question.source} is illegal for {question.job.spec.name}: {'; '.join(question.problems)}"
     )
@@ -89,13 +86,14 @@ def _static(question: Question, options: PlanOptions) -> int:
     from profiler.plan.report import show_static, static_document
 
     report = examine(question.job)
-    _tell(question, options, static_document(question, report), show_static, report)
+    _tell(question, options, 0, static_document(question, report), show_static, report)
     return 0
 
 
 def _tell(
     question: Question,
     options: PlanOptions,
+    exit_code: int,
     document: Mapping[str, object],
     show: Callable[..., None],
     *found: object,
@@ -105,7 +103,7 @@ def _tell(
     from profiler.plan.report import show_head
 
     if options.json is not None:
-        write_result(options.json, document)
+        write_result(options.json, document, exit_code, command=_NAME)
     if options.json != "-":
         console = make_console(sys.stdout)
         show_head(console, question)
@@ -127,9 +125,10 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
     named["all"] = list(range(0, plan.world_size, each))
     chosen = sorted({rank for text in ranks for rank in named.get(text) or [int(text)]})
     found = dry_run(question.job, ranks=chosen)
-    _tell(question, options, dry_run_document(question, found), show_dry_run, found)
-    # said in the tables already, or in the document that stands in their place
-    return 0 if all(fit.fits for fit in fits_of(question, found)) else DOES_NOT_FIT
+    exit_code = 0 if all(fit.fits for fit in fits_of(question, found)) else INFEASIBLE
+    # what does not fit is said in the tables, or in the document that stands in their place
+    _tell(question, options, exit_code, dry_run_document(question, found), show_dry_run, found)
+    return exit_code
 
 
 def _check_ranks(ranks: Sequence[str], job: PlanJob) -> None:
@@ -166,8 +165,10 @@ def _run(question: Question, options: PlanOptions) -> int:
 
     verdict = judge(result, question.job.precision)
     document = run_document(question, result, verdict)
-    _tell(question, options, document, show_run, result, verdict)
-    if verdict is None and result.notes:
+    unchecked = verdict is None and bool(result.notes)
+    failed = unchecked or (verdict is not None and not verdict.matches)
+    _tell(question, options, FAILED if failed else 0, document, show_run, result, verdict)
+    if unchecked:
         raise UncheckedError("; ".join(result.notes))
     if verdict is not None and not verdict.matches:
         raise MismatchError(verdict.sentence)
@@ -212,6 +213,12 @@ def run(arguments: Sequence[str]) -> int:
     Whatever goes wrong is one sentence on stderr. What is the same on every rank is said by rank
     0 alone; what a machine lacks, by the first rank of that machine.
     """
+    with running(_NAME) as now:
+        now.on_stdout = environment_rank("RANK") == 0 and answers_stdout(arguments)
+        return _run_rank(arguments)
+
+
+def _run_rank(arguments: Sequence[str]) -> int:
     rank, local_rank = environment_rank("RANK"), environment_rank("LOCAL_RANK")
     speaks = rank == 0
     make_stdout_usable()
@@ -254,6 +261,7 @@ def run(arguments: Sequence[str]) -> int:
             return end_of_rank(text, failure.exit_code, command=_NAME, speaks=True)
         if isinstance(error, KeyboardInterrupt):
             speaks = rank == 0
+        answer_failure(error, failure)
         return end_of_rank(failure.text, failure.exit_code, command=_NAME, speaks=speaks)
 
 

@@ -62,12 +62,15 @@ class PlanGroups:
         num_stages: int,
         cube: Cube,
         wanted: Iterable[Axes],
+        used: Iterable[Axes],
         device_type: str,
         timeout_s: float | None = None,
         own_only: bool = False,
     ) -> None:
         """Make the groups along the axes `wanted`, in every stage.
 
+        used : those that this rank's stage communicates along; a group that is never used has no
+            communicator, as NCCL makes one on first use.
         own_only : makes no groups of other ranks, which only a world that does not exist allows.
         """
         self.stage, self.place = divmod(rank, cube.num_ranks)
@@ -79,13 +82,13 @@ class PlanGroups:
         self.pipeline: Any = whole.get_group("stage")
         """The ranks at this place in all stages."""
         self.num_communicators = 1 + (num_stages > 1)
-        """That this rank opens: for the world, the pipeline, and all axes that were wanted."""
+        """That this rank opens: for the world, the pipeline, and the axes that it uses."""
+        self.num_communicators += len({axes for axes in used if cube.size(axes) > 1})
         self._device_type = device_type
         self._groups: dict[Axes, Any] = {}
         self._meshes: dict[Axes, DeviceMesh] = {}
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         for axes in sorted({axes for axes in wanted if cube.size(axes) > 1}):
-            self.num_communicators += 1
             # the mesh has the groups of single axes already
             if len(axes) == 1:
                 self._groups[axes] = whole.get_group(names[axes[0]])

@@ -12,7 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.fields import json_option, make, option, read_values, rows_of, validate
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
 from autopar.model import ModelSpec
@@ -298,13 +298,7 @@ class PlanOptions:
         most_used=True,
     )
     """Of a dry run: words for stages, `all`, or numbers of ranks."""
-    json: str | None = option(
-        None,
-        help="file for what was found, - for stdout without tables",
-        panel=_FILES,
-        metavar="OUT",
-        most_used=True,
-    )
+    json: str | None = json_option(_FILES, most_used=True)
 
     def __post_init__(self) -> None:
         validate(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -117,27 +117,51 @@ def open_groups(
     own_only: bool = False,
 ) -> PlanGroups:
     """Return the process groups of a plan; every rank calls this."""
-    distinct = set(layouts(job, cube))
-    wanted = {
+    return PlanGroups(
+        rank=rank,
+        num_stages=job.plan.num_stages,
+        cube=cube,
+        wanted=_axes_of(layouts(job, cube), cube=cube),
+        used=_axes_of(*_stage_layouts(job, cube, rank // cube.num_ranks), cube=cube),
+        device_type=device_type,
+        timeout_s=timeout_s,
+        own_only=own_only,
+    )
+
+
+def _axes_of(parts: Iterable[Layout], entries: Iterable[Layout] = (), *, cube: Cube) -> set[Axes]:
+    """Return the axes that parts of such layouts communicate along, `entries` being taken over."""
+    distinct = set(parts)
+    axes = {
         axes
         for layout in distinct
         for axes in (layout.tensor_axes, layout.context_axes, layout.sync_axes)
     }
     for layout in distinct:
         if layout.expert_axes is not None:
-            wanted |= {layout.expert_axes, layout.expert_sync_axes}
+            axes |= {layout.expert_axes, layout.expert_sync_axes}
     # an exchange between two layouts is an all-to-all over the whole stage
-    if any(is_exchanged(one, other) for one in distinct for other in distinct):
-        wanted.add(tuple(range(len(cube.factors))))
-    return PlanGroups(
-        rank=rank,
-        num_stages=job.plan.num_stages,
-        cube=cube,
-        wanted=wanted,
-        device_type=device_type,
-        timeout_s=timeout_s,
-        own_only=own_only,
-    )
+    if any(is_exchanged(one, other) for one in distinct for other in distinct.union(entries)):
+        axes.add(tuple(range(len(cube.factors))))
+    return axes
+
+
+def _stage_layouts(job: PlanJob, cube: Cube, stage: int) -> tuple[list[Layout], list[Layout]]:
+    """Return the layouts of what a stage runs, and those in which its chunks are handed inputs."""
+    plan = job.plan
+    chunks = range(plan.num_stages * plan.num_chunks)
+    own: list[Layout] = []
+    entries: list[Layout] = []
+    for chunk in chunks:
+        if plan.stage_of_chunk(chunk) != stage:
+            continue
+        first = sum(plan.chunks[:chunk])
+        layers = range(first, first + plan.chunks[chunk])
+        own += [layer_layout(job, cube, layer) for layer in layers]
+        if chunk in (chunks[0], chunks[-1]):
+            own.append(vocab_layout(job, cube))
+        entries += entry_layouts(job, cube, first)
+    return own, entries
 
 
 class Stage(nn.Module):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autopar.documents.checks import document_errors, validate_document
 from autopar.documents.hardware import (
@@ -73,6 +73,7 @@ __all__ = [
     "Verdict",
     "circumstances",
     "compare",
+    "comparison_document",
     "monotone",
     "obstacles",
     "pairs",
@@ -746,3 +747,16 @@ def _overlap_spread(profile: Profile) -> float:
     ]
     # the coefficient is the largest slow-down
     return max(found)[1] if found else 0.0
+
+
+def comparison_document(title: str, comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON has it; values in base units.
+
+    title : which cluster the profiles are of.
+    """
+    return {
+        "title": title,
+        "changes": [{**vars(one), "ratio": one.ratio} for one in comparison.changes],
+        "only_old": list(comparison.only_old),
+        "only_new": list(comparison.only_new),
+    }

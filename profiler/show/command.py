@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.fields import json_option, make, option, read_values, rows_of, validate
 from autopar.command.options import Command
-from autopar.errors import InputError, OptionError
+from autopar.command.run import say_kept
+from autopar.errors import FAILED, InputError, OptionError
 from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from autopar.documents.hardware import BandwidthUnit
-    from profiler.show.pictures import Quantity
     from profiler.show.read import Folder
 
 __all__ = ["COMMAND", "ShowOptions", "main", "run"]
@@ -55,6 +55,8 @@ class ShowOptions:
         "time", help="what to draw over message size", panel=_PICTURES
     )
 
+    json: str | None = json_option("Answer")
+
     def __post_init__(self) -> None:
         validate(self)
         if self.diff is not None and self.validate:
@@ -73,7 +75,7 @@ COMMAND = Command(
     name="profile-show",
     usage="DIR [OPTIONS]",
     fills=(ShowOptions,),
-    panels=(_WHAT, _DIFF, _PICTURES),
+    panels=(_WHAT, _DIFF, _PICTURES, "Answer"),
     intro="""Show the profiles in DIR: where they were measured, tables, curves, and what went
 wrong.
 
@@ -88,12 +90,20 @@ missing; 2 an input is unusable or two profiles are not comparable.
 
 def _execute(raw: dict[str, Any]) -> int:
     asked = make(ShowOptions, read_values(rows_of(ShowOptions), raw))
-    path, unit = asked.path, asked.bandwidth_unit
     if asked.diff is not None:
-        return _diff(path, asked.diff, unit, asked.threshold, anyway=asked.anyway)
+        return _diff(asked, asked.diff)
     if asked.validate:
-        return _validate(path, unit)
-    return _show(path, unit, asked.plot, None if asked.curves == "none" else asked.curves)
+        return _validate(asked)
+    return _show(asked)
+
+
+def _answer(asked: ShowOptions, document: Mapping[str, Any], exit_code: int = 0) -> bool:
+    """Write the answer of `--json`; return whether tables are to be shown as well."""
+    if asked.json is not None:
+        from autopar.command.show import write_result
+
+        write_result(asked.json, document, exit_code, command=COMMAND.name)
+    return asked.json != "-"
 
 
 def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
@@ -137,35 +147,42 @@ def _load(path: Path, unit: BandwidthUnit | None, *, models: bool = False) -> Fo
     return folder
 
 
-def _show(
-    path: Path, unit: BandwidthUnit | None, plot: Path | None, quantity: Quantity | None
-) -> int:
+def _show(asked: ShowOptions) -> int:
     from autopar.command.show import make_console
     from profiler.show.pictures import check_suffix, save_picture
+    from profiler.show.read import folder_document
     from profiler.show.tables import has_fits, show_folder, show_model
 
+    path, unit, plot = asked.path, asked.bandwidth_unit, asked.plot
     if plot is not None:
         check_suffix(plot)
     folder = _load(path, unit, models=True)
     _check_unit(unit, folder)
     if plot is not None:
-        save_picture(folder, plot)
+        save_picture(folder, plot, say_kept(COMMAND.name))
         COMMAND.say(f"wrote {plot}")
+    if not _answer(asked, folder_document(folder)):
+        return 0
     console = make_console(sys.stdout)
-    show_folder(console, folder, quantity)
+    show_folder(console, folder, None if asked.curves == "none" else asked.curves)
     for file in folder.model_files:
         if has_fits(file):
             show_model(console, file)
     return 0
 
 
-def _diff(
-    path: Path, other: Path, unit: BandwidthUnit | None, threshold: float, *, anyway: bool
-) -> int:
+def _diff(asked: ShowOptions, other: Path) -> int:
     from autopar.command.show import make_console
-    from profiler.show.checks import circumstances, compare, obstacles, pairs
+    from profiler.show.checks import (
+        circumstances,
+        compare,
+        comparison_document,
+        obstacles,
+        pairs,
+    )
     from profiler.show.tables import show_comparison
 
+    path, unit, threshold, anyway = asked.path, asked.bandwidth_unit, asked.threshold, asked.anyway
     new, old = _load(path, unit), _load(other, unit)
     _check_unit(unit, new, old)
     found = pairs(old, new, anyway=anyway)
@@ -187,13 +204,19 @@ def _diff(
             f"{path} and {other} are not comparable: {'; '.join(dict.fromkeys(reasons))}; "
             "--anyway compares them all the same"
         )
-    regressions = 0
+    if not all(a.sidecars or b.sidecars for a, b in found):
+        COMMAND.say("neither has a sidecar, so where both were measured is unknown")
+    compared = [(a, b, compare(a, b, threshold)) for a, b in found]
+    regressions = sum(comparison.count("regression") for _, _, comparison in compared)
+    exit_code = FAILED if regressions else 0
+    left = [p.title for p in new.profiles if all(p is not b for _, b in found)]
+    document = {
+        "profiles": [comparison_document(b.title, comparison) for _, b, comparison in compared],
+        "without_counterpart": left,
+    }
+    shown = _answer(asked, document, exit_code)
     console = make_console(sys.stdout)
-    for a, b in found:
-        if not a.sidecars and not b.sidecars:
-            COMMAND.say("neither has a sidecar, so where both were measured is unknown")
-        comparison = compare(a, b, threshold)
-        regressions += comparison.count("regression")
+    for a, b, comparison in compared if shown else ():
         show_comparison(
             console,
             comparison,
@@ -201,25 +224,30 @@ def _diff(
             threshold=threshold,
             circumstances=circumstances(a, b),
         )
-    left = [p.title for p in new.profiles if all(p is not b for _, b in found)]
     if left:
         COMMAND.say(f"{other} has no counterpart of {', '.join(left)}")
-    return 1 if regressions else 0
+    return exit_code
 
 
-def _validate(path: Path, unit: BandwidthUnit | None) -> int:
+def _validate(asked: ShowOptions) -> int:
     from autopar.command.show import make_console
     from profiler.show.checks import validate
     from profiler.show.read import load_folder
     from profiler.show.tables import show_findings
 
-    folder = load_folder(path, unit)
-    _check_unit(unit, folder)
+    folder = load_folder(asked.path, asked.bandwidth_unit)
+    _check_unit(asked.bandwidth_unit, folder)
     findings = validate(folder)
     files = {file.path for profile in folder.profiles for file in profile.files}
     files |= set(folder.model_files)
-    show_findings(make_console(sys.stdout), findings, len(files))
-    return 1 if findings else 0
+    exit_code = FAILED if findings else 0
+    document = {
+        "num_files": len(files),
+        "findings": [{"severity": one.severity, "sentence": one.sentence} for one in findings],
+    }
+    if _answer(asked, document, exit_code):
+        show_findings(make_console(sys.stdout), findings, len(files))
+    return exit_code
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from autopar.command.show import (
 )
 from autopar.errors import InputError, OptionError
 from autopar.hardware import OPERATIONS
+from autopar.output import Aside
 from autopar.records import dataclass
 from autopar.units import GB, format_seconds, format_size
 from profiler.show.read import (
@@ -297,7 +298,7 @@ def check_suffix(path: Path) -> None:
         raise OptionError(f"--plot is {str(path)!r}, expected a file that ends in .png or .svg")
 
 
-def save_picture(folder: Folder, path: Path) -> None:
+def save_picture(folder: Folder, path: Path, aside: Aside | None = None) -> None:
     """Write times and bus bandwidths over message size, one row of plots per operation.
 
     Raises
@@ -326,7 +327,7 @@ def save_picture(folder: Folder, path: Path) -> None:
             prefix = f"{profile.title}: " if len(folder.profiles) > 1 else ""
             _plot(left, found, "time", f"{prefix}{name}, time")
             _plot(right, found, "bandwidth", f"{prefix}{name}, bus bandwidth")
-        save_figure(figure, path, "--plot")
+        save_figure(figure, path, "--plot", aside)
 
 
 def _title(folder: Folder) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autopar.documents.checks import MOST_ERRORS, document_errors, validate_document
 from autopar.documents.hardware import (
@@ -57,6 +57,7 @@ __all__ = [
     "bus_bytes_per_s",
     "cell_warnings",
     "finding",
+    "folder_document",
     "is_of_model",
     "kind_of",
     "load_folder",
@@ -568,3 +569,46 @@ def reference_cell(profile: Profile, entry: HardwareEntry) -> Point | None:
         return abs(math.log(rate / entry.value))
 
     return min(chosen, key=distance, default=None)
+
+
+def folder_document(folder: Folder) -> dict[str, Any]:
+    """Return what a folder holds as JSON has it: seconds, bytes and bytes per second."""
+    return {
+        "profiles": [_profile_document(profile) for profile in folder.profiles],
+        "model_files": [str(path) for path in folder.model_files],
+    }
+
+
+def _profile_document(profile: Profile) -> dict[str, Any]:
+    nodes, per_node = profile.shape or (None, None)
+    return {
+        "num_nodes": nodes,
+        "num_gpus_per_node": per_node,
+        "measured": dict(profile.metadata),
+        "files": [
+            {
+                "path": str(file.path),
+                "kind": file.kind,
+                "source": None if file.sidecar is None else file.sidecar.source,
+                "values": {entry.key: entry.value for entry in file.entries},
+            }
+            for file in profile.files
+        ],
+        "series": [_series_document(series) for series in series_of(profile).values()],
+    }
+
+
+def _series_document(series: Series) -> dict[str, Any]:
+    latency_s, seconds_per_byte = series.fit or (None, None)
+    return {
+        "operation": series.operation,
+        "group_size": series.group_size,
+        "consecutive": series.consecutive,
+        "scope": series.scope,
+        "latency_s": latency_s,
+        "seconds_per_byte": seconds_per_byte,
+        "points": [
+            {**vars(point), "bus_bytes_per_s": series.bus_bytes_per_s(point)}
+            for point in series.points
+        ],
+    }

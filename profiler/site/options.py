@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autopar.command.fields import make, option, read_values, rows_of
+from autopar.documents.catalog import SITE_FOLDER
 from autopar.errors import OptionError
 from autopar.records import dataclass
 from profiler.hardware.options import (
@@ -30,7 +31,6 @@ __all__ = [
     "HOST",
     "MEMCOPY",
     "PANELS",
-    "SITE_FOLDER",
     "SiteOptions",
     "build_options",
     "check_world",
@@ -42,8 +42,6 @@ __all__ = [
 
 _WHAT, _WHERE, _SAID = "What to measure", "Machine", "What is said of it"
 PANELS = (_WHAT, HOW, _WHERE, _SAID, FILES)
-SITE_FOLDER = Path("sites")
-"""Where site files are written by default."""
 GEMM, MEMCOPY, HOST = "gemm", "memcopy", "host_layer"
 """Operations beside the collectives."""
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")

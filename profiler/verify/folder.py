@@ -22,7 +22,7 @@ from typing import Literal, Self
 from filelock import FileLock, Timeout
 
 from autopar import __version__
-from autopar.command.fields import option, validate
+from autopar.command.fields import json_option, option, validate
 from autopar.command.run import one_line
 from autopar.documents import catalog
 from autopar.documents.hardware import read_hardware_dir
@@ -169,13 +169,7 @@ class VerifyOptions:
         metavar="DIR",
         most_used=True,
     )
-    json: str | None = option(
-        None,
-        help="write the result to a path too, or - for stdout alone",
-        panel=_FILES,
-        metavar="FILE",
-        most_used=True,
-    )
+    json: str | None = json_option(_FILES, most_used=True)
     dry_run: bool = option(
         False, help="print the commands; run nothing", panel=_FILES, most_used=True
     )

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.estimate.accuracy import Accuracy, RunClass
-from autopar.estimate.job import Job, model_flop
+from autopar.estimate.job import Job
 from autopar.estimate.layer import Machine
 from autopar.estimate.step import StepTime, step_time
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch
 from autopar.memory.risk import odds_of_any, odds_of_more
 from autopar.records import dataclass
+from autopar.training.throughput import Throughput, hardware_flop, model_flop
 from search.check.job import job_of_launch
 
 __all__ = ["Assessment", "Target", "Timing", "assess", "timing_of"]
@@ -58,8 +59,8 @@ class Assessment:
     interval_s: tuple[float, float] | None
     runs: RunClass | None
     """Whose errors the interval is made of."""
-    mfu: float | None
-    """Share of the device's 16-bit peak, of the FLOP that trainers count."""
+    throughput: Throughput | None
+    """The step in the units of logs; None without a step time."""
 
     @property
     def fullest(self) -> Account:
@@ -69,10 +70,12 @@ class Assessment:
     @property
     def tokens_per_s(self) -> float | None:
         """Of one GPU."""
-        if self.step is None:
-            return None
-        tokens = self.launch.global_batch * self.launch.seq
-        return tokens / self.step.total_s / self.launch.degrees.world
+        return None if self.throughput is None else self.throughput.tokens_per_s
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of the device's 16-bit peak, of the FLOP that trainers count."""
+        return None if self.throughput is None else self.throughput.mfu
 
 
 class Timing(NamedTuple):
@@ -117,25 +120,29 @@ def assess(
             untimed=untimed,
             interval_s=None,
             runs=None,
-            mfu=None,
+            throughput=None,
         )
     runs = target.accuracy.of(
         target.machine.stack.name,
         experts=any(launch.model.expert_layers),
         site_known=target.site_known,
     )
+    interval = runs.interval_s(step.total_s)
     return Assessment(
         launch=launch,
         accounts=accounts,
         odds_of_oom=odds,
         step=step,
         untimed=None,
-        interval_s=runs.interval_s(step.total_s),
+        interval_s=interval,
         runs=runs,
-        mfu=_mfu(job, step, target),
+        throughput=Throughput(
+            step_s=step.total_s,
+            interval_s=interval,
+            gpus=job.gpus,
+            tokens=job.global_batch * job.seq,
+            model_flop=model_flop(job),
+            hardware_flop=hardware_flop(job),
+            peak_flop_per_s=target.machine.card.flop_per_s["bf16"],
+        ),
     )
-
-
-def _mfu(job: Job, step: StepTime, target: Target) -> float:
-    peak = target.machine.card.flop_per_s["bf16"]
-    return model_flop(job) / (step.total_s * job.gpus * peak)

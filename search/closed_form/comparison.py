@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "MODELS",
+    "OF_STEP",
+    "OF_WATERFALL",
     "TERMS",
     "Column",
     "Comparison",
@@ -63,7 +65,7 @@ TERMS = (
     "other",
 )
 """Parts of a step, which add up to it."""
-_OF_STEP = {
+OF_STEP = {
     "gemm": "compute",
     "attention": "compute",
     "memory": "compute",
@@ -86,7 +88,7 @@ _KINDS_OF_STEP = {
     "memory": "memory-bound",
     "cast": "memory-bound",
 }
-_OF_WATERFALL = {
+OF_WATERFALL = {
     "forward": "compute",
     "backward": "compute",
     "vocab": "compute",
@@ -440,7 +442,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
     return Column(
         model="bottom_up",
         total_s=step.total_s,
-        terms_s=_under(_OF_STEP, step.terms_s),
+        terms_s=_under(OF_STEP, step.terms_s),
         kinds_s=_under(_KINDS_OF_STEP, {k: step.terms_s[k] for k in _KINDS_OF_STEP}),
         own_s=dict(step.terms_s),
         notes=job.notes,
@@ -469,7 +471,7 @@ def _planner(question: PlanQuestion) -> Column:
     return Column(
         model="planner",
         total_s=question.step_time_s,
-        terms_s=_under(_OF_WATERFALL, question.waterfall_s),
+        terms_s=_under(OF_WATERFALL, question.waterfall_s),
         own_s=dict(question.waterfall_s),
         notes=(f"as the plan file has it, from {basis}",),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from autopar.command.show import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
 from autopar.errors import OptionError
+from autopar.output import Aside
 from autopar.units import GIB, format_seconds
 from search.closed_form.questions import Answer, Part, Point
 from search.report.closed_form import by_strategy, efficiencies
@@ -40,10 +41,12 @@ def save_pictures(
     unit: str,
     paths: Sequence[str],
     formats: Sequence[str],
+    aside: Aside | None = None,
 ) -> list[Path]:
     """Write what there is to draw into a folder and return the files.
 
-    unit : what is counted, 'processor' or 'GPU'. paths : of the axes of a sweep.
+    unit : what is counted, 'processor' or 'GPU'. paths : of the axes of a sweep. aside : as
+    `autopar.output` has it.
 
     Raises
     ------
@@ -73,7 +76,7 @@ def save_pictures(
                 figure = draw(Figure)
                 figure.suptitle(title, fontsize=11)
                 written.append(Path(folder) / f"{name}.{kind}")
-                save_figure(figure, written[-1], _OPTION)
+                save_figure(figure, written[-1], _OPTION, aside)
     return written
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self, TextIO
 from numpy.typing import NDArray
 
 from autopar.errors import OptionError
-from autopar.output import Begun
+from autopar.output import Aside, Begun
 from autopar.records import dataclass
 from search.closed_form.native import Halt
 from search.closed_form.questions import Answer, Columns, Each, Search, Watched
@@ -32,11 +32,12 @@ class PointFile:
     `keep`) what is there stays as `part`, after another error it goes.
     """
 
-    def __init__(self, path: str, option: str) -> None:
+    def __init__(self, path: str, option: str, aside: Aside | None = None) -> None:
         self._path = Path(path)
         self.part = Path(f"{path}.part")
         """Where the rows are that were written until a search was stopped."""
         self._option = option
+        self._aside = aside
         self._names: list[str] | None = None
         self.rows = 0
         try:
@@ -88,9 +89,9 @@ class PointFile:
                     self._binary.close()
                 self._file.close()
             if kind is None and not self.keep:
-                self._file.end()
+                self._file.end(aside=self._aside)
             elif kind is None or issubclass(kind, KeyboardInterrupt):
-                self.part = self._file.end(self.part)
+                self.part = self._file.end(self.part, aside=self._aside)
         except OSError as problem:
             # an error on the way out must not hide the one that led there
             if kind is None:

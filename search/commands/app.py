@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
+from autopar.command.answers import give, headed, without_head
 from autopar.command.options import Command
 from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 
@@ -85,12 +85,12 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def emit(path: str, document: Mapping[str, object]) -> None:
+def emit(path: str, document: Mapping[str, object], exit_code: int = 0, *, command: str) -> None:
     """Write the result of the planner's `--json` to a file, or to stdout for `-`."""
     if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        give(document, exit_code)
         return
-    write_results({}, path, document, lambda error: error)
+    write_results({}, path, document, lambda error: error, exit_code=exit_code, command=command)
 
 
 def write_results(
@@ -98,20 +98,33 @@ def write_results(
     json_path: str | None,
     document: Mapping[str, object],
     refusal: Callable[[OSError], Exception],
+    *,
+    exit_code: int = 0,
+    command: str,
+    force: bool = False,
 ) -> None:
     """Write files and the object of `--json`, all or none; `-` and None are no file.
 
+    What is there with another content is kept beside it, and the command says so. An answer that
+    differs by the time of its search alone is the same.
+
     refusal : what is raised where one of `files` cannot be written; of `--json` an OptionError.
+    exit_code : of the command, which the object says.
+    force : replace files without keeping them.
     """
     from autopar.output import write_files
 
     everything = dict(files)
+    again = set()
     if json_path not in (None, "-"):
         from autopar.documents.plan import document_text
 
-        everything[Path(str(json_path))] = document_text(document)
+        target = Path(str(json_path))
+        everything[target] = document_text(headed(document, exit_code))
+        if _is_same_answer(target, document):
+            again.add(target)
     try:
-        write_files(everything)
+        write_files(everything, aside=None if force else commands.say_kept(command), replace=again)
     except OSError as error:
         why = error.strerror or str(error)
         if json_path is not None and error.filename == str(Path(json_path)):
@@ -122,31 +135,49 @@ def write_results(
         raise refusal(error) from None
 
 
+def _is_same_answer(path: Path, document: Mapping[str, object]) -> bool:
+    """Return whether a file has the answer of a document, the effort of the search apart."""
+    if "search" not in document or not path.is_file():
+        return False
+    from autopar.documents.json import load_object
+    from autopar.documents.plan import document_text
+
+    try:
+        found = load_object(path).data
+    except InputError:
+        return False
+    effort = {"search": None}
+    return document_text(without_head(found) | effort) == document_text({**document, **effort})
+
+
 def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
     """Return those of some names of inputs that are files: what no output may replace."""
     return [Path(path) for path in paths if path and Path(path).is_file()]
 
 
-def write_answer(path: str, document: dict[str, Any]) -> None:
-    """Write the object of `--json` of a closed form to a file, or to stdout for `-`.
-
-    A bandwidth that nothing could provide is the text "Infinity".
-    """
-    plain = _plain(document)
+def write_answer(
+    path: str, document: Mapping[str, Any], exit_code: int = 0, *, command: str
+) -> None:
+    """Write the object of `--json` of a closed form to a file, or to stdout for `-`."""
     if path == "-":
-        sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
+        give(document, exit_code)
     else:
-        write_object(path, plain, "choose another path, or - for stdout")
+        remedy = "choose another path, or - for stdout"
+        write_object(path, headed(document, exit_code), remedy, command=command)
 
 
 def write_object(
-    path: str, document: dict[str, Any], remedy: str, *, number_rows: bool = False
+    path: str, document: dict[str, Any], remedy: str, *, command: str, number_rows: bool = False
 ) -> None:
-    """Write an object to a file, atomically; `number_rows` as `autopar.documents.json` has it."""
+    """Write an object to a file, atomically; `number_rows` as `autopar.documents.json` has it.
+
+    What is there with another content is kept beside it, and the command says so.
+    """
     from autopar.documents.json import write_json
 
     try:
-        write_json(Path(path), document, number_rows=number_rows)
+        aside = commands.say_kept(command)
+        write_json(Path(path), document, number_rows=number_rows, aside=aside)
     except OSError as error:
         problem = f"the file cannot be written ({error.strerror or error})"
         raise DocumentError(path, problem, remedy=remedy) from None
@@ -160,14 +191,6 @@ def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> N
             f"{system}: {(bad or [total])[0]} is no finite number with the rates of this system; "
             "correct the smallest and the largest of them"
         )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return "Infinity" if isinstance(value, float) and math.isinf(value) else value
 
 
 class Model(NamedTuple):

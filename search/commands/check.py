@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
+from autopar.errors import FAILED, UNUSABLE
 from autopar.records import dataclass
 from search.commands.app import files_read, leave, working, write_answer, write_results
 
@@ -26,8 +27,6 @@ __all__ = ["COMMAND", "CheckSpec", "main", "run"]
 _NAME = "autopar-check"
 _WHAT, _WHERE, _OUT = "Launch", "Where it runs", "Answer"
 _CARD = "h100-80gb"
-_FINDINGS, _UNREAD = 1, 2
-"""Exit codes: of `--strict` where there is something to say, and of a file that is no launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +71,10 @@ class CheckSpec:
     neighbours: bool = option(True, help="look for faster launches next to it", panel=_OUT)
     strict: bool = option(
         False,
-        help=f"exit code {_FINDINGS} where there are findings, or it does not fit",
+        help=f"exit code {FAILED} where there are findings, or it does not fit",
         panel=_OUT,
     )
-    json: str | None = option(
-        None, help="write everything to a file, - for stdout", panel=_OUT, metavar="PATH"
-    )
+    json: str | None = json_option(_OUT)
     html: str | None = option(
         None, help="write a page with pictures of one launch", panel=_OUT, metavar="PATH"
     )
@@ -97,8 +94,8 @@ COMMAND = Command(
     intro=f"""Read a launch without running it: what it says, what is wrong or has no effect, memory
 of every stage and the odds of running out of it, step time, and faster launches next to it.
 
-Exit codes: 0 done, {_FINDINGS} --strict and there is something to say, 2 a file is no launch that
-is read.
+Exit codes: 0 done, {FAILED} --strict and there is something to say, {UNUSABLE} a file is no launch
+that is read.
 """,
 )
 
@@ -134,10 +131,9 @@ def _execute(raw: dict[str, Any]) -> int:
     if pictures.any and len(asked.files) > 1:
         option = "--html" if asked.html is not None else "--trace"
         raise OptionError(f"{option}: is of one launch and {len(asked.files)} files are named")
-    console = make_console(sys.stdout)
     documents: list[dict[str, Any]] = []
-    says = False
-    unread = says_before = False
+    shown: list[tuple[CheckedFile, Target, Assessment | None, Neighbours | None]] = []
+    says = unread = False
     for path in asked.files:
         place = given
         try:
@@ -165,16 +161,17 @@ def _execute(raw: dict[str, Any]) -> int:
         documents.append(check_document(file, target, assessment, neighbours))
         if pictures.any:
             _draw(pictures, file, target, assessment)
-        if asked.json != "-":
-            if says_before:
-                console.print()
-            says_before = True
-            show_check(console, file, target, assessment, neighbours)
+        shown.append((file, target, assessment, neighbours))
+    exit_code = UNUSABLE if unread else FAILED if asked.strict and says else 0
+    # before anything is printed, which somebody may not read to its end
     if asked.json is not None:
-        write_answer(asked.json, {"launches": documents})
-    if unread:
-        return _UNREAD
-    return _FINDINGS if asked.strict and says else 0
+        write_answer(asked.json, {"launches": documents}, exit_code, command=_NAME)
+    console = make_console(sys.stdout)
+    for number, one in enumerate(shown if asked.json != "-" else ()):
+        if number:
+            console.print()
+        show_check(console, *one)
+    return exit_code
 
 
 def _draw(
@@ -191,7 +188,7 @@ def _draw(
     files = pictures.of_launch(
         assessment, target, title=title, line=degrees_line(assessment.launch)
     )
-    write_results(files, None, {}, pictures.refusal(lambda error: error))
+    write_results(files, None, {}, pictures.refusal(lambda error: error), command=_NAME)
     for path in files:
         say(f"{_NAME}: wrote {path}")
 

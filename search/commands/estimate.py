@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.fields import make, option, read_values
+from autopar.command.fields import json_option, make, option, read_values
 from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.errors import InfeasibleExecution, OptionError
@@ -73,11 +73,7 @@ class EstimateSpec:
         panel=_IN,
         shown="that of the plan's engine, else megatron-core",
     )
-    json: str | None = option(
-        None,
-        help="file for the statistics (.gz compresses), - for stdout, no tables",
-        panel="Output",
-    )
+    json: str | None = json_option("Output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +90,7 @@ class CalculonSpec:
     compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
     layers: bool = option(False, help="add the operations of one block", panel=_OUT)
     peers: str | None = option(None, help="file for the ranks that each rank talks to", panel=_OUT)
-    json: str | None = option(
-        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
-    )
+    json: str | None = json_option(_OUT)
     parameters: bool = option(
         False, help="print the parameters of the application, and end", panel=_OUT
     )
@@ -138,9 +132,7 @@ class Tensor2dSpec:
     layers: bool = option(
         False, help="add the operations of one layer and around the layers", panel=_OUT
     )
-    json: str | None = option(
-        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
-    )
+    json: str | None = json_option(_OUT)
 
 
 COMMAND = Command(
@@ -240,7 +232,9 @@ def _compare(asked: EstimateSpec) -> int:
         )
         comparisons.append(compare(question))
     if asked.json is not None:
-        write_answer(asked.json, {"plans": [comparison_document(one) for one in comparisons]})
+        write_answer(
+            asked.json, {"plans": [comparison_document(one) for one in comparisons]}, command=_NAME
+        )
     if asked.json != "-":
         from autopar.command.show import make_console
 
@@ -263,7 +257,7 @@ def _validate(name: str, json: str | None) -> int:
     refuse_clashes({"--json": json}, [catalog.find_document("cards", "system", name)])
     answers = {"default": validate(system), "compat": validate(system, compat=True)}
     if json is not None:
-        write_answer(json, {key: _rows(checks) for key, checks in answers.items()})
+        write_answer(json, {key: _rows(checks) for key, checks in answers.items()}, command=_NAME)
     if json != "-":
         console = make_console(sys.stdout)
         show_validation(console, answers["default"], answers["compat"], system=name)
@@ -317,10 +311,14 @@ def _calculon(raw: dict[str, Any]) -> int:
     refuse_nonsense(system_name, statistics, "total_time")
     if asked.peers is not None:
         write_object(
-            asked.peers, peers(execution), "choose another path for --peers", number_rows=True
+            asked.peers,
+            peers(execution),
+            "choose another path for --peers",
+            command=_NAME,
+            number_rows=True,
         )
     if asked.json is not None:
-        write_answer(asked.json, statistics)
+        write_answer(asked.json, statistics, command=_NAME)
     if asked.json != "-":
         from autopar.command.show import make_console
         from search.report.closed_form import show_execution
@@ -412,7 +410,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
             f"{system.hbm_capacity:.4g} GB (hbm_capacity)"
         )
     if given.json is not None:
-        write_answer(given.json, priced)
+        write_answer(given.json, priced, command=_NAME)
     if given.json != "-":
         from autopar.command.show import make_console
         from search.report.closed_form import show_candidate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,17 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import dataclass
-from search.commands.app import files_read, leave, working, write_results
+from autopar.units import GIB
+from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, build_request, stored_request
 from search.uniform.choice import Fixed
 
 if TYPE_CHECKING:
     from search.planner.prediction import SearchResult
+    from search.question import WhyNot
     from search.report.explain import Perturbation
+    from search.uniform.answer import Question
     from search.uniform.solve import Solution
 
 __all__ = ["COMMAND", "ExplainSpec", "main", "run"]
@@ -33,8 +37,11 @@ class ExplainSpec:
     """What is explained."""
 
     plan: str = option(help="plan or strategy file", panel="Question", positional=True)
-    why_not: str | None = option(
-        None, help="rule such as tp=8: the best plan with it", panel="Question", metavar="RULE"
+    why_not: tuple[str, ...] = option(
+        (),
+        help="rule such as tp=8: the best plan with it; repeats",
+        panel="Question",
+        metavar="RULE",
     )
 
 
@@ -42,8 +49,11 @@ COMMAND = Command(
     name=_NAME,
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
-    without=frozenset({"evaluate", "json", "frontier", "output-config-path"}),
+    without=frozenset(
+        {"evaluate", "frontier", "output-config-path", "verbose", "goal", "tokens-per-s"}
+    ),
     panels=("Question", *PANELS),
+    first=("Question",),
     family="search",
     intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
 
@@ -70,7 +80,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
 
     path = str(raw.pop("plan"))
-    why_not = raw.pop("why-not", None)
+    why_not = tuple(raw.pop("why-not", ()))
     if path.endswith(".json") and Path(path).is_file():
         from search.uniform.files import is_launch
 
@@ -79,17 +89,29 @@ def _execute(raw: dict[str, Any]) -> int:
     document = PlanDocument.read(path)
     stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
     request = build_request({**stored, **raw})
-    rules = _rules(why_not)
+    _check_rules(why_not)
 
     from autopar.command.show import make_console
     from autopar.output import refuse_clashes
+    from search.options import option_record
     from search.pictures.files import pictures_of
-    from search.question import evaluate_file, open_session
-    from search.report.explain import perturb, show_best, show_explanation, show_why_not
+    from search.question import ask_why_not, evaluate_file, open_session
+    from search.report.explain import (
+        explanation_document,
+        perturb,
+        show_best,
+        show_explanation,
+        show_why_not,
+    )
+    from search.report.files import evaluation_document
+    from search.report.headline import SCREEN_WIDTH
     from search.report.plan import show_evaluation
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
-    refuse_clashes(pictures.outputs, files_read([path, request.inputs.model]))
+    json_path = request.output.json_path
+    refuse_clashes(
+        {"--json": json_path, **pictures.outputs}, files_read([path, request.inputs.model])
+    )
     session = open_session(request.inputs, request.options, request.given, has_plan=True)
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
@@ -99,18 +121,36 @@ def _execute(raw: dict[str, Any]) -> int:
     planner = session.planner
     # before anything is printed, which somebody may not read to its end
     drawn = pictures.of_plan(session, plan, prediction, state=f"{path}, explained")
-    write_results(drawn, None, {}, pictures.refusal(lambda error: error))
+    write_results(drawn, None, {}, pictures.refusal(lambda error: error), command=_NAME)
     for picture in drawn:
         say(f"{_NAME}: wrote {picture}")
 
-    def search_again() -> tuple[
-        SearchResult, list[tuple[str, SearchResult]], tuple[Perturbation, ...]
-    ]:
+    def search_again() -> tuple[SearchResult, list[tuple[str, WhyNot]], tuple[Perturbation, ...]]:
         best = planner.solve()
-        return best, [(rule, planner.why_not(rule, best)) for rule in rules], perturb(session, best)
+        pinned = [(rule, ask_why_not(session, rule, best)) for rule in why_not]
+        return best, pinned, perturb(session, best)
 
     baseline, pinned, perturbations = working("searching again", search_again)
-    console = make_console(sys.stdout)
+    if json_path is not None:
+        priced = evaluation_document(
+            plan,
+            prediction,
+            defaults=(*session.defaults, *session.calibrated),
+            synthetic=session.synthetic,
+            estimated=session.estimated,
+            options=option_record(session.options, session.options.memory_constraint_bytes),
+            request={**session.named, **request.given},
+        ).content()
+        told = priced | explanation_document(baseline, pinned, perturbations)
+        emit(json_path, told, command=_NAME)
+    if json_path == "-":
+        return 0
+    console = make_console(sys.stdout, SCREEN_WIDTH)
+    # what was asked comes before what is told of every plan
+    for rule, found in pinned:
+        show_why_not(console, rule, baseline, found, session.options.memory_constraint_bytes)
+    if pinned:
+        console.print()
     show_evaluation(
         console,
         plan,
@@ -122,22 +162,25 @@ def _execute(raw: dict[str, Any]) -> int:
         defaults=(*session.defaults, *session.calibrated),
         notes=session.notes,
         sources=session.sources,
+        throughput=session.throughput(plan, prediction),
+        price=request.output.price,
     )
     show_explanation(console, prediction, perturbations=perturbations)
     show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)
-    for rule, result in pinned:
-        show_why_not(console, rule, baseline, result, session.options.memory_constraint_bytes)
     return 0
 
 
-def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
+def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> int:
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.show import make_console
-    from search.report.launches import show_against, show_evaluated
+    from autopar.output import refuse_clashes
+    from search.pictures.files import pictures_of
+    from search.report.headline import SCREEN_WIDTH
+    from search.report.launches import show_against, show_evaluated, show_more_memory
     from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, answer, evaluated
     from search.uniform.engines import engine_space
-    from search.uniform.files import read_launch
+    from search.uniform.files import against_entry, launch_document, read_launch
 
     request = build_request(raw)
     if request.engine is not None:
@@ -145,30 +188,67 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: str | None) -> int:
     refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
     engine = engine_space(stored.engine)
-    question = replace(stored.question, engines=(engine,), top=0)
-    asked = None if why_not is None else _fixed(why_not, question.fixed)
+    question = replace(stored.question, engines=(engine,), top=0, price=request.output.price)
+    asked = [(rule, _fixed(rule, question.fixed)) for rule in why_not]
+    pictures = pictures_of(request.output.html_path, request.output.trace_path)
+    json_path = request.output.json_path
+    refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
     one = evaluated(question, engine, stored.choice, stored.launch)
 
-    def solved(fixed: Fixed) -> tuple[Solution | None, str]:
+    def solved(question: Question) -> tuple[Solution | None, str]:
         try:
-            (found,) = answer(replace(question, fixed=fixed)).engines
+            (found,) = answer(question).engines
         except InputError as error:  # no such launch, whatever the memory
             return None, str(error)
         return found.best, found.reason
 
-    best = working("searching again", lambda: solved(question.fixed))
-    console = make_console(sys.stdout)
     shown = Answer(question=question, engines=(one,))
+    if pictures.any:
+        # before anything is printed, which somebody may not read to its end
+        drawn = working("drawing", lambda: pictures.of_answer(shown, curves=False))
+        write_results(drawn, None, {}, pictures.refusal(lambda error: error), command=_NAME)
+        for picture in drawn:
+            say(f"{_NAME}: wrote {picture}")
+    larger = replace(question.card, memory_bytes=question.card.memory_bytes + GIB)
+    best = working("searching again", lambda: solved(question))
+    more, _ = working("searching again", lambda: solved(replace(question, card=larger)))
+    others = [
+        (rule, fixed, working("searching again", partial(solved, replace(question, fixed=fixed))))
+        for rule, fixed in asked
+    ]
+    if json_path is not None:
+        document = launch_document(shown, stored.request).model_dump() | {
+            "status": "evaluated",
+            "best": against_entry(shown, *best),
+            "one_more_gib": None if more is None else against_entry(shown, more, ""),
+            "why_not": [
+                {"rule": rule, **against_entry(shown, *other)} for rule, _, other in others
+            ],
+        }
+        emit(json_path, document, command=_NAME)
+    if json_path == "-":
+        return 0
+    console = make_console(sys.stdout, SCREEN_WIDTH)
+    # what was asked comes before what is told of every launch
+    for rule, fixed, other in others:
+        freed = [f"--{name}" for name in question.fixed.options if name not in fixed.options]
+        heading = f"why not {rule}: the fastest launch with it"
+        if freed:
+            heading += f", without {' and '.join(freed)} of the search"
+        show_against(console, shown, heading, *other)
+    if others:
+        console.print()
     show_evaluated(console, shown, explained=True)
     show_against(console, shown, "the fastest launch", *best)
-    if asked is not None:
-        other = working("searching again", lambda: solved(asked))
-        show_against(console, shown, f"why not {why_not}: the fastest launch with it", *other)
+    show_more_memory(console, best[0], more)
     return 0
 
 
 def _fixed(rule: str, fixed: Fixed) -> Fixed:
-    """Return what a search keeps to with a rule such as `tp=8,pp=2`; raises OptionError."""
+    """Return what a search over all launches keeps to with a rule such as `tp=8,pp=2`.
+
+    fixed : of the search that made the launch; of it the precision stays. Raises OptionError.
+    """
     from search.degrees import DegreeOptions, fixed_of
 
     known = {row.name for row in rows_of(DegreeOptions)}
@@ -189,19 +269,19 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
     names = {field.name for field in fields(Fixed) if getattr(asked, field.name) is not None}
     if "precision" not in typed:
         names.discard("precision")
-    return replace(fixed, **{name: getattr(asked, name) for name in names})
+    whole = Fixed(precision=fixed.precision)
+    return replace(whole, **{name: getattr(asked, name) for name in names})
 
 
-def _rules(why_not: str | None) -> list[str]:
+def _check_rules(rules: Sequence[str]) -> None:
+    """Raise OptionError for a rule that does not follow the grammar."""
     from search.space import parse_rules
 
-    if why_not is None:
-        return []
-    try:
-        parse_rules([why_not], [])
-    except OptionError as error:
-        raise OptionError(str(error).replace("--pin", "--why-not", 1)) from None
-    return [why_not]
+    for rule in rules:
+        try:
+            parse_rules([rule], [])
+        except OptionError as error:
+            raise OptionError(str(error).replace("--pin", "--why-not", 1)) from None
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command import run as commands
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
-from autopar.command.run import say
-from autopar.errors import InfeasibleError, OptionError
+from autopar.command.run import say, say_kept
+from autopar.errors import INTERRUPTED, InfeasibleError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
@@ -151,9 +150,7 @@ class AnswerSpec:
         None, help="CSV file for every execution that can run, .gz compresses it", panel=_OUT
     )
     all_statistics: bool = option(False, help="all statistics of each in that file", panel=_OUT)
-    json: str | None = option(
-        None, help="file for the best (.gz compresses), - for stdout, no tables", panel=_OUT
-    )
+    json: str | None = json_option(_OUT)
     plot: str | None = option(None, help="folder for pictures (extra: plot)", panel=_OUT)
     plot_format: Literal["png", "svg", "both"] | None = option(
         None, help="of these pictures", panel=_OUT, shown="png"
@@ -495,25 +492,32 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
     elif points is not None:
         say(f"{_NAME}: wrote {files.all}, rows: {points.rows:,}")
     if not found:
-        return commands.INTERRUPTED
+        return INTERRUPTED
     try:
         # before the tables, whose reader may leave in the middle
-        _write(question, session.answers, files, frontier=frontier)
+        exit_code = INTERRUPTED if session.stopped else 0
+        _write(question, session.answers, files, frontier=frontier, exit_code=exit_code)
     finally:
         if files.json != "-":
             _show(question, session.answers)
-    return commands.INTERRUPTED if session.stopped else 0
+    return exit_code
 
 
 def _write(
-    question: Question, answers: Sequence[Answer], files: AnswerSpec, *, frontier: bool
+    question: Question,
+    answers: Sequence[Answer],
+    files: AnswerSpec,
+    *,
+    frontier: bool,
+    exit_code: int,
 ) -> None:
     paths = [axis.path for axis in question.axes]
     if files.json is not None:
         from search.report.closed_form import json_document
 
         alone = len(question.searches) == 1 and not (paths or frontier)
-        write_answer(files.json, json_document(answers, paths, alone=alone, frontier=frontier))
+        document = json_document(answers, paths, alone=alone, frontier=frontier)
+        write_answer(files.json, document, exit_code, command=_NAME)
     if files.plot is not None:
         from search.closed_form.pictures import save_pictures
 
@@ -524,6 +528,7 @@ def _write(
             unit=question.unit,
             paths=paths,
             formats=files.formats,
+            aside=say_kept(_NAME),
         ):
             say(f"{_NAME}: wrote {path}")
 
@@ -535,7 +540,7 @@ def _point_file(files: AnswerSpec) -> Iterator[PointFile | None]:
         return
     from search.closed_form.session import PointFile
 
-    with PointFile(files.all, "--all") as points:
+    with PointFile(files.all, "--all", say_kept(_NAME)) as points:
         yield points
 
 
@@ -668,6 +673,10 @@ def _tune(raw: Mapping[str, Any]) -> int:
             f"{tuner.space}: none of {result.evaluations:,} points of {known.name} on "
             f"{values['system']} can run; {count:,} are refused because: {reason}"
         )
+    if files.json is not None:
+        from search.report.closed_form import tuning_document
+
+        write_answer(files.json, tuning_document(result), command=_NAME)
     if files.json != "-":
         from autopar.command.show import make_console, print_plain
         from search.report.closed_form import show_tuning
@@ -675,10 +684,6 @@ def _tune(raw: Mapping[str, Any]) -> int:
         console = make_console(sys.stdout)
         print_plain(console, f"{known.name} on {values['system']}", style="bold")
         show_tuning(console, result)
-    if files.json is not None:
-        from search.report.closed_form import tuning_document
-
-        write_answer(files.json, tuning_document(result))
     return 0
 
 
@@ -689,7 +694,7 @@ def _talker() -> Callable[[int, int], None]:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _EVERY_S
-            say(f"{_NAME}: {done:,} of {whole:,} evaluations")
+            say(f"{_NAME}: {done:,} of {whole:,} evaluations", passing=True)
 
     return progress
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_item, print_plain
-from autopar.errors import OptionError, UnsupportedError
+from autopar.documents.catalog import portable_options
+from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
 from autopar.records import dataclass
 from autopar.units import format_odds, format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMAND",
-    "REFUSED",
     "ExportSpec",
     "main",
     "overfull_lines",
@@ -147,8 +147,6 @@ def _quoted(path: str) -> str:
 
 
 _NAME = "autopar-export"
-REFUSED = 3
-"""Exit code where the engine cannot do all that a plan says."""
 _EXPORT = "Export"
 
 
@@ -174,10 +172,10 @@ class ExportSpec:
         "strategy file [default: stdout]",
         panel=_EXPORT,
     )
-    force: bool = option(False, help="overwrite files of other content", panel=_EXPORT)
-    json: str | None = option(
-        None, help="write the result as JSON to a path, or - for stdout", panel=_EXPORT
+    force: bool = option(
+        False, help="replace files of other content, which are kept otherwise", panel=_EXPORT
     )
+    json: str | None = json_option(_EXPORT)
 
 
 COMMAND = Command(
@@ -186,8 +184,10 @@ COMMAND = Command(
     fills=(ExportSpec, *FILLS),
     without=frozenset(
         {"evaluate", "frontier", "html", "trace", "output-config-path", "top", "time-limit"}
+        | {"verbose", "goal", "tokens-per-s"}
     ),
     panels=(_EXPORT, *PANELS),
+    first=(_EXPORT,),
     family="search",
     intro="""Hand a plan over: write the configuration that makes an engine run it.
 
@@ -223,7 +223,7 @@ def _execute(raw: dict[str, Any]) -> int:
     own = make(ExportSpec, read_values(COMMAND.rows, raw))
     asked = {name: value for name, value in raw.items() if name not in _OWN}
     if own.source is None and _is_launch(own.plan):
-        return _export_launch(own)
+        return _export_launch(own, asked)
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
         raise OptionError(
@@ -286,7 +286,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
         say(f"{_NAME}: {line}")
     # stdout holds the document and nothing else
     if own.json == "-":
-        emit("-", answer)
+        emit("-", answer, command=_NAME)
     else:
         show_export(job, choice, written)
     return 0
@@ -304,12 +304,12 @@ def _notice(text: str) -> None:
 
 def _refuse(choice: Choice, own: ExportSpec, read: Sequence[Path]) -> int:
     answer = export_document(choice, status="refused", files=())
-    _write(own, {}, answer, read)
+    _write(own, {}, answer, read, INFEASIBLE)
     if own.json == "-":
-        emit("-", answer)
+        emit("-", answer, INFEASIBLE, command=_NAME)
     for line in refusal_lines(choice):
         say(f"{_NAME}: {line}")
-    return REFUSED
+    return INFEASIBLE
 
 
 def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> dict[str, str]:
@@ -328,6 +328,7 @@ def _write(
     files: Mapping[Path, str],
     document: Mapping[str, object],
     read: Sequence[Path],
+    exit_code: int = 0,
 ) -> None:
     """Write the files and the object of `--json`, all or none."""
     from autopar.output import refuse_clashes
@@ -336,21 +337,27 @@ def _write(
         refuse_clashes({"--json": own.json, "--out": path}, read)
     try:
         # all are looked at before any is written
-        for path, text in files.items():
+        for path in files:
             folder = path.parent
             if folder.exists() and not folder.is_dir():
                 raise OptionError(
                     f"--out {own.out or folder}: is no folder; give another path, or none"
                 )
-            # of a pipe or a device nothing is read: it might not end
-            if path.is_file() and not own.force and path.read_bytes() != text.encode():
-                raise OptionError(
-                    f"--out {own.out or folder}: {path.name} is there with other content; give "
-                    "--force or another folder"
-                )
     except OSError as error:
         raise _unwritable(own, files, error) from None
-    write_results(files, own.json, document, lambda error: _unwritable(own, files, error))
+
+    def refusal(error: OSError) -> OptionError:
+        return _unwritable(own, files, error)
+
+    write_results(
+        files,
+        own.json,
+        document,
+        refusal,
+        exit_code=exit_code,
+        command=_NAME,
+        force=own.force,
+    )
 
 
 def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> OptionError:
@@ -380,13 +387,16 @@ class _Handed:
     """What that costs, empty where it is the launch itself."""
 
 
-def _export_launch(own: ExportSpec) -> int:
+def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
     """Write the files of a launch for the trainer that it is of, or for another one."""
+    from search.route import refuse_options_of_plans
     from search.uniform.files import read_launch
     from search.writing.place import Place
     from search.writing.written import LAUNCH, TITLES, written
 
-    stored = read_launch(own.plan)
+    request = build_request(asked)
+    refuse_options_of_plans(own.plan, request)
+    stored = read_launch(own.plan, request.given)
     engine = own.to or stored.engine
     if engine not in TITLES:
         raise OptionError(
@@ -418,15 +428,16 @@ def _export_launch(own: ExportSpec) -> int:
         "notes": list(found.notes),
         "launch": found.launch,
     }
-    _write(own, targets, answer, files_read([own.plan]))
+    exit_code = INFEASIBLE if kept else 0
+    _write(own, targets, answer, files_read([own.plan]), exit_code)
     if own.json == "-":
-        emit("-", answer)
+        emit("-", answer, exit_code, command=_NAME)
     if kept:
         say(f"{_NAME}: {TITLES[cast(Any, engine)]} cannot do all that the launch says:")
         for line in (*losses, *filter(None, [handed.change])):
             say(f"{_NAME}:   {line}")
         say(f"{_NAME}: nothing was written; --allow-approx takes the nearest launch")
-        return REFUSED
+        return INFEASIBLE
     if own.json == "-":
         return 0
     console = make_console(sys.stdout)
@@ -493,12 +504,16 @@ def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> i
         say(f"{_NAME}: {note}")
     one = evaluated(found.question, engine_space(found.engine), found.choice, found.launch)
     answer = Answer(question=found.question, engines=(one,))
-    document = launch_document(answer, found.request).model_dump() | {"status": "evaluated"}
-    text = document_text(document)
+    asked: Mapping[str, object] = found.request
     files: dict[Path, str] = {}
     if own.out not in (None, "none"):
         target = Path(str(own.out))
-        files = {target / file_name(answer) if target.is_dir() else target: text}
+        target = target / file_name(answer, found.request) if target.is_dir() else target
+        asked = portable_options(found.request, target)
+    document = launch_document(answer, asked).model_dump() | {"status": "evaluated"}
+    text = document_text(document)
+    if own.out not in (None, "none"):
+        files = {target: text}
     told = {
         "status": "imported",
         "engine": source,
@@ -509,7 +524,7 @@ def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> i
     for path in files:
         say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it, autopar-export writes it")
     if own.json == "-":
-        emit("-", told)
+        emit("-", told, command=_NAME)
     elif not files:
         sys.stdout.write(text)
     return 0
@@ -550,7 +565,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     for path in files:
         say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it")
     if own.json == "-":
-        emit("-", answer)
+        emit("-", answer, command=_NAME)
     # stdout belongs to the document otherwise
     elif not files:
         sys.stdout.write(text)

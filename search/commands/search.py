@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +12,21 @@ from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.errors import DocumentError, OptionError
+from autopar.documents.catalog import portable_options
+from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
+    from autopar.command.console import Console
+    from autopar.training.throughput import Throughput
     from search.engines.best_plan import BestPart, EngineBest
+    from search.goals import Reached
     from search.pictures.files import Pictures
     from search.planner.prediction import SearchResult
     from search.question import Session
+    from search.report.headline import Headline
     from search.route import Route
     from search.uniform.answer import Answer
 
@@ -35,6 +41,7 @@ COMMAND = Command(
     name=_NAME,
     fills=FILLS,
     panels=PANELS,
+    first=(),
     family="search",
     intro="""Find the fastest parallel training plan that fits in memory.
 
@@ -64,6 +71,7 @@ def _answered(raw: Mapping[str, object]) -> int:
     # before anything is searched
     _pictures(request, [request.inputs.model])
     path = request.output.evaluate
+    _check_goal(request)
     if path is not None and path.endswith(".json") and Path(path).is_file():
         from search.uniform.files import is_launch
 
@@ -71,16 +79,37 @@ def _answered(raw: Mapping[str, object]) -> int:
             return _evaluate_launch(request, path)
     if path is not None:
         return _execute(_priced(request, path, raw))
-    from search.route import route_of
+    from search.route import route_of, with_site
 
+    request, says = with_site(request)
+    for line in says:
+        say(f"{_NAME}: {line}")
+    reached = None
+    if request.output.goal != "throughput":
+        from search.goals import chosen_cluster
+
+        reached = working("searching clusters", lambda: chosen_cluster(raw, request))
+        request = build_request(reached.options)
     route = route_of(request)
     if route.launches is not None:
-        return _launches(request, route)
+        return _launches(request, route, reached)
     code = _plans(request, route)
     if route.why and code == 0:
         # beside an answer: what is unusable is one sentence
         say(f"{_NAME}: answered with {route.why}")
     return code
+
+
+def _check_goal(request: Request) -> None:
+    """Raise OptionError where a goal has nothing to choose from, or a rate no goal."""
+    goal, path = request.output.goal, request.output.evaluate
+    if request.output.tokens_per_s is not None and goal == "throughput":
+        raise OptionError(
+            "--tokens-per-s: is what --goal cost or fewest-gpus has to reach; give one of them"
+        )
+    for option, there in (("--evaluate", path), ("--frontier", request.output.frontier)):
+        if there and goal != "throughput":
+            raise OptionError(f"--goal {goal}: not together with {option}; leave one of them out")
 
 
 def _evaluate_launch(request: Request, path: str) -> int:
@@ -95,20 +124,21 @@ def _evaluate_launch(request: Request, path: str) -> int:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     refuse_options_of_plans(path, request)
     stored = read_launch(path, request.given)
+    question = dataclasses.replace(stored.question, price=request.output.price)
     pictures = _pictures(request, [path])
     engine = engine_space(stored.engine)
-    one = evaluated(stored.question, engine, stored.choice, stored.launch)
-    found = Answer(question=stored.question, engines=(one,))
+    one = evaluated(question, engine, stored.choice, stored.launch)
+    found = Answer(question=question, engines=(one,))
     _write_pictures(pictures, lambda: pictures.of_answer(found, curves=False))
-    _emit(request, launch_document(found, stored.request).model_dump() | {"status": "evaluated"})
+    # before anything is printed, which somebody may not read to its end
+    asked = _portable(stored.request, request.output.json_path)
+    _emit(request, launch_document(found, asked).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
-
-        show_evaluated(make_console(sys.stdout), found)
+        show_evaluated(_console(), found)
     return 0
 
 
-def _launches(request: Request, route: Route) -> int:
+def _launches(request: Request, route: Route, reached: Reached | None = None) -> int:
     """Search launches, and plans beside them where these are asked for; show and write the best."""
     from search.route import best_of_both
 
@@ -117,52 +147,126 @@ def _launches(request: Request, route: Route) -> int:
         assert both.part is not None, "somebody has the plan"
         job = both.answer.question.job
         part = dataclasses.replace(both.part, engines=both.lines)
-        return _execute(part.request, part, job.seq / job.world)
-    return _show_launches(request, both.answer)
+        return _execute(part.request, part, job.seq / job.world, both.answer, reached)
+    return _show_launches(request, both.answer, reached)
 
 
-def _show_launches(request: Request, found: Answer) -> int:
+def _show_launches(request: Request, found: Answer, reached: Reached | None) -> int:
     """Show the best launch and write it, or say why there is none."""
     from autopar.output import refuse_clashes
     from search.uniform.files import file_name, launch_document, result_document
 
     pictures = _pictures(request, [request.inputs.model])
-    document = result_document(found, request.given) if request.output.json_path else {}
+    json_path = request.output.json_path
+    asked = _portable(request.given, json_path)
+    document = result_document(found, asked) if json_path is not None else {}
+    document |= _goal_entry(reached)
     files: dict[Path, str] = {}
     if found.best is not None and request.output.config_path is not None:
         from autopar.documents.plan import document_text
 
         target = Path(request.output.config_path)
         if target.suffix != ".json" or target.is_dir():
-            target = target / file_name(found)
-        files[target] = document_text(launch_document(found, request.given).model_dump())
+            target = target / file_name(found, request.given)
+        asked = portable_options(request.given, target)
+        files[target] = document_text(launch_document(found, asked).model_dump())
         outputs = {"--json": request.output.json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
     drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
-    if request.output.json_path == "-":
-        emit("-", document)
-    refusal = pictures.refusal(_unwritable)
-    write_results(files | drawn, request.output.json_path, document, refusal)
+    exit_code = 0 if found.best is not None else INFEASIBLE
     if found.best is None:
         from search.report.launches import infeasible_lines, remedy_line
         from search.uniform.answer import remedies
 
+        # before the object of --json, of which they are the notices
         for line in infeasible_lines(found):
             say(f"{_NAME}: {line}")
         for remedy in working("looking for what would fit", lambda: remedies(found.question)):
             say(f"{_NAME}: {remedy_line(remedy)}")
-        return 3
+    refusal = pictures.refusal(_unwritable)
+    write_results(files | drawn, json_path, document, refusal, exit_code=exit_code, command=_NAME)
+    if json_path == "-":
+        emit("-", document, exit_code, command=_NAME)
+    if found.best is None:
+        return INFEASIBLE
+    _say_batch(found)
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.launches import show_answer
 
-        show_answer(make_console(sys.stdout), found)
+        goal = "" if reached is None else reached.words
+        show_answer(_console(), found, verbose=request.output.verbose, goal=goal)
     for path in drawn:
         say(f"{_NAME}: wrote {path}")
     for path in files:
         say(f"{_NAME}: wrote {path}")
         say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
     return 0
+
+
+def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, object]:
+    """Return options as a file of `--json` holds them; on stdout paths are seen from here."""
+    return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
+
+
+def _say_batch(found: Answer) -> None:
+    """Say on stderr that ranks cannot share the batch, where the next one is worth more."""
+    from search.uniform.answer import better_batch
+
+    assert found.best is not None, "there is a launch"
+    assert found.best.best is not None, "it is the fastest"
+    best, job = found.best.best, found.question.job
+    other = working("looking at the next batch", lambda: better_batch(found))
+    if other is None:
+        return
+    shared = _shared(best.choice.global_batch, job.world)
+    now, then = best.assessment.tokens_per_s or 0.0, other.assessment.tokens_per_s or 0.0
+    say(
+        f"{_NAME}: {shared}; --global-batch-size {other.choice.global_batch} trains {then:,.0f} "
+        f"tokens/s per GPU instead of {now:,.0f}"
+    )
+
+
+def _shared(batch: int, world: int) -> str:
+    most = math.gcd(batch, world)
+    return f"a global batch of {batch} divides over {most} of {world} GPUs at most"
+
+
+def _say_batch_of_plan(request: Request, session: Session, result: SearchResult) -> None:
+    """Say the same of plans whose layers may differ."""
+    from search.space import next_batch
+
+    batch, world = session.options.settle_bsz, session.hardware.world_size
+    prediction = result.prediction
+    if prediction is None or batch is None or request.options.settle_chunk is not None:
+        return
+    better = next_batch(batch, world)
+    if better is None:
+        return
+    options = dataclasses.replace(session.options, settle_bsz=better, top=0)
+    planner = session.rebuilt(options=options)
+    found = working("looking at the next batch", planner.solve).prediction
+    now = prediction.samples_per_s
+    if found is None or found.samples_per_s < 1.01 * now:
+        return
+    say(
+        f"{_NAME}: {_shared(batch, world)}; --global-batch-size {better} trains "
+        f"{found.samples_per_s:.5g} samples/s instead of {now:.5g}"
+    )
+
+
+def _goal_entry(reached: Reached | None) -> dict[str, object]:
+    """Return the clusters that a goal was chosen of, as the object of `--json` has them."""
+    if reached is None:
+        return {}
+    return {"clusters_tried": [dataclasses.asdict(one) for one in reached.tried]}
+
+
+def _console() -> Console:
+    """Return the console of a report: 80 columns into a pipe."""
+    from autopar.command.show import make_console
+    from search.report.headline import SCREEN_WIDTH
+
+    return make_console(sys.stdout, SCREEN_WIDTH)
 
 
 def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
@@ -182,7 +286,7 @@ def _drawn(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> dict[Path
 def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
     """Write pictures before anything is printed, which somebody may not read to its end."""
     files = _drawn(pictures, draw)
-    write_results(files, None, {}, pictures.refusal(_unwritable))
+    write_results(files, None, {}, pictures.refusal(_unwritable), command=_NAME)
     for path in files:
         say(f"{_NAME}: wrote {path}")
 
@@ -232,11 +336,18 @@ def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
     return {**stored, **raw}
 
 
-def _execute(request: Request, part: BestPart | None = None, tokens: float | None = None) -> int:
+def _execute(
+    request: Request,
+    part: BestPart | None = None,
+    tokens: float | None = None,
+    launches: Answer | None = None,
+    reached: Reached | None = None,
+) -> int:
     """Search plans or price one, show and write the answer.
 
     part : what was searched of engines before, which stands where time is limited. tokens : as
-    `show_result` has it.
+    `show_result` has it. launches : that were searched beside plans, none as fast. reached : the
+    cluster that a goal has chosen.
     """
     from search.question import open_session
 
@@ -248,6 +359,7 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
         request.given,
         has_plan=request.output.evaluate is not None,
     )
+    session = dataclasses.replace(session, defaults=(*request.found, *session.defaults))
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
@@ -261,22 +373,25 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
     if request.output.json_path is not None:
         from search.report.files import result_document
 
-        document = result_document(result, frontier, engines).content()
+        document = result_document(
+            result, frontier, engines, _throughput(session, result), request.output.price
+        ).content()
+        document |= _goal_entry(reached)
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
-        _emit(request, document)
+        _emit(request, document, INFEASIBLE)
         budget = session.options.memory_constraint_bytes
         why = infeasible_sentence(
             result.infeasibility, budget, options=result.options, subject=_subject(session)
         )
         say(f"{_NAME}: {why}")
-        return 3
+        return INFEASIBLE
     if result.plan is None:
-        _emit(request, document)
+        _emit(request, document, INFEASIBLE)
         limit = request.options.time_limit_s
         say(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
-        return 3
+        return INFEASIBLE
     plan, prediction = result.plan, result.prediction
     assert prediction is not None, "a plan has a prediction"
     _write_pictures(
@@ -290,19 +405,79 @@ def _execute(request: Request, part: BestPart | None = None, tokens: float | Non
             frontier=frontier or (),
         ),
     )
-    # stdout holds the document and nothing else
-    if request.output.json_path != "-":
-        from autopar.command.show import make_console
-        from search.report.plan import show_frontier, show_result
+    says: list[str] = []
+    try:
+        # before anything is printed, which somebody may not read to its end
+        says = _write(request, session, result, paths, document, engines)
+    finally:
+        # what was found is shown even where files cannot be written; stdout holds the document
+        # and nothing else
+        if request.output.json_path != "-":
+            from search.report.plan import show_frontier, show_result
 
-        console = make_console(sys.stdout)
-        show_result(console, result, title=session.title, engines=engines, tokens=tokens)
-        if frontier is not None:
-            show_frontier(console, frontier)
-    # The files come last: what was found is shown even where they cannot be written.
-    _write(request, session, result, paths, document, engines)
+            console = _console()
+            show_result(
+                console,
+                result,
+                title=session.title,
+                engines=engines,
+                tokens=tokens,
+                throughput=_throughput(session, result),
+                price=request.output.price,
+                uniform=_uniform(request, session, result, launches),
+                verbose=request.output.verbose,
+                goal="" if reached is None else reached.words,
+            )
+            if frontier is not None:
+                show_frontier(console, frontier)
+    if request.output.json_path == "-":
+        emit("-", document, command=_NAME)
+    for line in says:
+        say(f"{_NAME}: {line}")
     _report_pins(request, session, result)
+    _say_batch_of_plan(request, session, result)
     return 0
+
+
+def _throughput(session: Session, result: SearchResult) -> Throughput | None:
+    if result.plan is None or result.prediction is None:
+        return None
+    return session.throughput(result.plan, result.prediction)
+
+
+def _uniform(
+    request: Request, session: Session, result: SearchResult, launches: Answer | None
+) -> Headline | None:
+    """Return the best plan with one strategy for all layers; None where the answer is one.
+
+    launches : that were searched beside plans; without them the same space is searched again with
+    such plans alone, but where time is limited.
+    """
+    assert result.plan is not None, "there is a plan to compare with"
+    if launches is not None and launches.best is not None:
+        from search.report.launches import launch_headline
+
+        best = launches.best
+        return launch_headline(launches, best, f"fastest uniform plan: {best.engine.title}")
+    options = session.options
+    if len({*result.plan.layers}) == 1 or options.time_limit_s is not None:
+        return None
+    one = dataclasses.replace(options, fine_grained_mode=False)
+    try:
+        found = working(
+            "searching uniform plans", lambda: session.rebuilt(options=one).solve(top=0)
+        )
+    except InputError:  # such as rules for some of the layers
+        return None
+    if found.plan in (None, result.plan) or found.prediction is None:
+        return None
+    assert found.plan is not None
+    from search.report.plan import plan_headline
+
+    throughput = session.throughput(found.plan, found.prediction)
+    return plan_headline(
+        "fastest uniform plan", found.plan, found.prediction, throughput, request.output.price
+    )
 
 
 def _subject(session: Session) -> str:
@@ -317,7 +492,7 @@ def _solve(
     session: Session, with_frontier: bool, known: SearchResult | None
 ) -> tuple[SearchResult, list[SearchResult] | None]:
     """Return the answer and the frontier; known : what stands, and is not searched again."""
-    result = known or session.planner.solve()
+    result = known or session.solve()
     result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
 
@@ -335,12 +510,24 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     # Batch and data-parallel type are those of the file.
     defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
     defaults += session.calibrated
+    document = evaluation_document(
+        plan,
+        prediction,
+        defaults=defaults,
+        synthetic=session.synthetic,
+        estimated=session.estimated,
+        options=option_record(session.options, session.options.memory_constraint_bytes),
+        request=_portable({**session.named, **request.given}, request.output.json_path),
+        throughput=session.throughput(plan, prediction),
+        price=request.output.price,
+    )
+    # before anything is printed, which somebody may not read to its end
+    _emit(request, document.content())
     if request.output.json_path != "-":
-        from autopar.command.show import make_console
         from search.report.plan import show_evaluation
 
         show_evaluation(
-            make_console(sys.stdout),
+            _console(),
             plan,
             prediction,
             path=path,
@@ -350,23 +537,15 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
             defaults=defaults,
             notes=session.notes,
             sources=session.sources,
+            throughput=session.throughput(plan, prediction),
+            price=request.output.price,
         )
-    document = evaluation_document(
-        plan,
-        prediction,
-        defaults=defaults,
-        synthetic=session.synthetic,
-        estimated=session.estimated,
-        options=option_record(session.options, session.options.memory_constraint_bytes),
-        request={**session.named, **request.given},
-    )
-    _emit(request, document.content())
     return 0
 
 
-def _emit(request: Request, document: Mapping[str, object]) -> None:
+def _emit(request: Request, document: Mapping[str, object], exit_code: int = 0) -> None:
     if request.output.json_path is not None:
-        emit(request.output.json_path, document)
+        emit(request.output.json_path, document, exit_code, command=_NAME)
 
 
 def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
@@ -383,9 +562,10 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
         paths = output_paths(
             spec=session.spec,
             options=session.options,
-            num_nodes=session.hardware.num_nodes,
-            gpus_per_node=session.hardware.gpus_per_node,
+            hardware=session.hardware,
             config_path=output.config_path,
+            request={**session.named, **request.given},
+            engine=request.engine,
         )
     sources = [source.path for source in session.sources]
     read = files_read([output.evaluate, request.inputs.model, *sources])
@@ -404,37 +584,33 @@ def _write(
     paths: tuple[Path, Path] | None,
     document: Mapping[str, object],
     engines: Sequence[EngineBest],
-) -> None:
+) -> list[str]:
+    """Write the files of a plan and the object of `--json`; return what is said of them."""
     files: dict[Path, str] = {}
     if paths is not None:
         from autopar.documents.strategy import unsaid_by_galvatron
-        from search.report.files import output_texts, replaced
+        from search.report.files import output_texts
 
-        asked = {**session.named, **request.given}
         files = output_texts(
             result,
             paths,
             spec=session.spec,
             options=session.options,
-            request=asked,
+            request={**session.named, **request.given},
             engine=request.engine,
             engines=engines,
+            throughput=_throughput(session, result),
         )
-        if files:
-            for what in replaced(*paths, asked):
-                say(f"{_NAME}: replaced {what}")
-    if request.output.json_path == "-":
-        emit("-", document)
-    write_results(files, request.output.json_path, document, _unwritable)
-    for path in files:
-        say(f"{_NAME}: wrote {path}")
+    write_results(files, request.output.json_path, document, _unwritable, command=_NAME)
+    says = [f"wrote {path}" for path in files]
     if result.plan is not None and files and paths is not None and paths[0] not in files:
         beyond = ", ".join(unsaid_by_galvatron(result.plan))
-        say(f"{_NAME}: no strategy file, since Galvatron's cannot say {beyond} of this plan")
+        says.append(f"no strategy file, since Galvatron's cannot say {beyond} of this plan")
     if paths is not None and files:
         plan = shlex.quote(str(paths[-1]))
-        say(f"{_NAME}: for the reasons: autopar-explain {plan}")
-        say(f"{_NAME}: whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
+        says.append(f"for the reasons: autopar-explain {plan}")
+        says.append(f"whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
+    return says
 
 
 def _unwritable(error: OSError) -> DocumentError:

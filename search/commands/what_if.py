@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command import run as commands
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import REPEATED, Command
-from autopar.command.run import say
-from autopar.errors import DocumentError, OptionError
+from autopar.command.run import say, say_kept
+from autopar.errors import INFEASIBLE, INTERRUPTED, DocumentError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.commands.app import emit, files_read, working, write_results
+from search.degrees import DegreeOptions
 from search.options import SearchOptions
 from search.request import BATCH_OPTIONS, InputSpec, Shorthands
 from search.what_if import AXES
@@ -49,9 +49,7 @@ class WhatIfSpec:
         panel=_ASK,
         metavar="CARD=PRICE",
     )
-    json: str | None = option(
-        None, help="file for all answers, - for stdout, no tables", panel=_OUT
-    )
+    json: str | None = json_option(_OUT)
     config_path: str | None = option(
         None,
         name="output-config-path",
@@ -96,18 +94,21 @@ _MEASURED = frozenset(
     {
         *("memory-profiling-path", "time-profiling-path", "allreduce-bandwidth-config-path"),
         *("p2p-bandwidth-config-path", "overlap-coe-path", "sp-time-path", "bandwidth-unit"),
-        *("parameter-bytes", "num-nodes", "num-gpus-per-node", "world-size"),
+        *("parameter-bytes", "nodes", "gpus-per-node", "gpus"),
     }
 )
 """Options of files, which are of one cluster, and of its shape."""
+_DEGREES = frozenset({"tp", "pp", "cp", "zero", "recompute"})
+"""Degrees that plans whose layers may differ have, which are what is compared here."""
 COMMAND = Command(
     name=_NAME,
     usage="[OPTIONS] | calculon [OPTIONS] | tensor2d [OPTIONS]",
-    fills=(WhatIfSpec, InputSpec, SearchOptions, Shorthands),
+    fills=(WhatIfSpec, InputSpec, SearchOptions, DegreeOptions, Shorthands),
     # alternatives come with plan files alone
-    without=_MEASURED | {"top"},
+    without=_MEASURED | {"top"} | {row.name for row in rows_of(DegreeOptions)} - _DEGREES,
     repeats=AXES,
     panels=(REPEATED, _ASK, _OUT),
+    first=(REPEATED, _ASK, _OUT),
     family="explore",
     intro="""Search models on clusters with trainers, every combination, and show them side by side.
 
@@ -155,20 +156,24 @@ def execute(raw: Mapping[str, Any]) -> int:
     if stopped:
         say(f"{_NAME}: stopped after {len(answers)} of {len(asked)} combinations")
         if not answers:
-            return commands.INTERRUPTED
+            return INTERRUPTED
     groups = grouped(answers, spec.by)
     found = any(group.ranked for group in groups)
-    if spec.json != "-":
-        from autopar.command.show import make_console
+    exit_code = INTERRUPTED if stopped else 0 if found else INFEASIBLE
+    says: list[str] = []
+    try:
+        # before the tables, whose reader may leave in the middle
+        says = _write(spec, words, groups, files, exit_code)
+    finally:
+        if spec.json != "-":
+            from autopar.command.show import make_console
 
-        show_answers(make_console(sys.stdout), groups, spec.by)
-    _write(spec, words, groups, files, complete=not stopped)
-    if stopped:
-        return commands.INTERRUPTED
-    if not found:
+            show_answers(make_console(sys.stdout), groups, spec.by)
+    for line in says:
+        say(f"{_NAME}: {line}")
+    if exit_code == INFEASIBLE:
         say(f"{_NAME}: no combination has a plan; each says why")
-        return 3
-    return 0
+    return exit_code
 
 
 def _require(words: Mapping[str, Any]) -> None:
@@ -181,8 +186,8 @@ def _require(words: Mapping[str, Any]) -> None:
     # the default of a search, 8 samples, is of one small machine
     if not BATCH_OPTIONS & set(words):
         raise OptionError(
-            "--settle-bsz is missing: clusters are compared at one global batch; give it, or "
-            "--min-bsz and --max-bsz"
+            "--global-batch-size is missing: clusters are compared at one global batch; give it, "
+            "or --min-bsz and --max-bsz"
         )
 
 
@@ -270,7 +275,7 @@ def _search(
             return answers, True
         if time.monotonic() >= next_s and not sys.stderr.isatty() and place < len(asked):
             next_s = time.monotonic() + _EVERY_S
-            say(f"{_NAME}: {place} of {len(asked)} combinations searched")
+            say(f"{_NAME}: {place} of {len(asked)} combinations searched", passing=True)
     return answers, False
 
 
@@ -279,10 +284,9 @@ def _write(
     words: Mapping[str, Any],
     groups: Sequence[Group],
     files: Mapping[int, Path],
-    *,
-    complete: bool,
-) -> None:
-    """Write plan files and the object of `--json`, all or none, and the picture."""
+    exit_code: int,
+) -> list[str]:
+    """Write plan files and the object of `--json`, all or none, and the picture; say which."""
     from search.report.what_if import exploration, first_commands, save_picture
 
     texts: dict[Path, str] = {}
@@ -300,18 +304,19 @@ def _write(
             choices={name: words[name] for name in AXES if name in words},
             request={name: value for name, value in words.items() if name not in AXES},
             plan_files=plans,
-            complete=complete,
+            complete=exit_code != INTERRUPTED,
         )
-    if spec.json == "-":
-        emit("-", document)
-    write_results(texts, spec.json, document, _unwritable)
+    write_results(texts, spec.json, document, _unwritable, exit_code=exit_code, command=_NAME)
+    says = []
     if texts:
-        say(f"{_NAME}: wrote {len(texts)} files to {spec.config_path}")
-    for line in first_commands(groups, plans):
-        say(f"{_NAME}: for the reasons: {line}")
+        says.append(f"wrote {len(texts)} files to {spec.config_path}")
+    says += [f"for the reasons: {line}" for line in first_commands(groups, plans)]
     if spec.plot is not None and any(group.ranked for group in groups):
-        for path in save_picture(spec.plot, groups, spec.formats):
-            say(f"{_NAME}: wrote {path}")
+        drawn = save_picture(spec.plot, groups, spec.formats, say_kept(_NAME))
+        says += [f"wrote {path}" for path in drawn]
+    if spec.json == "-":
+        emit("-", document, exit_code, command=_NAME)
+    return says
 
 
 def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
@@ -321,14 +326,17 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
     assert answer.result is not None
     assert answer.request is not None
     assert answer.session is not None
-    session = answer.session
+    session, result = answer.session, answer.result
+    assert result.plan is not None
+    assert result.prediction is not None
     return output_texts(
-        answer.result,
+        result,
         (path, _own_file(path)),
         spec=session.spec,
         options=session.options,
         request={**session.named, **answer.request.given},
         engine=answer.request.engine,
+        throughput=session.throughput(result.plan, result.prediction),
     )
 
 

@@ -213,7 +213,7 @@ class Configuration:
             raise DocumentError(
                 self.path,
                 "does not say the number of GPUs",
-                remedy="give --num-nodes and --num-gpus-per-node",
+                remedy="give --nodes and --gpus-per-node",
             )
         return found
 

@@ -102,11 +102,11 @@ def _without_hardware(
         gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
     if nodes is None:
         nodes = max(1, world // gpus)
-        notice(f"no --num-nodes given, writing for {nodes} x {gpus} GPUs")
+        notice(f"no --nodes given, writing for {nodes} x {gpus} GPUs")
     if nodes * gpus != world:
         raise OptionError(
-            f"--num-nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
-            "--num-nodes and --num-gpus-per-node of the cluster"
+            f"--nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
+            "--nodes and --gpus-per-node of the cluster"
         )
     return plan, nodes, gpus
 

@@ -481,7 +481,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
         raise arguments.fail(
             Flag.TENSOR,
             f"{world} GPUs % (tp({tensor}) * pp({stages}) * cp({context})) = {rest} != 0",
-            "give the --num-nodes and --num-gpus-per-node of the launch",
+            "give the --nodes and --gpus-per-node of the launch",
         )
     layers = arguments.number("num-layers", num_layers)
     micro = arguments.number(Flag.MICRO_BATCH)

@@ -116,7 +116,8 @@ def _stage(
     for moment in moments:
         for name, size in moment.items():
             most[name] = max(most.get(name, 0.0), size)
-    large = set(sorted(most, key=lambda name: -most[name])[:_SHOWN])
+    # a list: of terms that change alike the order would be that of hashes
+    large = sorted(most, key=lambda name: -most[name])[:_SHOWN]
     # what changes least lies at the bottom
     least = {name: min(moment.get(name, 0.0) for moment in moments) for name in most}
     names = sorted(large, key=lambda name: (most[name] - least[name] > 0, -least[name]))

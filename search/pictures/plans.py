@@ -14,7 +14,8 @@ from search.pictures.charts import Point, Series, scatter, table
 from search.pictures.memory import plan_memory
 from search.pictures.page import Fact, Page, Section
 from search.pictures.timeline import plan_timeline
-from search.report.plan import PARTS, one_line
+from search.report.headline import one_line
+from search.report.plan import PARTS
 
 if TYPE_CHECKING:
     from search.planner.prediction import Alternative, SearchResult

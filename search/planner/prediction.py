@@ -259,7 +259,7 @@ def predict(
     if plan.world_size != world:
         raise InputError(
             f"the plan is for world_size {plan.world_size}, the hardware has {world} GPUs; "
-            "give matching --num-nodes and --num-gpus-per-node"
+            "give matching --nodes and --gpus-per-node"
         )
     if len(plan.layers) != cost.spec.num_layers:
         raise InputError(

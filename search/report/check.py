@@ -20,7 +20,9 @@ from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.memory.sharded import recipe_of_launch
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.training.throughput import throughput_entry
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
+from search.report.headline import print_rows, throughput_rows
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
@@ -238,12 +240,8 @@ def _show_time(console: Console, assessment: Assessment, target: Target) -> None
     print_line(
         console, f"9 of 10 published runs took {low} to {high} where the estimate was this one"
     )
-    assert assessment.tokens_per_s is not None, "as every step has"
-    print_line(
-        console,
-        f"{assessment.tokens_per_s:,.0f} tokens/s per GPU, {_percent(assessment.mfu or 0.0)} of "
-        "the 16-bit peak",
-    )
+    assert assessment.throughput is not None, "as every step has"
+    print_rows(console, throughput_rows(assessment.throughput))
     terms = sorted(step.terms_s.items(), key=lambda item: -item[1])
     shown = [f"{name} {_percent(value / step.total_s)}" for name, value in terms if value > 0]
     print_line(console, ", ".join(text for text in shown if not text.endswith(" 0.0 %")))
@@ -353,8 +351,10 @@ def check_document(
     return document
 
 
-def assessed_entry(assessment: Assessment, target: Target) -> dict[str, Any]:
-    """Return the price of a launch: seconds, bytes, shares."""
+def assessed_entry(
+    assessment: Assessment, target: Target, price: float | None = None
+) -> dict[str, Any]:
+    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
     step = assessment.step
     return {
         "stages": [
@@ -380,6 +380,7 @@ def assessed_entry(assessment: Assessment, target: Target) -> dict[str, Any]:
         "terms_s": {} if step is None else dict(step.terms_s),
         "tokens_per_s_per_gpu": assessment.tokens_per_s,
         "mfu": assessment.mfu,
+        "throughput": throughput_entry(assessment.throughput, price) or None,
     }
 
 

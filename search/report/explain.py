@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,12 @@ from search.planner.prediction import SearchResult
 if TYPE_CHECKING:
     from autopar.command.console import Console
     from autopar.plans import Plan
-    from search.question import Session
+    from search.question import Session, WhyNot
 
 __all__ = [
     "Perturbation",
     "add_bandwidth",
+    "explanation_document",
     "perturb",
     "show_best",
     "show_explanation",
@@ -188,7 +189,8 @@ def show_best(
     budget_bytes: float,
 ) -> None:
     """Print how a plan compares with the best of the search space, unless it is that one."""
-    from search.report.plan import infeasible_sentence, one_line
+    from search.report.headline import one_line
+    from search.report.plan import infeasible_sentence
 
     console.print()
     if baseline.infeasibility is not None:
@@ -212,16 +214,68 @@ def show_best(
     _print(console, f"  {one_line(baseline.plan)}")
 
 
+def explanation_document(
+    baseline: SearchResult,
+    pinned: Sequence[tuple[str, WhyNot]],
+    perturbations: Sequence[Perturbation],
+) -> dict[str, Any]:
+    """Return what `autopar-explain --json` has beside the price of a plan.
+
+    baseline : the best plan of the search space. pinned : the best one under each rule.
+    """
+    return {
+        "best": _found(baseline),
+        "what_more_would_bring": [dataclasses.asdict(one) for one in perturbations],
+        "why_not": [{"rule": rule, **_against(baseline, found)} for rule, found in pinned],
+    }
+
+
+def _against(baseline: SearchResult, found: WhyNot) -> dict[str, Any]:
+    """Return the best plan under a rule, or why there is none, and where its time differs."""
+    result, terms = found.result, {}
+    if result is not None and result.plan is not None and baseline.plan is not None:
+        # of a sample, since global batches may differ
+        terms = dict(_differences(baseline, result))
+    return {
+        **({"status": "infeasible"} if result is None else _found(result)),
+        "reason": found.reason,
+        "left_out": list(found.left_out),
+        "terms_s_per_sample": terms,
+    }
+
+
+def _found(result: SearchResult) -> dict[str, Any]:
+    """Return what a search found: its plan and speed, or what is missing."""
+    from autopar.documents.plan import plain
+    from autopar.documents.strategy import strategy_document
+
+    prediction = result.prediction
+    return {
+        "status": result.status,
+        "plan": None if result.plan is None else strategy_document(result.plan),
+        "step_time_s": None if prediction is None else prediction.step_time_s,
+        "samples_per_s": None if prediction is None else prediction.samples_per_s,
+        "infeasible": plain(result.infeasibility),
+    }
+
+
 def show_why_not(
-    console: Console, rule: str, baseline: SearchResult, pinned: SearchResult, budget_bytes: float
+    console: Console, rule: str, baseline: SearchResult, answer: WhyNot, budget_bytes: float
 ) -> None:
     """Print the best plan under a rule, the difference, and the term that makes it."""
     from search.report.plan import infeasible_sentence, show_memory, show_plan
 
     console.print()
     console.print(f"why not {rule}", style="bold cyan", markup=False)
+    pinned = answer.result
+    if pinned is None:
+        _print(console, f"  with {rule}: {answer.reason}")
+        return
+    if answer.left_out:
+        _print(console, f"  {' and '.join(answer.left_out)} left it out; without:")
     if pinned.infeasibility is not None:
-        why = infeasible_sentence(pinned.infeasibility, budget_bytes, options=baseline.options)
+        options = pinned.options if answer.left_out else baseline.options
+        why = infeasible_sentence(pinned.infeasibility, budget_bytes, options=options)
         _print(console, f"  with {rule}: {why}")
         return
     if pinned.plan is None or pinned.prediction is None or baseline.prediction is None:

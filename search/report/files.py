@@ -6,12 +6,24 @@ bytes.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autopar import __version__
+from autopar.command.fields import read_values
+from autopar.documents.catalog import (
+    hardware_names,
+    model_names,
+    portable_options,
+    portable_path,
+    published_name,
+)
 from autopar.documents.plan import (
     AlternativeEntry,
     EngineEntry,
@@ -24,6 +36,7 @@ from autopar.documents.plan import (
     PredictionEntry,
     ResultDocument,
     StatisticsEntry,
+    ThroughputEntry,
     VersionsEntry,
     document_text,
     finite,
@@ -36,24 +49,43 @@ from autopar.documents.strategy import (
     strategy_file_name,
     unsaid_by_galvatron,
 )
-from autopar.errors import InputError
+from autopar.hardware import HardwareProfile
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
+from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
 from search.engines.best_plan import EngineBest
 from search.options import SearchOptions
+from search.places import named_card
 from search.planner.prediction import Alternative, SearchResult
+from search.request import ROWS
 
 __all__ = [
     "engine_entries",
     "evaluation_document",
     "frontier_entries",
+    "options_digest",
     "output_paths",
     "output_texts",
     "plan_document",
-    "replaced",
     "result_document",
 ]
+
+_NAMED = frozenset(
+    {
+        *("nodes", "gpus-per-node", "gpus", "memory-constraint", "mixed-precision"),
+        *("seq-length", "global-batch-size", "engine", "disable-dp", "disable-tp", "disable-pp"),
+        *("disable-sdp", "disable-ckpt", "disable-tp-consec"),
+    }
+)
+"""Options that the name of a strategy file says."""
+_OF_THE_FILE = frozenset(
+    {
+        *("top", "frontier", "evaluate", "json", "html", "trace"),
+        *("verbose", "price", "goal", "tokens-per-s"),
+    }
+)
+"""Options of what is written, not of the plan."""
 
 # Names of dimensions in the documented file name, by the option that disables them.
 _OFF_NAMES = (
@@ -70,12 +102,16 @@ def result_document(
     result: SearchResult,
     frontier: Sequence[SearchResult] | None = None,
     engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
+    price: float | None = None,
 ) -> ResultDocument:
     """Return what `--json` prints for a search; `frontier` as `Planner.frontier` returns it.
 
-    engines : each one's own fastest plan, where all were looked at.
+    engines : each one's own fastest plan, where all were looked at. throughput : of the plan.
+    price : of a GPU-hour.
     """
     there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
+    there |= _throughput(throughput, price)
     if result.infeasibility is not None:
         there["infeasible"] = InfeasibilityEntry(**plain(result.infeasibility))
     if frontier is not None:
@@ -121,6 +157,8 @@ def evaluation_document(
     estimated: bool = False,
     options: Mapping[str, object] | None = None,
     request: Mapping[str, object] | None = None,
+    throughput: Throughput | None = None,
+    price: float | None = None,
 ) -> ResultDocument:
     """Return what `--evaluate --json` prints; `problems` holds the arithmetic.
 
@@ -142,6 +180,7 @@ def evaluation_document(
         options=OptionsEntry(**plain(options or {})),
         request=_typed(request),
         **_where_it_applies(prediction, synthetic=synthetic),
+        **_throughput(throughput, price),
     )
 
 
@@ -165,6 +204,8 @@ def plan_document(
     request: Mapping[str, object] | None = None,
     engine: str | None = None,
     engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
+    path: Path | None = None,
 ) -> PlanDocument:
     """Return our own plan file of a result.
 
@@ -173,11 +214,18 @@ def plan_document(
     request : options as typed, so that `autopar-explain` can ask the same question again.
     engine : whose plans were searched, which the options of the request stand for.
     engines : each one's own fastest, where several were looked at.
+    throughput : of the plan.
+    path : where it will lie, of which its own paths are told.
     """
+    sources = [
+        replace(source, path=portable_path(source.path, path)) if path is not None else source
+        for source in result.sources
+    ]
     plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
     searched = {} if engine is None else {"engine": engine}
     # a search of one engine has no such key
     there: dict[str, Any] = {"engines": engine_entries(engines)} if engines else {}
+    there |= _throughput(throughput, None)
     return PlanDocument(
         plan=_strategy(plan),
         **_head(result.status, plan, prediction),
@@ -192,7 +240,7 @@ def plan_document(
         notes=list(result.notes),
         estimated=result.estimated,
         synthetic=result.synthetic,
-        inputs=[InputEntry(**plain(source)) for source in result.sources],
+        inputs=[InputEntry(**plain(source)) for source in sources],
         options=OptionsEntry(**plain({**result.options, **searched})),
         request=_typed(request),
         **there,
@@ -200,29 +248,78 @@ def plan_document(
     )
 
 
+def options_digest(request: Mapping[str, object], named: Collection[str]) -> str:
+    """Return eight digits of the options that change a question, empty where none does.
+
+    Parameters
+    ----------
+    request : options as typed; those of their default change nothing, nor do shipped names.
+    named : options that stand beside the digest in words.
+    """
+    rows = {row.name: row for row in ROWS}
+    left = {}
+    for name, value in request.items():
+        row = rows.get(name)
+        if row is None or name in named or name in _OF_THE_FILE:
+            continue
+        chosen = read_values([row], {name: value}).get(name, value)
+        if chosen == row.default or (name, chosen) == ("site", "none"):
+            continue
+        if _says_itself(name, str(value)):
+            continue
+        # of one path there are many spellings
+        left[name] = os.path.normpath(chosen) if isinstance(chosen, str) else repr(chosen)
+    if not left:
+        return ""
+    text = json.dumps(left, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+
+
+def _says_itself(option: str, value: str) -> bool:
+    """Return whether a name of a model or of a card has the whole value: one that is shipped."""
+    if option == "model":
+        return value in model_names() or published_name(value) is not None
+    if option != "hardware":
+        return False
+    card = named_card(value)
+    return value in hardware_names() or (card is not None and not Path(_card_of(card)).is_file())
+
+
+def _card_of(text: str) -> str:
+    return text.rpartition(":")[0]
+
+
 def output_paths(
     *,
     spec: ModelSpec,
     options: SearchOptions,
-    num_nodes: int,
-    gpus_per_node: int,
+    hardware: HardwareProfile,
     config_path: str,
+    request: Mapping[str, object],
+    engine: str | None = None,
 ) -> tuple[Path, Path]:
     """Return where the strategy file and our plan file beside it go.
 
-    `config_path` is a folder, where the documented name is used, or a file ending in `.json`.
+    Parameters
+    ----------
+    config_path : a folder, where the documented name is used, or a file ending in `.json`.
+    request, engine : as `plan_document` has them.
     """
     target = Path(config_path)
     # a folder may be called anything, even x.json
     if target.suffix != ".json" or target.is_dir():
         target = target / strategy_file_name(
             model_name=spec.name,
-            num_nodes=num_nodes,
-            gpus_per_node=gpus_per_node,
+            num_nodes=hardware.num_nodes,
+            gpus_per_node=hardware.gpus_per_node,
             memory_gib=options.memory_constraint_bytes / GIB,
             precision=options.mixed_precision,
+            hardware_name=hardware.name,
+            seq_lengths=[layer.seq_length for layer in spec.layers],
             settle_bsz=options.settle_bsz,
+            engine=None if engine == "none" else engine,
             disabled=[name for field, name in _OFF_NAMES if getattr(options, field)],
+            digest=options_digest(request, _NAMED),
         )
     stem = target.name.removeprefix("galvatron_config_")
     return target, target.with_name(f"autopar_plan_{stem}")
@@ -237,6 +334,7 @@ def output_texts(
     request: Mapping[str, object],
     engine: str | None = None,
     engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
 ) -> dict[Path, str]:
     """Return what the strategy file and our plan file hold; nothing where there is no plan.
 
@@ -247,30 +345,19 @@ def output_texts(
     problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
     # the planner returns legal plans only
     assert not problems, problems
-    plan = plan_document(result, request=request, engine=engine, engines=engines)
+    asked = portable_options(request, paths[1])
+    plan = plan_document(
+        result,
+        request=asked,
+        engine=engine,
+        engines=engines,
+        throughput=throughput,
+        path=paths[1],
+    )
     own = document_text(plan.content())
     if unsaid_by_galvatron(result.plan):
         return {paths[1]: own}
     return {paths[0]: document_text(galvatron_document(result.plan)), paths[1]: own}
-
-
-def replaced(target: Path, own: Path, request: Mapping[str, object]) -> tuple[str, ...]:
-    """Return what lies where a strategy and a plan file go, where it is not of this question."""
-    if not own.exists():
-        # whoever wrote a strategy file alone did so by hand, or with another program
-        return (f"{target}, which is not a plan of autopar-search",) if target.exists() else ()
-    try:
-        earlier = PlanDocument.read(own).request
-    except InputError:
-        return (f"{own}, which is not a plan of autopar-search",)
-    if earlier == request:
-        return ()
-    words = (f"--{name} {_word(value)}" for name, value in earlier.items())
-    return (f"{own}, the plan of {' '.join(words) or 'another question'}",)
-
-
-def _word(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, Any]:
@@ -293,6 +380,13 @@ def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict
     if synthetic:
         document["synthetic"] = True
     return document
+
+
+def _throughput(found: Throughput | None, price: float | None) -> dict[str, Any]:
+    """Return the key of a throughput, none without one."""
+    if found is None:
+        return {}
+    return {"throughput": ThroughputEntry.model_validate(throughput_entry(found, price))}
 
 
 def _strategy(plan: Plan | None) -> dict[str, object] | None:

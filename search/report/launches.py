@@ -1,4 +1,4 @@
-"""Shows the answer of a search over launches to a person, in 100 columns."""
+"""Shows the answer of a search over launches to a person, from its first screen to all of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_item, print_line
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import few_runs_of, reserved_interval
-from autopar.units import format_bytes, format_odds, format_seconds
+from autopar.records import replace
+from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.report.check import show_peak
-from search.report.plan import layers_line, show_engines
+from search.report.headline import (
+    NEXT,
+    SCREEN_HEIGHT,
+    Headline,
+    figure_rows,
+    layers_line,
+    print_rows,
+    rows_height,
+    shortened,
+    show_engines,
+)
 from search.uniform.choice import PRECISIONS, Fixed
 from search.uniform.space import MICRO_BATCHES
 
@@ -20,22 +31,56 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Remedy
     from search.uniform.solve import Solution
 
-__all__ = ["infeasible_lines", "remedy_line", "show_against", "show_answer", "show_evaluated"]
+__all__ = [
+    "infeasible_lines",
+    "launch_headline",
+    "remedy_line",
+    "rests_on",
+    "show_against",
+    "show_answer",
+    "show_evaluated",
+    "show_more_memory",
+]
 
 
-def show_answer(console: Console, answer: Answer) -> None:
-    """Print the best launch, its time and memory, what else there is, and what was searched."""
+def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal: str = "") -> None:
+    """Print the best launch in the units of logs, each engine's own, and what they rest on.
+
+    verbose : with terms, stages, other degrees and the whole of what was searched; else what is on
+    one screen. goal : of what clusters this one was chosen, in a sentence.
+    """
     best = answer.best
     assert best is not None, "there is a launch to show"
     solution = best.best
     assert solution is not None, "the best trainer has one"
     console.print(escape(answer.question.title), style="bold", soft_wrap=True)
-    _show_best(console, answer, best, solution)
-    _show_precision(console, solution, best.other_precision)
+    first = launch_headline(answer, best, f"fastest uniform plan: {best.engine.title}")
+    if gain := layers_line(answer.lines):
+        first = replace(first, rows=[*first.rows, ("per layer", gain)])
+    first.show(console)
+    footer = [("rests on", rests_on(best, solution)), ("fastest of", _searched(answer, best))]
+    if answer.question.assumed:
+        assumed = (text.partition(" (")[0] for text in answer.question.assumed)
+        footer.append(("assumed", ", ".join(assumed)))
+    if goal:
+        footer.append(("goal", goal))
+    footer.append(("next", NEXT))
+    # blank lines in front of headline, table and footer, and the title
+    used = 4 + first.height(console) + rows_height(console, footer)
+    room = None if verbose else SCREEN_HEIGHT - used
+    if answer.lines:
+        job = answer.question.job
+        show_engines(console, answer.lines, job.seq / job.world, room=room)
+    else:
+        _show_alternatives(console, answer, best, room)
+    console.print()
+    print_rows(console, footer)
+    if not verbose:
+        return
+    _show_terms(console, solution)
     _show_memory(console, best, solution)
     if answer.lines:
-        _show_engines(console, answer)
-    _show_alternatives(console, answer, best)
+        _show_alternatives(console, answer, best)
     _show_space(console, answer, best)
 
 
@@ -47,10 +92,7 @@ def show_evaluated(console: Console, answer: Answer, *, explained: bool = False)
     (one,) = answer.engines
     assert one.best is not None, "a launch is shown"
     console.print(escape(answer.question.title), style="bold", soft_wrap=True)
-    _show_best(console, answer, one, one.best, "launch")
-    _show_memory(console, one, one.best)
-    if explained:
-        show_peak(console, one.best.assessment.fullest)
+    launch_headline(answer, one, f"launch: {one.engine.title}").show(console)
     odds, risk = one.best.assessment.odds_of_oom, one.target.oom_risk
     says = "fits" if odds <= risk else "does not fit"
     print_line(
@@ -58,6 +100,11 @@ def show_evaluated(console: Console, answer: Answer, *, explained: bool = False)
         f"{says}: out of memory {format_odds(odds)}, {format_odds(risk)} is asked for",
         style="bold",
     )
+    print_rows(console, [("rests on", rests_on(one, one.best))])
+    _show_terms(console, one.best)
+    _show_memory(console, one, one.best)
+    if explained:
+        show_peak(console, one.best.assessment.fullest)
 
 
 def _line(answer: Answer, solution: Solution) -> str:
@@ -65,30 +112,63 @@ def _line(answer: Answer, solution: Solution) -> str:
     return solution.choice.line(job.world, experts=job.model.experts is not None)
 
 
-def _show_best(
-    console: Console,
-    answer: Answer,
-    best: EngineAnswer,
-    solution: Solution,
-    heading: str = "fastest launch",
-) -> None:
-    print_heading(console, f"{heading}: {best.engine.title}")
-    print_line(console, _line(answer, solution), style="bold")
-    assessment = solution.assessment
-    step, interval = assessment.step, assessment.interval_s
+def launch_headline(answer: Answer, one: EngineAnswer, heading: str) -> Headline:
+    """Return a trainer's fastest launch and its figures."""
+    solution = one.best
+    assert solution is not None, "the trainer has one"
+    found = solution.assessment.throughput
+    assert found is not None, "a solution has a step time"
+    rows = figure_rows(found, solution.samples_per_s, answer.question.price)
+    rows.append(_memory_row(one, solution))
+    if one.other_precision is not None:
+        rows.append(("precision", _precision_words(solution, one.other_precision)))
+    return Headline(
+        heading=heading,
+        line=_line(answer, solution),
+        rows=rows,
+        samples_per_s=solution.samples_per_s,
+    )
+
+
+def _memory_row(one: EngineAnswer, solution: Solution) -> tuple[str, str]:
+    """Return what the fullest stage needs, what there is, and the odds of too little."""
+    fullest = solution.assessment.fullest
+    low, high = reserved_interval(solution.launch, fullest.peak_bytes)
+    words = (
+        f"{fullest.peak_bytes / GIB:.2f} of {format_bytes(one.target.capacity_bytes)} "
+        f"({low / GIB:.4g} to {high / GIB:.4g} reserved); out of memory "
+        f"{format_odds(solution.assessment.odds_of_oom)}"
+    )
+    return "memory", words
+
+
+def rests_on(one: EngineAnswer, solution: Solution) -> str:
+    """Return what figures are made of, and what their intervals are."""
+    runs = solution.assessment.runs
+    assert runs is not None, "what has a step time has them"
+    what = "mixtures" if runs.experts else "runs"
+    links = "measured links" if one.target.site_known else "estimates"
+    return f"{links}; in ( ): 9 of 10 of {runs.rows} published {runs.stack} {what}"
+
+
+def _searched(answer: Answer, best: EngineAnswer) -> str:
+    """Return of what a launch is the fastest, in a sentence; all of it is `_show_space`'s."""
+    solved = best.solved
+    assert solved is not None, "it has a launch"
+    proof = (
+        "proven"
+        if solved.complete
+        else f"time was up, at most {solved.gap * 100:.1f} % slower than the fastest"
+    )
+    left_out = len(_left_out(answer, best))
+    return f"{solved.effort.choices:,} launches, {proof}; {left_out} kinds of them left out"
+
+
+def _show_terms(console: Console, solution: Solution) -> None:
+    """Print where the time of a step goes, and the layers of stages where they differ."""
+    step = solution.assessment.step
     assert step is not None, "a solution has a step time"
-    assert interval is not None, "every step has an interval"
-    low, high = map(format_seconds, interval)
-    print_line(
-        console,
-        f"{format_seconds(step.total_s)} a step ({low} to {high} for 9 of 10 published runs), "
-        f"{solution.samples_per_s:,.5g} samples/s",
-    )
-    print_line(
-        console,
-        f"{assessment.tokens_per_s or 0.0:,.0f} tokens/s per GPU, "
-        f"{(assessment.mfu or 0.0) * 100:.1f} % of the 16-bit peak",
-    )
+    print_heading(console, "where the time goes")
     terms = sorted(step.terms_s.items(), key=lambda item: -item[1])
     shown = [(name, value / step.total_s) for name, value in terms]
     print_line(
@@ -104,14 +184,14 @@ _SHOWN_TERMS = 4
 """Terms of a step in which two precisions differ most."""
 
 
-def _show_precision(console: Console, solution: Solution, other: Solution | None) -> None:
-    """Print what the chosen precision brings, and in which terms, against the other kind."""
-    if other is None or solution.assessment.step is None or other.assessment.step is None:
-        return
+def _precision_words(solution: Solution, other: Solution) -> str:
+    """Return what the chosen precision brings, and in which terms, against the other kind."""
+    own, its = solution.assessment.step, other.assessment.step
+    assert own is not None, "a solution has a step time"
+    assert its is not None, "every solution has one"
     # of global batches that differ the time of a sequence counts
     scale = solution.choice.global_batch / other.choice.global_batch
-    own, terms = solution.assessment.step, other.assessment.step.terms_s
-    later = {name: scale * terms[name] - own.terms_s[name] for name in own.terms_s}
+    later = {name: scale * its.terms_s[name] - own.terms_s[name] for name in own.terms_s}
     shown = sorted(later, key=lambda name: -abs(later[name]))[:_SHOWN_TERMS]
     differing = ", ".join(
         f"{name} {'+' if later[name] > 0 else '-'}{format_seconds(abs(later[name]))}"
@@ -119,10 +199,7 @@ def _show_precision(console: Console, solution: Solution, other: Solution | None
         if abs(later[name]) >= 0.0005 * own.total_s
     )
     share = solution.samples_per_s / other.samples_per_s - 1.0
-    print_line(
-        console,
-        f"in {other.choice.precision} the fastest is {share * 100:.1f} % slower: {differing}",
-    )
+    return f"in {other.choice.precision} the fastest is {share * 100:.1f} % slower: {differing}"
 
 
 def _stages(solution: Solution) -> str:
@@ -161,22 +238,22 @@ def _shown(accounts: Sequence[Account]) -> list[Account]:
     return [found[stage] for stage in sorted(found)]
 
 
-def _show_engines(console: Console, answer: Answer) -> None:
-    job = answer.question.job
-    show_engines(console, answer.lines, job.seq / job.world)
-    if gain := layers_line(answer.lines):
-        print_line(console, gain)
+def _show_alternatives(
+    console: Console, answer: Answer, best: EngineAnswer, room: int | None = None
+) -> None:
+    """Print launches of other degrees.
 
-
-def _show_alternatives(console: Console, answer: Answer, best: EngineAnswer) -> None:
+    room : lines of all, in which launches are cut to their first words; None: as many as it takes.
+    """
     assert best.solved is not None, "it has a launch"
     first, *others = best.solved.solutions
     if not others:
         return
     print_heading(console, f"other degrees of {best.engine.title}")
-    table = make_table("slower", "odds", "peak", "launch", words_last=True, spaced=True)
+    table = make_table("slower", "odds", "peak", "launch", words_last=True)
     runs, step = first.assessment.runs, first.assessment.step
-    for other in others:
+    # beside the launches stand the heading and the names of the columns
+    for other in others[: None if room is None else max(room - 3, 1)]:
         later = other.assessment.step
         if step is None or later is None:
             continue
@@ -185,14 +262,20 @@ def _show_alternatives(console: Console, answer: Answer, best: EngineAnswer) -> 
         odds = ""
         if runs is not None:
             odds = format_odds(probability_faster(1.0 + share, 1.0, runs.plan_spread))
+        words = _line(answer, other)
         table.add_row(
             f"{share * 100:.2f} %",
             odds,
             format_bytes(other.assessment.fullest.peak_bytes),
-            escape(_line(answer, other)),
+            escape(words if room is None else shortened(words, _LAUNCH_COLUMN)),
         )
     console.print(table)
-    print_line(console, "odds: of being the faster one all the same", style="dim")
+    if room is None:
+        print_line(console, "odds: of being the faster one all the same", style="dim")
+
+
+_LAUNCH_COLUMN = 51
+"""Beside share, odds and peak in 80 columns."""
 
 
 def _show_space(console: Console, answer: Answer, best: EngineAnswer) -> None:
@@ -250,9 +333,14 @@ def infeasible_lines(answer: Answer) -> tuple[str, ...]:
     reasons = reasons or {one.engine.name: one.reason for one in answer.engines}
     what = "launch or plan" if answer.lines else "launch"
     return (
-        f"no {what} of {answer.question.title} fits or is legal",
+        f"no {what} of {answer.question.title} {_outcome(answer)}",
         *(f"{engine}: {reason}" for engine, reason in reasons.items()),
     )
+
+
+def _outcome(answer: Answer) -> str:
+    in_time = all(one.solved is None or one.solved.complete for one in answer.engines)
+    return "fits or is legal" if in_time else "was found in time"
 
 
 def show_against(
@@ -272,25 +360,29 @@ def show_against(
         print_line(console, "is this one")
         return
     print_line(console, _line(answer, other), style="bold")
-    step, own = other.assessment.step, one.best.assessment.step
-    assert step is not None, "a solution has a step time"
-    assert own is not None, "what was priced has one"
     share = other.samples_per_s / one.best.samples_per_s - 1.0
     peak = format_bytes(other.assessment.fullest.peak_bytes)
     print_line(
         console,
         f"{other.samples_per_s:,.5g} samples/s, {share * 100:+.2f} % against this one, peak {peak}",
     )
-    # of a sequence, since global batches may differ
-    batch, its = one.best.choice.global_batch, other.choice.global_batch
-    terms = {
-        name: step.terms_s.get(name, 0.0) / its - own.terms_s.get(name, 0.0) / batch
-        for name in (*own.terms_s, *step.terms_s)
-    }
+    terms = other.terms_against(one.best)
     differ = sorted(terms.items(), key=lambda item: -abs(item[1]))[:4]
     words = [f"{name} {value * 1e3:+.3g} ms" for name, value in differ if abs(value) >= 1e-6]
     if words:
         print_line(console, f"of a sequence: {', '.join(words)}")
+
+
+def show_more_memory(console: Console, best: Solution | None, more: Solution | None) -> None:
+    """Print what one more GiB of every GPU would bring to the fastest launch."""
+    if best is None or more is None:
+        return
+    share = more.samples_per_s / best.samples_per_s - 1.0
+    same = "the same launch" if more.choice == best.choice else "with another launch"
+    print_heading(console, "what more would bring")
+    print_line(
+        console, f"+1 GiB of memory per GPU: {share * 100:+.3f} % for the fastest launch, {same}"
+    )
 
 
 def remedy_line(remedy: Remedy) -> str:

@@ -13,27 +13,40 @@ from typing import TYPE_CHECKING
 
 from autopar.command import show
 from autopar.command.console import Console, escape
-from autopar.command.show import make_table, print_item, print_plain
+from autopar.command.show import make_table, print_item, print_line, print_plain, wrapped
 from autopar.plans import PUBLISHED_RUNS
+from autopar.records import replace
 from autopar.sources import stack_source, stacks_of
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
-from search.engines.job import ALIKE
+from search.report.headline import (
+    NEXT,
+    SCREEN_HEIGHT,
+    Headline,
+    Rows,
+    figure_rows,
+    layers_line,
+    one_line,
+    plan_memory_rows,
+    print_rows,
+    rows_height,
+    shortened,
+    show_engines,
+)
 
 if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
     from autopar.sources import Source
+    from autopar.training.throughput import Throughput
     from search.engines.best_plan import EngineBest
     from search.planner.prediction import Infeasibility, SearchResult
 
 __all__ = [
     "PARTS",
     "infeasible_sentence",
-    "layers_line",
-    "one_line",
+    "plan_headline",
     "plan_runs",
     "print_heading",
     "show_alternatives",
-    "show_engines",
     "show_evaluation",
     "show_frontier",
     "show_memory",
@@ -76,14 +89,13 @@ PARTS = {
 def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
     """Print the plan per stage and layer run, with the time of one micro-batch."""
     print_heading(console, "plan")
-    samples = plan.global_batch / plan.num_microbatches
     schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
     stages = _count(plan.num_stages, "stage")
     print_plain(
         console,
         f"{_count(plan.world_size, 'GPU')} = {stages} of {plan.world_size // plan.num_stages}, "
         f"{schedule}, global batch {plan.global_batch} = "
-        f"{_count(plan.num_microbatches, 'micro-batch')} of {_count(samples, 'sample')}",
+        f"{_count(plan.num_microbatches, 'micro-batch')} of {_samples(plan)}",
     )
     vocab = plan.vocab
     kind = "vsp" if vocab.ulysses else "vtp"
@@ -95,9 +107,7 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
         + ("-zero3" if vocab.zero3 else "")
         + f"; layers without zero3: {plan.default_dp_type}",
     )
-    table = make_table(
-        "stage", "layers", "strategy", "compute", "other", "once per step", left=3, spaced=True
-    )
+    table = make_table("stage", "layers", "strategy", "compute", "other", "per step", left=3)
     if any(stage.runs for stage in prediction.stages):
         for stage in prediction.stages:
             for run in stage.runs:
@@ -125,6 +135,16 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
         print_plain(
             console, "compute and other (communication, vocabulary): one micro-batch", style="dim"
         )
+
+
+def _samples(plan: Plan) -> str:
+    """Return the samples of a micro-batch: of a data rank, where all layers have as many."""
+    whole = plan.global_batch / plan.num_microbatches
+    degrees = {plan.data_degree(layer) for layer in range(len(plan.layers))}
+    dp = degrees.pop() or 1
+    if degrees or dp == 1:
+        return _count(whole, "sample")
+    return f"{_count(whole / dp, 'sample')} on each of {dp} data ranks"
 
 
 def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
@@ -190,32 +210,44 @@ def show_memory(console: Console, prediction: Prediction) -> None:
             format_bytes(stage.budget_bytes),
             format_odds(stage.odds_of_oom),
             _percent(share) + over,
-            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 70), track=True),
+            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 72), track=True),
             style="bold red" if share > 1 else None,
         )
     console.print(table)
 
 
-def show_alternatives(console: Console, result: SearchResult) -> None:
-    """Print the best plans of other kinds and how much slower they are."""
+def show_alternatives(console: Console, result: SearchResult, room: int | None = None) -> None:
+    """Print the best plans of other kinds and how much slower they are.
+
+    room : lines of all, in which plans are cut to their first words; None: as many as it takes.
+    """
     if not result.alternatives or result.prediction is None:
         return
     print_heading(console, "alternatives")
     best = result.prediction.samples_per_s
     # how likely measuring again would put it first; only where computation's spread is known
     likely = any(item.probability_faster is not None for item in result.alternatives)
-    columns = ["differs by", "samples/s", "vs best", *(["faster in"] if likely else []), "plan"]
-    table = make_table(*columns, words_last=True, spaced=True)
-    for alternative in result.alternatives:
+    columns = ["samples/s", "vs best", *(["faster in"] if likely else []), "plan"]
+    table = make_table(*columns, left=0, words_last=True)
+    batches = {item.plan.global_batch for item in result.alternatives}
+    several = bool(batches - {result.plan.global_batch if result.plan is not None else 0})
+    # beside the plans stand the heading and the names of the columns
+    for alternative in result.alternatives[: None if room is None else max(room - 3, 1)]:
         share = alternative.probability_faster
+        words = one_line(alternative.plan, batch=several)
         table.add_row(
-            escape(alternative.differs_by),
             f"{alternative.samples_per_s:.4g}",
             f"{(alternative.samples_per_s / best - 1) * 100:+.2f} %",
             *(["" if share is None else f"{share * 100:.0f} %"] if likely else []),
-            escape(one_line(alternative.plan)),
+            escape(words if room is None else shortened(words, _PLAN_COLUMN)),
         )
     console.print(table)
+
+
+_LEAST_TABLE = 4
+"""Lines of one with names of columns and a row."""
+_PLAN_COLUMN = 48
+"""Beside rate, share and odds in 80 columns."""
 
 
 def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
@@ -229,16 +261,6 @@ def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
         if not same:
             yield stages[first] if first < len(stages) else -1, first, i - first, plan.layers[first]
             first = i
-
-
-def one_line(plan: Plan) -> str:
-    """Return a plan in one line: stages, micro-batches, strategies with their layer counts."""
-    counts: dict[str, int] = {}
-    for layer, strategy in enumerate(plan.layers):
-        label = strategy.label(plan.data_degree(layer), plan.default_dp_type)
-        counts[label] = counts.get(label, 0) + 1
-    runs = " + ".join(f"{n}x {label}" for label, n in counts.items())
-    return f"pp{plan.num_stages} m{plan.num_microbatches} G{plan.global_batch}: {runs}"
 
 
 print_heading = partial(show.print_heading, style="bold cyan")
@@ -283,52 +305,23 @@ _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
 
 
-def show_engines(
-    console: Console, engines: Sequence[EngineBest], tokens: float | None = None
-) -> None:
-    """Print each engine's own fastest plan or launch, or why it has none.
-
-    tokens : of a sample over all GPUs, so that rates are those of one GPU; None: samples.
-    """
-    print_heading(console, "by engine")
-    best = max((line.samples_per_s or 0.0 for line in engines), default=0.0)
-    rate = "samples/s" if tokens is None else "tokens/s/GPU"
-    table = make_table("engine", rate, "vs best", "plan", words_last=True, spaced=True)
-    for line in engines:
-        words = line.words or (one_line(line.plan) if line.plan is not None else "")
-        if line.samples_per_s is None:
-            table.add_row(line.engine, "", "", escape(line.reason), style="dim")
-            continue
-        share = (line.samples_per_s / best - 1.0) * 100.0
-        speed = f"{line.samples_per_s:.4g}"
-        if tokens is not None:
-            speed = f"{line.samples_per_s * tokens:,.0f}"
-        table.add_row(line.engine, speed, f"{share:+.1f} %", escape(words))
-    console.print(table)
-    for line in engines[:1]:
-        if line.plan is not None:
-            print_plain(console, f"{line.engine}'s is found by {line.options or 'no option more'}")
-
-
-def layers_line(engines: Sequence[EngineBest]) -> str:
-    """Return what plans whose layers may differ give over the fastest launch, in one sentence.
-
-    Empty where there is only one of the two.
-    """
-    launch = next((line for line in engines if line.launch is not None), None)
-    plan = next((line for line in engines if line.plan is not None), None)
-    if launch is None or plan is None:
-        return ""
-    assert launch.samples_per_s is not None, "a launch has a rate"
-    assert plan.samples_per_s is not None, "a plan has a rate"
-    share = plan.samples_per_s / launch.samples_per_s - 1.0
-    than = f"the fastest launch, {launch.engine}'s {launch.words}"
-    if share <= 0:
-        return f"layers that may differ: {plan.engine}'s plan is {-share * 100:.1f} % slower"
-    found = (
-        f"layers that may differ: {plan.engine}'s plan is {share * 100:.1f} % faster than {than}"
+def plan_headline(
+    heading: str,
+    plan: Plan,
+    prediction: Prediction,
+    throughput: Throughput | None,
+    price: float | None = None,
+) -> Headline:
+    """Return a plan and its figures; throughput : of it, None where it cannot run."""
+    rows = []
+    if throughput is not None:
+        rows = figure_rows(throughput, prediction.samples_per_s, price)
+    else:
+        rows.append(("step", "has no step time, because it cannot run"))
+    rows += plan_memory_rows(prediction)
+    return Headline(
+        heading=heading, line=one_line(plan), rows=rows, samples_per_s=prediction.samples_per_s
     )
-    return found + (", which their prices may differ by" if share <= ALIKE else "")
 
 
 def show_result(
@@ -338,25 +331,64 @@ def show_result(
     title: str,
     engines: Sequence[EngineBest] = (),
     tokens: float | None = None,
+    throughput: Throughput | None = None,
+    price: float | None = None,
+    uniform: Headline | None = None,
+    verbose: bool = True,
+    goal: str = "",
 ) -> None:
-    """Print everything a search returned.
+    """Print the best uniform plan, the best one whose layers may differ, and what they rest on.
 
+    Parameters
+    ----------
     engines : each one's own plan, where several were asked. tokens : as `show_engines` has it.
+    throughput : of the plan. price : of a GPU-hour. uniform : the best plan with one strategy for
+        all layers, where the plan is another one.
+    verbose : with stages, terms, memory and inputs; else what is on one screen. goal : of what
+        clusters this one was chosen, in a sentence.
     """
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None:
         return
-    _title(console, title, result.sources, estimated=result.estimated, synthetic=result.synthetic)
-    _headline(console, result, prediction)
-    if gain := layers_line(engines):
-        # what one can say aloud comes first
-        print_plain(console, gain)
+    batch = f", global batch {plan.global_batch}"
+    warnings = _title(
+        console,
+        title + batch,
+        result.sources,
+        estimated=result.estimated,
+        synthetic=result.synthetic,
+    )
+    used = warnings
+    heading = "fastest uniform plan" if len({*plan.layers}) == 1 else "fastest plan"
+    best = plan_headline(heading, plan, prediction, throughput, price)
+    if uniform is not None:
+        uniform.show(console)
+        used += 1 + uniform.height(console)
+        gain = f"layers may differ: {layers_line(engines) or _gain(uniform, prediction)}"
+        # what one can say aloud has the long rows
+        rows = [row for row in best.rows if row[0] in ("step", "memory")]
+        best = replace(best, heading=gain, rows=rows)
+    best.show(console)
+    footer = _footer(result, prediction, goal)
+    used += 3 + best.height(console) + rows_height(console, footer)
+    room = None if verbose else max(SCREEN_HEIGHT - used, 0)
+    if engines:
+        show_engines(
+            console, engines, tokens, room=None if room is None else max(room, _LEAST_TABLE)
+        )
+    elif room is not None and room >= _LEAST_TABLE:
+        show_alternatives(console, result, room)
+    console.print()
+    print_rows(console, footer)
+    _unfinished(console, result)
+    if not verbose:
+        return
+    if prediction.replay_s > 0 and math.isfinite(prediction.replay_s):
+        print_plain(console, _replay(prediction))
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
     show_memory(console, prediction)
-    _binding(console, plan, prediction)
-    if engines:
-        show_engines(console, engines, tokens)
+    print_plain(console, _binding(plan, prediction))
     show_alternatives(console, result)
     _lists(console, result)
     stats = result.stats
@@ -366,6 +398,25 @@ def show_result(
         f"degree, {stats.opened} of them exactly, in {format_seconds(stats.cpu_s)} of CPU time",
         style="dim",
     )
+
+
+def _gain(uniform: Headline, prediction: Prediction) -> str:
+    """Return what layers that may differ bring, in a sentence."""
+    share = prediction.samples_per_s / uniform.samples_per_s - 1.0
+    return f"{share * 100:.1f} % faster"
+
+
+def _footer(result: SearchResult, prediction: Prediction, goal: str) -> Rows:
+    rows = [("rests on", text) for text in _spread(prediction, result.sources, result.estimated)]
+    rows.append(("fastest of", _proof(result)))
+    assumed = [text.partition(" (")[0] for text in result.defaults_used if text.startswith("--")]
+    if assumed:
+        rows.append(("assumed", ", ".join(assumed)))
+    if notes := _notes(result):
+        rows.append(("notes", f"{len(notes)} on the inputs: --verbose"))
+    if goal:
+        rows.append(("goal", goal))
+    return [*rows, ("next", NEXT)]
 
 
 def show_evaluation(
@@ -380,21 +431,25 @@ def show_evaluation(
     defaults: Sequence[str] = (),
     notes: Sequence[str] = (),
     sources: Sequence[Source] = (),
+    throughput: Throughput | None = None,
+    price: float | None = None,
 ) -> None:
     """Print the price of a given plan and why it is illegal or does not fit.
 
     Parameters
     ----------
+    throughput : of the plan, None where it cannot run. price : of a GPU-hour.
     notes : on the inputs. sources : the inputs, to say which of them are estimated or synthetic.
     """
     if path is not None:
         # one line however long, so that it can be copied
         console.print(path, markup=False, soft_wrap=True)
     _title(console, title, sources, estimated=estimated, synthetic=synthetic)
+    plan_headline("plan", plan, prediction, throughput, price).show(console)
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
-    print_plain(console, verdict, style="bold")
-    print_plain(console, _speed(prediction))
-    _spread(console, prediction, sources, estimated=estimated)
+    print_line(console, verdict, style="bold")
+    spread = _spread(prediction, sources, estimated)
+    print_rows(console, [("rests on", text) for text in spread])
     for problem in prediction.problems:
         print_item(console, problem)
     show_plan(console, plan, prediction)
@@ -418,7 +473,7 @@ def show_frontier(console: Console, results: list[SearchResult]) -> None:
             f"{budget / GIB:.2f}" if isinstance(budget, int | float) else "-",
             f"{result.prediction.samples_per_s:.4g}",
             format_seconds(result.prediction.step_time_s),
-            escape(one_line(result.plan)),
+            escape(one_line(result.plan, batch=True)),
         )
     console.print(table)
 
@@ -475,26 +530,18 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
     return found
 
 
-def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
-    print_plain(console, _speed(prediction), style="bold")
-    _spread(console, prediction, result.sources, estimated=result.estimated)
+def _proof(result: SearchResult) -> str:
+    """Return of what a plan is the fastest, and whether that is proven."""
+    what = f"{result.stats.candidates:,} combinations of batch, stages and embedding"
     # one stage that is too large to be searched ends a search without any limit of time
     early = "stopped early" if result.too_large else "stopped at the time limit"
     if not math.isfinite(result.gap):
-        print_plain(console, f"{early}: how far below the best is not known")
-        _unfinished(console, result)
-        return
+        return f"{what}; {early}: how far below the best is not known"
     if result.status == "time_limit":
-        text = f"{early}: at most {result.gap * 100:.3g} % below the best"
-    elif result.gap > 0:
-        text = f"at most {result.gap * 100:.3g} % below the best"
-    else:
-        text = "proven best of the search space"
-    print_plain(
-        console,
-        f"{text}: bound {result.bound_samples_per_s:.6g} samples/s, gap {result.gap * 100:.3g} %",
-    )
-    _unfinished(console, result)
+        return f"{what}; {early}: at most {result.gap * 100:.3g} % below the best"
+    if result.gap > 0:
+        return f"{what}; at most {result.gap * 100:.3g} % below the best"
+    return f"{what}, proven: gap 0 %"
 
 
 def _unfinished(console: Console, result: SearchResult) -> None:
@@ -502,40 +549,22 @@ def _unfinished(console: Console, result: SearchResult) -> None:
         print_plain(console, text)
 
 
-def _speed(prediction: Prediction) -> str:
-    if not math.isfinite(prediction.step_time_s):
-        return "has no step time, because it cannot run"
-    text = (
-        f"{prediction.samples_per_s:.5g} samples/s, step {format_seconds(prediction.step_time_s)}"
-    )
-    if math.isfinite(prediction.replay_s) and prediction.replay_s > 0:
-        ratio = prediction.replay_s / prediction.step_time_s - 1
-        text += f" (event replay {format_seconds(prediction.replay_s)}, {ratio * 100:+.2f} %)"
-    return text
+def _replay(prediction: Prediction) -> str:
+    ratio = prediction.replay_s / prediction.step_time_s - 1
+    return f"event replay of the step: {format_seconds(prediction.replay_s)}, {ratio * 100:+.2f} %"
 
 
-def _spread(
-    console: Console, prediction: Prediction, sources: Sequence[Source], *, estimated: bool
-) -> None:
-    """Print between which step times the plan lies, and how that is known, or why it is not."""
+def _spread(prediction: Prediction, sources: Sequence[Source], estimated: bool) -> list[str]:
+    """Return what a plan's interval is made of, or why there is none; nothing without a step."""
     if prediction.step_time_interval_s is not None:
-        fast, slow = map(format_seconds, prediction.step_time_interval_s)
         if PUBLISHED_RUNS in prediction.interval_of:
-            print_plain(
-                console,
-                f"9 of 10 published runs took {fast} to {slow} where the estimate was this "
-                f"({_software(sources)}); `autopar profile site` on the cluster narrows it most",
-            )
-            return
-        span = f"{fast} to {slow}" if fast != slow else f"stays {fast}"
-        print_plain(
-            console,
-            f"step {span} within the measured spread of {' and '.join(prediction.interval_of)}",
-        )
-    elif math.isfinite(prediction.step_time_s) and "calibration" not in {s.role for s in sources}:
+            return [f"in ( ): 9 of 10 published runs; {_software(sources)}"]
+        return [f"in ( ): the measured spread of {' and '.join(prediction.interval_of)}"]
+    if math.isfinite(prediction.step_time_s) and "calibration" not in {s.role for s in sources}:
         # published runs say how far estimates are off, which is not how far measurements are
         why = "of software that no file names; --stack names it" if estimated else "without spread"
-        print_plain(console, f"no interval: times were measured {why}")
+        return [f"no interval: times were measured {why}"]
+    return []
 
 
 def _software(sources: Sequence[Source]) -> str:
@@ -549,10 +578,10 @@ def _software(sources: Sequence[Source]) -> str:
     return ", ".join((f"software: {stacks[0]}", *known.notes[:1]))
 
 
-def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
-    """Name the tightest stage in memory and the slowest in time."""
+def _binding(plan: Plan, prediction: Prediction) -> str:
+    """Return the tightest stage in memory and the slowest in time."""
     if not prediction.stages:
-        return
+        return ""
     full = max(prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
     slow = max(prediction.stages, key=lambda s: s.forward_s + s.backward_s)
     spare = full.budget_bytes - full.reserved_bytes
@@ -564,14 +593,17 @@ def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
     if plan.num_stages > 1:
         busy = format_seconds(slow.forward_s + slow.backward_s)
         text += f"; stage {slow.stage} sets the pace ({busy} per micro-batch)"
-    print_plain(console, text)
+    return text
+
+
+def _notes(result: SearchResult) -> list[str]:
+    """Return what is odd; what is estimated or synthetic stands beside the title and inputs."""
+    return [note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))]
 
 
 def _lists(console: Console, result: SearchResult) -> None:
-    # What is estimated or synthetic stands in the title and beside the inputs already.
-    notes = [note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))]
     _items(console, "defaults used", result.defaults_used)
-    _items(console, "notes", notes)
+    _items(console, "notes", _notes(result))
     if result.sources:
         print_heading(console, "inputs")
         for source in dict.fromkeys(result.sources):
@@ -590,29 +622,30 @@ def _items(console: Console, heading: str, items: Sequence[str]) -> None:
 
 def _title(
     console: Console, title: str, sources: Sequence[Source], *, estimated: bool, synthetic: bool
-) -> None:
-    print_plain(console, title, style="bold")
+) -> int:
+    """Print the question and what is not measured of it, each on a line of its own; their count."""
+    lines: list[tuple[str, str]] = [(title, "bold")]
     if synthetic:
-        print_plain(
-            console,
-            f"rests on SYNTHETIC timings{_whose(s.role for s in sources if s.synthetic)}, which "
-            "exercise the code and describe no machine",
-            style="bold red",
-        )
+        whose = _whose(s.role for s in sources if s.synthetic)
+        lines.append((f"rests on SYNTHETIC timings{whose}, which describe no machine", "bold red"))
     if estimated:
-        print_plain(
-            console,
-            f"rests on ESTIMATES{_whose(s.role for s in sources if s.estimated)} from datasheets, "
-            "not on measurements",
-            style="yellow",
-        )
+        whose = _whose(s.role for s in sources if s.estimated)
+        what = f"rests on ESTIMATES{whose} from datasheets, not on measurements"
+        lines.append((what, "yellow"))
     times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
     counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
     own = next((s.path for s in sources if s.role == "memory" and s.estimated), None)
     if own is not None:
-        print_plain(console, f"memory is that of {own}", style="yellow")
+        lines.append((f"memory is that of {own}", "yellow"))
     elif times and counted:
-        print_plain(console, "memory counted exactly, times estimated", style="yellow")
+        exact, (before, style) = "memory is counted exactly", lines[-1]
+        if len(f"{before}; {exact}") <= console.width:
+            lines[-1] = (f"{before}; {exact}", style)
+        else:
+            lines.append((exact, style))
+    for text, style in lines:
+        print_plain(console, text, style=style)
+    return sum(len(wrapped(text, console.width)) for text, _ in lines)
 
 
 def _whose(roles: Iterable[str]) -> str:

@@ -24,9 +24,10 @@ from autopar.command.show import (
     save_figure,
 )
 from autopar.errors import OptionError
+from autopar.output import Aside
 from autopar.plans import PUBLISHED_RUNS
 from autopar.units import GIB, format_count, format_seconds
-from search.report.plan import one_line
+from search.report.headline import one_line
 from search.request import ROWS
 from search.what_if import AXES, TRAINED, By, effects, leads
 
@@ -47,7 +48,7 @@ __all__ = [
 
 PICTURE = "what_if"
 """Name of the picture, without its kind."""
-_COLUMNS = {"settle-bsz": "batch"}
+_COLUMNS = {"global-batch-size": "batch"}
 """Names of options as columns have them; others are their own."""
 _FLAG = {"SYNTHETIC": "synthetic", "ESTIMATES": "estimated"}
 """Fields of a result that say what it rests on."""
@@ -147,7 +148,7 @@ def _show_group(console: Console, group: Group, by: By, varied: Sequence[str]) -
     if group.ranked:
         columns = _show_table(console, group, axes)
         # the batch stands in the plan
-        rest = [name for name in axes if name not in (*columns, "settle-bsz")]
+        rest = [name for name in axes if name not in (*columns, "global-batch-size")]
         _show_plans(console, group, rest)
     left: dict[tuple[str, str], list[str]] = {}
     for answer in group.left:
@@ -337,7 +338,7 @@ def slugs(asked: Sequence[Choice]) -> list[str]:
     for choice in asked:
         parts = [
             f"{'s' if name == 'seq-length' else 'b'}{word}"
-            if name in ("seq-length", "settle-bsz")
+            if name in ("seq-length", "global-batch-size")
             else Path(word).name.removesuffix(".json")
             for name, word in choice.words.items()
             if word.lower() != "none"
@@ -416,8 +417,12 @@ def exploration(
     ).content()
 
 
-def save_picture(folder: str, groups: Sequence[Group], formats: Sequence[str]) -> list[Path]:
+def save_picture(
+    folder: str, groups: Sequence[Group], formats: Sequence[str], aside: Aside | None = None
+) -> list[Path]:
     """Write bars of tokens/s/GPU with their intervals, one plot for each group; return the files.
+
+    aside : as `autopar.output` has it.
 
     Raises
     ------
@@ -454,7 +459,7 @@ def save_picture(folder: str, groups: Sequence[Group], formats: Sequence[str]) -
         plots[-1][0].set_xlabel("tokens/s/GPU; line: 90 % interval", color=QUIET)
         for kind in formats:
             path = Path(folder) / f"{PICTURE}.{kind}"
-            save_figure(figure, path, "--plot")
+            save_figure(figure, path, "--plot", aside)
             paths.append(path)
     return paths
 

@@ -18,7 +18,7 @@ from search.degrees import fixed_of, training_of
 from search.options import Shares
 from search.places import card_shape
 from search.request import BATCH_OPTIONS, Request, model_spec
-from search.space import global_batches
+from search.space import global_batches, next_batch
 from search.uniform.choice import Choice, Fixed
 from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
 from search.uniform.obstacle import obstacle
@@ -37,6 +37,7 @@ __all__ = [
     "Question",
     "Remedy",
     "answer",
+    "better_batch",
     "evaluated",
     "open_launches",
     "remedies",
@@ -65,6 +66,8 @@ class Question:
     """Other families of degrees to look for beside the fastest launch."""
     seconds: float | None = None
     """That all searches may take together; None: until they are proven."""
+    price: float | None = None
+    """Of a GPU-hour."""
     assumed: tuple[str, ...]
     """Defaults that were taken, one sentence each."""
 
@@ -148,7 +151,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
     site = None if inputs.site is None else load_site(inputs.site)
     if site is not None:
         site.require_card(card)
-    assumed = []
+    assumed = list(request.found)
     if "memory-constraint" in request.given:
         asked = options.memory_constraint_bytes
         if asked > 1.02 * card.memory_bytes:
@@ -180,8 +183,8 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         batch = world * max(1, round(_TOKENS / seq / world))
         batches = (batch,)
         assumed.append(
-            f"--settle-bsz {batch} (nobody said the global batch: about 4 Mi tokens, a multiple of "
-            "the GPUs)"
+            f"--global-batch-size {batch} (nobody said the global batch: about 4 Mi tokens, a "
+            "multiple of the GPUs)"
         )
     if inputs.seq_length is None:
         assumed.append(f"--seq-length {seq} (of {spec.name}'s file)")
@@ -212,6 +215,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         stack=inputs.stack,
         top=options.top,
         seconds=options.time_limit_s,
+        price=request.output.price,
         assumed=tuple(assumed),
     )
 
@@ -227,15 +231,19 @@ def _fixed(request: Request) -> Fixed:
     return replace(fixed, cp_kind=(kind,))
 
 
-def answer(question: Question, shares: Shares | None = None) -> Answer:
+def answer(
+    question: Question, shares: Shares | None = None, *, grace_s: float | None = None
+) -> Answer:
     """Return the fastest launch of every trainer that was asked for, and what else the best has.
 
     Families of degrees beside the fastest launch are looked for of the trainer that has it. shares
-    : of the time of several searches, of which each trainer is one. Raises InputError where none of
-    them has such a launch at all, whatever the memory.
+    : of the time of several searches, of which each trainer is one. grace_s : of each beyond its
+    time where it has found nothing, by default `search.uniform.solve.GRACE_S`. Raises InputError
+    where none of them has such a launch at all, whatever the memory.
     """
-    from search.uniform.solve import Uniform
+    from search.uniform.solve import GRACE_S, Uniform
 
+    grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
     spaces: dict[str, Uniform] = {}
     found: list[EngineAnswer] = []
@@ -250,8 +258,10 @@ def answer(question: Question, shares: Shares | None = None) -> Answer:
             space = spaces[engine.name] = Uniform(engine, question.job, target)
             # most often the first trainer has the fastest launch, whose families are wanted
             top = 1 if first else 1 + question.top
-            solved = space.solve(question.fixed, top=top, seconds=seconds)
-            if not solved.solutions and solved.smallest is None:
+            solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
+            if not solved.solutions and not solved.complete:
+                reason = "time was up before a launch that fits was found; give --time-limit more"
+            elif not solved.solutions and solved.smallest is None:
                 solved, reason = None, _no_layout(question)
             elif not solved.solutions:
                 reason = _why_none(question, solved)
@@ -348,6 +358,11 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     """
     training = question.job.training
     changed: list[tuple[str, Question]] = []
+    batches = question.job.global_batches
+    batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
+    if batch is not None:
+        job = replace(question.job, global_batches=(batch,))
+        changed.append((f"--global-batch-size {batch}", replace(question, job=job)))
     for other in (
         replace(training, optimizer="adam-bf16"),
         replace(training, optimizer="adam8bit"),
@@ -370,7 +385,7 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     for words, other_question in changed:
         asked = replace(other_question, top=0, seconds=shares.following())
         try:
-            one = answer(asked).best
+            one = answer(asked, grace_s=0.0).best
         except InputError:
             continue  # the change is of what none of them has
         if one is not None and one.best is not None:
@@ -378,6 +393,34 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
         if len(found) == _ENOUGH:
             break
     return tuple(found)
+
+
+_WORTH = 1.01
+"""Ratio of rates from which on another batch is worth a word."""
+
+
+def better_batch(found: Answer) -> Solution | None:
+    """Return what the best trainer would do with the next batch that its ranks share better.
+
+    None where the batch is shared, or others are hardly faster. The search takes as long as the
+    first one, and no longer than ways out do.
+    """
+    question, best = found.question, found.best
+    batches = question.job.global_batches
+    batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
+    if batch is None or best is None or best.best is None:
+        return None
+    limit = _REMEDIES_S if question.seconds is None else min(question.seconds, _REMEDIES_S)
+    job = replace(question.job, global_batches=(batch,))
+    asked = replace(question, job=job, engines=(best.engine,), top=0, seconds=limit)
+    try:
+        other = answer(asked).best
+    except InputError:
+        return None  # what is fixed does not go with it
+    solution = other.best if other is not None else None
+    if solution is None or solution.samples_per_s < _WORTH * best.best.samples_per_s:
+        return None
+    return solution
 
 
 def evaluated(

@@ -98,10 +98,9 @@ class Choice:
             object.__setattr__(self, "schedule", schedule_of_chunks(self.vpp))
 
     def line(self, world: int, *, experts: bool) -> str:
-        """Return the degrees as one says them: `tp2 pp8 dp64 ep64 edp2, 4 chunks a stage, ...`."""
+        """Return the degrees as one says them: `tp2 pp8 dp64, ZeRO-1, micro-batch 1, v4`."""
         dp = world // (self.tp * self.cp * self.pp)
-        beside = " (overlapped)" if self.tp_overlap else ""
-        degrees = [f"tp{self.tp}{beside}"] if self.tp > 1 else []
+        degrees = [f"tp{self.tp}"] if self.tp > 1 else []
         exchanged = f" ({self.cp_kind})" if self.cp_kind != "ring" else ""
         degrees += [f"cp{self.cp}{exchanged}"] if self.cp > 1 else []
         degrees += [f"pp{self.pp}"] if self.pp > 1 else []
@@ -111,13 +110,15 @@ class Choice:
             degrees += [f"ep{self.ep}"] + ([f"etp{self.etp}"] if self.etp > 1 else [])
             degrees += [f"edp{edp}"]
         parts = [" ".join(degrees)]
-        if self.schedule not in ("1f1b", "interleaved"):
-            parts.append(SCHEDULES[self.schedule].title)
-        if self.vpp > SCHEDULES[self.schedule].least_chunks or self.schedule == "interleaved":
-            parts.append(f"{self.vpp} chunks a stage")
         copies = f" in {self.dp_replicate} replicas" if self.dp_replicate > 1 else ""
         parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}{copies}")
         parts.append(f"micro-batch {self.micro_batch}")
+        if self.schedule not in ("1f1b", "interleaved"):
+            parts.append(SCHEDULES[self.schedule].title)
+        if self.vpp > SCHEDULES[self.schedule].least_chunks or self.schedule == "interleaved":
+            parts.append(f"v{self.vpp}")
+        if self.tp_overlap and self.tp > 1:
+            parts.append("tp overlap")
         if self.precision != "bf16":
             parts.append(self.precision)
         if experts and self.ep > 1 and self.dispatcher == "flex":

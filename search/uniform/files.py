@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from autopar import __version__
+from autopar.command.answers import is_answer
+from autopar.command.options import own_names
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.memory.launch import Launch, chunks_of_sizes
 from autopar.memory.recipes import Zero
+from autopar.output import safe_name
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import dataclass
@@ -31,8 +34,8 @@ from autopar.training.launch_settings import settings_of, with_settings
 from autopar.training.offload import OFFLOADED
 from search.degrees import fixed_of
 from search.report.check import assessed_entry
-from search.report.files import engine_entries
-from search.request import build_request
+from search.report.files import engine_entries, options_digest
+from search.request import ROWS, build_request, located_request
 from search.uniform.answer import Answer, EngineAnswer, Question, open_launches
 from search.uniform.choice import FULL, MODULES, NONE, Choice
 from search.uniform.engines import engine_space, launch_of
@@ -40,6 +43,7 @@ from search.uniform.solve import Solution
 
 __all__ = [
     "StoredLaunch",
+    "against_entry",
     "degrees_entry",
     "file_name",
     "is_launch",
@@ -86,7 +90,7 @@ def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchE
         degrees=degrees_entry(solution.choice, job.world),
         settings=settings_of(solution.launch, usual),
         samples_per_s=solution.samples_per_s,
-        predicted=assessed_entry(solution.assessment, engine.target),
+        predicted=assessed_entry(solution.assessment, engine.target, answer.question.price),
     )
 
 
@@ -148,18 +152,46 @@ def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
     }
 
 
-def file_name(answer: Answer) -> Path:
-    """Return the name of a launch's file: all that makes the launch another one."""
+def against_entry(answer: Answer, other: Solution | None, reason: str) -> dict[str, Any]:
+    """Return another launch beside the one of an answer, and the terms that make the difference.
+
+    reason : why there is none. Seconds are of a sequence, since global batches may differ.
+    """
+    (one,) = answer.engines
+    assert one.best is not None, "a launch is shown"
+    if other is None:
+        return {"launch": None, "reason": reason, "gain": None, "terms_s_per_sample": {}}
+    return {
+        "launch": _launch(answer, one, other).model_dump(),
+        "reason": None,
+        "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
+        "terms_s_per_sample": other.terms_against(one.best),
+    }
+
+
+_NAMED = frozenset(
+    {*("nodes", "gpus-per-node", "gpus", "seq-length", "global-batch-size", "engine")}
+)
+"""Options that the name of a launch's file says."""
+
+
+def file_name(answer: Answer, request: Mapping[str, object]) -> Path:
+    """Return the name of a launch's file: all that makes the launch another one.
+
+    request : options as typed.
+    """
     question, best = answer.question, answer.best
     assert best is not None, "nothing is written where nothing fits"
     assert best.best is not None, "the best trainer has a launch"
     choice = best.best.choice
+    card = safe_name(question.card.name, most=40)
     parts = (
-        question.spec.name,
-        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{question.card.name}",
+        safe_name(question.spec.name),
+        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{card}",
         best.engine.name,
         choice.precision,
         f"seq{question.job.seq}_bsz{choice.global_batch}",
+        *filter(None, [options_digest(request, _NAMED)]),
     )
     return Path(f"autopar_launch_{'_'.join(parts)}.json")
 
@@ -190,7 +222,7 @@ def is_launch(path: Path | str) -> bool:
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
-_CLUSTER = {"hardware", "num-nodes", "num-gpus-per-node", "world-size"}
+_CLUSTER = {"hardware", "nodes", "gpus-per-node", "gpus"}
 """Options that say how many GPUs there are."""
 
 
@@ -215,7 +247,7 @@ def _check(
             "hardware.num_gpus_per_node": question.gpus_per_node,
         }
         entry = document.launch.degrees.model_dump()
-        if "settle-bsz" in typed:
+        if "global-batch-size" in typed:
             # another batch of the same degrees
             del entry["global_batch_size"], entry["num_microbatches"]
         whole = degrees_entry(choice, question.job.world).model_dump()
@@ -297,8 +329,9 @@ def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object])
     """Return the global batch: that of the file, unless another one was typed."""
     for name in ("min-bsz", "max-bsz"):
         if name in typed:
-            raise OptionError(f"--{name}: a launch has one global batch; give --settle-bsz")
-    return question.job.global_batches[0] if "settle-bsz" in typed else entry.global_batch_size
+            raise OptionError(f"--{name}: a launch has one global batch; give --global-batch-size")
+    typed_batch = "global-batch-size" in typed
+    return question.job.global_batches[0] if typed_batch else entry.global_batch_size
 
 
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
@@ -307,13 +340,20 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     typed : options that stand before those of the file's search.
     """
     where = Path(path)
-    document = validate_document(LaunchDocument, where, load_object(where).data)
+    data = load_object(where).data
+    if is_answer(data):
+        # what an answer has besides, such as the launches of every trainer, is no part of the file
+        data = {key: data[key] for key in LaunchDocument.model_fields if key in data}
+        data["engines"] = []
+    document = validate_document(LaunchDocument, where, data)
     if document.launch is None:
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
     _refuse_degrees(where, typed or {})
-    request = {**document.request, **(typed or {})}
+    # files of earlier releases have the names of their time
+    stored = located_request(where, own_names(document.request, ROWS), typed or {})
+    request = {**stored, **(typed or {})}
     question = open_launches(build_request(request))
     entry = document.launch.degrees
     sizes = entry.layers_of_chunks

@@ -149,7 +149,7 @@ def _question(launch: Launch, model: str | None, path: str) -> dict[str, object]
     found: dict[str, object] = {
         "model": model or _model_name(launch.model, path),
         "seq-length": str(launch.seq),
-        "settle-bsz": str(launch.global_batch),
+        "global-batch-size": str(launch.global_batch),
         **_training(launch),
     }
     spec = load_spec(str(found["model"]))

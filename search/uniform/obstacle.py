@@ -588,7 +588,7 @@ def _typed(name: str, values: Sequence[Any]) -> str:
         return f"--no-{_SWITCHES[name]}" if values and not values[0] else f"--{_SWITCHES[name]}"
     names = {
         "micro_batch": "micro-batch-size",
-        "global_batch": "settle-bsz",
+        "global_batch": "global-batch-size",
         "offload": "offload-activations",
     }
     if name == "schedule":

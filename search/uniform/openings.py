@@ -77,6 +77,12 @@ class Options(NamedTuple):
     sets: I64
     """Of `Hosted.words`; or `_DEVICE`, `_OPEN`."""
 
+    @property
+    def slowest(self) -> int:
+        """The last with nothing on the host, if there is one: bounds of these are the closest."""
+        plain = np.flatnonzero(self.sets == _DEVICE)
+        return int(plain[-1]) if len(plain) else len(self.sets) - 1
+
     def only(self, some: I64) -> Options:
         """Return some of them."""
         return Options(self.values[some], self.places[some], self.sets[some])

@@ -28,7 +28,7 @@ from search.uniform.prices import Prices, Unit, arrangement_of
 from search.uniform.smallest import smallest_launch
 from search.uniform.space import Space
 
-__all__ = ["Effort", "Shortage", "Solution", "Solved", "Uniform", "solve"]
+__all__ = ["GRACE_S", "Effort", "Shortage", "Solution", "Solved", "Uniform", "solve"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,20 @@ class Solution:
     def sample_s(self) -> float:
         """Seconds of a step for each of its sequences."""
         return self._step_s / self.choice.global_batch
+
+    def terms_against(self, other: Solution) -> dict[str, float]:
+        """Return by term of the step what it takes more than another one, in seconds.
+
+        Of a sequence, since global batches may differ.
+        """
+        step, its = self.assessment.step, other.assessment.step
+        assert step is not None, "a solution has a step time"
+        assert its is not None, "a solution has a step time"
+        return {
+            name: step.terms_s.get(name, 0.0) / self.choice.global_batch
+            - its.terms_s.get(name, 0.0) / other.choice.global_batch
+            for name in (*its.terms_s, *step.terms_s)
+        }
 
     @property
     def _step_s(self) -> float:
@@ -94,7 +108,8 @@ class Solved:
     solutions: tuple[Solution, ...]
     """No two of one family of degrees."""
     smallest: Solution | None
-    """Where nothing fits, the launch with the smallest peak that was found."""
+    """Where nothing fits, the launch with the smallest peak that was found; None where time was up
+    before that was known."""
     shortage: Shortage | None = None
     """What the smallest one lacks."""
     least_s: float | None = None
@@ -116,6 +131,8 @@ class Solved:
 
 _MOST_S = 5.0
 """Of CPU that are spent on the smallest launch where nothing fits."""
+GRACE_S = 5.0
+"""Of CPU behind a limit in which any launch that fits is looked for where none was found."""
 _DEGREES, _STAGES, _CHUNKS, _LAYOUT, _COPIES, _EXACT = 5, 4, 3, 2, 1, 0
 """Levels of entries: of equally long ones exact ones come first."""
 _ROUNDING = 1.0 - 1e-9
@@ -156,14 +173,16 @@ class Uniform:
         *,
         top: int = 1,
         seconds: float | None = None,
+        grace_s: float = GRACE_S,
         memory_bytes: float | None = None,
         oom_risk: float | None = None,
     ) -> Solved:
         """Return the fastest launches that fit, the best of each family of degrees.
 
-        seconds : of CPU after which the best that was found is returned, with its gap. memory_bytes
-        and oom_risk : of a device, instead of the target's. Raises InputError where the engine runs
-        no launch of this job at all.
+        seconds : of CPU after which the best that was found is returned, with its gap; where there
+        is none yet, any launch that fits is looked for during `grace_s` more. memory_bytes and
+        oom_risk : of a device, instead of the target's. Raises InputError where the engine runs no
+        launch of this job at all.
         """
         began = time.process_time()
         target = self.target
@@ -174,7 +193,7 @@ class Uniform:
             target = replace(target, oom_risk=oom_risk)
         search = _Search(self, target, fixed or Fixed(), top)
         deadline = None if seconds is None else began + seconds
-        search.run(deadline)
+        search.run(deadline, None if seconds is None else began + seconds + grace_s)
         return search.solved(began, deadline)
 
 
@@ -248,20 +267,25 @@ class _Search:
                 following = next(coarse, None)
             yield heapq.heappop(self.queue)
 
-    def run(self, deadline: float | None) -> None:
-        """Look for the best launches until they are found, or time is up."""
+    def run(self, deadline: float | None, end: float | None) -> None:
+        """Look for the best launches until they are found, or time is up.
+
+        After `deadline` any launch that fits will do, after `end` none is looked for any more.
+        """
         late = False
         for entry in self.entries():
             if not late and deadline is not None and time.process_time() > deadline:
                 late, self.complete = True, False
                 if not self.found:
                     self.least_s = entry.seconds
+            if late and end is not None and time.process_time() > end:
+                break
             if entry.level < _DEGREES and _family(entry.choice) in self.found:
                 continue
             if late and entry.level == _LAYOUT:
                 # the slowest saving leaves the most room
                 assert entry.options is not None, "a layout has options"
-                entry = entry._replace(at=len(entry.options.places) - 1)
+                entry = entry._replace(at=entry.options.slowest)
             self.open(entry)
             if len(self.found) >= self.top or (late and self.found):
                 break
@@ -425,7 +449,9 @@ class _Search:
 
     def solved(self, began: float, deadline: float | None) -> Solved:
         """Return what was found."""
-        smallest, shortage = (None, None) if self.found else self.nearest(deadline)
+        smallest, shortage = None, None
+        if not self.found and self.complete:
+            smallest, shortage = self.nearest(deadline)
         return Solved(
             engine=self.engine,
             solutions=tuple(self.found.values()),
@@ -445,5 +471,5 @@ class _Search:
 
 
 def _family(choice: Choice) -> tuple[object, ...]:
-    """Return what alternatives differ in: degrees and sharding, not settings of them."""
-    return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp, choice.zero, choice.precision)
+    """Return what alternatives differ in: degrees, not who shards what or other settings."""
+    return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp)

@@ -57,7 +57,7 @@ WHAT_IF = (
     *("--model", "config.json"),
     *("--hardware", "card.json:1x2", "--hardware", "a100-80gb:1x2"),
     *("--stack", "megatron-core"),
-    *("--settle-bsz", "8"),
+    *("--global-batch-size", "8"),
 )
 GOOD = (
     WHAT_IF,
@@ -192,7 +192,7 @@ def _what_ifs() -> Iterator[Case]:
         ("an unknown stack", (*WHAT_IF, "--stack", "megatron"), None),
         ("an unknown site", (*WHAT_IF, "--site", "moon"), None),
         ("an unknown engine", (*WHAT_IF, "--engine", "jax"), None),
-        ("half a batch", (*WHAT_IF, "--settle-bsz", "8.5"), None),
+        ("half a batch", (*WHAT_IF, "--global-batch-size", "8.5"), None),
         ("lengths of two layer types", (*WHAT_IF, "--seq-length", "64,64"), None),
         ("a layer that no model has", (*WHAT_IF, "--pin", "layers 90-99:tp=1"), None),
         ("an order by price without prices", (*WHAT_IF, "--by", "cost"), None),

@@ -85,15 +85,6 @@ def cases() -> Iterator[Case]:
     yield _case(section, "nodes that are not the plan's", (*TO[:7], "--num-nodes", "2", *NODES[2:]))
     yield _case(section, "hardware of another size", (*TO[:7], "--hardware", "a100-80gb:2x8"))
     yield _case(section, "output is a file", (*TO[:-1], "plan.json"))
-    yield _case(
-        section,
-        "other content in the folder",
-        TO,
-        lambda folder: (
-            (folder / "here").mkdir(),
-            (folder / "here" / "megatron_args.sh").write_text("mine", encoding="utf-8"),
-        )[0],
-    )
     yield Case(
         section=section,
         what="JSON to a folder",

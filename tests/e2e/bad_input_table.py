@@ -22,9 +22,9 @@ SHAPE = "1nodes_8gpus_per_node.json"
 MEASURED = (
     *("--num-layers", "2", "--hidden-size", "4096", "--num-heads", "32", "--seq-length", "4096"),
     *("--time-profiling-path", "computation.json", "--memory-profiling-path", "memory.json"),
-    *("--hardware", ".", "--sp-time-path", f"sp_time_{SHAPE}", "--settle-bsz", "8"),
+    *("--hardware", ".", "--sp-time-path", f"sp_time_{SHAPE}", "--global-batch-size", "8"),
 )
-ESTIMATED = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
+ESTIMATED = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--global-batch-size", "8")
 EVALUATE = (*MEASURED, "--evaluate")
 
 STRATEGY: dict[str, Any] = {
@@ -163,7 +163,7 @@ DOCUMENTS = (
     Document(
         title="model spec",
         file="spec.json",
-        arguments=("--model", "spec.json", "--hardware", "h100:1x8", "--settle-bsz", "8"),
+        arguments=("--model", "spec.json", "--hardware", "h100:1x8", "--global-batch-size", "8"),
         number=("layers", 0, "hidden_size"),
         required="layers",
         unit_error=4096.5,
@@ -171,7 +171,7 @@ DOCUMENTS = (
     Document(
         title="config.json of a model",
         file="config.json",
-        arguments=("--model", "config.json", "--hardware", "h100:1x8", "--settle-bsz", "8"),
+        arguments=("--model", "config.json", "--hardware", "h100:1x8", "--global-batch-size", "8"),
         number=("hidden_size",),
         required="hidden_size",
         unit_error=4096.5,
@@ -180,7 +180,14 @@ DOCUMENTS = (
     Document(
         title="device card",
         file="card.json",
-        arguments=("--model", "llama2-7b", "--hardware", "card.json:1x8", "--settle-bsz", "8"),
+        arguments=(
+            "--model",
+            "llama2-7b",
+            "--hardware",
+            "card.json:1x8",
+            "--global-batch-size",
+            "8",
+        ),
         number=("device", "memory_bytes_per_s", "value"),
         required="device",
         unit_error=2039.0,
@@ -386,8 +393,14 @@ SPECIAL = (
 
 OPTIONS = (
     _option("unknown option", "--memory-constrain", "40"),
-    _option("a degree of a launcher", "--tensor_parallel_degree", "4"),
-    _option("no value", "--settle-chunk"),
+    _option("an option twice", "--tp", "2", "--tp", "4"),
+    _option("an option twice in other words", "--settle-bsz", "16", base=ESTIMATED),
+    _option("GPUs of a node or in all", "--num-gpus", "64"),
+    _option("a card without a shape", "--hardware", "h100"),
+    _option("a card and GPUs that fill no nodes", "--hardware", "h100", "--gpus", "12"),
+    _option("a memory in MiB", "--memory-constraint", "81920"),
+    _option("a degree of a launcher that nothing here has", "--vocab_tp", "4"),
+    _option("no value", "--micro-batches"),
     _option("a number for a flag", "--fine-grained-mode", "2"),
     _option("a stray word", "stray"),
     _option("a text for a number", "--memory-constraint", "24GB"),
@@ -397,11 +410,12 @@ OPTIONS = (
     _option("beyond any device", "--memory-constraint", "24e9"),
     _option("budget too small", "--memory-constraint", "3", "--engine", "none", code=3),
     _option("negative batch", "--min-bsz", "-8", base=ESTIMATED[:4]),
-    _option("batch of half a sample", "--settle-bsz", "8.5"),
+    _option("batch of half a sample", "--global-batch-size", "8.5"),
     _option("empty batch range", "--min-bsz", "64", "--max-bsz", "8", base=ESTIMATED[:4]),
-    _option("batch that no plan splits", "--settle-bsz", "3", "--disable-tp", "--disable-pp"),
-    _option("micro-batches do not divide", "--settle-chunk", "3"),
-    _option("zero micro-batches", "--settle-chunk", "0"),
+    _option("batch that no plan splits", "--global-batch-size", "3", "--disable-tp",
+            "--disable-pp"),
+    _option("micro-batches do not divide", "--micro-batches", "3"),
+    _option("zero micro-batches", "--micro-batches", "0"),
     _option("zero layers", "--num-layers", "0"),
     _option("layers of two types for one", "--num-layers", "12,12"),
     _option("heads that no degree divides", "--num-heads", "7", "--head-dim", "128", "--disable-dp",
@@ -460,7 +474,7 @@ def _more() -> Iterator[Case]:
     yield Case(
         section="options",
         what="tp+sp without collective times",
-        arguments=(*MEASURED[:14], "--settle-bsz", "8", "--sp-space", "tp+sp"),
+        arguments=(*MEASURED[:14], "--global-batch-size", "8", "--sp-space", "tp+sp"),
         edit=lambda folder: (folder / f"sp_time_{SHAPE}").unlink(),
     )
     for what, option, path in (

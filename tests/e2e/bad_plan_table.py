@@ -148,7 +148,7 @@ def _options() -> Iterator[Case]:
         ("no steps", (*STRATEGY_ONLY, "--steps", "0")),
         ("text for a number", (*STRATEGY_ONLY, "--steps", "two")),
         ("an unknown option", (*STRATEGY_ONLY, "--step", "2")),
-        ("a value is missing", (*STRATEGY_ONLY, "--json")),
+        ("a value is missing", (*STRATEGY_ONLY, "--mode")),
         ("two plans", (*STRATEGY_ONLY, "tried_plan.json")),
         ("GPUs' backend on the CPU", (*STRATEGY_ONLY, "--backend", "nccl", "--device", "cpu")),
         ("no time at all", (*STRATEGY_ONLY, "--timeout", "0")),

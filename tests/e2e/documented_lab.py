@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 import pytest
 
 from tests import warm
+from tests.command_lines import last_said
 from tests.e2e.launching import Copies, Finished
 
 __all__ = [
@@ -348,7 +349,7 @@ class Lab:
 
     def ask(self, command: str, *words: object, expected: int | None = 0) -> Answer:
         """Run a command in the folder and check its exit code, None for any."""
-        answer = self._run(_commands()[command], [str(word) for word in words])
+        answer = self._run(_commands()[command], last_said(words, command))
         return _checked(answer, [command, *map(str, words)], expected)
 
     def during(
@@ -406,7 +407,8 @@ class Lab:
         return plan
 
     def _asked(self, *words: object, expected: int) -> Answer:
-        wanted = ("--output_config_path", "none", "--json", "-", *map(str, words))
+        quiet = ("--output_config_path", "none", "--json", "-")
+        wanted = tuple(last_said((*quiet, *words)))
         if wanted not in self.known:
             self.known[wanted] = self._run(_commands()["autopar-search"], list(wanted))
         return _checked(self.known[wanted], wanted, expected)

@@ -81,9 +81,18 @@ def test_reading_either_file_back_prices_the_same(tmp_path: Path, published: lis
     "options",
     [
         [],
-        ["--model", "t5-3b", "--hardware", "a100-40gb:1x8", "--settle-bsz", "32"],
-        ["--model", "llama3-70b", "--hardware", "h100:4x8", "--settle-bsz", "64"],
-        ["--model", "llama2-13b", "--hardware", "h100:2x6", "--settle-bsz", "48", "--min-bsz", "1"],
+        ["--model", "t5-3b", "--hardware", "a100-40gb:1x8", "--global-batch-size", "32"],
+        ["--model", "llama3-70b", "--hardware", "h100:4x8", "--global-batch-size", "64"],
+        [
+            "--model",
+            "llama2-13b",
+            "--hardware",
+            "h100:2x6",
+            "--global-batch-size",
+            "48",
+            "--min-bsz",
+            "1",
+        ],
     ],
     ids=["default", "two layer types", "many stages", "twelve GPUs"],
 )
@@ -129,14 +138,16 @@ def test_fewer_samples_than_gpus_is_said(tmp_path: Path) -> None:
     done = search(*words, "--engine", "none", cwd=tmp_path)
 
     assert "no batch size given" in done.stderr
-    assert "--settle-bsz" in done.stderr
+    assert "--global-batch-size" in done.stderr
     defaults = json.loads(done.stdout)["defaults_used"]
-    assert any(line.startswith("--settle-bsz 8") for line in defaults)
+    assert any(line.startswith("--global-batch-size 8") for line in defaults)
     assert any(line.startswith("--memory-constraint 79.65") for line in defaults)
 
     # launches and the plans beside them have the batch that models are trained with
     found = json.loads(search(*words, cwd=tmp_path).stdout)
-    assert any(line.startswith("--settle-bsz 1024 (nobody said") for line in found["assumed"])
+    assert any(
+        line.startswith("--global-batch-size 1024 (nobody said") for line in found["assumed"]
+    )
     plans = [line["plan"] for line in found["engines"] if line["plan"] is not None]
     assert [plan["global_bsz"] for plan in plans] == [1024] * len(plans)
 

@@ -154,7 +154,7 @@ def test_command_answers_the_same(folder: Path, tmp_path: Path, key: str) -> Non
 @pytest.mark.parametrize(
     "extra",
     [
-        ("--max-bsz", "64", "--min-bsz", "16", "--settle-bsz", "-1"),
+        ("--max-bsz", "64", "--min-bsz", "16", "--global-batch-size", "-1"),
         ("--default-dp-type", "any", "--memory-constraint", "20"),
     ],
 )

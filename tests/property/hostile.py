@@ -81,7 +81,7 @@ class Run:
 
 
 _MEASURED_FILES = tuple(one.file for one in DOCUMENTS if one.arguments == MEASURED)
-_SMALL = ("--model", "config.json", "--hardware", "card.json:1x2", "--settle-bsz", "8")
+_SMALL = ("--model", "config.json", "--hardware", "card.json:1x2", "--global-batch-size", "8")
 BASES = (
     Base(
         name="search",

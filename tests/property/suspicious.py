@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.command_lines import last_said
 from tests.e2e.bad_estimates_table import CALCULON as PRICED, TWO as PRICED_TWO
 from tests.e2e.bad_explore_table import CALCULON as EXPLORED
 from tests.e2e.bad_input_table import MEASURED
@@ -20,7 +21,7 @@ from tests.property.hostile import Run
 
 __all__ = ["SUSPICIOUS", "Suspicion", "news"]
 
-_SMALL = ("--model", "config.json", "--hardware", "card.json:1x2", "--settle-bsz", "8")
+_SMALL = ("--model", "config.json", "--hardware", "card.json:1x2", "--global-batch-size", "8")
 _NONE = ("--output-config-path", "none")
 _SHAPE = "1nodes_8gpus_per_node.json"
 
@@ -44,7 +45,7 @@ class Suspicion:
             name=self.name,
             kind="suspicious",
             what=self.what,
-            arguments=(*self.good, *(() if good else self.more)),
+            arguments=tuple(last_said((*self.good, *(() if good else self.more)))),
             environment={} if good else dict(self.environment),
         )
 
@@ -127,14 +128,14 @@ SUSPICIOUS = (
     _asked("a hidden size that the heads do not divide", "--hidden-size", "1000"),
     _asked("one layer", "--num-layers", "1"),
     _asked("a thousand layers", "--num-layers", "1000"),
-    _asked("a batch of a million", "--settle-bsz", "1000000"),
-    _asked("a batch that the GPUs do not divide", "--settle-bsz", "7"),
+    _asked("a batch of a million", "--global-batch-size", "1000000"),
+    _asked("a batch that the GPUs do not divide", "--global-batch-size", "7"),
     _asked("a prime number of GPUs", "--hardware", "card.json:1x7"),
     _asked(
         "a thousand nodes for a small model",
         "--hardware",
         "card.json:1000x8",
-        "--settle-bsz",
+        "--global-batch-size",
         "8000",
     ),
     _asked("one option twice", "--max-tp-deg", "1", "--max_tp_deg", "2"),

@@ -122,7 +122,7 @@ def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
     """Return the job and the values that a remedy leaves; None without one."""
     names = {
         "micro-batch-size": "micro_batch",
-        "settle-bsz": "global_batch",
+        "global-batch-size": "global_batch",
         "cp-kind": "cp_kind",
         "offload-activations": "offload",
         "dp-replicate": "dp_replicate",

@@ -142,9 +142,10 @@ class FixedPlanner:
         self,
         memory_constraint_bytes: float | None = None,
         global_batch_sizes: list[int] | None = None,
+        top: int | None = None,
     ) -> SearchResult:
         """Return the result, faster when more memory is asked for."""
-        del global_batch_sizes
+        del global_batch_sizes, top
         if memory_constraint_bytes is None:
             return self.result
         assert self.result.prediction is not None

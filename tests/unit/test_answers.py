@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.command.options import _WRITTEN, Command
+from autopar.command.answers import OUTPUTS
+from autopar.command.options import Command
 from autopar.command.run import Failure, describe_failure, one_line, visible
 from autopar.command.show import make_console, make_table, print_item, print_line, print_pair
 from autopar.documents.checks import MOST_ERRORS, document_errors
@@ -213,7 +214,7 @@ def test_every_option_that_writes_is_known() -> None:
         if row.kind == "text" and _WRITES.search(row.help)
     }
     assert {"json", "all", "out", "peers", "plot"} <= found
-    assert found <= _WRITTEN
+    assert found <= OUTPUTS
 
 
 def test_a_document_of_another_kind_has_a_bounded_list_of_errors(tmp_path: Path) -> None:

@@ -391,7 +391,7 @@ def test_another_device_is_refused_and_another_model_said(
 ) -> None:
     """Times of another device are not comparable; of another model, they are doubtful."""
     path = str(written(tmp_path, document()))
-    arguments = ["--output-config-path", "none", "--calibration", path, "--settle-bsz", "8"]
+    arguments = ["--output-config-path", "none", "--calibration", path, "--global-batch-size", "8"]
 
     assert cli.run([*arguments, "--model", "llama2-7b", "--hardware", "h100:1x8"]) == 2
     said = capsys.readouterr().err

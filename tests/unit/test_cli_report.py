@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.command.show import WIDTH, make_console
+from autopar.command.show import make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.hardware import Curve
 from autopar.output import write_files
@@ -22,6 +22,7 @@ from autopar.units import GB, GIB
 from search.options import SearchOptions, option_record
 from search.planner.core import ABI_VERSION
 from search.planner.prediction import SearchResult
+from search.question import WhyNot
 from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
 from search.report.files import (
     evaluation_document,
@@ -31,9 +32,9 @@ from search.report.files import (
     plan_document,
     result_document,
 )
+from search.report.headline import SCREEN_WIDTH, one_line
 from search.report.plan import (
     infeasible_sentence,
-    one_line,
     plan_runs,
     show_evaluation,
     show_frontier,
@@ -69,7 +70,7 @@ JSON_KEYS = [
 def printed(show: Callable[..., None], *arguments: object, **options: object) -> str:
     """Return what a report prints into a pipe."""
     stream = io.StringIO()
-    show(make_console(stream), *arguments, **options)
+    show(make_console(stream, SCREEN_WIDTH), *arguments, **options)
     return stream.getvalue()
 
 
@@ -77,7 +78,7 @@ def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
     """Write the files of a result."""
     options = SearchOptions(settle_bsz=16, disable_ckpt=True)
     paths = output_paths(
-        spec=SPEC, options=options, num_nodes=1, gpus_per_node=8, config_path=str(folder)
+        spec=SPEC, options=options, hardware=HARDWARE, config_path=str(folder), request={}
     )
     texts = output_texts(result, paths, spec=SPEC, options=options, request={"model": "toy"})
     write_files(texts)
@@ -85,13 +86,14 @@ def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
 
 
 def test_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
-    """Plan, waterfall, memory, alternatives, bound, defaults and inputs, within 100 columns."""
-    text = printed(show_result, RESULT, title="toy on box")
+    """Plan, waterfall, memory, alternatives, bound, defaults and inputs, within 80 columns."""
+    found = make_session().throughput(PLAN, PREDICTION)
+    text = printed(show_result, RESULT, title="toy on box", throughput=found, price=2.0)
 
     golden("search_report.txt", text)
-    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert max(len(line) for line in text.splitlines()) <= SCREEN_WIDTH
     assert "\x1b" not in text
-    for needed in ("ESTIMATES", "2-3", "bubble", "p=1", "-20.00 %", "gap 0 %", "replay"):
+    for needed in ("ESTIMATES", "2-3", "bubble", "tp2 dp4", "-20.00 %", "gap 0 %", "replay", "$"):
         assert needed in text
 
 
@@ -105,7 +107,10 @@ def test_evaluation_report_is_the_golden_one(golden: Callable[[str, str], None])
         stages=(stage, PREDICTION.stages[1]),
         problems=("layers 0-3: heads(16) % tp(3) = 1 != 0", "stage 0: 30 GiB > 24 GiB"),
     )
-    text = printed(show_evaluation, PLAN, bad, title="x.json: toy", estimated=False)
+    found = make_session().throughput(PLAN, bad)
+    text = printed(
+        show_evaluation, PLAN, bad, title="x.json: toy", estimated=False, throughput=found
+    )
 
     golden("evaluate_report.txt", text)
     assert "legal: NO   fits: NO" in text
@@ -118,7 +123,7 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
     perturbations = perturb(session, RESULT)
     text = printed(show_explanation, PREDICTION, perturbations=perturbations)
     pinned = session.planner.why_not("tp=8", RESULT)
-    text += printed(show_why_not, "tp=8", RESULT, pinned, 24 * GIB)
+    text += printed(show_why_not, "tp=8", RESULT, WhyNot(result=pinned), 24 * GIB)
 
     golden("explain_report.txt", text)
     assert "+1 GiB of memory per GPU: +10.000 %" in text
@@ -127,8 +132,12 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
 
 def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
     """A rule that holds already, and one that leaves nothing."""
-    assert "obeys tp=2 already" in printed(show_why_not, "tp=2", RESULT, RESULT, 24 * GIB)
-    assert "no plan fits in 24 GiB" in printed(show_why_not, "tp=1", RESULT, INFEASIBLE, 24 * GIB)
+    assert "obeys tp=2 already" in printed(
+        show_why_not, "tp=2", RESULT, WhyNot(result=RESULT), 24 * GIB
+    )
+    assert "no plan fits in 24 GiB" in printed(
+        show_why_not, "tp=1", RESULT, WhyNot(result=INFEASIBLE), 24 * GIB
+    )
 
 
 def test_plan_that_cannot_run_has_no_price() -> None:
@@ -146,7 +155,7 @@ def test_frontier_shows_budget_and_plan() -> None:
     text = printed(show_frontier, [RESULT, INFEASIBLE])
 
     assert "24.00" in text
-    assert text.count("pp2 m4 G16") == 1
+    assert " ".join(text.split()).count("batch 16,") == 1
     assert len(frontier_entries([RESULT, INFEASIBLE])) == 1
 
 
@@ -199,7 +208,7 @@ def test_why_not_names_the_options_of_the_search() -> None:
         infeasibility=dataclasses.replace(infeasibility, smallest_budget_bytes=0),
     )
 
-    text = printed(show_why_not, "tp=2", baseline, never, 24 * GIB)
+    text = printed(show_why_not, "tp=2", baseline, WhyNot(result=never), 24 * GIB)
 
     assert "with tp=2: there is no plan with --search-space dp, with any" in text
     assert "--pin" not in text
@@ -212,7 +221,18 @@ def test_runs_of_a_plan() -> None:
 
 def test_alternatives_name_strategies_as_the_plan_does() -> None:
     """One label per strategy, with the default data-parallel type where it matters."""
-    assert one_line(PLAN) == "pp2 m4 G16: 1x tp2-dp2-zero3-ckpt + 3x tp2-dp2-zero2"
+    assert one_line(PLAN, batch=True) == (
+        "pp2: 3 layers tp2 dp2 ZeRO-2, 1 layer tp2 dp2 ZeRO-3 recompute full, micro-batch 2, "
+        "batch 16, embedding and head tp4 ZeRO-3"
+    )
+    same = dataclasses.replace(
+        PLAN, layers=(LayerStrategy(tp=2, cp=2),) * 4, vocab=VocabStrategy(tp=2, cp=2)
+    )
+    assert one_line(same) == "tp2 cp2 pp2, ZeRO-2, micro-batch 4"
+    alone = dataclasses.replace(
+        same, layers=(LayerStrategy(checkpoint=True),) * 4, vocab=VocabStrategy(), world_size=2
+    )
+    assert one_line(alone) == "pp2, micro-batch 4, recompute full"
 
 
 def test_json_has_exactly_the_documented_keys() -> None:
@@ -247,7 +267,7 @@ def test_both_files_hold_the_plan(tmp_path: Path) -> None:
     """The strategy file has the documented name; the plan file stands beside it."""
     strategy, own = write_all(tmp_path)
 
-    name = "toy_1nodes_8gpus_per_node_24GB_bf16_bsz16_[ckpt_off].json"
+    name = "toy_1nodes_8gpus_per_node_24GB_bf16_bsz16_ckpt_off_box_seq2048.json"
     assert strategy.name == f"galvatron_config_{name}"
     assert own.name == f"autopar_plan_{name}"
     assert read_strategy(strategy) == read_strategy(own) == PLAN

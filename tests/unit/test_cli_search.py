@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.plan import write_strategy
+from autopar.documents.plan import PlanDocument, write_strategy
 from autopar.plans import Prediction
 from search.commands import explain as explain_cli, search as cli
 from search.planner.prediction import SearchResult
@@ -52,26 +52,27 @@ def test_search_prints_the_report_and_writes_the_files(
     assert len(list((tmp_path / "configs").iterdir())) == 2
 
 
-def test_the_plan_of_another_question_is_not_replaced_without_a_word(
+def test_the_plan_of_another_question_has_another_name(
     fixed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Two questions may have one file name; the same question again is no news."""
+    """The same question again leaves its files; a file that is not its own is kept."""
     fixed()
-    assert cli.run(["--model", "a.json"]) == 0
-    assert "replaced" not in capsys.readouterr().err
-    assert cli.run(["--model", "a.json"]) == 0
-    assert "replaced" not in capsys.readouterr().err
+    found = tmp_path / "configs"
+    for _ in range(2):
+        assert cli.run(["--model", "a.json"]) == 0
+        assert "kept" not in capsys.readouterr().err
+    assert len(list(found.iterdir())) == 2
     assert cli.run(["--model", "b.json", "--pin", "tp=1"]) == 0
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "replaced" in line]
-    assert said.startswith("autopar-search: replaced configs/autopar_plan_")
-    assert said.endswith(", the plan of --model a.json")
-
-    for path in (tmp_path / "configs").iterdir():
-        path.write_text("{}", encoding="utf-8")
-    (path,) = (tmp_path / "configs").glob("autopar_plan_*")
-    path.unlink()
-    assert cli.run([]) == 0
-    assert "which is not a plan of autopar-search" in capsys.readouterr().err
+    assert len(list(found.iterdir())) == 4
+    # another number of alternatives is no other plan, another spelling of a path no other model
+    capsys.readouterr()
+    assert cli.run(["--model", "./b.json", "--pin", "tp=1", "--top", "2"]) == 0
+    (kept,) = found.glob("*.bak-*")
+    assert f"{kept.stem} had another content, which is kept as {kept.name}" in (
+        capsys.readouterr().err
+    )
+    assert PlanDocument.read(kept).request["model"] == "b.json"
+    assert len(list(found.iterdir())) == 5
 
 
 def test_json_on_stdout_is_the_whole_stdout(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +277,8 @@ def test_stopped_search_is_exit_0_with_its_gap(
     fixed(dataclasses.replace(RESULT, status="time_limit", bound_samples_per_s=110.0, gap=0.1))
 
     assert cli.run(["--time-limit", "0.5", "--output-config-path", "none"]) == 0
-    assert "stopped at the time limit: at most 10 % below the best" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "stopped at the time limit: at most 10 % below the best" in said
 
 
 def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

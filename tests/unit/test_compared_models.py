@@ -31,8 +31,8 @@ from search.closed_form.files import application_of, calculon_system, execution_
 from search.commands import estimate, search
 from search.report.comparison import comparison_document
 
-ASKED = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
-TENSOR = (*ASKED, "--stack", "megatron-core", "--settle-chunk", "8", "--pin", "tp=8,vtp=8")
+ASKED = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--global-batch-size", "8")
+TENSOR = (*ASKED, "--stack", "megatron-core", "--micro-batches", "8", "--pin", "tp=8,vtp=8")
 Ask = Callable[..., tuple[int, str, str]]
 
 
@@ -270,8 +270,8 @@ def test_stack_is_that_of_the_estimates_or_of_the_engine(ask: Ask, tmp_path: Pat
 def test_nodes_are_those_of_the_plan(tmp_path: Path) -> None:
     """Four GPUs of a card of eight in each node: tensor ranks are on two of them."""
     target = tmp_path / "nodes.json"
-    asked = ["--model", "llama2-7b", "--hardware", "a100-80gb:2x4", "--settle-bsz", "8"]
-    asked += ["--settle-chunk", "8", "--pin", "tp=8,vtp=8", "--output-config-path", str(target)]
+    asked = ["--model", "llama2-7b", "--hardware", "a100-80gb:2x4", "--global-batch-size", "8"]
+    asked += ["--micro-batches", "8", "--pin", "tp=8,vtp=8", "--output-config-path", str(target)]
     assert search.run(asked) == 0
     question = load_question(str(tmp_path / "autopar_plan_nodes.json"))
     apart = {one.model: one for one in compare(question).columns}

@@ -71,7 +71,9 @@ def test_rules_name_the_context_degree_of_embedding_and_head() -> None:
 def long_context() -> search.Planner:
     """Return the planner of llama3-8b with 131,072 tokens on 64 H100."""
     inputs = InputSpec(model="llama3-8b", hardware="h100:8x8", seq_length=(LONG,))
-    session = open_session(inputs, SearchOptions(settle_bsz=64, top=0), {"settle-bsz", "top"})
+    session = open_session(
+        inputs, SearchOptions(settle_bsz=64, top=0), {"global-batch-size", "top"}
+    )
     return session.planner
 
 

@@ -38,7 +38,7 @@ def session(model: str, machine: str, sequence_parallel: bool) -> Session:
     return open_session(
         InputSpec(model=model, hardware=machine, stack="megatron-core"),
         SearchOptions(memory_of="megatron", tp_overlap=False, sequence_parallel=sequence_parallel),
-        {"sequence-parallel", "settle-bsz", "memory-of"},
+        {"sequence-parallel", "global-batch-size", "memory-of"},
     )
 
 
@@ -116,7 +116,7 @@ def test_long_and_narrow_plans_take_what_their_launches_take(
     asked = open_session(
         InputSpec(model=model, hardware=machine, stack="megatron-core", seq_length=(tokens,)),
         SearchOptions(memory_of="megatron", tp_overlap=False, mixed_precision=precision),
-        {"settle-bsz", "memory-of"},
+        {"global-batch-size", "memory-of"},
     )
     plan = Plan(
         world_size=16,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autopar.command.answers import without_head
 from autopar.documents import catalog
 from search.closed_form.calculon import evaluate
 from search.commands import estimate as cli_estimate
@@ -60,7 +61,7 @@ def test_golden_what_is_printed(
 
 def test_json_is_the_published_form(capsys: Capture) -> None:
     """Places as texts, the execution and all statistics, which pricing it again gives."""
-    found = answer([*calculon(Path()), "--top", "3"], capsys)
+    found = without_head(answer([*calculon(Path()), "--top", "3"], capsys))
 
     assert list(found) == ["0", "1", "2"]
     rates = [row["stats"]["sample_rate"] for row in found.values()]

@@ -11,6 +11,7 @@ import pytest
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import write_spec
 from autopar.documents.strategy import strategy_document
+from autopar.errors import INFEASIBLE
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import lower, strategy_text
@@ -71,12 +72,12 @@ def test_lossless_export_writes_and_prints(
     assert written == {"megatron_args.sh", "megatron_args.yaml", "launch.sh"}
     assert "--nnodes 2 --nproc-per-node 8" in out
     assert "what is lost" not in out
-    assert err == "autopar-export: no --num-nodes given, writing for 2 x 8 GPUs\n"
+    assert err == "autopar-export: no --nodes given, writing for 2 x 8 GPUs\n"
 
 
 def test_lossy_export_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line per loss, the remedy last, exit 3, and no file."""
-    assert export("mixed.json", "--to", "megatron", "--num-nodes", "2") == export_cli.REFUSED
+    assert export("mixed.json", "--to", "megatron", "--num-nodes", "2") == INFEASIBLE
 
     err = capsys.readouterr().err.splitlines()
     assert err[0] == "autopar-export: megatron cannot do all that the plan says:"
@@ -139,7 +140,14 @@ def test_plan_file_of_ours_needs_nothing_else(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Model, cluster and options are those that it was searched with."""
-    searched = ("--hardware", "a100-80gb:1x4", "--settle-bsz", "8", "--mixed-precision", "fp16")
+    searched = (
+        "--hardware",
+        "a100-80gb:1x4",
+        "--global-batch-size",
+        "8",
+        "--mixed-precision",
+        "fp16",
+    )
     assert cli.run(["--model", "model.json", *searched, "--output-config-path", "found"]) == 0
     (plan,) = (folder / "found").glob("autopar_plan_*.json")
     capsys.readouterr()
@@ -152,18 +160,23 @@ def test_plan_file_of_ours_needs_nothing_else(
 
 
 def test_files_of_other_content_stay(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same again is fine; other content needs --force, and until then nothing changes."""
+    """The same again leaves them; other content is kept beside them unless --force is given."""
     arguments = ("uniform.json", "--to", "megatron", "--num-nodes", "2", "--out", "here")
     assert export(*arguments) == 0
     assert export(*arguments) == 0
     script = folder / "here" / "megatron_args.yaml"
     script.write_text("mine", encoding="utf-8")
 
-    assert export(*arguments) == 2
-    assert "megatron_args.yaml is there with other content" in capsys.readouterr().err
-    assert script.read_text(encoding="utf-8") == "mine"
-    assert export(*arguments, "--force") == 0
+    assert export(*arguments) == 0
+    kept = script.with_name("megatron_args.yaml.bak-1")
+    said = capsys.readouterr().err
+    assert "here/megatron_args.yaml had another content, which is kept as megatron_args" in said
+    assert kept.read_text(encoding="utf-8") == "mine"
     assert script.read_text(encoding="utf-8") != "mine"
+    script.write_text("mine too", encoding="utf-8")
+    assert export(*arguments, "--force") == 0
+    assert script.read_text(encoding="utf-8") != "mine too"
+    assert sorted(script.parent.glob("*.bak-*")) == [kept]
 
 
 def test_galvatron_files_round_trip() -> None:

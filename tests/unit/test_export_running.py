@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.spec import load_spec
-from autopar.errors import UnsupportedError
+from autopar.errors import INFEASIBLE, UnsupportedError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines import reprice
@@ -154,7 +154,7 @@ def test_plans_that_no_longer_fit_are_refused(
     limit = ("--memory-constraint", f"{(once + each) / 2:.2f}", *own)
     capsys.readouterr()
 
-    assert export("--to", "accelerate", *limit) == export_cli.REFUSED
+    assert export("--to", "accelerate", *limit) == INFEASIBLE
     err = capsys.readouterr().err
     assert "the plan does not fit as accelerate runs it:" in err
     assert "(--async-grad-reduce): " in err
@@ -173,7 +173,7 @@ def test_plans_that_no_longer_fit_are_refused(
 
     # what it says to search for is exported without a word
     words = shlex.split(line.partition("autopar-search ")[2])
-    cluster = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--settle-bsz", "32")
+    cluster = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--global-batch-size", "32")
     assert document["search"] == " ".join(words)
     assert cli.run([*words, *cluster, "--output-config-path", "found.json"]) == 0
     (plan,) = folder.glob("autopar_plan_*.json")
@@ -194,12 +194,12 @@ def test_refusals_name_a_search_without_losses(
 
     write_spec(SMALL, folder / "model.json")
     cluster = ("--model", "model.json", "--hardware", "h100:2x8")
-    assert export_cli.run(["mixed.json", "--to", engine, *cluster]) == export_cli.REFUSED
+    assert export_cli.run(["mixed.json", "--to", engine, *cluster]) == INFEASIBLE
     lines = capsys.readouterr().err.splitlines()
     (line,) = [line for line in lines if "autopar-search --" in line]
 
     words = shlex.split(line.partition("autopar-search ")[2])
-    batch = ("--settle-bsz", "64", "--output-config-path", "found.json")
+    batch = ("--global-batch-size", "64", "--output-config-path", "found.json")
     assert cli.run([*words, *cluster, *batch]) == 0
     (plan,) = folder.glob("autopar_plan_*.json")
     capsys.readouterr()

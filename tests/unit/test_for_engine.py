@@ -21,8 +21,8 @@ from search.question import open_session
 from search.request import Request, build_request
 from search.route import Both, Route, best_of_both, route_of
 
-COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "32"]
-RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "settle-bsz": "32"}
+COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--global-batch-size", "32"]
+RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "global-batch-size": "32"}
 
 
 def choice_of(engine: str, **changes: object) -> BestPart:
@@ -65,7 +65,7 @@ def test_every_engine_is_searched_and_exported(
 ) -> None:
     """A launch or a plan of GPT-2, or one sentence on why it has none; never an internal error."""
     assert isinstance(space_of(engine), Space)
-    words = ["--model", "gpt2-xl", "--hardware", "a100-80gb:1x8", "--settle-bsz", "32"]
+    words = ["--model", "gpt2-xl", "--hardware", "a100-80gb:1x8", "--global-batch-size", "32"]
     code = run([*words, "--engine", engine, "--output-config-path", str(tmp_path)])
     err = capsys.readouterr().err
     refusals = {"torchtitan": "no model like gpt2-xl", "paddlenlp": "builds Llama's blocks"}
@@ -122,7 +122,7 @@ def test_nothing_left_is_said() -> None:
 
 def test_the_commonest_reason_is_the_first() -> None:
     """One degree may be illegal; that the engine has no such model is said of all others."""
-    raw = {"model": "gpt2-xl", "hardware": "h100:1x1", "settle-bsz": "8"}
+    raw = {"model": "gpt2-xl", "hardware": "h100:1x1", "global-batch-size": "8"}
     with pytest.raises(InfeasibleError, match=r"as it is: torchtitan \S+ has no model like"):
         choice_of("torchtitan", **raw)
 
@@ -140,7 +140,7 @@ def test_the_plan_file_is_priced_as_it_was_found(
     """`--evaluate` alone, and beside the options of the search, has the software and the bytes of
     the engine that was found; what is typed anew counts."""
     path = tmp_path / "autopar_plan_p.json"
-    words = ["--model", "llama2-7b", "--hardware", "a100-40gb:1x8", "--settle-bsz", "64"]
+    words = ["--model", "llama2-7b", "--hardware", "a100-40gb:1x8", "--global-batch-size", "64"]
     # rules of layers are for plans: those of megatron that keep to it
     plans = ["--engine", "megatron", "--pin", "pp=1"]
     assert run([*words, *plans, "--output-config-path", str(tmp_path / "p.json")]) == 0
@@ -168,7 +168,13 @@ def test_an_export_to_another_engine_has_its_kernels(
     first: str, second: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Time and memory are those of the same plan, searched for that engine."""
-    pins = ["--pin", "tp=1,vtp=1,zero3=1,vzero3=1", "--no-async-grad-reduce", "--settle-chunk", "4"]
+    pins = [
+        "--pin",
+        "tp=1,vtp=1,zero3=1,vzero3=1",
+        "--no-async-grad-reduce",
+        "--micro-batches",
+        "4",
+    ]
     of_first = plan_file(tmp_path / first, "--engine", first, *pins)
     of_second = plan_file(tmp_path / second, "--engine", second, *pins)
     found = [json.loads(path.read_text()) for path in (of_first, of_second)]
@@ -202,7 +208,7 @@ def test_explain_takes_options_that_are_switched_off(
 def test_plain_replicas_are_tried() -> None:
     """DeepSpeed without ZeRO reduces once per step, with it in every micro-batch."""
     raw = {"model": "gpt2-xl", "hardware": "a100-80gb:1x8", "mixed-precision": "fp32"}
-    choice = choice_of("deepspeed", **{**raw, "settle-bsz": "1024", "settle-chunk": "128"})
+    choice = choice_of("deepspeed", **{**raw, "global-batch-size": "1024", "micro-batches": "128"})
     assert choice.request.options.default_dp_type == "ddp"
 
 
@@ -211,7 +217,7 @@ def test_an_alternative_without_losses_is_found() -> None:
     typed = {"pin": ["layers 0-0:ckpt=1"], "fine-grained-mode": True, "disable-sdp": True}
     # gradients of 2 bytes, with which such a best plan just fits
     typed["fp32-gradients"] = False
-    raw = {**RAW, "hardware": "l40s:1x8", "settle-bsz": "128", **typed}
+    raw = {**RAW, "hardware": "l40s:1x8", "global-batch-size": "128", **typed}
     choice = choice_of("megatron", **raw)
 
     request = choice.request
@@ -256,7 +262,7 @@ def test_a_rule_that_no_search_has_is_an_error() -> None:
         choice_of("deepspeed", pin=["pp=2"])
 
 
-LLAMA = {"model": "llama3-8b", "hardware": "h100:1x8", "settle-bsz": "64"}
+LLAMA = {"model": "llama3-8b", "hardware": "h100:1x8", "global-batch-size": "64"}
 SAID = [word for name, value in LLAMA.items() for word in (f"--{name}", value)]
 
 
@@ -275,7 +281,7 @@ def test_without_an_engine_the_best_of_all_is_taken(
     assert best["launch"] == document["launch"]["degrees"]
     assert document["launch"]["samples_per_s"] == best["samples_per_s"]
     shown = " ".join(capsys.readouterr().out.split())
-    assert "layers that may differ: galvatron's plan is" in shown
+    assert "per layer galvatron's plan is" in shown
     for line in lines:
         alone = tmp_path / f"{line['engine']}.json"
         words = [*SAID, "--engine", line["engine"], "--json", str(alone)]
@@ -329,7 +335,8 @@ def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
     shown = " ".join(capsys.readouterr().out.split())
     document = json.loads(out.read_text())
     assert len(document["engines"]) == len(EXPORTERS)
-    assert f"plan is {faster * 100:.1f} % faster than the fastest launch, megatron's " in shown
+    assert "fastest uniform plan: Megatron-LM" in shown
+    assert f"galvatron's plan is {faster * 100:.1f} % faster" in shown
     path = found_file(tmp_path)
     written = json.loads(path.read_text())
     assert written["engines"] == [

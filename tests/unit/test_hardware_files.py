@@ -308,7 +308,8 @@ def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
         validator.check_schema(schema)
         valid = documents[role]
         assert validator.is_valid(valid), role
-        assert not validator.is_valid({**valid, "no_such_key": 1}), role
+        # an answer begins the documents of all commands, whose keys are theirs
+        assert validator.is_valid({**valid, "no_such_key": 1}) == (role == "answer"), role
         assert not validator.is_valid([valid]), role
     negative = {"allreduce_size_2_consec_1": -1.0}
     assert not jsonschema.Draft202012Validator(schemas["allreduce"]).is_valid(negative)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection
@@ -12,6 +13,7 @@ import pytest
 from autopar.errors import InputError, OptionError
 from search.commands import check, explain, export, search as search_command
 from search.degrees import DegreeOptions, fixed_of, rules_of
+from search.report.launches import infeasible_lines
 from search.request import build_request
 from search.route import TRAINERS, Route, route_of
 from search.uniform.answer import Answer, answer, open_launches
@@ -23,7 +25,7 @@ _SMALL = {
     "model": "mixtral-8x7b",
     "hardware": "h200:1x8",
     "seq-length": "4096",
-    "settle-bsz": "64",
+    "global-batch-size": "64",
     "num-layers": "8",
 }
 _FIXED = {"engine": "megatron", "tp": "2", "ep": "4", "cp": "1", "micro-batch-size": "1,2"}
@@ -63,7 +65,7 @@ def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answe
     rates = [solution.samples_per_s for solution in best.solved.solutions]
     assert rates == sorted(rates, reverse=True)
     families = [
-        (s.choice.pp, s.choice.tp, s.choice.ep, s.choice.etp, s.choice.zero)
+        (s.choice.pp, s.choice.tp, s.choice.cp, s.choice.ep, s.choice.etp)
         for s in best.solved.solutions
     ]
     assert len(set(families)) == len(families)
@@ -144,9 +146,9 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
-    assert search_command.run([*words, "--json", "found.json"]) == 0
+    assert search_command.run([*words, "--json", "found.json", "--verbose"]) == 0
     shown = capsys.readouterr().out
-    assert "fastest launch: Megatron-LM" in shown
+    assert "fastest uniform plan: Megatron-LM" in shown
     assert "what it is the fastest of" in shown
     (written,) = Path("configs").glob("autopar_launch_*.json")
     assert export.run([str(written), "--out", "out"]) == 0
@@ -160,7 +162,12 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
     assert [stage["peak_bytes"] for stage in checked["stages"]] == peaks
 
 
-_DENSE = {"model": "llama3-8b", "hardware": "h100:2x8", "seq-length": "8192", "settle-bsz": "96"}
+_DENSE = {
+    "model": "llama3-8b",
+    "hardware": "h100:2x8",
+    "seq-length": "8192",
+    "global-batch-size": "96",
+}
 
 
 @pytest.mark.parametrize(
@@ -274,7 +281,7 @@ def test_what_would_be_ignored_beside_a_launch_is_refused(
 
 
 def test_another_batch_is_priced_of_the_same_degrees(stored: Path) -> None:
-    first, other = read_launch(stored), read_launch(stored, {"settle-bsz": "128"})
+    first, other = read_launch(stored), read_launch(stored, {"global-batch-size": "128"})
     assert other.launch.global_batch == 128
     assert other.launch.degrees == first.launch.degrees
     with pytest.raises(OptionError, match="a launch has one global batch"):
@@ -301,13 +308,16 @@ def test_a_launch_is_explained_and_compared_with_others(
     shown = " ".join(capsys.readouterr().out.split())
     for part in ("launch: Megatron-LM", "peak of stage ", "the fastest launch is this one"):
         assert part in shown
-    compared = shown.partition("why not tp=1: the fastest launch with it ")[2]
+    compared = shown.partition(" launch: Megatron-LM")[0]
+    heading = (
+        "why not tp=1: the fastest launch with it, without --cp and --ep and --micro-batch-size"
+    )
+    assert heading in compared
     assert " % against this one, peak " in compared
     assert "of a sequence: " in compared
 
-    # the same as a search with that degree
-    free = {key: value for key, value in _FIXED.items() if key != "tp"}
-    best = _answer(**{key.replace("-", "_"): v for key, v in {**free, "tp": "1"}.items()}).best
+    # the same as a search with that degree alone
+    best = _answer(engine="megatron", tp="1").best
     assert best is not None
     assert best.best is not None
     assert f"{best.best.samples_per_s:,.5g} samples/s" in compared
@@ -316,6 +326,19 @@ def test_a_launch_is_explained_and_compared_with_others(
     assert "pp 3 does not divide 8 GPUs" in " ".join(capsys.readouterr().out.split())
     assert explain.run([str(stored), "--why-not", "tq=2"]) == 2
     assert "did you mean 'tp'" in capsys.readouterr().err
+
+
+def test_a_search_ends_though_nothing_was_found_in_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = itertools.count(step=10)  # every look at the clock takes ten seconds
+    monkeypatch.setattr("search.uniform.solve.time.process_time", lambda: float(next(ticks)))
+    found = _answer(engine="megatron", time_limit="1")
+    assert found.best is None
+    assert not found.engines[0].solved.complete  # type: ignore[union-attr]
+    title, reason = infeasible_lines(found)
+    assert "was found in time" in title
+    assert "--time-limit" in reason
 
 
 def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> None:
@@ -345,7 +368,12 @@ def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> Non
 def test_one_data_rank_has_the_first_sharding_that_its_trainer_runs(
     given: dict[str, object], zeros: set[int]
 ) -> None:
-    asked = {"model": "llama3-8b", "num-layers": "2", "settle-bsz": "8", "seq-length": "2048"}
+    asked = {
+        "model": "llama3-8b",
+        "num-layers": "2",
+        "global-batch-size": "8",
+        "seq-length": "2048",
+    }
     best = answer(open_launches(build_request({**asked, **given, "top": "0"}))).best
     assert best is not None
     assert best.solved is not None
@@ -378,7 +406,7 @@ def test_what_made_it_plans_whose_layers_may_differ_is_said(
     given: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ["--model", "llama3-8b", "--num-layers", "2", "--hardware", "h100:1x8"]
-    assert search_command.run([*base, "--settle-bsz", "64", *given]) == 2
+    assert search_command.run([*base, "--global-batch-size", "64", *given]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -430,7 +458,7 @@ def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
             "beside layers of which modules alone are recomputed; --",
         ),
         (
-            {"settle-bsz": "3", "tp": "2", "pp": "1", "cp": "1"},
+            {"global-batch-size": "3", "tp": "2", "pp": "1", "cp": "1"},
             "does not divide the global batch 3, and no ",
         ),
         ({"optimizer": "adam8bit", "engine": "megatron"}, "take moments of 16 bits"),
@@ -527,7 +555,7 @@ def test_the_table_of_routes_names_every_trainer_with_launches() -> None:
 
 def test_a_shape_beside_a_card_that_says_otherwise_is_refused() -> None:
     """As for plans: it was ignored."""
-    with pytest.raises(OptionError, match="--num-nodes: 2 contradicts --hardware h200:1x8"):
+    with pytest.raises(OptionError, match="--nodes: 2 contradicts --hardware h200:1x8"):
         open_launches(build_request({**_SMALL, "num-nodes": "2"}))
 
 
@@ -571,7 +599,7 @@ def test_single_degrees_are_rules_of_plans_whose_layers_may_differ() -> None:
 
 def test_what_a_precision_brings_is_said_in_terms(capsys: pytest.CaptureFixture[str]) -> None:
     """Against the fastest launch in 16 bits, which is that of a search of its own."""
-    asked = {**_PLAIN, "hardware": "h100:1x8", "settle-bsz": "64", "engine": "megatron"}
+    asked = {**_PLAIN, "hardware": "h100:1x8", "global-batch-size": "64", "engine": "megatron"}
     words = [word for key, value in asked.items() for word in (f"--{key}", value)]
     rates = []
     for precision in ("bf16,fp8", "bf16"):

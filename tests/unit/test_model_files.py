@@ -524,7 +524,7 @@ def test_estimated_files_are_read_back_without_a_model(
         *(word for name in paths for word in (f"--{name}-path", str(tmp_path))),
         *("--time-profiling-path", str(tmp_path), "--memory-profiling-path", str(tmp_path)),
         *("--num-layers", "32", "--seq-length", "4096", "--hidden-size", "4096"),
-        *("--num-nodes", "1", "--num-gpus-per-node", "8", "--settle-bsz", "16"),
+        *("--num-nodes", "1", "--num-gpus-per-node", "8", "--global-batch-size", "16"),
         *("--memory-constraint", "80"),
     ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import OptionError
-from autopar.output import begun, refuse_clashes, write_files, write_text
+from autopar.output import begun, refuse_clashes, safe_name, write_files, write_text
 
 
 def left_in(folder: Path) -> list[str]:
@@ -124,3 +124,96 @@ def test_outputs_may_be_neither_inputs_nor_each_other(tmp_path: Path) -> None:
         refuse_clashes({"--json": tmp_path / "link.json"}, [plan])
     with pytest.raises(OptionError, match=r"--out: .*other\.json is the file of --json too"):
         refuse_clashes({"--json": other, "--out": tmp_path / "." / "other.json"}, [])
+
+
+def _written(path: Path, text: str, **how: object) -> list[tuple[Path, Path]]:
+    """Write a file and return what was said of an earlier content."""
+    said: list[tuple[Path, Path]] = []
+    write_files({path: text}, aside=lambda *pair: said.append(pair), **how)  # type: ignore[arg-type]
+    return said
+
+
+def test_another_content_is_kept_and_said_and_the_same_is_left(tmp_path: Path) -> None:
+    """Once each, whatever comes and goes."""
+    path = tmp_path / "plan.json"
+    first, second = tmp_path / "plan.json.bak-1", tmp_path / "plan.json.bak-2"
+    assert _written(path, "a") == []
+    os.utime(path, (1, 1))
+    assert _written(path, "a") == []
+    assert path.stat().st_mtime == 1  # not even its time changed
+    assert _written(path, "b") == [(path, first)]
+    assert _written(path, "c") == [(path, second)]
+    # what is kept already is not kept again
+    assert _written(path, "a") == [(path, tmp_path / "plan.json.bak-3")]
+    assert _written(path, "b") == [(path, first)]
+    assert [p.read_text() for p in (path, first, second)] == ["b", "a", "b"]
+    # nobody is told of what is replaced on purpose
+    assert _written(path, "d", replace=[path]) == []
+    assert left_in(tmp_path) == ["plan.json", *(f"plan.json.bak-{n}" for n in (1, 2, 3))]
+
+
+def test_what_is_kept_is_never_written_over(tmp_path: Path) -> None:
+    """Neither a file of that name, nor a folder, nor a link that leads nowhere."""
+    path = tmp_path / "a"
+    path.write_text("old")
+    (tmp_path / "a.bak-1").write_text("of somebody")
+    (tmp_path / "a.bak-2").mkdir()
+    (tmp_path / "a.bak-3").symlink_to("nowhere")
+    assert _written(path, "new") == [(path, tmp_path / "a.bak-4")]
+    assert (tmp_path / "a.bak-1").read_text() == "of somebody"
+    assert (tmp_path / "a.bak-4").read_text() == "old"
+
+
+def test_a_file_system_without_links_keeps_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT has none."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "a"
+    for text in ("one", "two", "three"):
+        _written(path, text)
+    assert [(tmp_path / f"a.bak-{n}").read_text() for n in (1, 2)] == ["one", "two"]
+
+
+def test_through_a_link_the_target_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "real", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert _written(link, "new") == [(link, tmp_path / "there" / "real.bak-1")]
+    assert link.is_symlink()
+    assert left_in(tmp_path / "there") == ["real", "real.bak-1"]
+
+
+def test_files_that_are_not_all_written_keep_what_was_there(tmp_path: Path) -> None:
+    """The second is a folder: of the first neither content nor name changes."""
+    path = tmp_path / "a"
+    path.write_text("old")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_files({path: "new", tmp_path / "b": "new"}, aside=lambda *_: None)
+    assert path.read_text() == "old"
+    assert left_in(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("llama2-7b", "llama2-7b"),
+        ("org/My model (v2).5", "org-My-model-v2-.5"),
+        ("-rf *", "rf"),
+        ("..", "5ec1f7e7"),
+        ("日本", "cf2abf0c"),
+    ],
+)
+def test_a_part_of_a_name_means_nothing_to_a_shell(text: str, name: str) -> None:
+    assert safe_name(text) == name
+
+
+def test_long_parts_of_names_stay_different() -> None:
+    names = {safe_name(200 * "a" + end, most=40) for end in ("b", "c")}
+    assert [len(name) for name in names] == [40, 40]

@@ -71,7 +71,7 @@ _QUESTIONS = {
 
 
 def _solved(question: dict[str, str]) -> tuple[Answer, EngineAnswer, Assessment]:
-    asked = {"seq-length": "4096", "settle-bsz": "64", "top": "1", **question}
+    asked = {"seq-length": "4096", "global-batch-size": "64", "top": "1", **question}
     found = answer(open_launches(build_request(asked)))
     best = found.best
     assert best is not None
@@ -265,7 +265,7 @@ def planned() -> tuple[Session, Page]:
             "model": "llama3-8b",
             "hardware": "a100-80gb:1x8",
             "seq-length": "4096",
-            "settle-bsz": "32",
+            "global-batch-size": "32",
             "pin": ["pp=2"],
         }
     )

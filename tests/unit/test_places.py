@@ -17,7 +17,9 @@ from profiler.model.run import profile_paths
 from search.interface import open_documents
 from search.options import SearchOptions
 from search.places import Places
-from search.request import InputSpec, with_places
+from search.request import InputSpec, Request, build_request, with_places
+from search.route import with_site
+from search.uniform.answer import open_launches
 
 CONFIG = {
     "model_type": "llama",
@@ -239,3 +241,105 @@ def test_documents_of_a_model_are_planned_on_a_folder() -> None:
     found = open_documents((spec, profile), "a100-80gb_1x8", {})
     assert found[:2] == (spec, profile)
     assert (found[2].name, card.name) == ("a100-80gb_1x8", "h100-80gb_1x8")
+
+
+def _measured_on(path: Path, document: str, unit: str, device: str) -> None:
+    """Write a sidecar that says on which device its file was measured."""
+    runs = [{"metadata": {"device": device}}]
+    said = {"version": SIDECAR_VERSION, "document": document, "unit": unit, "source": "measured"}
+    _write(path, {**said, "runs": runs})
+
+
+def test_of_several_devices_that_of_the_cluster_is_taken() -> None:
+    """Times of a laptop lie beside those of the cluster; alone they are refused."""
+    h200 = OWN / "h200"
+    _times()
+    _memory()
+    _hardware()
+    _measured_on(CPU / f"computation_{FILE}.meta.json", "computation", "ms", "cpu (Xeon)")
+    sidecar = Path("hardware") / f"{ALLREDUCE}.meta.json"
+    _measured_on(sidecar, "allreduce", "GB/s", "NVIDIA H200")
+    with pytest.raises(OptionError, match=r"measured on cpu \(Xeon\) .* is of NVIDIA H200; name"):
+        _found()
+    _times(h200)
+    _measured_on(h200 / f"computation_{FILE}.meta.json", "computation", "ms", "NVIDIA H200")
+    assert _found().times == str(h200)
+
+
+# --- sites ------------------------------------------------------------------------------------
+
+
+def _site(name: str, *, shape: tuple[int, int] = (1, 8), **changes: object) -> Path:
+    """Write a site of the default folder and return it."""
+    path = Path("sites") / f"site_{name}.json"
+    clock = {"value": 0.9, "quality": "measured", "source": "a test"}
+    document = {"format": "autopar-site", "version": 1, "name": name, "card": "h100-80gb"}
+    document |= {"num_nodes": shape[0], "gpus_per_node": shape[1], "clock": clock}
+    _write(path, {**document, **changes})
+    return path
+
+
+def _sited(*words: tuple[str, str]) -> tuple[Request, tuple[str, ...]]:
+    raw = {"model": "llama2-7b", "hardware": "h100:1x8"} | dict(words)
+    return with_site(build_request(raw))
+
+
+def test_the_site_of_the_cluster_is_taken_as_if_it_were_typed() -> None:
+    path = _site("mine")
+    request, says = _sited()
+    assert request.inputs.site == request.given["site"] == str(path)
+    (said,) = says
+    assert said.startswith(f"no --site given, estimating with what {path} measured of this cluster")
+    assert said.endswith("; --site none leaves it out")
+    (line,) = request.found
+    assert line.startswith(f"--site {path} (")
+    assert open_launches(request).assumed[0] == line
+    # h100 is another name of the card
+    assert _sited(("hardware", "h100-80gb:1x8"))[0].inputs.site == str(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (("site", "none"),),
+        (("hardware", "a100-80gb:1x8"),),
+        # it is estimated of nobody's choice, and shipped
+        (("hardware", "a100-80gb_1x8"),),
+    ],
+)
+def test_no_word_of_a_site_that_is_not_asked_for(words: tuple[tuple[str, str], ...]) -> None:
+    _site("mine")
+    request, says = _sited(*words)
+    assert (request.inputs.site, request.found, says) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "said"),
+    [
+        ((2, 8), {}, "it was measured on 2 x 8 GPUs; --site sites/site_a.json takes it"),
+        ((1, 4), {}, "it was measured on 1 x 4 GPUs"),
+        (
+            (1, 8),
+            {"clock": {"value": 0.9, "quality": "nominal", "source": "several ranks on a GPU"}},
+            "its figures are no machine's",
+        ),
+        ((1, 8), {"version": 7}, "what sites/site_a.json has is not used: sites/site_a.json"),
+    ],
+)
+def test_a_site_of_something_else_is_said_and_left_alone(
+    shape: tuple[int, int], changes: dict[str, object], said: str
+) -> None:
+    _site("a", shape=shape, **changes)
+    request, says = _sited()
+    assert request.inputs.site is None
+    assert request.found == ()
+    (line,) = says
+    assert said in line
+
+
+def test_two_sites_of_one_cluster_are_refused() -> None:
+    _site("a")
+    _site("b")
+    with pytest.raises(OptionError, match=r"--site: is missing, and sites/site_a.json and .*_b"):
+        _sited()
+    assert _sited(("site", "sites/site_b.json"))[0].inputs.site == "sites/site_b.json"

@@ -385,6 +385,24 @@ def test_first_ranks_of_the_stages_that_matter() -> None:
     assert first_ranks(PlanJob(plan=uneven, spec=_TINY))["largest"] == 0
 
 
+def test_communicators_are_those_that_the_stage_uses() -> None:
+    """NCCL makes one on first use: no stage has those of another stage's layers."""
+    plan = _plan(
+        *[_L(tp=2)] * 2,
+        *[_L(cp=4)] * 2,
+        world_size=8,
+        num_stages=2,
+        vocab=VocabStrategy(tp=4, zero3=True),
+    )
+
+    first, last = dry_run(PlanJob(plan=plan, spec=_TINY), ranks=[0, 4])
+
+    # world, pipeline, head of 4; tensor and data pairs, and all four that exchange between both
+    assert first.num_communicators == 2 + 1 + 2
+    # rings and their sums have the four ranks that the head has
+    assert last.num_communicators == 2 + 1
+
+
 def test_a_plan_that_cannot_run_is_refused() -> None:
     """The reason is a sentence of the plan kernel's."""
     plan = _plan(_L(tp=2), global_batch=7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -205,7 +206,7 @@ def test_older_releases_lack_keys() -> None:
 
     assert read_strategy(v24, world_size=8) == PLAN
     assert read_strategy(oldest, world_size=8) == dataclasses.replace(PLAN, vocab=VocabStrategy())
-    with pytest.raises(DocumentError, match=r"'world_size'.*--num-nodes"):
+    with pytest.raises(DocumentError, match=r"'world_size'.*--nodes"):
         read_strategy(v24)
 
 
@@ -378,17 +379,13 @@ def test_no_document_raises_anything_but_a_document_error(
 @pytest.mark.parametrize(
     ("settle_bsz", "disabled", "expected"),
     [
-        (None, (), "galvatron_config_toy_1nodes_8gpus_per_node_24GB_bf16.json"),
-        (64, (), "galvatron_config_toy_1nodes_8gpus_per_node_24GB_bf16_bsz64.json"),
-        (
-            64,
-            ("tp", "ckpt"),
-            "galvatron_config_toy_1nodes_8gpus_per_node_24GB_bf16_bsz64_[tp_ckpt_off].json",
-        ),
+        (None, (), "24GB_bf16_box_seq512-128.json"),
+        (64, (), "24GB_bf16_bsz64_box_seq512-128.json"),
+        (64, ("tp", "ckpt"), "24GB_bf16_bsz64_tp_ckpt_off_box_seq512-128.json"),
     ],
 )
 def test_file_name(settle_bsz: int | None, disabled: tuple[str, ...], expected: str) -> None:
-    """The name is the documented one."""
+    """It begins as the documented one, and goes on with what else makes a plan another one."""
     name = strategy_file_name(
         model_name="toy",
         num_nodes=1,
@@ -397,9 +394,31 @@ def test_file_name(settle_bsz: int | None, disabled: tuple[str, ...], expected: 
         precision="bf16",
         settle_bsz=settle_bsz,
         disabled=disabled,
+        hardware_name="box",
+        seq_lengths=(512, 128, 512),
     )
 
-    assert name == expected
+    assert name == f"galvatron_config_toy_1nodes_8gpus_per_node_{expected}"
+
+
+def test_a_file_name_means_nothing_to_a_shell_and_is_short() -> None:
+    """Models are called by people, devices by their makers."""
+    name = strategy_file_name(
+        model_name="org/It's $(a) *model?; " + 300 * "x",
+        num_nodes=1,
+        gpus_per_node=8,
+        memory_gib=79.647,
+        precision="bf16",
+        settle_bsz=64,
+        disabled=["dp", "tp", "pp", "sdp", "ckpt", "tpconsec"],
+        hardware_name="NVIDIA H100 80GB HBM3 [MIG] & more " + 100 * "y",
+        seq_lengths=range(4096, 4296),
+        engine="paddlenlp",
+        digest="0123abcd",
+    )
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", name)
+    assert len(name) < 255 - len("autopar_plan_.bak-100")
+    assert name.endswith("_paddlenlp_0123abcd.json")
 
 
 def test_published_strategies_survive_a_round_trip(data_dir: Path) -> None:

@@ -207,10 +207,13 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
     ({"time_limit_s": 10**400}, "--time-limit: expected a number above 0, got 1000"),
     ({"time_limit_s": "1"}, "--time-limit: expected a number above 0, got '1'"),
     ({"time_limit_s": True}, "--time-limit: expected a number above 0, got True"),
-    ({"settle_bsz": True}, "--settle-bsz: expected an integer of at least 1"),
-    ({"settle_bsz": 8.0}, "--settle-bsz: expected an integer of at least 1"),
-    ({"settle_bsz": "8"}, "--settle-bsz: expected an integer of at least 1"),
-    ({"settle_bsz": 10**30}, "--settle-bsz: expected an integer of at least 1 and up to 16777216"),
+    ({"settle_bsz": True}, "--global-batch-size: expected an integer of at least 1"),
+    ({"settle_bsz": 8.0}, "--global-batch-size: expected an integer of at least 1"),
+    ({"settle_bsz": "8"}, "--global-batch-size: expected an integer of at least 1"),
+    (
+        {"settle_bsz": 10**30},
+        "--global-batch-size: expected an integer of at least 1 and up to 16777216",
+    ),
     ({"max_tp_deg": None}, "--max-tp-deg: expected an integer of at least 1, got None"),
     ({"max_tp_deg": 10**500}, "--max-tp-deg: expected an integer of at least 1"),
     ({"pp_division": (-1, 33)}, "--pp-division: expected an integer of at least 1, got -1"),
@@ -273,8 +276,8 @@ def test_numbers_of_numpy_and_lists_are_taken(recwarn: pytest.WarningsRecorder) 
         ({"memory_constraint_bytes": -1.0}, "--memory-constraint: expected a number above 0"),
         ({"top": -1}, "--top: expected an integer of at least 0"),
         ({"top": 2.0}, "--top: expected an integer of at least 0"),
-        ({"global_batch_sizes": (0,)}, "--settle-bsz: expected an integer of at least 1"),
-        ({"global_batch_sizes": ("8",)}, "--settle-bsz: expected an integer of at least 1"),
+        ({"global_batch_sizes": (0,)}, "--global-batch-size: expected an integer of at least 1"),
+        ({"global_batch_sizes": ("8",)}, "--global-batch-size: expected an integer of at least 1"),
     ],
 )
 def test_what_is_asked_of_a_planner_is_checked_like_options(

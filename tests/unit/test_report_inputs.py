@@ -14,7 +14,7 @@ from autopar.estimate import estimate_hardware
 from autopar.sources import Source
 from search.commands import search as cli
 from search.report.plan import show_evaluation, show_result
-from tests.unit.cli_results import PLAN, PREDICTION, RESULT
+from tests.unit.cli_results import PLAN, PREDICTION, RESULT, make_session
 
 MODEL = Source(role="computation", path="c.json")
 HARDWARE = Source(role="sp_time sidecar", path="s.json.meta.json")
@@ -33,7 +33,7 @@ SPEC = Source(role="model spec", path="toy", estimated=True)
         ),
         (
             (dataclasses.replace(HARDWARE, synthetic=True), SPEC),
-            "SYNTHETIC timings of the hardware, which exercise the code",
+            "SYNTHETIC timings of the hardware, which describe no machine",
         ),
         ((dataclasses.replace(HARDWARE, synthetic=True), SPEC), "ESTIMATES of the model from"),
     ],
@@ -70,6 +70,8 @@ def test_an_evaluation_shows_what_is_odd_about_the_files(
     plan = tmp_path / "plan.json"
 
     assert cli.run([*inputs, "--output-config-path", str(plan)]) == 0
+    assert "on the inputs: --verbose" in capsys.readouterr().out
+    assert cli.run([*inputs, "--output-config-path", str(plan), "--verbose"]) == 0
     said = "overlap_coefficient.json: overlap_coe 0.9 is below 1 and was read as 1"
     assert said in capsys.readouterr().out
     assert cli.run([*inputs, "--evaluate", str(plan)]) == 0
@@ -80,5 +82,13 @@ def test_a_spread_that_no_digit_shows_is_no_interval() -> None:
     """A plan whose communication is hidden, or that has none, stays where it is."""
     still = dataclasses.replace(PREDICTION, step_time_s=0.16, step_time_interval_s=(0.16, 0.160001))
     stream = io.StringIO()
-    show_result(make_console(stream), dataclasses.replace(RESULT, prediction=still), title="toy")
-    assert "\nstep stays 160 ms within the measured spread of communication\n" in stream.getvalue()
+    session = make_session()
+    show_result(
+        make_console(stream),
+        dataclasses.replace(RESULT, prediction=still),
+        title="toy",
+        throughput=session.throughput(PLAN, still),
+    )
+    shown = stream.getvalue()
+    assert "  step       160 ms (stays 160 ms), 100 samples/s\n" in shown
+    assert "in ( ): the measured spread of communication\n" in shown

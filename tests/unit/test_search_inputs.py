@@ -117,7 +117,7 @@ def test_two_sizes_that_contradict_each_other_are_refused(
     folder = folder_of(tmp_path, (1, 4))
     named = InputSpec(hardware=str(folder), world_size=4, num_nodes=3, **profile)  # type: ignore[arg-type]
 
-    with pytest.raises(InputError, match=r"--num-nodes\(3\) \* --num-gpus-per-node\(1\) = 3 != 4"):
+    with pytest.raises(InputError, match=r"--nodes\(3\) \* --gpus-per-node\(1\) = 3 != 4"):
         shape_of(named)
 
 
@@ -156,7 +156,7 @@ def test_the_longest_length_of_a_config_is_said(tmp_path: Path) -> None:
 
     def notices(**inputs: object) -> tuple[str, ...]:
         spec = InputSpec(hardware="h100:1x8", **inputs)
-        return open_session(spec, SearchOptions(settle_bsz=8), {"settle-bsz"}).notices
+        return open_session(spec, SearchOptions(settle_bsz=8), {"global-batch-size"}).notices
 
     assert said in notices(model=path)
     assert all("--seq-length" not in line for line in notices(model=path, seq_length=(2048,)))
@@ -166,7 +166,7 @@ def test_the_longest_length_of_a_config_is_said(tmp_path: Path) -> None:
 def test_options_without_effect_are_said() -> None:
     """What is given for files that are not read changes nothing."""
     spec = InputSpec(hardware="h100:1x8", parameter_bytes=4, bandwidth_unit="MiB/ms")
-    found = open_session(spec, SearchOptions(settle_bsz=8), {"settle-bsz"}).notices
+    found = open_session(spec, SearchOptions(settle_bsz=8), {"global-batch-size"}).notices
     assert "--parameter-bytes has no effect, no --memory-profiling-path is given" in found
     assert any(line.startswith("--bandwidth-unit has no effect, h100") for line in found)
 

@@ -25,7 +25,7 @@ from search.planner.prediction import predict
 from search.report.files import evaluation_document, plan_document, result_document
 from search.report.plan import show_evaluation, show_result
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
-from tests.unit.cli_results import PLAN, PREDICTION, RESULT
+from tests.unit.cli_results import PLAN, PREDICTION, RESULT, make_session
 
 SIZES = np.array([2.0**k for k in range(16, 27)])
 
@@ -225,19 +225,27 @@ SYNTHETIC = dataclasses.replace(RESULT, prediction=KNOWN, synthetic=True, estima
 def test_reports_say_the_interval_and_that_timings_are_synthetic() -> None:
     """One line each, in a search and in an evaluation; neither where they do not apply."""
     stream = io.StringIO()
-    show_result(make_console(stream), SYNTHETIC, title="toy on box")
+    found = make_session().throughput(PLAN, KNOWN)
+    show_result(make_console(stream), SYNTHETIC, title="toy on box", throughput=found)
     text = stream.getvalue()
 
-    assert text.splitlines()[1] == (
-        "rests on SYNTHETIC timings, which exercise the code and describe no machine"
-    )
-    assert "\nstep 150 ms to 180 ms within the measured spread of communication\n" in text
+    assert text.splitlines()[1] == "rests on SYNTHETIC timings, which describe no machine"
+    assert "(150 ms to 180 ms)" in text
+    assert "in ( ): the measured spread of communication\n" in text
     assert "ESTIMATES" not in text
     stream = io.StringIO()
-    show_evaluation(make_console(stream), PLAN, KNOWN, title="x", estimated=True, synthetic=True)
+    show_evaluation(
+        make_console(stream),
+        PLAN,
+        KNOWN,
+        title="x",
+        estimated=True,
+        synthetic=True,
+        throughput=found,
+    )
     assert "SYNTHETIC" in stream.getvalue()
     assert "ESTIMATES" in stream.getvalue()
-    assert "step 150 ms to 180 ms" in stream.getvalue()
+    assert "(150 ms to 180 ms)" in stream.getvalue()
     stream = io.StringIO()
     show_result(make_console(stream), RESULT, title="toy on box")
     assert "SYNTHETIC" not in stream.getvalue()
@@ -290,9 +298,9 @@ def test_files_with_sidecars_are_planned_with_their_spread(
     ]
     target = tmp_path / "plan.json"
 
-    assert cli.run([*inputs, "--output-config-path", str(target)]) == 0
+    assert cli.run([*inputs, "--output-config-path", str(target), "--verbose"]) == 0
     out, _ = capsys.readouterr()
-    assert "within the measured spread of communication" in out
+    assert "the measured spread of communication" in out
     assert "SYNTHETIC" in out
     assert "sidecar" in out
     assert "(synthetic)" in out

@@ -232,3 +232,31 @@ def test_damaged_errors_are_refused(
 def test_the_share_is_nine_of_ten() -> None:
     """What the documents and pages say."""
     assert COVERAGE == 0.90
+
+
+def test_a_source_of_many_rows_does_not_narrow_the_interval_of_others() -> None:
+    """Weights move the ends; alike ones, however large, leave them where they are."""
+    many, few = [1.0 + 0.001 * k for k in range(100)], [2.0 + 0.001 * k for k in range(4)]
+    alike = quantile_interval(many + few)
+    by_source = quantile_interval(
+        many + few, [1 / math.sqrt(len(many))] * len(many) + [1 / math.sqrt(len(few))] * len(few)
+    )
+
+    assert quantile_interval(many + few, [7.0] * 104) == pytest.approx(alike)
+    assert alike[1] < 1.2
+    assert by_source[1] > 2.0
+
+
+def test_weights_repeat_values() -> None:
+    """A value of weight 2 is two of weight 1, between which nothing lies."""
+    draw = random.Random(3)
+    for _ in range(50):
+        values = [math.exp(draw.gauss(0, 0.2)) for _ in range(40)]
+        weights = [draw.choice([1, 2]) for _ in values]
+        repeated = [v for v, w in zip(values, weights, strict=True) for _ in range(w)]
+        ends = zip(quantile_interval(values, weights), quantile_interval(repeated), strict=True)
+        ordered = sorted(values)
+        for one, other in ends:
+            # at most one value apart: the mean weight is between both
+            apart = [v for v in ordered if min(one, other) < v < max(one, other)]
+            assert len(apart) <= 1

@@ -22,13 +22,23 @@ from search.request import build_request
 from search.uniform.answer import answer, open_launches
 
 _LAUNCH = ("--model", "llama3-8b", "--hardware", "h100:1x8", "--seq-length", "4096")
-_QUESTION = (*_LAUNCH, "--settle-bsz", "32", "--engine", "megatron", "--tp", "2", "--pp", "2")
-_PLANNED = (*_LAUNCH, "--settle-bsz", "32", "--engine", "galvatron")
+_QUESTION = (
+    *_LAUNCH,
+    "--global-batch-size",
+    "32",
+    "--engine",
+    "megatron",
+    "--tp",
+    "2",
+    "--pp",
+    "2",
+)
+_PLANNED = (*_LAUNCH, "--global-batch-size", "32", "--engine", "galvatron")
 
 
 def _timeline(**more: str) -> tuple[Timeline, TraceNames]:
     asked = {"model": "llama3-8b", "hardware": "h100:1x8", "seq-length": "4096", "top": "0"}
-    found = answer(open_launches(build_request({**asked, "settle-bsz": "32", **more})))
+    found = answer(open_launches(build_request({**asked, "global-batch-size": "32", **more})))
     best = found.best
     assert best is not None
     assert best.best is not None

@@ -1,0 +1,321 @@
+"""The commands as functions of Python: the same words, and the answer of `--json` as an object.
+
+    answer = autopar.search("llama3-8b", "h100:1x8", global_batch=64, seq_length=4096)
+    answer["launch"]["degrees"], answer.to_frame()
+
+Keywords are the options of the command with underscores, as aliases as well. What is unusable
+raises the error of `autopar.errors` whose sentence the command says; a question without an answer
+returns one with `exit_code` 3, whose `notices` say why. Nothing is printed, and no file is written
+that is not asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from autopar.command.answers import HEAD, is_answer, running
+from autopar.entry import SUBCOMMANDS
+from autopar.errors import InputError, InstallError, OptionError, did_you_mean
+
+__all__ = [
+    "Answer",
+    "ask",
+    "check",
+    "compare",
+    "explain",
+    "frame",
+    "rows_of",
+    "search",
+    "shown_table",
+]
+
+_LISTS = ("models", "cards", "sites", "stacks")
+_ROWS = 12
+"""Rows of a table that a notebook shows."""
+
+
+class Answer(Mapping[str, Any]):
+    """What a command answers: the object of its `--json`, and how a notebook shows it."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = dict(document)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._document[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._document)
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command would end with: 0 where there is an answer."""
+        return int(self._document["exit_code"])
+
+    @property
+    def title(self) -> str:
+        """Which command answers what, in a line."""
+        question = self._document["question"]
+        words = (
+            f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+            for name, value in question.items()
+        )
+        return f"{self._document['command']}: {', '.join(words) or 'all'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object as `--json` prints it, a copy that may be changed."""
+        return copy.deepcopy(self._document)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return its table: a row for each launch, plan, file, combination or entry, best first."""
+        return rows_of(self._document)
+
+    def to_frame(self) -> Any:
+        """Return its table as a pandas.DataFrame; raises InstallError without pandas."""
+        return frame(self.rows())
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        lines = [self.title]
+        if self.exit_code:
+            lines += self._document["notices"] or [f"exit code {self.exit_code}"]
+        lines += [
+            ", ".join(f"{name} {_short(value)}" for name, value in row.items()) for row in rows[:3]
+        ]
+        if len(rows) > 3:
+            lines.append(f"and {len(rows) - 3} more: rows()")
+        return "\n  ".join(lines)
+
+    def _repr_html_(self) -> str:
+        notices = self._document["notices"] if self.exit_code else ()
+        return shown_table(self.title, self.rows(), notices)
+
+
+def shown_table(title: str, rows: Sequence[Mapping[str, Any]], notices: Sequence[str] = ()) -> str:
+    """Return a title, sentences and a table as HTML, of which everything is escaped."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in names)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(_short(row.get(name)))}</td>" for name in names)
+        + "</tr>"
+        for row in rows[:_ROWS]
+    )
+    more = f"<p>and {len(rows) - _ROWS} more</p>" if len(rows) > _ROWS else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    said = "".join(f"<p>{html.escape(text)}</p>" for text in notices)
+    return f"<div><p><b>{html.escape(title)}</b></p>{said}{table}{more}</div>"
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a pandas.DataFrame; raises InstallError without pandas."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise InstallError(
+            "to_frame needs pandas, which is not installed; `pip install pandas`, or take rows()"
+        ) from None
+    return pandas.DataFrame(list(rows))
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={_short(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return " ".join(_short(one) for one in value)
+    return str(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# The table of an answer: which key of a document holds its rows, and what a row says.
+
+
+def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the table of a document, one row where it holds one thing."""
+    for key in (*_LISTS, "terms", "plans", "answers", "searches", "profiles", "changes"):
+        if isinstance(document.get(key), list):
+            return [_flat(row) for row in document[key]]
+    if "groups" in document:
+        return [_flat(one) for group in document["groups"] for one in group["answers"]]
+    if "launches" in document:
+        return [_checked(one) for one in document["launches"]]
+    if document.get("format") == "autopar-launch":
+        return _launches(document)
+    if "samples_per_s" in document and "plan" in document:
+        return _plans(document)
+    rest = {key: value for key, value in document.items() if key not in HEAD}
+    return [_flat(rest)] if rest else []
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a row is one value."""
+    return {name: value for name, value in row.items() if not isinstance(value, list | Mapping)}
+
+
+_DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "zero", "micro_batch_size")
+_WORDS = ("schedule", "precision", "recompute")
+
+
+def _launch(entry: Mapping[str, Any]) -> dict[str, Any]:
+    degrees, predicted = entry["degrees"], entry["predicted"]
+    return {
+        "engine": entry["engine"],
+        **{name: degrees[name] for name in (*_DEGREES, *_WORDS)},
+        "samples_per_s": entry["samples_per_s"],
+        "tokens_per_s_per_gpu": predicted["tokens_per_s_per_gpu"],
+        "step_time_s": predicted["step_time_s"],
+        "mfu": predicted["mfu"],
+        "peak_bytes": max(stage["peak_bytes"] for stage in predicted["stages"]),
+        "odds_of_oom": predicted["odds_of_oom"],
+    }
+
+
+def _launches(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    best = document["launch"]
+    others = [one for line in document["engines"] for one in line.get("launches") or ()]
+    found = [] if best is None else [best]
+    found += [one for one in others if one != best]
+    return sorted(map(_launch, found), key=lambda row: -row["samples_per_s"])
+
+
+def _plans(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if document["plan"] is None:
+        return []
+    first = {"differs_by": "", **{key: document[key] for key in ("step_time_s", "samples_per_s")}}
+    return [first, *(_flat(one) for one in document.get("alternatives") or ())]
+
+
+def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `autopar check`: a file, what is wrong, and its price."""
+    return _flat(entry) | {"findings": len(entry.get("findings") or ())}
+
+
+# --------------------------------------------------------------------------------------------------
+# Asking.
+
+
+def ask(command: str, *words: str, **options: Any) -> Answer:
+    """Return the answer of a command, such as `ask("check", "train.sh", hardware="h100:1x8")`.
+
+    Parameters
+    ----------
+    command : as `autopar --help` lists it.
+    words : that stand without a name: files, `calculon`.
+    options : by name with underscores: a text, a number, True or False, a list of them; None is not
+        given.
+
+    Raises
+    ------
+    AutoparError : what the command would say in one sentence.
+    """
+    # those of `profiler` are processes of their own: ranks, and torch
+    known = [
+        name
+        for name, (_, module, _) in SUBCOMMANDS.items()
+        if module.startswith(("search.", "autopar.command."))
+    ]
+    if command not in known:
+        hint = did_you_mean(command, known, 0.5, otherwise=f"one of {', '.join(known)}")
+        raise OptionError(f"no command that can be asked is called {command!r:.60}{hint}")
+    module = import_module(SUBCOMMANDS[command][1])
+    run = partial(module.run, what=command) if command in _LISTS else module.run
+    arguments = [*words, *_typed(module, options), "--json", "-"]
+    with running(command, asked=True) as now:
+        run(arguments)
+    if now.answer is None:
+        raise InputError(f"autopar {command} gives no answer of these options as JSON")
+    return Answer(now.answer)
+
+
+def _typed(module: Any, options: Mapping[str, Any]) -> list[str]:
+    """Return options as a command line has them."""
+    command = getattr(module, "COMMAND", None)
+    kinds = {} if command is None else {row.name: row.kind for row in command.rows}
+    found = []
+    for key, value in options.items():
+        name = key.rstrip("_").replace("_", "-")
+        if value is None:
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        if kinds.get(name) != "texts":
+            values = [",".join(_word(one) for one in values)]
+        found += [f"--{name}={_word(one)}" for one in values]
+    return found
+
+
+def _word(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def search(model: str, hardware: str, **options: Any) -> Answer:
+    """Return the fastest launch or plan of a model on a cluster: `autopar search`.
+
+    Parameters
+    ----------
+    model, hardware : what `--model` and `--hardware` take.
+    options : of the command; `output_config_path` writes the file that `explain` reads, else none
+        is written.
+    """
+    options.setdefault("output_config_path", "none")
+    return ask("search", model=model, hardware=hardware, **options)
+
+
+def check(*files: str | Path, **options: Any) -> Answer:
+    """Return what launches of trainers say, whether they fit and how fast they are."""
+    return ask("check", *map(str, files), **options)
+
+
+def explain(
+    plan: str | Path | Mapping[str, Any], why_not: str | None = None, **options: Any
+) -> Answer:
+    """Return where time and memory of a plan go, the best one, and the best one with a rule.
+
+    plan : a launch, plan or strategy file, or the answer of a search.
+    """
+    return _of_files("explain", [plan], why_not=why_not, **options)
+
+
+def compare(
+    first: str | Path | Mapping[str, Any], second: str | Path | Mapping[str, Any], **options: Any
+) -> Answer:
+    """Return what differs between two plans, or a plan and a measured trace, and by which terms.
+
+    first, second : launch or plan files or answers of searches; `second` may be a trace.
+    """
+    return _of_files("compare", [first, second], **options)
+
+
+def _of_files(
+    command: str, given: Sequence[str | Path | Mapping[str, Any]], **options: Any
+) -> Answer:
+    """Ask a command about files; of an answer a file is made for as long as it takes."""
+    with tempfile.TemporaryDirectory(prefix="autopar") as folder:
+        words = []
+        for place, one in enumerate(given, 1):
+            if isinstance(one, str | Path):
+                words.append(str(one))
+                continue
+            path = Path(folder) / f"plan{place}.json"
+            document = dict(one)
+            # an answer of plans says what was asked where plan files have the request
+            if is_answer(document) and "request" not in document:
+                document["request"] = {
+                    name: value for name, value in document["question"].items() if name != "plan"
+                }
+            path.write_text(json.dumps(document), encoding="utf-8")
+            words.append(str(path))
+        return ask(command, *words, **options)

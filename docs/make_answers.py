@@ -1,0 +1,131 @@
+"""Run the commands that pages show, and write what they print below them.
+
+A block of code without a language holds commands as they are typed; a `text` block that follows it
+is what they print, and is written here: stdout, then stderr; of a block that cuts an answer short
+(`| head`) stdout alone. A block with a `title` is a file of that name, which is there before the
+commands. The blocks of a section run one after the other in one empty folder.
+
+    python docs/make_answers.py [PAGE...] [--check]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import autopar
+
+DOCS = Path(__file__).resolve().parent
+PAGES = (
+    "index.md",
+    *(f"questions/{path.name}" for path in sorted((DOCS / "questions").glob("*.md"))),
+    *(f"coming-from/{path.name}" for path in sorted((DOCS / "coming-from").glob("*.md"))),
+    "gallery.md",
+)
+_BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SECTION = re.compile(r"^## .*$", re.MULTILINE)
+_SHELL = ""
+_ANSWER = "text"
+_CLOCK = re.compile(r"\b\d[\d.]*(?= s of CPU\b)|(?<=: )[\d,]+(?= tokens/s per GPU with )")
+"""What is another number every time: CPU seconds, and ways out that are looked for in so many."""
+_CUT = re.compile(r" (?:\||>) ")
+_VERSION = re.compile(r"(?<=of autopar )[\w.]+")
+
+
+class FailedError(Exception):
+    """A command of a page ended with an exit code that the page does not expect."""
+
+
+def sections(text: str) -> list[str]:
+    """Return a page in the pieces that run by themselves: each second heading begins one."""
+    starts = [found.start() for found in _SECTION.finditer(text)]
+    return [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
+
+
+def answered(section: str) -> str:
+    """Return a section with what its commands print now.
+
+    Raises
+    ------
+    FailedError: a command ends with an error that no page shows.
+    """
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"  # names of models may come from it
+        folder.mkdir()
+        return "".join(_pieces(section, folder))
+
+
+def _pieces(section: str, folder: Path) -> Iterator[str]:
+    end, printed = 0, None
+    for block in _BLOCK.finditer(section):
+        language, title, body = block.groups()
+        between, end = section[end : block.start()], block.end()
+        shown = language == _ANSWER and printed is not None
+        if shown and not between.strip():
+            yield f"{between}```{_ANSWER}\n{printed}```"
+            printed = None
+            continue
+        yield between + block[0]
+        if title:
+            path = folder / title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(body, encoding="utf-8")
+        elif language == _SHELL:
+            printed = _printed(body, folder)
+    yield section[end:]
+
+
+def _printed(commands: str, folder: Path) -> str:
+    """Return what commands write to a terminal of 100 columns."""
+    scripts = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "100",
+        "HOME": str(folder),
+    }
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", commands],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=600,
+        check=False,
+    )
+    # 2 and 3 are answers as well: what is wrong, or why nothing fits
+    if done.returncode not in (0, 2, 3) or "internal error" in done.stderr:
+        raise FailedError(f"{commands}exit code {done.returncode}\n{done.stderr[-2000:]}")
+    text = done.stdout if _CUT.search(commands) else done.stdout + done.stderr
+    text = _CLOCK.sub("...", text)
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def page_of_today(name: str) -> str:
+    """Return a page as its commands answer today."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    return _VERSION.sub(autopar.__version__, "".join(map(answered, sections(text))))
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with `--check` name those that are of another day."""
+    names = [name for name in arguments if name != "--check"] or PAGES
+    stale = []
+    for name in names:
+        text = page_of_today(name)
+        if text == (DOCS / name).read_text(encoding="utf-8"):
+            continue
+        stale.append(name)
+        if "--check" not in arguments:
+            (DOCS / name).write_text(text, encoding="utf-8")
+    sys.stdout.writelines(f"docs/{name}\n" for name in stale)
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

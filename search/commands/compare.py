@@ -1,0 +1,142 @@
+"""autopar-compare: two plans side by side, or a plan and a measured trace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.command.console import Console, escape
+from autopar.command.fields import option
+from autopar.command.options import Command
+from autopar.command.run import say
+from autopar.command.show import make_console, make_table, print_heading, print_item, print_plain
+from autopar.records import dataclass
+from autopar.units import format_bytes, format_seconds
+from search.commands.app import emit, leave, working
+from search.options import PANELS
+from search.request import FILLS, build_request
+
+if TYPE_CHECKING:
+    from search.side_by_side import Comparison
+
+__all__ = ["COMMAND", "CompareSpec", "main", "run", "show"]
+
+_NAME = "autopar-compare"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSpec:
+    """What is compared."""
+
+    first: str = option(help="launch, plan or strategy file", panel="Question", positional=True)
+    second: str = option(
+        help="another one, or a trace of torch.profiler of a run", panel="Question", positional=True
+    )
+
+
+COMMAND = Command(
+    name=_NAME,
+    usage="FIRST SECOND [OPTIONS]",
+    fills=(CompareSpec, *FILLS),
+    without=frozenset({"evaluate", "frontier", "html", "trace", "output-config-path", "engine"}),
+    panels=("Question", *PANELS),
+    family="search",
+    intro="""Say what differs between two plans, or between a plan and a measured trace of it:
+degrees, time by term, memory by term of the fullest stage, and which terms make the difference.
+
+Plans are priced again as their files ask; options given here replace those of both files. A trace
+is a file of torch.profiler (.gz too) of one rank; the plan is beside it as its predicted trace.
+
+Exit codes: 0 done, 2 an input is unusable.
+""",
+)
+_FEW = 0.005
+"""Of a step: terms that differ by less are left out."""
+
+
+def main() -> None:
+    """Entry point of `autopar-compare`."""
+    leave(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code."""
+    return COMMAND.run(arguments, _execute)
+
+
+def _execute(raw: dict[str, Any]) -> int:
+    from search.side_by_side import both_sides, comparison_document
+
+    paths = [str(raw.pop("first")), str(raw.pop("second"))]
+    request = build_request(raw)
+    found = working(
+        "comparing", lambda: both_sides(paths, request, raw, lambda text: say(f"{_NAME}: {text}"))
+    )
+    json_path = request.output.json_path
+    if json_path is not None:
+        emit(json_path, comparison_document(found), command=_NAME)
+    if json_path != "-":
+        show(make_console(sys.stdout), found)
+    return 0
+
+
+def show(console: Console, found: Comparison) -> None:
+    """Print both step times, degrees that differ, and terms by how much they differ."""
+    first, second = found.first, found.second
+    print_plain(console, f"1: {first.name} ({first.kind})", style="bold")
+    print_plain(console, f"2: {second.name} ({second.kind})", style="bold")
+    per = "sequence" if found.per_sample else "step"
+    one, two = (sum(pair[side] for pair in found.terms_s.values()) for side in (0, 1))
+    share = f", {(two / one - 1) * 100:+.2f} %" if one > 0 else ""
+    print_plain(
+        console, f"{per}: {format_seconds(one)} and {format_seconds(two)}{share}", style="bold"
+    )
+    if found.degrees:
+        print_heading(console, "what differs")
+        table = make_table("", "1", "2", spaced=True)
+        for name, pair in found.degrees.items():
+            table.add_row(name.replace("_", " "), *(escape(str(value)) for value in pair))
+        console.print(table)
+    print_heading(console, f"time of a {per}")
+    table = make_table("term", "1", "2", "difference", "of 1", spaced=True)
+    shown = [
+        (name, pair)
+        for name, pair in found.terms_s.items()
+        if abs(pair[1] - pair[0]) >= _FEW * max(one, two)
+    ]
+    for name, (a, b) in shown:
+        table.add_row(
+            escape(name.replace("_", " ")),
+            format_seconds(a),
+            format_seconds(b),
+            f"{(b - a) * 1e3:+.4g} ms",
+            f"{(b - a) / one * 100:+.2f} %" if one > 0 else "",
+        )
+    if shown:
+        console.print(table)
+    if len(shown) < len(found.terms_s):
+        others = len(found.terms_s) - len(shown)
+        print_item(console, f"{others} more differ by less than {_FEW * 100:g} % of it")
+    if found.memory_bytes:
+        print_heading(console, "memory of the fullest stage")
+        table = make_table("term", "1", "2", "difference", spaced=True)
+        for name, (a, b) in list(found.memory_bytes.items())[:8]:
+            if a != b:
+                sign = "-" if b < a else "+"
+                table.add_row(
+                    escape(name.replace("_", " ")),
+                    format_bytes(a),
+                    format_bytes(b),
+                    sign + format_bytes(abs(b - a)),
+                )
+        console.print(table)
+    peaks = [first.peak_bytes, second.peak_bytes]
+    if None not in peaks:
+        print_plain(console, f"peak {' and '.join(format_bytes(peak or 0) for peak in peaks)}")
+    for note in found.notes:
+        print_item(console, note)
+
+
+if __name__ == "__main__":
+    main()

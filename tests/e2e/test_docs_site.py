@@ -1,0 +1,204 @@
+"""The site: its pages are in its menu, what is generated is of today, what they name exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from autopar.command.aliases import ALIASES
+from autopar.command.options import Command
+from autopar.entry import SUBCOMMANDS
+from docs import make_answers, make_reference
+from docs.site import hooks
+
+pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCS = ROOT / "docs"
+LONG = {"gallery.md", "questions/fastest.md", "questions/small-gpus.md"}
+"""Pages whose searches take more than a few seconds."""
+TABLES = sorted(path.name for path in (DOCS / "coming-from").glob("*.md") if path.stem != "index")
+_OPTION = re.compile(r"--[a-z][\w-]*")
+_OURS = ("autopar", "profile-", "torchrun")
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose names of functions mean nothing here."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+def menu() -> dict[str, object]:
+    """Return the configuration of the site."""
+    with (ROOT / "mkdocs.yml").open(encoding="utf-8") as file:
+        found = yaml.load(file, Loader=_Loader)
+    assert isinstance(found, dict)
+    return found
+
+
+def paths(item: object) -> Iterator[str]:
+    """Yield the pages of the menu."""
+    if isinstance(item, str):
+        yield item
+    for one in item if isinstance(item, list) else item.values() if isinstance(item, dict) else ():
+        yield from paths(one)
+
+
+def test_every_page_is_in_the_menu() -> None:
+    """A page that no menu leads to is not found; `make docs` refuses it, too."""
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    listed = list(paths(menu()["nav"]))
+
+    assert len(listed) == len(set(listed))
+    assert pages - set(listed) == set(), "add these pages to `nav` of mkdocs.yml"
+    assert set(listed) - pages == set(hooks.ELSEWHERE.values())
+
+
+def test_the_site_asks_nobody() -> None:
+    """Neither fonts nor scripts come from elsewhere: it is read without a network."""
+    site = menu()
+    theme = site["theme"]
+    assert isinstance(theme, dict)
+    assert theme["font"] is False
+    assert site["extra"] == {"generator": False, "polyfills": ["assets/iframe-worker.js"]}
+    for path in (DOCS / "assets").iterdir():
+        assert "//" not in re.sub(r"^\s*//.*$", "", path.read_text("utf-8"), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "there"),
+    [
+        ("cli.md", "[x](../tests/golden/bad_input.md)", "[x](reference/bad-input.md)"),
+        ("questions/a.md", "[x](../cli.md#b)", "[x](../cli.md#b)"),
+        ("changelog.md", "[x](docs/cli.md)", "[x](cli.md)"),
+        ("reference/bad-input.md", "[x](../../README.md)", "[x](../index.md)"),
+        ("accuracy.md", "[x](../tests/data/README.md)", "x (`tests/data/README.md`)"),
+        ("a.md", "[x](https://example.org/y)", "[x](https://example.org/y)"),
+        ("a.md", "```\n[x](../README.md)\n```", "```\n[x](../README.md)\n```"),
+        ("a.md", "| `a\\|b` \\| c |", "| `a|b` \\| c |"),
+        ("a.md", "1. x\n   ```\n   y\n   ```\n2. z", "1. x\n    ```\n    y\n    ```\n\n2. z"),
+        ("a.md", "said:\n- x\n- y", "said:\n\n- x\n- y"),
+        ("a.md", "<!-- of -->\n| a |\n|---|\n| b |", "<!-- of -->\n\n| a |\n|---|\n| b |"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(page: str, link: str, there: str) -> None:
+    """Files outside of docs/ are pages of it, or words."""
+
+    class Page:
+        class file:  # noqa: N801 - as mkdocs has it
+            src_uri = page
+
+        meta: ClassVar[dict[str, object]] = {}
+
+    assert hooks.on_page_markdown(link, page=Page, config=None, files=None) == there
+
+
+def test_golden_reference_is_of_today(request: pytest.FixtureRequest) -> None:
+    """docs/reference says what the code says; `make docs-reference` brings it up to date."""
+    if request.config.getoption("--update-golden"):
+        make_reference.main()
+    found = {path.name: path.read_text("utf-8") for path in make_reference.FOLDER.glob("*.md")}
+    expected = make_reference.pages()
+
+    assert set(found) == set(expected)
+    stale = [name for name, text in expected.items() if found[name] != text]
+    assert stale == [], "run `make docs-reference`"
+
+
+def test_reference_has_every_option() -> None:
+    """Each command of the front door has a page, and each of its options a row of it."""
+    for _, module, _ in SUBCOMMANDS.values():
+        for command in vars(import_module(module)).values():
+            if not isinstance(command, Command):
+                continue
+            page = next(
+                text
+                for text in (path.read_text("utf-8") for path in make_reference.FOLDER.glob("*.md"))
+                if f"```bash\n{command.name} {command.usage}\n```" in text
+            )
+            assert [
+                row.name for row in command.rows if f"{row.label}`" not in page.replace("[no-]", "")
+            ] == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page in LONG else page
+        for page in make_answers.PAGES
+    ],
+)
+def test_golden_answers_are_of_today(page: str, request: pytest.FixtureRequest) -> None:
+    """What pages show below a command is what it prints; `make gallery` runs them again."""
+    text = (DOCS / page).read_text("utf-8")
+    today = make_answers.page_of_today(page)
+    if request.config.getoption("--update-golden"):
+        (DOCS / page).write_text(today, "utf-8")
+        return
+    assert text == today, f"docs/{page} shows another answer; run `make gallery`"
+
+
+def test_answers_are_written_below_their_commands() -> None:
+    """The shell, its files, a cut answer, an error; a text block elsewhere is left alone."""
+    page = (
+        '# t\n\n```text\nkept\n```\n\n## a\n\n```json title="x/a.json"\n{"a": 1}\n```\n\n'
+        "```\ncat x/a.json | head -1\necho no >&2\n```\n\n```text\nold\n```\n\n"
+        "```\nautopar no-such\n```\n\n```text\n```\n"
+    )
+    found = "".join(map(make_answers.answered, make_answers.sections(page)))
+
+    assert "```text\nkept\n```" in found
+    assert 'head -1\necho no >&2\n```\n\n```text\n{"a": 1}\n```\n' in found, "stdout alone"
+    assert "```text\nautopar: the command 'no-such' is unknown" in found
+    with pytest.raises(make_answers.FailedError, match="exit code 1"):
+        make_answers.answered("```\nfalse\n```\n\n```text\n```\n")
+
+
+def known_options() -> dict[str, set[str]]:
+    """Return the names of commands -> the options that each takes."""
+    found: dict[str, set[str]] = {}
+    for word, (own, module, _) in SUBCOMMANDS.items():
+        names = {f"autopar {word}", own, f"torchrun -m {module.rpartition('.')[0]}"}
+        for command in vars(import_module(module)).values():
+            if isinstance(command, Command):
+                options = {row.name for row in command.rows}
+                options |= {alias for alias, own in ALIASES.items() if options & {*own}}
+                for name in names:
+                    found.setdefault(name, set()).update(f"--{option}" for option in options)
+    return found
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_tables_name_what_there_is(page: str) -> None:
+    """Each command and option of ours in the tables for who comes from elsewhere exists."""
+    known = known_options()
+    text = (DOCS / "coming-from" / page).read_text("utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    said = [code for row in rows if len(row) > 1 for code in re.findall(r"`([^`]+)`", row[1])]
+    ours = [code for code in said if code.startswith(_OURS)]
+    assert len(ours) > 5, "the pattern above finds what it must"
+
+    for code in ours:
+        name = max((name for name in known if code.startswith(name)), key=len, default=None)
+        assert name is not None, f"{code}: no command of ours"
+        unknown = set(_OPTION.findall(code)) - known[name]
+        assert unknown == set(), f"{code}: {unknown}"
+
+
+def test_pages_of_questions_name_commands_that_run() -> None:
+    """Words in the running text that look like options of ours are options of some command."""
+    known = {option for options in known_options().values() for option in options}
+    for path in (DOCS / "questions").glob("*.md"):
+        prose = make_answers._BLOCK.sub("", path.read_text("utf-8"))
+        codes = re.findall(r"`([^`]+)`", prose)
+        words = {word for code in codes for word in _OPTION.findall(code)}
+        assert words - known == set(), path.name
+        assert all(shlex.split(code) for code in codes)
