@@ -23,7 +23,7 @@ from search.uniform.memory import Room
 from search.uniform.prices import Pipeline, Prices, Unit, arrangement_of, partly_s
 from search.uniform.space import Degrees, Space
 
-__all__ = ["Openings", "Options", "Stages"]
+__all__ = ["Openings", "Options", "Stages", "Staging"]
 
 
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}

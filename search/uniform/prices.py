@@ -48,7 +48,16 @@ from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds, Modules, Room, live_forwards
 
-__all__ = ["Pipeline", "Prices", "Rows", "Unit", "arrangement_of", "degrees_of", "partly_s"]
+__all__ = [
+    "Kinds",
+    "Pipeline",
+    "Prices",
+    "Rows",
+    "Unit",
+    "arrangement_of",
+    "degrees_of",
+    "partly_s",
+]
 
 Pipeline = tuple[Schedule, int]
 """A schedule and the chunks of a stage."""
