@@ -121,7 +121,7 @@ def check_plan(inputs: Inputs, folder: Path, mode: str, *options: str) -> None:
         *("--memory-profiling-path", str(inputs.profiles)),
         *("--time-profiling-path", str(inputs.profiles)),
         *("--mixed-precision", "fp32", "--time-profile-mode", mode),
-        *("--output-config-path", "strategy.json", *options),
+        *("--output-config-path", "strategy.json", "--verbose", *options),
     )
     plan = json.loads((folder / "autopar_plan_strategy.json").read_text(encoding="utf-8"))
 
