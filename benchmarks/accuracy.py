@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autopar.documents.json import write_text
+from autopar.output import write_text
 from benchmarks.accuracy_models import MODELS, Answer
 from benchmarks.accuracy_rows import FILES, Run, UnusableError, read_rows, run_of
 from benchmarks.metadata import ROOT

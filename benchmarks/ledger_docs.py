@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopar.documents.json import write_text
+from autopar.output import write_text
 
 if TYPE_CHECKING:
     from autopar.estimate.accuracy import Accuracy

@@ -343,7 +343,6 @@ class OutputSpec:
         panel=_OUT,
         metavar="DIR",
         brief="where plans go, none writes none [configs]",
-        most_used=True,
     )
     """None writes nothing."""
     verbose: bool = option(

@@ -751,14 +751,14 @@ def build_request(raw: Mapping[str, object]) -> Request:
         values.setdefault("time-profile-mode", mode)
         # Memory has no batch mode: it is per sample already.
         values.setdefault("memory-profile-mode", "sequence" if mode == "sequence" else "static")
+    from search.space import check_batches, parse_rules
+
     # before the dataclass checks the range: an end that was not given follows the other
-    _check_batches(values)
+    check_batches(values)
     if {"reserve", "oom-risk"} <= values.keys():
         raise OptionError("--oom-risk: not together with --reserve, which says what is kept free")
     options = make(SearchOptions, values)
     # here and not in the search: a mistake is found before any input is read
-    from search.space import parse_rules
-
     parse_rules(options.pin, options.forbid)
     if values.get("site") == "none":
         values["site"] = None
@@ -794,20 +794,3 @@ def extended(request: Request, changes: Mapping[str, Any]) -> Request:
     # in the order of the help, as plan files have them
     kept = {row.name: given[row.name] for row in ROWS if row.name in given}
     return replace(request, **parts, given=kept)
-
-
-def _check_batches(values: dict[str, Any]) -> None:
-    """Let one end of the batch range follow the other, and refuse an empty range."""
-    low, high = values.get("min-bsz"), values.get("max-bsz")
-    if low is not None and high is None:
-        values["max-bsz"] = max(low, SearchOptions.max_bsz)
-    elif high is not None and low is None:
-        values["min-bsz"] = min(high, SearchOptions.min_bsz)
-    elif low is not None and high is not None and low > high:
-        raise OptionError(f"--min-bsz: {low} exceeds --max-bsz {high}")
-    batch, chunks = values.get("global-batch-size"), values.get("micro-batches")
-    if batch is not None and chunks is not None and batch % chunks:
-        raise OptionError(
-            f"--micro-batches: {chunks} does not divide --global-batch-size {batch} "
-            f"({batch} % {chunks} = {batch % chunks})"
-        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from autopar.errors import OptionError, nearest
 from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault, fewest_microbatches
@@ -24,6 +25,7 @@ __all__ = [
     "SearchSpace",
     "Table",
     "build_space",
+    "check_batches",
     "context_degrees",
     "divisors",
     "freed",
@@ -579,3 +581,20 @@ def _no_batch(
         f"{world_size} GPUs with {pipelines} (G must be divisible by m*d, and "
         "1F1B needs m >= p); give another --global-batch-size, --micro-batches or --bsz-scale"
     )
+
+
+def check_batches(values: dict[str, Any]) -> None:
+    """Let one end of the batch range follow the other, and refuse an empty range."""
+    low, high = values.get("min-bsz"), values.get("max-bsz")
+    if low is not None and high is None:
+        values["max-bsz"] = max(low, SearchOptions.max_bsz)
+    elif high is not None and low is None:
+        values["min-bsz"] = min(high, SearchOptions.min_bsz)
+    elif low is not None and high is not None and low > high:
+        raise OptionError(f"--min-bsz: {low} exceeds --max-bsz {high}")
+    batch, chunks = values.get("global-batch-size"), values.get("micro-batches")
+    if batch is not None and chunks is not None and batch % chunks:
+        raise OptionError(
+            f"--micro-batches: {chunks} does not divide --global-batch-size {batch} "
+            f"({batch} % {chunks} = {batch % chunks})"
+        )

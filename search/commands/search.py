@@ -203,6 +203,11 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     return 0
 
 
+def _is_warning(note: str) -> bool:
+    """Return whether a note says that an input is most likely wrong."""
+    return note.startswith(("suspicious: ", "at odds: "))
+
+
 def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, object]:
     """Return options as a file of `--json` holds them; on stdout paths are seen from here."""
     return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
@@ -432,6 +437,8 @@ def _execute(
                 show_frontier(console, frontier)
     if request.output.json_path == "-":
         emit("-", document, command=_NAME)
+    # a first screen has no room for what is wrong with inputs, and nobody may miss it
+    says += [] if request.output.verbose else [note for note in result.notes if _is_warning(note)]
     for line in says:
         say(f"{_NAME}: {line}")
     _report_pins(request, session, result)

@@ -38,6 +38,7 @@ __all__ = [
     "Options",
     "Saving",
     "Stages",
+    "Staging",
     "hosted_s",
     "least_hosted_bytes",
     "sets_bytes",
@@ -76,12 +77,6 @@ class Options(NamedTuple):
     """Of `Prices.words`, and behind these `block N` by N."""
     sets: I64
     """Of `Hosted.words`; or `_DEVICE`, `_OPEN`."""
-
-    @property
-    def slowest(self) -> int:
-        """The last with nothing on the host, if there is one: bounds of these are the closest."""
-        plain = np.flatnonzero(self.sets == _DEVICE)
-        return int(plain[-1]) if len(plain) else len(self.sets) - 1
 
     def only(self, some: I64) -> Options:
         """Return some of them."""

@@ -50,6 +50,7 @@ from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 
 __all__ = [
+    "Kinds",
     "Pipeline",
     "Prices",
     "Rows",

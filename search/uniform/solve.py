@@ -282,13 +282,29 @@ class _Search:
                 break
             if entry.level < _DEGREES and _family(entry.choice) in self.found:
                 continue
-            if late and entry.level == _LAYOUT:
-                # the slowest saving leaves the most room
-                assert entry.options is not None, "a layout has options"
-                entry = entry._replace(at=entry.options.slowest)
-            self.open(entry)
+            if late:
+                self.dive(entry, end)
+            else:
+                self.open(entry)
             if len(self.found) >= self.top or (late and self.found):
                 break
+
+    def dive(self, entry: _Entry, end: float | None) -> None:
+        """Look for any launch of an entry that fits, the finest choices first."""
+        others, self.queue = self.queue, [entry]
+        while self.queue and not self.found and (end is None or time.process_time() <= end):
+            at = min(
+                range(len(self.queue)),
+                key=lambda at: (self.queue[at].level, self.queue[at].seconds),
+            )
+            one = self.queue.pop(at)
+            if one.level == _LAYOUT:
+                # the slowest recomputation leaves the most room
+                assert one.options is not None, "a layout has options"
+                one = one._replace(at=len(one.options.places) - 1)
+            self.open(one)
+        self.queue = [*others, *self.queue]
+        heapq.heapify(self.queue)
 
     def open(self, entry: _Entry) -> None:
         """Push what is finer than an entry, or take it where it is a launch."""

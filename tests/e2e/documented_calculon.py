@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.command.answers import without_head
 from tests.data.read import calculon_best, calculon_documents
 from tests.e2e.documented_lab import Lab, Table, write
 from tests.warm import ROOT
@@ -142,7 +143,7 @@ def searched(lab: Lab, *words: object, expected: int = 0) -> Any:
     """Return what autopar-explore answers about llama2-13b on A100, as JSON."""
     words = ("--application", "llama2-13b", "--system", "a100", *words)
     answer = lab.ask("autopar-explore", "calculon", *words, "--json", "-", expected=expected)
-    return answer.data if expected == 0 else answer.err
+    return without_head(answer.data) if expected == 0 else answer.err
 
 
 def of_space(lab: Lab, *words: object, expected: int = 0, **changes: object) -> Any:

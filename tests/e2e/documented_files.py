@@ -155,7 +155,8 @@ def _(lab: Lab) -> None:
 
 @TABLE.works("allreduce_bandwidth_{N}nodes_{G}gpus_per_node.json read")
 def _(lab: Lab) -> None:
-    assert str(ALLREDUCE) in lab.ask("autopar-search", *GPT, *BASE, *NO_FILES).out
+    answer = lab.ask("autopar-search", *GPT, *BASE, *NO_FILES, "--verbose")
+    assert str(ALLREDUCE) in answer.out
     missing = lab.without(ALLREDUCE).found(*GPT, *BASE, expected=2)
     assert ALLREDUCE.name in missing
 
@@ -173,7 +174,7 @@ def _(lab: Lab) -> None:
     whole = ("--pin", "tp=1", "--pin", "pp=1")
     of_all = lab.changed(ALLREDUCE, times("allreduce_size_8_consec_1", 0.05))
     assert of_all.rate(*whole) < 0.8 * lab.rate(*whole)
-    answer = beside.ask("autopar-search", *GPT, *BASE, "--output_config_path", "s.json")
+    answer = beside.ask("autopar-search", *GPT, *BASE, *NO_FILES, "--verbose")
     assert f"at odds: in {ALLREDUCE.name} {key} is 16 GB/s" in " ".join(answer.out.split())
 
 
@@ -334,7 +335,7 @@ def _(lab: Lab) -> None:
     "computation_/memory_profiling_{prec}_hidden_{H}_head_{A}.json"
 )
 def _(lab: Lab) -> None:
-    out = lab.ask("autopar-search", *GPT, *BASE, *NO_FILES).out
+    out = lab.ask("autopar-search", *GPT, *BASE, *NO_FILES, "--verbose").out
     assert f"computation: {MODEL / COMPUTATION}" in out
     assert f"memory: {MODEL / MEMORY}" in out
 
@@ -548,9 +549,10 @@ def _path_row(option: str) -> None:
         lab.path(FILES[option]).rename(own)
         paths = [word for name, path in FILES.items() if name != option for word in (name, path)]
         for value in ("elsewhere", Path("elsewhere") / own.name):
-            answer = lab.ask("autopar-search", *SIZES, *paths, option, value, *BASE, *NO_FILES)
+            words = (*SIZES, *paths, option, value, *BASE, *NO_FILES, "--verbose")
+            answer = lab.ask("autopar-search", *words)
             assert f": {Path('elsewhere') / own.name}\n" in answer.out
-            assert f"\n{plain:.5g} samples/s" in answer.out
+            assert f" {plain:.5g} samples/s\n" in answer.out
 
 
 for _option in FILES:

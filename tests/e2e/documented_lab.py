@@ -386,7 +386,7 @@ class Lab:
     def found(self, *words: object, expected: int = 0) -> Any:
         """Return the answer of autopar-search as JSON, or what was said where there is none."""
         answer = self._asked(*words, expected=expected)
-        return answer.data if answer.out else answer.err
+        return answer.err if not answer.out or "error" in answer.data else answer.data
 
     def said(self, *words: object, expected: int = 0) -> str:
         """Return what autopar-search says on stderr about the documented files."""

@@ -601,7 +601,7 @@ def _(lab: Lab) -> None:
     import _autopar_core
 
     assert _autopar_core.__file__
-    answer = lab.ask("autopar-search", *GPT, *BASE, "--output_config_path", "none")
+    answer = lab.ask("autopar-search", *GPT, *BASE, "--output_config_path", "none", "--verbose")
     assert "of CPU time" in answer.out
     best = lab.rate()
     for degree in (2, 4):

@@ -609,4 +609,4 @@ def _(lab: Lab) -> None:
     assert there.out.replace("../", "") == here.out
     for words in (("autopar-explain",), ("autopar-export", "--to", "galvatron")):
         said = elsewhere.ask(words[0], f"../{plan}", *words[1:]).err
-        assert f"{HARDWARE} is not in this folder, taken is ../{HARDWARE}" in said
+        assert "not in this folder" not in said

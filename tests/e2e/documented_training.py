@@ -99,7 +99,8 @@ def _(lab: Lab) -> None:
         alike = lab.found("--model", own, "--seq_length", 2048, *words)["plan"]
         assert lab.found("--model_size", name, *words)["plan"] == alike
     out = lab.ask("autopar-search", "--output_config_path", "none").out
-    assert "memory counted exactly, times estimated" in out
+    assert "rests on ESTIMATES from datasheets" in out
+    assert "memory is counted exactly" in out
 
 
 @TABLE.works("profile_min/max_batch_size, profile_batch_size_step = range(min,max+1,step)")

@@ -245,7 +245,7 @@ def test_a_plan_is_handed_on_from_another_folder(folder: Path) -> None:
             f"autopar-export {path.name} --to {engine}", alone.parent, 2
         ).stderr.splitlines()
         assert "asks with --model ../../../tiny/config.json, and nothing is there" in said
-        ran(f"{line} --model ../tiny/config.json", alone.parent)
+        ran(line.replace("../../tiny", "../tiny"), alone.parent)
 
 
 def test_what_was_profiled_here_is_planned_without_paths(folder: Path) -> None:
@@ -257,7 +257,7 @@ def test_what_was_profiled_here_is_planned_without_paths(folder: Path) -> None:
     ran(f"profile-model --model tiny/config.json --mode batch --bsz 1,2 {' '.join(SHORT)}", folder)
     shutil.copytree(find_hardware("a100-80gb_1x8"), folder / "hardware")
 
-    done = ran(question, folder)
+    done = ran(f"{question} --verbose", folder)
     assert "planning with the hardware of hardware; --hardware CARD:NxG estimates" in done.stderr
     assert "times of models/tiny/configs/cpu and memory of models/tiny/configs" in done.stderr
     assert "  - --hardware hardware (hardware of hardware)\n" in done.stdout
@@ -290,7 +290,7 @@ def test_the_site_of_the_cluster_is_planned_with(folder: Path) -> None:
     without = ran(f"{question} --output-config-path none", folder).stdout
     (folder / "sites" / "site_here.json").write_text(json.dumps(whole), encoding="utf-8")
 
-    done = ran(question, folder)
+    done = ran(f"{question} --verbose", folder)
     assert "estimating with what sites/site_here.json measured of this cluster" in done.stderr
     assert "assumed: --site sites/site_here.json (it lies in sites and was measured" in " ".join(
         done.stdout.split()

@@ -70,7 +70,7 @@ def check_search(out: Path, num_ranks: int) -> None:
     options = [
         *("--model", "llama2-7b", "--hardware", str(out), "--sp-space", "tp+sp"),
         *("--memory-profiling-path", MODEL, "--time-profiling-path", MODEL),
-        *("--memory-constraint", "200", "--output-config-path", "none"),
+        *("--memory-constraint", "200", "--output-config-path", "none", "--verbose"),
     ]
     done = command("autopar-search", *options).completed()
     assert done.returncode == 0, done.stderr

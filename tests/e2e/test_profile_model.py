@@ -11,6 +11,7 @@ import pytest
 from autopar.documents.model import read_model_profile
 from autopar.documents.sidecar import read_sidecar
 from autopar.documents.spec import load_spec
+from tests.command_lines import last_said
 from tests.e2e.profiling import (
     COMPUTATION,
     LLAMA,
@@ -37,7 +38,7 @@ def check_search(model: Path, files: Path, mode: str, *options: str) -> None:
         "autopar-search",
         *("--model", str(model), "--hardware", "a100:1x4", "--mixed-precision", "fp32"),
         *("--memory-profiling-path", str(files), "--time-profiling-path", str(files)),
-        *("--time-profile-mode", mode, "--output-config-path", "none", *options),
+        *("--time-profile-mode", mode, "--output-config-path", "none", "--verbose", *options),
     ).completed()
     assert done.returncode == 0, done.stderr
     for name in (COMPUTATION, MEMORY):
@@ -248,7 +249,7 @@ def test_dry_run_and_half_a_layer(tmp_path: Path) -> None:
     sizes = {}
     memory = ("--profile-type", "memory", "--tp", "1")
     for unit in ("all", "attention", "mlp"):
-        profiled(tmp_path, *options, *memory, "--profile-unit", unit)
+        profiled(tmp_path, *last_said([*options, *memory, "--profile-unit", unit]))
         name = MEMORY if unit == "all" else f"{MEMORY.removesuffix('.json')}_{unit}.json"
         tables = json.loads((tmp_path / "profiles" / name).read_text(encoding="utf-8"))
         sizes[unit] = tables["layertype_0"]["128"]["parameter_size"]

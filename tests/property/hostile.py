@@ -364,12 +364,13 @@ def _full_plan() -> bytes:
         os.chdir(name)
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                code = search.run([*_SMALL, "--engine", "none", "--output-config-path", "found"])
+                code = search.run(
+                    [*_SMALL, "--engine", "none", "--output-config-path", "full.json"]
+                )
         finally:
             os.chdir(start)
         assert code == 0
-        (path,) = (Path(name) / "found").glob("autopar_plan_*.json")
-        return path.read_bytes()
+        return (Path(name) / "autopar_plan_full.json").read_bytes()
 
 
 @cache

@@ -23,6 +23,7 @@ from search.closed_form.questions import (
 )
 from search.closed_form.tensor2d import Quirks as Tensor2dQuirks
 from search.commands import estimate as cli_estimate
+from tests.command_lines import last_said
 
 SEED = {  # 22 keys, as users of the published model write them for blocks of another kind
     "tensor_par": 4,
@@ -301,7 +302,7 @@ def test_candidate_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixtu
     """Exit 3 with what is needed and what there is."""
     small = {**tensor2d_system("a100").model_dump(), "hbm_capacity": 2}
     path = write(tmp_path, small)
-    code = cli_estimate.run([*FLAT, "--system", str(path)])
+    code = cli_estimate.run(last_said([*FLAT, "--system", str(path)]))
     out, err = capsys.readouterr()
 
     assert (code, out) == (3, "")

@@ -27,6 +27,7 @@ from search.closed_form.session import Session
 from search.closed_form.tensor2d.exploration import fastest_placement, survey
 from search.closed_form.tuners import tune
 from search.commands import estimate as estimate_command, explore as explore_command
+from tests.command_lines import last_said
 from tests.unit.explore_documents import (
     MODEL,
     calculon as calculon_words,
@@ -143,7 +144,7 @@ def test_too_much_of_a_command(more: list[str], sentence: str, tmp_path: Path) -
     """One sentence, before the work, whatever the length of a word."""
     words = calculon_words(tmp_path)
     with bounded(10.0, 1500.0):
-        code, err = said(explore_command.run, [*words, *more])
+        code, err = said(explore_command.run, last_said([*words, *more]))
     assert code == 2
     assert sentence in err
     assert len(err) < 2000

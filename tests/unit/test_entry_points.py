@@ -67,7 +67,7 @@ def test_ctrl_c_while_modules_are_imported(command: str) -> None:
 
 UNUSED = (
     *("rich", "typer", "torch", "yaml", "profiler", "asyncio", "pydantic", "pydantic_core"),
-    *("autopar.estimate.card", "autopar.documents.calibration", "search.closed_form"),
+    *("autopar.documents.calibration", "search.closed_form"),
 )
 """What the default question has no part in, where stdout is no terminal."""
 HEAVY = ("numpy", "pydantic", "rich", "typer", "torch", "yaml", "_autopar_core")

@@ -163,10 +163,10 @@ def test_functions_answer_as_the_commands(folder: Path, capsys: pytest.CaptureFi
     theirs = json.loads(capsys.readouterr().out)
     assert without_head(own.to_dict()) == without_head(theirs)
     explained = autopar.explain(own, "tp=4")
-    assert explained["why_not"]["launch"]["degrees"]["tp"] == 4
-    terms = explained["why_not"]["terms_s_per_sample"]
+    assert explained["why_not"][0]["launch"]["degrees"]["tp"] == 4
+    terms = explained["why_not"][0]["terms_s_per_sample"]
     difference = (
-        1 / explained["why_not"]["launch"]["samples_per_s"] - 1 / own.rows()[0]["samples_per_s"]
+        1 / explained["why_not"][0]["launch"]["samples_per_s"] - 1 / own.rows()[0]["samples_per_s"]
     )
     assert sum(terms.values()) == pytest.approx(difference)
     assert explained["one_more_gib"]["gain"] >= -1e-12

@@ -356,11 +356,11 @@ def test_the_report_says_what_is_counted(
     """In the title and in the list of inputs; of a changed model the notes say it is not."""
     pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
     common = ["--hardware", "a100:1x8", "--model", "gpt2-xl", "--engine", "none"]
-    common.append("--output-config-path")
+    common += ["--verbose", "--output-config-path"]
 
     assert cli.run([*common, str(tmp_path / "plan.json"), "--seq-length", "512"]) == 0
     text = capsys.readouterr().out
-    assert "memory counted exactly, times estimated" in text
+    assert "memory is counted exactly" in text
     assert "scaled: memory of layers linearly from sequence length 1024 to 512" in text
     plan = json.loads((tmp_path / "autopar_plan_plan.json").read_text(encoding="utf-8"))
     assert "estimated: times of gpt2-xl" in plan["notes"]
