@@ -239,7 +239,7 @@ class SearchOptions:
         "ring",
         help="how context ranks exchange keys and values, or heads (a2a, launches)",
         panel=_COST,
-        shown="ring; of launches any",
+        shown="ring; of launches ring or a2a",
     )
     """Beside attention or before it. Ulysses, which exchanges heads, is a kind of `tp`, and may
     stand inside either; launches, which have one degree for it, call it a2a."""

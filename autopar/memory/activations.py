@@ -102,6 +102,7 @@ def offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, Off
         chosen.discard("attn_norm")
     if not experts and not launch.software.local_layers:
         chosen.discard("mlp_norm")
+    ordered = sorted(chosen)
     least = offload.least_elements * launch.precision.element_bytes
     halves = 0
     for index, (name, size) in enumerate(_layer_parts(launch, experts=experts)):
@@ -109,7 +110,7 @@ def offloaded_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[int, Off
         module = next(
             (
                 module
-                for module in sorted(chosen)
+                for module in ordered
                 if name in _OFFLOADED_PARTS[module]
                 and not (module in ("attn_norm", "qkv_linear") and halves > 1)
                 and not (module == "mlp_norm" and halves < 2)

@@ -24,7 +24,7 @@ from search.report.headline import (
     show_engines,
 )
 from search.uniform.choice import PRECISIONS, Fixed
-from search.uniform.space import MICRO_BATCHES
+from search.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
@@ -321,6 +321,9 @@ def _left_out(answer: Answer, best: EngineAnswer) -> list[str]:
         found.append(f"products in {', '.join(others)} (--precision any)")
     if fixed.micro_batch is None:
         found.append("micro-batches that are no power of two (--micro-batch-size)")
+    if fixed.cp_kind is None:
+        kinds = [one for one in engine.context if one not in CONTEXT_KINDS]
+        found += [f"{one} of context ranks (--cp-kind {one})" for one in kinds]
     named = [f"--{name}" for name in fixed.options]
     if named:
         found.append(f"what {', '.join(named)} exclude{'s' if len(named) == 1 else ''}")

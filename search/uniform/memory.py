@@ -393,6 +393,12 @@ class Bounds:
         return found
 
     @cached_property
+    def leaves(self) -> F64:
+        """[recomputation, kind]: what all modules together free at most."""
+        found: F64 = self.gone.blocks.sum(axis=1)
+        return found
+
+    @cached_property
     def padding(self) -> float:
         """How much larger than its tensors what a module frees is at most."""
         gone = self.gone

@@ -25,7 +25,7 @@ from autopar.records import dataclass
 from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed
 from search.uniform.engines import EngineSpace, Job
-from search.uniform.space import MICRO_BATCHES
+from search.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 __all__ = ["obstacle"]
 
@@ -515,6 +515,9 @@ class _Trial:
             return engine.expert_tensor(values["tp"])
         if name in _LEAST:
             return (_LEAST[name],)
+        if name == "cp_kind":
+            # others are tried where somebody says so alone
+            return [one for one in CONTEXT_KINDS if one in engine.context] or CONTEXT_KINDS[:1]
         return _domain(engine, job, name)
 
 

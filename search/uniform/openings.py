@@ -40,6 +40,7 @@ __all__ = [
     "Stages",
     "Staging",
     "hosted_s",
+    "hosted_spread_bytes",
     "least_hosted_bytes",
     "sets_bytes",
     "sets_s",
@@ -78,6 +79,12 @@ class Options(NamedTuple):
     sets: I64
     """Of `Hosted.words`; or `_DEVICE`, `_OPEN`."""
 
+    @property
+    def slowest(self) -> int:
+        """The last with nothing on the host, if there is one, whose bytes are the surest."""
+        plain = np.flatnonzero(self.sets == _DEVICE)
+        return int(plain[-1]) if len(plain) else len(self.sets) - 1
+
     def only(self, some: I64) -> Options:
         """Return some of them."""
         return Options(self.values[some], self.places[some], self.sets[some])
@@ -88,6 +95,8 @@ class _Sizes:
 
     def __init__(self, words: F64, blocks: F64, numbers: I64) -> None:
         self.words, self.blocks, self.numbers = words, blocks, numbers
+        self.hosted: F64 | None = None
+        """By recomputation, whatever is on the host, once asked for."""
         self.seconds: tuple[F64, F64] | None = None
         """Of a step for each of its sequences at least, in the same order, once asked for."""
 
@@ -119,6 +128,8 @@ class Stages(NamedTuple):
     bytes: F64
     freed: F64
     """[sharding, row] both, of `Prices.many_spread_bytes`."""
+    hosted: F64
+    """[sharding, recomputation]: the same bytes, whatever is on the host."""
     rows: tuple[Rows, ...]
     """Of each sharding, and of these:"""
     whole_s: F64
@@ -469,6 +480,7 @@ class Openings:
             staging=staging,
             bytes=sizes,
             freed=most,
+            hosted=hosted_spread_bytes(unit, sizes, most) if self.hosted.any() else sizes[:, :-2],
             rows=tuple(rows),
             whole_s=np.array([one.whole_s for one in rows]).reshape(sizes.shape),
             again=np.array([one.again for one in rows]).reshape(-1, 4),
@@ -514,17 +526,18 @@ class Openings:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
             partly = partly_s(table.again, lacking / table.freed[:, -2])
             found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
-        np.minimum.at(least, table.staging.at, found)
         if self.hosted.any():
             # where the fastest recomputation fits, nothing on the host is faster
-            faster = table.whole_s[:, :-2] < least[table.staging.at][:, None]
-            some = np.flatnonzero((faster & self.hosted).any(axis=1))
+            most = self.hosted_limit(limits)
+            may = self.hosted & (table.hosted <= most) & (table.whole_s[:, :-2] < found[:, None])
+            some = np.flatnonzero(may.any(axis=1))
             if len(some):
-                most = self.hosted_limit(limits[some])
-                freed = np.maximum(0.0, table.bytes[some, :-2] - most) / table.freed[some, :-2]
+                freed = np.maximum(0.0, table.bytes[some, :-2] - most[some])
+                freed /= table.freed[some, :-2]
                 rows = [table.rows[at] for at in some]
-                hosted = whole_hosted_s(self.prices, unit, rows, freed)[:, self.hosted]
-                np.minimum.at(least, table.staging.at[some], hosted.min(axis=1))
+                hosted = np.where(may[some], whole_hosted_s(self.prices, unit, rows, freed), np.inf)
+                found[some] = np.minimum(found[some], hosted.min(axis=1))
+        np.minimum.at(least, table.staging.at, found)
         return least
 
     def stages_s(self, unit: Unit, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
@@ -535,16 +548,12 @@ class Openings:
         return staging.stages, staging.rounds * (average + staging.sends_s), whole
 
     def fits(self, unit: Unit, choice: Choice) -> bool:
-        """Return whether a layout with its recomputation may fit."""
+        """Return whether a layout with its recomputation may fit, with nothing on the host."""
         sizes = self.sizes(unit, choice)
         words, blocks = sizes.words, sizes.blocks
         limits, again = self.limits(choice)
         if choice.recompute in self.prices.words:
             at = self.prices.words.index(choice.recompute)
-            if choice.offload != NONE:
-                sets, most = self._sets_bytes(unit, choice, at)
-                place = self.prices.hosted.words.index(choice.offload)
-                return bool(sets[place] <= most[place])
             return bool(words[at] <= limits[at])
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
@@ -569,29 +578,38 @@ class Openings:
         limits, again = self.limits(choice)
         may = self.words & self.device & (sizes.words <= limits)
         free = sizes.numbers[sizes.blocks[sizes.numbers] <= again]
-        hosted = np.full(len(may), np.inf)
         lacks = self.hosted & ~may
         if lacks.any():
-            arrangement, most = arrangement_of(unit, choice), self.hosted_limit(limits)
-            found = hosted_s(self.prices, unit, choice, arrangement, most) / choice.global_batch
-            hosted = np.where(lacks, found, np.inf)
-        if not (may.any() or len(free) or (hosted < np.inf).any()):
+            most = self.hosted_limit(limits)
+            lacks &= self._hosted_bytes(unit, choice) <= most
+        if not (may.any() or len(free) or lacks.any()):
             none = np.zeros(0, dtype=np.int64)
             return Options(np.zeros(0), none, none)
+        hosted = np.full(len(may), np.inf)
+        if lacks.any():
+            arrangement = arrangement_of(unit, choice)
+            found = hosted_s(self.prices, unit, choice, arrangement, most) / choice.global_batch
+            hosted[lacks] = found[lacks]
         if sizes.seconds is None:
             arrangement = arrangement_of(unit, choice)
             of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
             sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
         return self._ordered(may, free, *sizes.seconds, hosted)
 
+    def _hosted_bytes(self, unit: Unit, choice: Choice) -> F64:
+        """Return what a layout has at least by recomputation, whatever is on the host."""
+        sizes = self.sizes(unit, choice)
+        if sizes.hosted is None:
+            arrangement = arrangement_of(unit, choice)
+            sizes.hosted = least_hosted_bytes(self.prices, unit, choice, arrangement)
+        return sizes.hosted
+
     def smallest(self, unit: Unit, choice: Choice) -> Options:
         """Return the savings of a layout by the bytes of its fullest stage at least."""
         sizes = self.sizes(unit, choice)
         hosted = np.full(len(sizes.words), np.inf)
         if self.hosted.any():
-            arrangement = arrangement_of(unit, choice)
-            least = least_hosted_bytes(self.prices, unit, choice, arrangement)
-            hosted = np.where(self.hosted, least, np.inf)
+            hosted = np.where(self.hosted, self._hosted_bytes(unit, choice), np.inf)
         may = self.words & self.device
         return self._ordered(may, sizes.numbers, sizes.words, sizes.blocks, hosted)
 
@@ -620,8 +638,8 @@ class Openings:
         sizes, freed = self.prices.spread_bytes(unit, choice)
         least = float(sizes.min())
         if self.hosted.any():
-            most = unit.bounds.gone.blocks.sum(axis=1) @ unit.number
-            least = min(least, float((sizes[:-2] - freed[:-2] * most)[self.hosted].min()))
+            hosted = hosted_spread_bytes(unit, sizes[None], freed[None])[0]
+            least = min(least, float(hosted[self.hosted].min()))
         return least
 
     # ----------------------------------------------------------------------------------------------
@@ -691,18 +709,16 @@ class Openings:
 def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes: F64) -> F64:
     """Return the whole model's seconds by recomputation with so much of it on the host.
 
-    Infinite where modules leave less. rows : of shardings; freed_bytes : [sharding, recomputation],
-    of a micro-batch; so is the result.
+    rows : of shardings; freed_bytes : [sharding, recomputation], of a micro-batch, no more than
+    modules leave; so is the result.
     """
     number = unit.number
-    most = unit.bounds.gone.blocks.sum(axis=1) @ number
     forward = unit.forward_s @ number
     copied = freed_bytes / unit.bounds.padding
     seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ number - forward)
     device = np.array([one.device_of_all_s[:-2] for one in rows])
-    share = np.array([_beside_share(prices, unit, one) for one in rows])
-    found = together_s(device + seen * share, rows[0].host_of_all_s[:-2])
-    return np.where(freed_bytes <= most, np.asarray(found), np.inf)
+    more = np.array([one.more for one in rows])
+    return np.asarray(together_s(device + seen * more, rows[0].host_of_all_s[:-2]))
 
 
 def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
@@ -712,44 +728,40 @@ def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backwar
     return found
 
 
-def _beside_share(prices: Prices, unit: Unit, sharded: Rows) -> F64:
-    """Return what a second more of the device adds at least, by recomputation.
-
-    Less than one where the traffic of sharded weights takes longer than a layer.
-    """
-    visible = prices.target.machine.stack.figures.overlap["fully_sharded"]
-    longer = (unit.device_s[:-2] >= sharded.traffic_s).all(axis=1)
-    return np.where(longer, 1.0, min(1.0, visible))
-
-
 def hosted_s(
     prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
 ) -> F64:
     """Return `stages_s` by recomputation with what frees enough on the host.
 
-    Infinite where nothing does. limit_bytes : by recomputation, of the fullest stage.
+    limit_bytes : by recomputation, of the fullest stage; no less than `least_hosted_bytes`.
     """
     stages, sharded = prices.stage_bytes(unit, choice, arrangement), prices.rows_s(unit, choice)
     layers = arrangement.layers.astype(np.float64)
-    most = unit.bounds.gone.blocks.sum(axis=1)
-    lacking = np.stack([one.words * _ROUNDING - limit_bytes for one in stages], axis=1)
-    live = np.stack([one.live for one in stages], axis=1)
+    lacking = np.array([one.words for one in stages]).T * _ROUNDING - limit_bytes[:, None]
     times = np.array([one.most for one in stages])
-    copied = np.maximum(0.0, lacking) / times / unit.bounds.padding
+    copied = np.maximum(0.0, lacking) / (times * unit.bounds.padding)
     forward = layers @ unit.forward_s
     seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ layers.T - forward)
     every = layers_of(unit, arrangement)
     device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
-    device += seen * _beside_share(prices, unit, sharded)[:, None]
-    found = prices.pipeline_s(unit, choice, arrangement, device, host)
-    return np.where((lacking <= most @ live).all(axis=1), found, np.inf)
+    device += seen * sharded.more[:, None]
+    return prices.pipeline_s(unit, choice, arrangement, device, host)
+
+
+def hosted_spread_bytes(unit: Unit, sizes: F64, freed: F64) -> F64:
+    """Return `many_spread_bytes` by recomputation, whatever is on the host.
+
+    sizes, freed : its results, [i, row].
+    """
+    found: F64 = sizes[:, :-2] - freed[:, :-2] * (unit.bounds.leaves @ unit.number)
+    return found
 
 
 def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
     """Return bytes of the fullest stage at least by recomputation, whatever is on the host."""
-    most = unit.bounds.gone.blocks.sum(axis=1)
     stages = prices.stage_bytes(unit, choice, arrangement)
-    least: F64 = np.max([one.words - most @ one.live for one in stages], axis=0) * _ROUNDING
+    gone = [one.words - unit.bounds.leaves @ one.live for one in stages]
+    least: F64 = np.max(gone, axis=0) * _ROUNDING
     return least
 
 

@@ -87,6 +87,9 @@ class Rows(NamedTuple):
     byte adds to each at least, of those that layers which are made again whole do not save."""
     traffic_s: F64
     """[kind]: of the traffic beside each layer, at least."""
+    more: F64
+    """[recomputation]: what a second more of the device adds at least: less than one where the
+    traffic of sharded weights takes longer than a layer."""
 
 
 class Kinds(NamedTuple):
@@ -149,11 +152,11 @@ class Unit:
     """Of embedding, and of head and loss, with all of further tokens but their layers."""
     bounds: Bounds
 
-    @property
+    @cached_property
     def layer_s(self) -> tuple[float, ...]:
         """Of every layer in execution order."""
-        plain = self.device_s[-2]
-        return tuple(float(plain[kind]) for kind in self.kinds)
+        plain = self.device_s[-2].tolist()
+        return tuple(plain[kind] for kind in self.kinds)
 
     @property
     def end_s(self) -> float:
@@ -440,7 +443,8 @@ class Prices:
             if choice.zero == 3:
                 traffic, table = self._least_traffic_s(unit, choice)
                 device = np.asarray(beside_traffic_s(self.target.machine, device, traffic))
-            found = self._rows[key] = _rows_of(unit, device, traffic, table)
+            visible = min(1.0, self.target.machine.stack.figures.overlap["fully_sharded"])
+            found = self._rows[key] = _rows_of(unit, device, traffic, table, visible)
         return found
 
     def _least_traffic_s(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
@@ -738,10 +742,11 @@ class Prices:
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
 
 
-def _rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float) -> Rows:
+def _rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: float) -> Rows:
     """Return a unit's seconds with others of the device.
 
-    traffic_s : beside layers, by kind; table_s : of a table's.
+    traffic_s : beside layers, by kind; table_s : of a table's; visible : share of the shorter of
+    traffic and layer that is seen.
 
     No sum of stages is below `whole_s`: the time of device and host together is convex and of the
     first degree.
@@ -755,7 +760,9 @@ def _rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float) -> Rows:
     ]
     again = np.array([device[-2], host[-2], *more])
     both = _both_s(device, host)
-    return Rows(device_s, first, last, device, host, both, again, traffic_s)
+    longer = (unit.device_s[:-2] >= traffic_s).all(axis=1)
+    share = np.where(longer, 1.0, visible)
+    return Rows(device_s, first, last, device, host, both, again, traffic_s, share)
 
 
 def partly_s(again: F64, freed_bytes: Real) -> F64:

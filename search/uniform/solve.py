@@ -133,8 +133,9 @@ _MOST_S = 5.0
 """Of CPU that are spent on the smallest launch where nothing fits."""
 GRACE_S = 5.0
 """Of CPU behind a limit in which any launch that fits is looked for where none was found."""
-_DEGREES, _STAGES, _CHUNKS, _LAYOUT, _COPIES, _EXACT = 5, 4, 3, 2, 1, 0
-"""Levels of entries: of equally long ones exact ones come first."""
+_DEGREES, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(7, -1, -1)
+"""Levels of entries: of equally long ones exact ones come first, with nothing on the host before
+others."""
 _ROUNDING = 1.0 - 1e-9
 """So that differences of sums are no larger than the exact ones."""
 
@@ -228,6 +229,8 @@ class _Search:
         self.hosted: dict[Choice, dict[str, bool]] = {}
         """Layout with a recomputation -> the sets of modules on the host that were in the queue,
         and whether they turned out to be too large."""
+        self.copied: set[Choice] = set()
+        """Choices whose other numbers of copies were in the queue."""
         self.complete = True
         self.least_s: float | None = None
         known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
@@ -301,7 +304,7 @@ class _Search:
             if one.level == _LAYOUT:
                 # the slowest recomputation leaves the most room
                 assert one.options is not None, "a layout has options"
-                one = one._replace(at=len(one.options.places) - 1)
+                one = one._replace(at=one.options.slowest)
             self.open(one)
         self.queue = [*others, *self.queue]
         heapq.heapify(self.queue)
@@ -316,6 +319,8 @@ class _Search:
             self.open_chunks(entry)
         elif entry.level == _LAYOUT:
             self.open_layout(entry)
+        elif entry.level == _SETS:
+            self.hold_sets(entry)
         elif entry.level == _COPIES:
             self.open_copies(entry)
         else:
@@ -376,22 +381,31 @@ class _Search:
                 at=at,
             )
         if offload is None:
-            self.open_sets(replace(entry.choice, recompute=recompute), entry.unit)
+            choice = replace(entry.choice, recompute=recompute)
+            self.open_sets(choice, entry.unit)
             return
         choice = replace(entry.choice, recompute=recompute, offload=offload)
         step = self.price(choice, entry.unit)
-        if step is not None and len(self.openings.copies(choice)) > 1:
-            least = entry.seconds
-            if choice.zero < 3:
-                # more copies can take no more than all of what is seen of the reduction
-                gone = self.prices.stragglers * step.terms_s["gradients"]
-                least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
-            self.push(least, _COPIES, choice, unit=entry.unit)
+        if step is not None and offload == NONE:
+            self.push_copies(choice, step, entry)
+
+    def push_copies(self, choice: Choice, step: StepTime, entry: _Entry) -> None:
+        """Push more copies of what is sharded than the fewest, by what they take at least."""
+        fewest, *others = self.openings.copies(choice)
+        if choice.dp_replicate != fewest or not others or choice in self.copied:
+            return
+        self.copied.add(choice)
+        least = entry.seconds
+        if choice.zero < 3:
+            # more copies can take no more than all of what is seen of the reduction
+            gone = self.prices.stragglers * step.terms_s["gradients"]
+            least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
+        self.push(least, _COPIES, choice, unit=entry.unit)
 
     def open_sets(self, choice: Choice, unit: Unit | None) -> None:
         """Push the least sets of modules on the host that may fit where a choice does not."""
         assert unit is not None, "a layout has a unit"
-        key = self.openings.sharded(replace(choice, offload=NONE), choice.zero)
+        key = replace(choice, offload=NONE)
         known = self.hosted.setdefault(key, {})
         if known.get(choice.offload):
             return
@@ -404,7 +418,21 @@ class _Search:
         known |= {names[at]: False for at in new}
         options = options.only(new)
         if len(new):
-            self.push(float(options.values[0]), _LAYOUT, plain, unit=unit, options=options)
+            self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
+
+    def hold_sets(self, entry: _Entry) -> None:
+        """Hold sets of modules on the host against the price without, which none is below."""
+        choice, options = entry.choice, entry.options
+        assert options is not None, "sets are options"
+        timing = self.prices.timed(choice)
+        if timing is None or timing.step is None:
+            return
+        self.timed += 1
+        least = timing.step.total_s * _ROUNDING / choice.global_batch
+        options = options._replace(values=np.maximum(options.values, least))
+        plain = replace(choice, recompute=NONE)
+        self.push(float(options.values[0]), _LAYOUT, plain, unit=entry.unit, options=options)
+        self.push_copies(choice, timing.step, entry)
 
     def price(self, choice: Choice, unit: Unit | None) -> StepTime | None:
         """Push a launch with its step time, and return it; None where it has none."""
@@ -412,7 +440,8 @@ class _Search:
         if timing is None or timing.step is None:
             return None
         self.timed += 1
-        self.push(timing.step.total_s / choice.global_batch, _EXACT, choice, unit=unit)
+        level = _EXACT if choice.offload == NONE else _HOSTED
+        self.push(timing.step.total_s / choice.global_batch, level, choice, unit=unit)
         return timing.step
 
     def open_copies(self, entry: _Entry) -> None:
@@ -420,7 +449,7 @@ class _Search:
         assert entry.unit is not None, "a launch has a unit"
         for number in self.openings.copies(entry.choice)[1:]:
             choice = replace(entry.choice, dp_replicate=number)
-            if self.openings.fits(entry.unit, choice):
+            if self.openings.device and self.openings.fits(entry.unit, choice):
                 self.price(choice, entry.unit)
             elif self.openings.may_host(choice.recompute):
                 self.open_sets(choice, entry.unit)

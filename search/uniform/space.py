@@ -22,10 +22,13 @@ from search.uniform.coarse import Laid, Ways, Whole
 from search.uniform.memory import states_of_launch
 from search.uniform.prices import Prices
 
-__all__ = ["MICRO_BATCHES", "Degrees", "Space"]
+__all__ = ["CONTEXT_KINDS", "MICRO_BATCHES", "Degrees", "Space"]
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Sequences of a micro-batch that are tried where nobody says how many."""
+CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "a2a")
+"""Exchanges of context ranks that are tried where nobody says which: gathered keys are seldom
+faster than both, and half as many degrees again."""
 
 
 class Degrees(NamedTuple):
@@ -46,7 +49,8 @@ class Space:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
-        """Those that were tried, or said, till now."""
+        self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
+        """Both: those that were tried, or said, till now."""
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, bool] = {}
         self._seconds: dict[object, F64] = {}
@@ -87,9 +91,12 @@ class Space:
             self._exchanges[key] = tuple(
                 kind
                 for kind in engine.context
+                if kind in self.context_kinds
                 # not every model has heads that divide, or attention that may be in rings
-                if (kind == "ring" and (job.model.attention.window is None or alone))
-                or next(engine.refused(job, Choice(tp=tp, cp=cp, cp_kind=kind)), None) is None
+                and (
+                    (kind == "ring" and (job.model.attention.window is None or alone))
+                    or next(engine.refused(job, Choice(tp=tp, cp=cp, cp_kind=kind)), None) is None
+                )
             )
         return self._exchanges[key]
 
@@ -116,12 +123,13 @@ class Space:
             ]
         return tuple(found)
 
-    def _admit(self, sizes: Iterable[int]) -> None:
-        """Take micro-batches that somebody has said into all arrays of ways to lay attention."""
-        new = {*sizes} - {*self.micro_batches}
-        if not new:
+    def _admit(self, sizes: Iterable[int], kinds: Iterable[ContextKind]) -> None:
+        """Take what somebody has said of both into all arrays of ways to lay attention."""
+        if {*sizes} <= {*self.micro_batches} and {*kinds} <= {*self.context_kinds}:
             return
-        self.micro_batches = tuple(sorted({*self.micro_batches, *new}))
+        self.micro_batches = tuple(sorted({*self.micro_batches, *sizes}))
+        self.context_kinds = tuple(dict.fromkeys((*self.context_kinds, *kinds)))
+        self._exchanges.clear()
         for name in ("laid", "ways", "_whole", "_columns", "_inner"):
             self.__dict__.pop(name, None)
         self._seconds.clear()
@@ -161,8 +169,9 @@ class Space:
 
     def degrees(self, fixed: Fixed) -> Degrees:
         """Return the legal degrees that somebody has left."""
-        self._admit(fixed.micro_batch or ())
+        self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
         sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
+        kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
         # what bounds depend on, and stages; the rest only says which of them are left
         broad = Fixed(
             pp=fixed.pp,
@@ -182,7 +191,7 @@ class Space:
                     and kept((one.tp,), fixed.tp)
                     and kept((one.cp,), fixed.cp)
                     # without context ranks there is nothing to exchange
-                    and (one.cp == 1 or kept((one.cp_kind,), fixed.cp_kind))
+                    and (one.cp == 1 or one.cp_kind in kinds)
                 )
                 for one in self.laid
             ]

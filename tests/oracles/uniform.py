@@ -103,7 +103,9 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         ["ring", "a2a", "all-gather"] if engine.name == "megatron" else ["ring"],
     )
     for tp, cp, pp, ep, size, batch, kind in degrees:
-        if (cp == 1 and kind != "ring") or (cp > 1 and kind not in (fixed.cp_kind or [kind])):
+        if (cp == 1 and kind != "ring") or (
+            cp > 1 and kind not in (fixed.cp_kind or ("ring", "a2a"))
+        ):
             continue
         if world % (tp * cp * pp) or model.attention.heads % tp or pp > model.num_layers:
             continue

@@ -118,6 +118,7 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
     rows = found.rows_s(unit, choice)
     if choice.offload != NONE:
         at = found.words.index(choice.recompute)
+        assert openings.hosted_spread_bytes(unit, spread[None], most[None])[0, at] <= peak
         limits = np.full(len(found.words), float(peak))
         hosted = found.hosted.words.index(choice.offload)
         lower_s = openings.sets_s(found, unit, choice, arrangement, at)[hosted]
@@ -283,7 +284,10 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         prices, "live_forwards", lambda old: lambda stage, **sizes: old(0, **sizes)
     ),
     "micro-batches are powers of two": (
-        space.Space, "_admit", lambda old: lambda self, sizes: None
+        space.Space, "_admit", lambda old: lambda self, sizes, kinds: old(self, (), kinds)
+    ),
+    "keys are never gathered": (
+        space.Space, "_admit", lambda old: lambda self, sizes, kinds: old(self, sizes, ())
     ),
     "heads are never exchanged": (
         space.Space, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]
@@ -332,6 +336,12 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "sets on the host leave too much": (
         openings, "least_hosted_bytes", lambda old: scaled(old, 1.2)
+    ),
+    "modules of whole models on the host leave too much": (
+        openings, "hosted_spread_bytes", lambda old: scaled(old, 1.5)
+    ),
+    "sets on the host are held against too high a price": (
+        solve, "_ROUNDING", lambda old: 1.03
     ),
     "a sharding is left out": (
         openings.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
