@@ -194,11 +194,14 @@ def test_a_card_of_ones_own(
     assert written["inter_node"]["bytes_per_s"]["source"] == "switch.pdf"
     assert "aliases" not in written
 
-    again = ["--like", "mine.json", "--in-node", "300", "--output", "mine.json", "--json"]
+    again = ["--like", "h100", "--in-node", "300", "--output", "mine.json", "--json"]
     assert shipped.run(again, "cards") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["card"]["intra_node"]["bytes_per_s"] == {"value": 3e11, "basis": "given by hand"}
     assert json.loads(Path("mine.json.bak-1").read_text()) == written
+    itself = ["--like", "mine.json", "--in-node", "200", "--output", "mine.json"]
+    assert shipped.run(itself, "cards") == 2
+    assert "this is the card that --like reads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
