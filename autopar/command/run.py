@@ -139,9 +139,11 @@ def answer_failure(error: BaseException, failure: Failure) -> None:
     # of what is there already, half of it maybe, no reader would make two objects
     if now is None or not now.on_stdout or now.answer is not None:
         return
-    with contextlib.suppress(OSError):  # the sentence on stderr is left
+    try:
         give(error_document(error, failure.text), failure.exit_code)
         sys.stdout.flush()
+    except OSError:  # the sentence on stderr is left, and nothing is written a second time
+        reader_left()
 
 
 def make_stdout_usable() -> bool:

@@ -1,4 +1,4 @@
-"""`autopar models`, `cards`, `stacks`, `sites`: what is shipped, as tables, and no more."""
+"""`autopar models`, `cards`, `stacks`, `sites`: what is shipped, as tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from autopar.command.card import CardSpec, is_asked, write_card
 from autopar.command.fields import json_option, make, read_values
 from autopar.command.options import Command
 from autopar.records import dataclass
@@ -39,10 +40,11 @@ COMMAND = Command(
 )
 _CARDS = Command(
     name="autopar cards",
-    fills=(ListSpec,),
+    fills=(ListSpec, CardSpec),
     intro="""List the device cards: what --hardware CARD:NODESxGPUS and --system take by name.
 
-The numbers and their sources stand in hardware_configs/cards.
+The numbers and their sources stand in hardware_configs/cards. A cluster that differs in a few of
+them is written as a card of its own: autopar cards --like h100 --between 12.5 --output my_card.json
 """,
 )
 
@@ -82,9 +84,16 @@ def run(arguments: Sequence[str], what: What) -> int:
 
 def _print(listed: _List, raw: dict[str, Any]) -> int:
     asked = make(ListSpec, read_values(listed.command.rows, raw))
-    rows = listed.rows()
     from autopar.command.show import make_console, print_plain, print_table, write_result
 
+    if listed.command is _CARDS:
+        spec = make(CardSpec, read_values(listed.command.rows, raw))
+        if is_asked(spec):
+            card = write_card(spec, command=listed.command.name)
+            if asked.json is not None:
+                write_result(asked.json, {"card": card}, command=listed.command.name)
+            return 0
+    rows = listed.rows()
     if asked.json is not None:
         write_result(asked.json, {listed.what: rows}, command=listed.command.name)
     if asked.json == "-":

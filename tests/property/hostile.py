@@ -222,6 +222,12 @@ BASES = (
     Base(name="plan", arguments=(*GLOBAL, "--world-size", "4"), reads=("tiny.json",)),
     Base(name="models", arguments=()),
     Base(name="cards", arguments=()),
+    Base(
+        name="cards",
+        arguments=("--like", "card.json", "--between", "12.5", "--output", "mine.json"),
+        reads=("card.json",),
+        outputs=("output", "json"),
+    ),
     Base(name="sites", arguments=()),
     Base(name="stacks", arguments=()),
     Base(

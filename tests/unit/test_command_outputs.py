@@ -145,6 +145,19 @@ def test_a_full_disk_leaves_no_file(folder: Path, capsys: pytest.CaptureFixture[
     assert contents(folder) == before
 
 
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_an_error_whose_answer_finds_no_room_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--json -` answers errors too; what finds no room is not tried once more."""
+    with FULL.open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert search.run(["--modle", "x", "--json", "-"]) == 2
+        full.flush()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "--modle" in said
+
+
 def test_a_file_that_cannot_be_made_leaves_no_other(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

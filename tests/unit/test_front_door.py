@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ import search
 from autopar.command import completion, shipped
 from autopar.documents.catalog import card_names, model_names, site_names, stack_names
 from autopar.entry import SUBCOMMANDS
+from autopar.estimate.card import load_card
 from autopar.estimate.stack import load_stack
 from tests import warm
 
@@ -169,6 +172,61 @@ def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert shipped.run([], "sites") == 0
     table = capsys.readouterr().out
     assert all(name in table for name in sites)
+
+
+def test_a_card_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the other card with the figures that were given, in base units, and where from."""
+    monkeypatch.chdir(tmp_path)
+    words = "--like h100 --between 12.5 --memory 64 --gpus-per-node 4 --source switch.pdf"
+    assert shipped.run([*words.split(), "--output", "mine.json"], "cards") == 0
+    assert "--hardware mine.json:NODESx4" in capsys.readouterr().err
+
+    mine, h100 = load_card("mine.json"), load_card("h100")
+    assert mine.name == "mine"
+    assert mine.inter_node == replace(h100.inter_node, bytes_per_s=12.5e9)
+    assert mine.network is not None
+    assert mine.network.adapter_bytes_per_s == 12.5e9
+    assert (mine.memory_bytes, mine.max_gpus_per_node) == (64 * 2**30, 4)
+    assert (mine.intra_node, mine.flop_per_s) == (h100.intra_node, h100.flop_per_s)
+    written = json.loads(Path("mine.json").read_text())
+    assert written["inter_node"]["bytes_per_s"]["source"] == "switch.pdf"
+    assert "aliases" not in written
+
+    again = ["--like", "h100", "--in-node", "300", "--output", "mine.json", "--json"]
+    assert shipped.run(again, "cards") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["card"]["intra_node"]["bytes_per_s"] == {"value": 3e11, "basis": "given by hand"}
+    assert json.loads(Path("mine.json.bak-1").read_text()) == written
+    itself = ["--like", "mine.json", "--in-node", "200", "--output", "mine.json"]
+    assert shipped.run(itself, "cards") == 2
+    assert "this is the card that --like reads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--like h100 --output x.json", "nothing differs; say what does with --memory"),
+        ("--like h100 --between 5", "--like needs --output FILE"),
+        ("--between 5 --output x.json", "add --like CARD, such as h100"),
+        ("--like h1000 --between 5 --output x.json", "h1000"),
+        ("--like h100 --between 50000000000 --output x.json", "--between: expected"),
+        ("--like h100 --memory 1e-6 --output x.json", "'device.memory_bytes.value'"),
+    ],
+)
+def test_a_card_that_is_none_says_why(
+    words: str,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert shipped.run(words.split(), "cards") == 2
+    assert problem in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_list_of_stacks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,3 +242,43 @@ def test_settings_are_those_of_the_line(tmp_path: Path) -> None:
 
     assert both[0]["predicted_s"] == both[1]["predicted_s"] == plain["predicted_s"]
     assert again["predicted_s"] > plain["predicted_s"]
+
+
+LONG = GOOD | {
+    "source": "NVIDIA NeMo long-sequence performance (with CP)",
+    "model": "LLAMA2-7B",
+    "arch": "llama",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "32",
+    "ffn": "11008",
+    "vocab": "32000",
+    "seq": "262144",
+    "gpu_type": "H100-SXM",
+    "gpu_mem_gb": "80",
+    "gpus_per_node": "8",
+    "num_gpus": "256",
+    "tp": "4",
+    "pp": "1",
+    "dp": "8",
+    "cp": "8",
+    "global_batch": "16",
+    "micro_batch": "1",
+    "precision": "fp8",
+    "iter_time_s": "",
+    "tflops_per_gpu": "549",
+}
+
+
+def test_floating_point_operations_are_counted_as_a_source_counts_them() -> None:
+    """NeMo's logs of that time have the whole square of scores, which is most of a long step."""
+    (found,) = price_rows([(2, LONG)], {})
+
+    assert isinstance(found, Priced)
+    tokens, hidden, wide, layers = 16 * 262144, 4096, 11008, 32
+    linear = layers * (4 * hidden * hidden + 3 * hidden * wide) + hidden * 32000
+    square = layers * 2 * hidden * 262144
+    expected_s = 6.0 * tokens * (linear + square) / (549e12 * 256)
+    assert found.run.measured_s == pytest.approx(expected_s)
+    assert "attention=flash2" in found.run.taken

@@ -1,0 +1,150 @@
+"""`autopar cards --like CARD ...`: the card of a cluster that differs from a shipped one.
+
+Figures are asked for in the units of the list of cards; what is written says of each that it was
+given, and keeps the rest with its sources.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from autopar.command.fields import option
+from autopar.errors import InputError, OptionError
+from autopar.records import dataclass
+from autopar.units import GIB
+
+__all__ = ["CardSpec", "is_asked", "like_card", "write_card"]
+
+_PANEL = "A card of one's own: what differs from a shipped one"
+_KEYS = {
+    "memory": ("device", "memory_bytes"),
+    "hbm": ("device", "memory_bytes_per_s"),
+    "gpus_per_node": ("intra_node", "max_gpus"),
+    "in_node": ("intra_node", "bytes_per_s"),
+    "between": ("inter_node", "bytes_per_s"),
+    "host_memory": ("host", "memory_bytes"),
+}
+"""Section and key of a card by option."""
+_WHOLE = {"memory", "gpus_per_node", "host_memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardSpec:
+    """A card like another; sizes in bytes, rates in bytes/s per GPU and direction."""
+
+    like: str | None = option(
+        None, help="shipped card, or a file, to start from", panel=_PANEL, metavar="CARD"
+    )
+    memory: float | None = option(
+        None, help="of one GPU, GiB", panel=_PANEL, metavar="GIB", above=0.0, scale=GIB
+    )
+    hbm: float | None = option(
+        None, help="rate of that memory, GB/s", panel=_PANEL, metavar="GB/S", above=0.0, scale=1e9
+    )
+    gpus_per_node: int | None = option(
+        None, help="GPUs of a node, at most", panel=_PANEL, metavar="N", low=1
+    )
+    in_node: float | None = option(
+        None,
+        help="link of a GPU to the others of its node, GB/s in one direction",
+        panel=_PANEL,
+        metavar="GB/S",
+        above=0.0,
+        high=1e4,
+        scale=1e9,
+    )
+    between: float | None = option(
+        None,
+        help="a GPU's share of the network between nodes, GB/s in one direction: one adapter of "
+        "400 Gbit/s for two GPUs is 25",
+        panel=_PANEL,
+        metavar="GB/S",
+        above=0.0,
+        high=1e4,
+        scale=1e9,
+    )
+    host_memory: float | None = option(
+        None,
+        help="of a node for each of its GPUs, GiB",
+        panel=_PANEL,
+        metavar="GIB",
+        above=0.0,
+        scale=GIB,
+    )
+    source: str | None = option(
+        None, help="where the figures are from", panel=_PANEL, metavar="TEXT"
+    )
+    output: Path | None = option(
+        None, help="the card to write, such as my_card.json", panel=_PANEL, metavar="FILE"
+    )
+
+
+def is_asked(spec: CardSpec) -> bool:
+    """Return whether a card is to be written rather than the shipped ones listed."""
+    return spec != CardSpec()
+
+
+def like_card(spec: CardSpec) -> dict[str, Any]:
+    """Return the document of the card; raises OptionError, and InputError for one that is wrong.
+
+    The name is that of the file, and no alias is kept: names of shipped cards are theirs.
+    """
+    from autopar.documents.catalog import find_card
+    from autopar.documents.checks import validate_document
+    from autopar.documents.json import load_object
+    from autopar.estimate.card import CardDocument
+
+    if spec.like is None:
+        raise OptionError("a card of one's own starts from another: add --like CARD, such as h100")
+    if spec.output is None:
+        raise OptionError("--like needs --output FILE, the card to write, such as my_card.json")
+    figures = {key: getattr(spec, key) for key in _KEYS if getattr(spec, key) is not None}
+    if not figures:
+        options = ", ".join(f"--{key.replace('_', '-')}" for key in _KEYS)
+        raise OptionError(f"--like {spec.like}: nothing differs; say what does with {options}")
+    found = load_object(find_card(spec.like))
+    if spec.output.exists() and spec.output.samefile(found.path):
+        raise OptionError(
+            f"--output {spec.output}: this is the card that --like reads; choose another path"
+        )
+    validate_document(CardDocument, found.path, found.data)  # what is copied is a card
+    document = copy.deepcopy(dict(found.data))
+    document["name"] = spec.output.stem
+    document.pop("aliases", None)
+    document["description"] = f"{document['description']}, with other figures"
+    for key, value in figures.items():
+        section, name = _KEYS[key]
+        if section not in document:
+            raise InputError(
+                f"{found.path}: the card has no {section!r}, so --{key.replace('_', '-')} "
+                "has nothing to replace; start from a card that has it"
+            )
+        document[section][name] = {
+            "value": round(value) if key in _WHOLE else value,
+            **({"source": spec.source} if spec.source else {"basis": "given by hand"}),
+        }
+    # ranges of plausible values are the document's own
+    validate_document(CardDocument, spec.output, document)
+    return document
+
+
+def write_card(spec: CardSpec, *, command: str) -> dict[str, Any]:
+    """Write the card, keep what was there, say how to use it and return it; raises InputError."""
+    from autopar.command.run import say, say_kept
+    from autopar.documents.json import write_json
+
+    document = like_card(spec)
+    path = spec.output
+    assert path is not None
+    try:
+        write_json(path, document, aside=say_kept(command))
+    except OSError as error:
+        raise OptionError(
+            f"--output {path}: the file cannot be written ({error.strerror or error}); choose "
+            "another path"
+        ) from None
+    gpus = document["intra_node"]["max_gpus"]["value"]
+    say(f"{command}: wrote {path}; use it as --hardware {path}:NODESx{gpus}")
+    return document
