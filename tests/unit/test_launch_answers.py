@@ -355,6 +355,33 @@ def test_a_limit_of_time_leaves_a_launch_and_says_how_far_off_it_may_be() -> Non
     assert found <= fastest <= found * (1.0 + best.solved.gap) * (1.0 + 1e-9)
 
 
+def test_gathered_keys_are_searched_where_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else they are named under what is left out, with the option that lets them in."""
+    asked = {**_SMALL, "engine": "megatron", "cp": "2", "tp": "2", "micro-batch-size": "1"}
+    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    said = []
+    for kind in ([], ["--cp-kind", "all-gather"]):
+        wanted = [*words, *kind, "--verbose", "--output-config-path", "none"]
+        assert search_command.run(wanted) == 0
+        said.append(" ".join(capsys.readouterr().out.split()))
+    assert "left out: all-gather of context ranks (--cp-kind all-gather)" in said[0]
+    assert "cp2 (all-gather)" not in said[0]
+    assert "cp2 (all-gather)" in said[1]
+    assert "left out: all-gather" not in said[1]
+
+
+def test_nothing_waits_on_the_host_where_it_is_as_fast_without() -> None:
+    """Copies that are all hidden leave two launches equally fast."""
+    asked = {"model": "llama3-70b", "hardware": "h100:8x8", "engine": "megatron"}
+    asked |= {"seq-length": "8192", "global-batch-size": "512", "top": "0"}
+    best = answer(open_launches(build_request(asked))).best
+    assert best is not None
+    assert best.best is not None
+    assert best.best.choice.offload == "none"
+
+
 @pytest.mark.parametrize(
     ("given", "zeros"),
     [
