@@ -11,7 +11,7 @@ from dataclasses import field, replace
 
 from autopar.records import dataclass
 
-__all__ = ["ALIASES", "AMBIGUOUS", "FAMILIES", "MANUAL", "VALUES", "Family"]
+__all__ = ["ALIASES", "AMBIGUOUS", "ELSEWHERE", "FAMILIES", "MANUAL", "VALUES", "Family"]
 
 _SAME: tuple[tuple[str, str], ...] = (
     # what is trained
@@ -146,6 +146,18 @@ AMBIGUOUS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 """Name that may mean several options of a command, each with what it counts: it has to be said."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "why-not": "autopar-explain FILE --why-not tp=8",
+    "to": "autopar-export FILE --to megatron",
+    "from": "autopar-export --from megatron FILE",
+    "strict": "autopar-check FILE --strict",
+    "like": "autopar cards --like h100",
+    "html": "autopar-explain FILE --html page.html",
+    "trace": "autopar-explain FILE --trace trace.json",
+    "compare": "autopar compare A B",
+}
+"""Option that one command has and others are asked for -> the command line that does it."""
 
 _FULLY = ("true", "1", "full_block")
 VALUES: Mapping[tuple[str, str], str] = {

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from autopar.command.aliases import ALIASES, AMBIGUOUS
+from autopar.command.aliases import ALIASES, AMBIGUOUS, ELSEWHERE
 from autopar.errors import nearest
 
 __all__ = ["meant"]
@@ -39,10 +39,12 @@ _OPPOSITES = frozenset({"disable", "no", "max", "min", "forbid"})
 
 
 def meant(name: str, known: Mapping[str, str]) -> str:
-    """Return the end of a sentence on an unknown option: `; did you mean --tp?`.
+    """Return the end of a sentence on an unknown option, such as `; did you mean --tp?`.
 
     known : the options of a command, and the help of each.
     """
+    if name in ELSEWHERE:
+        return f"; another command does that: {ELSEWHERE[name]}"
     spellings: dict[str, tuple[str, ...]] = {one: (one,) for one in known}
     for alias, targets in ALIASES.items():
         own = next((to.partition("=")[0] for to in targets if to.partition("=")[0] in known), None)

@@ -7,12 +7,17 @@ SimuMax (keys of their files), AIConfigurator (cli), torchrun.
 
 from __future__ import annotations
 
+import re
 import shlex
+from functools import partial
+from importlib import import_module
 
 import pytest
 
+from autopar.command.aliases import ELSEWHERE
 from autopar.command.fields import read_values
 from autopar.command.options import SCREEN_WIDTH
+from autopar.entry import SUBCOMMANDS
 from autopar.errors import OptionError
 from search.commands.explain import COMMAND as EXPLAIN
 from search.commands.export import COMMAND as EXPORT
@@ -249,3 +254,21 @@ def test_help_of_an_option_says_its_spellings() -> None:
 
     assert text == COMMAND.help_of(["tp"])
     assert "--tensor-model-parallel-size" in text
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_option_of_another_command_names_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that command has it."""
+    program, first, *_ = ELSEWHERE[name].split()
+    command = first if program == "autopar" else program.removeprefix("autopar-")
+    run = import_module(SUBCOMMANDS[command][1]).run
+    if command == "cards":
+        run = partial(run, what=command)
+    assert run(["--help", "all"]) == 0
+    assert name == command or f"--{name} " in capsys.readouterr().out
+
+    stranger = EXPORT if command != "export" else EXPLAIN
+    with pytest.raises(OptionError, match=re.escape(f"does that: {ELSEWHERE[name]}")):
+        stranger.read([f"--{name}", "x"], lambda _: None)
