@@ -101,7 +101,7 @@ def test_one_gpu_sends_nothing(seed: int) -> None:
     """Its step is kernels, recomputation, host and optimizer."""
     machine, job = any_case(seed)
     kernel = job.attention_kernel
-    alone = replace(job, tp=1, cp=1, pp=1, dp=1, ep=1, gpus=1, vpp=1, zero=0, seq=2048)
+    alone = replace(job, tp=1, cp=1, rings=1, pp=1, dp=1, ep=1, gpus=1, vpp=1, zero=0, seq=2048)
     alone = replace(alone, global_batch=alone.micro_batch, attention_kernel=kernel)
     for zero in range(4):
         terms = step_time(machine, replace(alone, zero=zero)).terms_s
