@@ -76,7 +76,7 @@ class CardSpec:
     source: str | None = option(
         None, help="where the figures are from", panel=_PANEL, metavar="TEXT"
     )
-    output: Path | None = option(
+    out: Path | None = option(
         None, help="the card to write, such as my_card.json", panel=_PANEL, metavar="FILE"
     )
 
@@ -98,20 +98,20 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
 
     if spec.like is None:
         raise OptionError("a card of one's own starts from another: add --like CARD, such as h100")
-    if spec.output is None:
-        raise OptionError("--like needs --output FILE, the card to write, such as my_card.json")
+    if spec.out is None:
+        raise OptionError("--like needs --out FILE, the card to write, such as my_card.json")
     figures = {key: getattr(spec, key) for key in _KEYS if getattr(spec, key) is not None}
     if not figures:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in _KEYS)
         raise OptionError(f"--like {spec.like}: nothing differs; say what does with {options}")
     found = load_object(find_card(spec.like))
-    if spec.output.exists() and spec.output.samefile(found.path):
+    if spec.out.exists() and spec.out.samefile(found.path):
         raise OptionError(
-            f"--output {spec.output}: this is the card that --like reads; choose another path"
+            f"--out {spec.out}: this is the card that --like reads; choose another path"
         )
     validate_document(CardDocument, found.path, found.data)  # what is copied is a card
     document = copy.deepcopy(dict(found.data))
-    document["name"] = spec.output.stem
+    document["name"] = spec.out.stem
     document.pop("aliases", None)
     document["description"] = f"{document['description']}, with other figures"
     for key, value in figures.items():
@@ -126,7 +126,7 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
             **({"source": spec.source} if spec.source else {"basis": "given by hand"}),
         }
     # ranges of plausible values are the document's own
-    validate_document(CardDocument, spec.output, document)
+    validate_document(CardDocument, spec.out, document)
     return document
 
 
@@ -136,13 +136,13 @@ def write_card(spec: CardSpec, *, command: str) -> dict[str, Any]:
     from autopar.documents.json import write_json
 
     document = like_card(spec)
-    path = spec.output
+    path = spec.out
     assert path is not None
     try:
         write_json(path, document, aside=say_kept(command))
     except OSError as error:
         raise OptionError(
-            f"--output {path}: the file cannot be written ({error.strerror or error}); choose "
+            f"--out {path}: the file cannot be written ({error.strerror or error}); choose "
             "another path"
         ) from None
     gpus = document["intra_node"]["max_gpus"]["value"]

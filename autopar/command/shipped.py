@@ -44,7 +44,7 @@ _CARDS = Command(
     intro="""List the device cards: what --hardware CARD:NODESxGPUS and --system take by name.
 
 The numbers and their sources stand in hardware_configs/cards. A cluster that differs in a few of
-them is written as a card of its own: autopar cards --like h100 --between 12.5 --output my_card.json
+them is written as a card of its own: autopar cards --like h100 --between 12.5 --out my_card.json
 """,
 )
 

@@ -224,9 +224,9 @@ BASES = (
     Base(name="cards", arguments=()),
     Base(
         name="cards",
-        arguments=("--like", "card.json", "--between", "12.5", "--output", "mine.json"),
+        arguments=("--like", "card.json", "--between", "12.5", "--out", "mine.json"),
         reads=("card.json",),
-        outputs=("output", "json"),
+        outputs=("out", "json"),
     ),
     Base(name="sites", arguments=()),
     Base(name="stacks", arguments=()),

@@ -180,7 +180,7 @@ def test_a_card_of_ones_own(
     """It is the other card with the figures that were given, in base units, and where from."""
     monkeypatch.chdir(tmp_path)
     words = "--like h100 --between 12.5 --memory 64 --gpus-per-node 4 --source switch.pdf"
-    assert shipped.run([*words.split(), "--output", "mine.json"], "cards") == 0
+    assert shipped.run([*words.split(), "--out", "mine.json"], "cards") == 0
     assert "--hardware mine.json:NODESx4" in capsys.readouterr().err
 
     mine, h100 = load_card("mine.json"), load_card("h100")
@@ -194,12 +194,12 @@ def test_a_card_of_ones_own(
     assert written["inter_node"]["bytes_per_s"]["source"] == "switch.pdf"
     assert "aliases" not in written
 
-    again = ["--like", "h100", "--in-node", "300", "--output", "mine.json", "--json"]
+    again = ["--like", "h100", "--in-node", "300", "--out", "mine.json", "--json"]
     assert shipped.run(again, "cards") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["card"]["intra_node"]["bytes_per_s"] == {"value": 3e11, "basis": "given by hand"}
     assert json.loads(Path("mine.json.bak-1").read_text()) == written
-    itself = ["--like", "mine.json", "--in-node", "200", "--output", "mine.json"]
+    itself = ["--like", "mine.json", "--in-node", "200", "--out", "mine.json"]
     assert shipped.run(itself, "cards") == 2
     assert "this is the card that --like reads" in capsys.readouterr().err
 
@@ -207,12 +207,12 @@ def test_a_card_of_ones_own(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("--like h100 --output x.json", "nothing differs; say what does with --memory"),
-        ("--like h100 --between 5", "--like needs --output FILE"),
-        ("--between 5 --output x.json", "add --like CARD, such as h100"),
-        ("--like h1000 --between 5 --output x.json", "h1000"),
-        ("--like h100 --between 50000000000 --output x.json", "--between: expected"),
-        ("--like h100 --memory 1e-6 --output x.json", "'device.memory_bytes.value'"),
+        ("--like h100 --out x.json", "nothing differs; say what does with --memory"),
+        ("--like h100 --between 5", "--like needs --out FILE"),
+        ("--between 5 --out x.json", "add --like CARD, such as h100"),
+        ("--like h1000 --between 5 --out x.json", "h1000"),
+        ("--like h100 --between 50000000000 --out x.json", "--between: expected"),
+        ("--like h100 --memory 1e-6 --out x.json", "'device.memory_bytes.value'"),
     ],
 )
 def test_a_card_that_is_none_says_why(
