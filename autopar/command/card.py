@@ -105,10 +105,6 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in _KEYS)
         raise OptionError(f"--like {spec.like}: nothing differs; say what does with {options}")
     found = load_object(find_card(spec.like))
-    if spec.out.exists() and spec.out.samefile(found.path):
-        raise OptionError(
-            f"--out {spec.out}: this is the card that --like reads; choose another path"
-        )
     validate_document(CardDocument, found.path, found.data)  # what is copied is a card
     document = copy.deepcopy(dict(found.data))
     document["name"] = spec.out.stem

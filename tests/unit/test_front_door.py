@@ -201,7 +201,7 @@ def test_a_card_of_ones_own(
     assert json.loads(Path("mine.json.bak-1").read_text()) == written
     itself = ["--like", "mine.json", "--in-node", "200", "--out", "mine.json"]
     assert shipped.run(itself, "cards") == 2
-    assert "this is the card that --like reads" in capsys.readouterr().err
+    assert "mine.json is what the command reads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
