@@ -175,8 +175,8 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
     exit_code = 0 if found.best is not None else INFEASIBLE
     if found.best is None:
+        from search.remedies import remedies
         from search.report.launches import infeasible_lines, remedy_line
-        from search.uniform.answer import remedies
 
         # before the object of --json, of which they are the notices
         for line in infeasible_lines(found):

@@ -28,7 +28,8 @@ from search.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
-    from search.uniform.answer import Answer, EngineAnswer, Remedy
+    from search.remedies import Remedy
+    from search.uniform.answer import Answer, EngineAnswer
     from search.uniform.solve import Solution
 
 __all__ = [
@@ -391,4 +392,5 @@ def show_more_memory(console: Console, best: Solution | None, more: Solution | N
 def remedy_line(remedy: Remedy) -> str:
     """Return a change with which something fits, and what it gives, in one sentence."""
     rate = remedy.solution.assessment.tokens_per_s or 0.0
-    return f"fits with {remedy.words}: {rate:,.0f} tokens/s per GPU with {remedy.engine.name}"
+    host = f", {format_bytes(remedy.host_bytes)} of each GPU on the host" * (remedy.host_bytes > 0)
+    return f"fits with {remedy.words}: {rate:,.0f} tokens/s per GPU, {remedy.engine.name}{host}"

@@ -35,12 +35,10 @@ __all__ = [
     "Answer",
     "EngineAnswer",
     "Question",
-    "Remedy",
     "answer",
     "better_batch",
     "evaluated",
     "open_launches",
-    "remedies",
     "target_of",
 ]
 
@@ -120,16 +118,6 @@ class Answer:
     def cpu_s(self) -> float:
         """Of all searches."""
         return sum(one.solved.effort.cpu_s for one in self.engines if one.solved)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """A change with which a launch fits, and the fastest one then."""
-
-    words: str
-    """Options that say it."""
-    engine: EngineSpace
-    solution: Solution
 
 
 def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = None) -> Question:
@@ -344,57 +332,8 @@ def _none_is_legal(found: Sequence[EngineAnswer]) -> str:
     )
 
 
-_REMEDIES_S = 5.0
-"""That are spent on ways out: whether one fits need not be proven to be the fastest."""
-_ENOUGH = 3
-"""Ways out of an answer without launches that are looked for."""
-
-
-def remedies(question: Question) -> tuple[Remedy, ...]:
-    """Return what would make a launch fit, cheapest first: what changes least of the training.
-
-    Moments of fewer bits, states on the host, adapters, adapters beside 4 bits, more machines; each
-    is searched as the question was, and only what fits is returned.
-    """
-    training = question.job.training
-    changed: list[tuple[str, Question]] = []
-    batches = question.job.global_batches
-    batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
-    if batch is not None:
-        job = replace(question.job, global_batches=(batch,))
-        changed.append((f"--global-batch-size {batch}", replace(question, job=job)))
-    for other in (
-        replace(training, optimizer="adam-bf16"),
-        replace(training, optimizer="adam8bit"),
-        replace(training, offload=1.0),
-        replace(training, lora_rank=training.lora_rank or 32),
-        replace(training, lora_rank=training.lora_rank or 32, lora_base="nf4"),
-    ):
-        if other != training:
-            job = replace(question.job, training=other)
-            changed.append((other.words, replace(question, job=job)))
-    for factor in (2, 4):
-        nodes = factor * question.num_nodes
-        job = replace(question.job, world=nodes * question.gpus_per_node)
-        if all(batch % factor == 0 for batch in job.global_batches):
-            words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
-            changed.append((words, replace(question, job=job, num_nodes=nodes)))
-    found: list[Remedy] = []
-    limit = _REMEDIES_S if question.seconds is None else min(question.seconds, _REMEDIES_S)
-    shares = Shares(limit, len(changed))
-    for words, other_question in changed:
-        asked = replace(other_question, top=0, seconds=shares.following())
-        try:
-            one = answer(asked, grace_s=0.0).best
-        except InputError:
-            continue  # the change is of what none of them has
-        if one is not None and one.best is not None:
-            found.append(Remedy(words=words, engine=one.engine, solution=one.best))
-        if len(found) == _ENOUGH:
-            break
-    return tuple(found)
-
-
+_BETTER_S = 5.0
+"""That are spent on another batch: whether it is better need not be proven."""
 _WORTH = 1.01
 """Ratio of rates from which on another batch is worth a word."""
 
@@ -403,14 +342,14 @@ def better_batch(found: Answer) -> Solution | None:
     """Return what the best trainer would do with the next batch that its ranks share better.
 
     None where the batch is shared, or others are hardly faster. The search takes as long as the
-    first one, and no longer than ways out do.
+    first one, and five seconds at most.
     """
     question, best = found.question, found.best
     batches = question.job.global_batches
     batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
     if batch is None or best is None or best.best is None:
         return None
-    limit = _REMEDIES_S if question.seconds is None else min(question.seconds, _REMEDIES_S)
+    limit = _BETTER_S if question.seconds is None else min(question.seconds, _BETTER_S)
     job = replace(question.job, global_batches=(batch,))
     asked = replace(question, job=job, engines=(best.engine,), top=0, seconds=limit)
     try:

@@ -38,6 +38,7 @@ from search.uniform.layout import Arrangement
 
 __all__ = [
     "Bounds",
+    "Gone",
     "Hosted",
     "Live",
     "Modules",

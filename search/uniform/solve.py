@@ -140,6 +140,19 @@ _ROUNDING = 1.0 - 1e-9
 """So that differences of sums are no larger than the exact ones."""
 
 
+class _Limit(NamedTuple):
+    """Of a search: its CPU, and the launches whose memory is counted."""
+
+    cpu_s: float | None
+    counts: int | None
+
+    def over(self, counted: int) -> bool:
+        """Return whether it is passed after so many launches."""
+        if self.counts is not None and counted >= self.counts:
+            return True
+        return self.cpu_s is not None and time.process_time() > self.cpu_s
+
+
 class _Entry(NamedTuple):
     """A choice in the queue, and what is known of it."""
 
@@ -175,13 +188,16 @@ class Uniform:
         top: int = 1,
         seconds: float | None = None,
         grace_s: float = GRACE_S,
+        counts: int | None = None,
         memory_bytes: float | None = None,
         oom_risk: float | None = None,
     ) -> Solved:
         """Return the fastest launches that fit, the best of each family of degrees.
 
         seconds : of CPU after which the best that was found is returned, with its gap; where there
-        is none yet, any launch that fits is looked for during `grace_s` more. memory_bytes and
+        is none yet, any launch that fits is looked for during `grace_s` more. counts : the same
+        in launches whose memory is counted, as many again being the grace, so that slow machines
+        find what fast ones do; the smallest launch is not looked for then. memory_bytes and
         oom_risk : of a device, instead of the target's. Raises InputError where the engine runs no
         launch of this job at all.
         """
@@ -194,8 +210,9 @@ class Uniform:
             target = replace(target, oom_risk=oom_risk)
         search = _Search(self, target, fixed or Fixed(), top)
         deadline = None if seconds is None else began + seconds
-        search.run(deadline, None if seconds is None else began + seconds + grace_s)
-        return search.solved(began, deadline)
+        end = None if seconds is None else began + seconds + grace_s
+        search.run(_Limit(deadline, counts), _Limit(end, None if counts is None else 2 * counts))
+        return search.solved(began, deadline, smallest=counts is None)
 
 
 def solve(
@@ -270,18 +287,18 @@ class _Search:
                 following = next(coarse, None)
             yield heapq.heappop(self.queue)
 
-    def run(self, deadline: float | None, end: float | None) -> None:
+    def run(self, limit: _Limit, end: _Limit) -> None:
         """Look for the best launches until they are found, or time is up.
 
-        After `deadline` any launch that fits will do, after `end` none is looked for any more.
+        Past the limit any launch that fits will do, past the end none is looked for any more.
         """
         late = False
         for entry in self.entries():
-            if not late and deadline is not None and time.process_time() > deadline:
+            if not late and limit.over(self.counted):
                 late, self.complete = True, False
                 if not self.found:
                     self.least_s = entry.seconds
-            if late and end is not None and time.process_time() > end:
+            if late and end.over(self.counted):
                 break
             if entry.level < _DEGREES and _family(entry.choice) in self.found:
                 continue
@@ -292,10 +309,10 @@ class _Search:
             if len(self.found) >= self.top or (late and self.found):
                 break
 
-    def dive(self, entry: _Entry, end: float | None) -> None:
+    def dive(self, entry: _Entry, end: _Limit) -> None:
         """Look for any launch of an entry that fits, the finest choices first."""
         others, self.queue = self.queue, [entry]
-        while self.queue and not self.found and (end is None or time.process_time() <= end):
+        while self.queue and not self.found and not end.over(self.counted):
             at = min(
                 range(len(self.queue)),
                 key=lambda at: (self.queue[at].level, self.queue[at].seconds),
@@ -492,15 +509,15 @@ class _Search:
             least_bytes=found.least_bytes,
         )
 
-    def solved(self, began: float, deadline: float | None) -> Solved:
-        """Return what was found."""
-        smallest, shortage = None, None
-        if not self.found and self.complete:
-            smallest, shortage = self.nearest(deadline)
+    def solved(self, began: float, deadline: float | None, *, smallest: bool) -> Solved:
+        """Return what was found, and the smallest launch where that is none."""
+        least, shortage = None, None
+        if smallest and not self.found and self.complete:
+            least, shortage = self.nearest(deadline)
         return Solved(
             engine=self.engine,
             solutions=tuple(self.found.values()),
-            smallest=smallest,
+            smallest=least,
             shortage=shortage,
             least_s=self.least_s,
             complete=self.complete,

@@ -1,0 +1,78 @@
+"""Ways out where no launch fits: they fit, they are the same on every machine, cheapest first."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from autopar.records import replace
+from search.commands import search as search_command
+from search.remedies import remedies
+from search.request import build_request
+from search.route import route_of
+from search.uniform.answer import Question, answer, open_launches
+
+SMALL = {"model": "llama2-7b", "hardware": "rtx-4090:1x4", "seq-length": "4096"}
+
+
+@pytest.fixture(scope="module")
+def question() -> Question:
+    """Return one that has no answer: 7B in full on four GPUs of 24 GB."""
+    asked = route_of(build_request(SMALL)).launches
+    assert asked is not None
+    return replace(asked, top=0)
+
+
+def test_every_way_out_fits_and_is_what_the_changed_question_has(question: Question) -> None:
+    """The first ones leave the training most as it is, and the rate is that of its own search."""
+    found = remedies(question)
+    assert [one.words for one in found] == [
+        "--offload-optimizer 1",
+        "--lora 32",
+        "--lora 32 --lora-base nf4",
+        "--hardware rtx-4090:2x4",
+    ]
+    for one in found:
+        given = SMALL | _words(one.words) | {"engine": one.engine.name}
+        best = answer(replace(open_launches(build_request(given)), top=0)).best
+        assert best is not None
+        assert best.best is not None
+        assert one.solution.samples_per_s == pytest.approx(best.best.samples_per_s, rel=1e-9)
+
+
+def test_a_slow_machine_finds_the_same(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock decides: here every look at one is an hour later."""
+    before = [(one.words, one.solution.choice) for one in remedies(question)]
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(time, "process_time", lambda: next(hours))
+    assert [(one.words, one.solution.choice) for one in remedies(question)] == before
+
+
+def test_a_host_that_is_too_small_is_no_way_out(question: Question) -> None:
+    """States of 7B take 18 GiB of host memory for each of four GPUs."""
+    one, *_ = remedies(question)
+    assert one.words == "--offload-optimizer 1"
+    # weights, moments: 12 bytes of 6.74e9 parameters over four GPUs lie elsewhere at most
+    assert 0.7 * 12 * 6.74e9 / 4 < one.host_bytes < 1.1 * 12 * 6.74e9 / 4
+
+    more = dict(question.card.more) | {"host.memory_bytes": one.host_bytes - 1.0}
+    poorer = replace(question, card=replace(question.card, more=more))
+    assert all(other.words != one.words for other in remedies(poorer))
+
+
+def test_they_are_said_where_every_trainer_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what the host has to hold, after why nothing fits."""
+    assert (
+        search_command.run([word for key, value in SMALL.items() for word in (f"--{key}", value)])
+        == 3
+    )
+    said = capsys.readouterr().err
+    assert "fits with --offload-optimizer 1: " in said
+    assert " GiB of each GPU on the host" in said
+
+
+def _words(options: str) -> dict[str, str]:
+    words = iter(options.split())
+    return {name.removeprefix("--"): next(words) for name in words}
