@@ -157,11 +157,20 @@ def _facts(assessment: Assessment, target: Target) -> Iterator[Fact]:
     degrees = assessment.launch.degrees
     gpus = degrees.tp * degrees.cp * degrees.pp * degrees.dp
     rate = assessment.tokens_per_s or 0.0
+    between = ""
+    if interval is not None:
+        # the slowest step has the lowest rate
+        least, most = (step.total_s / end for end in reversed(interval))
+        between = f"{rate * least:,.0f} to {rate * most:,.0f}; "
     yield Fact(
-        label="tokens/s per GPU", value=f"{rate:,.0f}", note=f"{rate * gpus:,.0f} on {gpus:,} GPUs"
+        label="tokens/s per GPU",
+        value=f"{rate:,.0f}",
+        note=f"{between}{rate * gpus:,.0f} on {gpus:,} GPUs",
     )
     if assessment.mfu is not None:
-        yield Fact(label="MFU", value=f"{assessment.mfu * 100:.1f} %", note="of the 16-bit peak")
+        share = assessment.mfu * 100
+        between = "" if interval is None else f"{share * least:.1f} to {share * most:.1f}, "
+        yield Fact(label="MFU", value=f"{share:.1f} %", note=f"{between}of the 16-bit peak")
     fullest = assessment.fullest
     low, high = map(format_bytes, reserved_interval(assessment.launch, fullest.peak_bytes))
     yield Fact(

@@ -370,6 +370,12 @@ def test_a_page_has_all_of_an_answer(
     ]
     for fact in page.facts:
         assert fact.value in words
+    # rates have the ends of the step's interval, the slowest first
+    interval, mfu = interleaved[2].interval_s, interleaved[2].mfu
+    assert interval is not None
+    assert mfu is not None
+    least, most = (100.0 * mfu * step.total_s / end for end in reversed(interval))
+    assert f"{least:.1f} to {most:.1f}, of the 16-bit peak" in words
     # every stage in every table, every id once
     for stage in range(4):
         assert f"stage {stage}" in words
