@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autopar.errors import InputError
-from autopar.memory.account import account_of
+from autopar.memory.account import host_bytes_of
 from autopar.records import dataclass, replace
-from autopar.training.offload import Offload
 from search.space import next_batch
 from search.uniform.answer import Question, target_of
 from search.uniform.engines import EngineSpace
 from search.uniform.obstacle import obstacle
 
 if TYPE_CHECKING:
-    from autopar.memory.launch import Launch
     from search.uniform.solve import Solution
 
 __all__ = ["Remedy", "remedies"]
@@ -101,22 +99,7 @@ def _found(words: str, asked: Question) -> Remedy | None:
             continue  # the change is of what it does not have
         for solution in solved.solutions:
             stage = solution.assessment.fullest.stage
-            host = _host_bytes(solution.launch, stage)
+            host = host_bytes_of(solution.launch, stage)
             if room is None or host <= room:
                 return Remedy(words=words, engine=engine, solution=solution, host_bytes=host)
     return None
-
-
-def _host_bytes(launch: Launch, stage: int) -> float:
-    """Return what lies on the host of a rank at least: what its device would hold besides."""
-    if not launch.optimizer.offload and not launch.offload.any:
-        return 0.0
-    optimizer = replace(
-        launch.optimizer,
-        offload=0.0,
-        offload_master=False,
-        offload_weights=False,
-        overlap_offload=False,
-    )
-    whole = replace(launch, optimizer=optimizer, offload=Offload())
-    return float(account_of(whole, stage).peak_bytes - account_of(launch, stage).peak_bytes)

@@ -16,9 +16,10 @@ from autopar.memory.peak import Peak, gathered_bytes, peak_of, peaks
 from autopar.memory.schedule import Moment
 from autopar.memory.sharded import Part, sharded_moments, sharded_parts
 from autopar.memory.states import States, states_of
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
+from autopar.training.offload import Offload
 
-__all__ = ["Account", "Term", "account_of", "moment_terms"]
+__all__ = ["Account", "Term", "account_of", "host_bytes_of", "moment_terms"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,25 @@ def account_of(launch: Launch, stage: int | None = None) -> Account:
     peak = peak_of(launch, at)
     during += tuple(term for term in _peak_terms(launch, peak, at) if term.num_bytes)
     return Account(stage=at, states=after, peak=during, scored=at in (0, last))
+
+
+def host_bytes_of(launch: Launch, stage: int) -> float:
+    """Return the bytes that a stage's rank has on the host at least: what its device would hold.
+
+    Copies that a trainer keeps beside these, such as buffers for transfers, are not counted.
+    """
+    if not launch.optimizer.offload and not launch.offload.any:
+        return 0.0
+    optimizer = replace(
+        launch.optimizer,
+        offload=0.0,
+        offload_master=False,
+        offload_weights=False,
+        overlap_offload=False,
+    )
+    whole = replace(launch, optimizer=optimizer, offload=Offload())
+    there = account_of(whole, stage).peak_bytes - account_of(launch, stage).peak_bytes
+    return max(0.0, float(there))
 
 
 _GONE = frozenset({"fp32 gradients of fp16", "pipeline inputs"})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_item, print_line
 from autopar.estimate.accuracy import probability_faster
+from autopar.memory.account import host_bytes_of
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
@@ -28,6 +29,7 @@ from search.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
+    from search.check.assessment import Target
     from search.remedies import Remedy
     from search.uniform.answer import Answer, EngineAnswer
     from search.uniform.solve import Solution
@@ -231,6 +233,15 @@ def _show_memory(console: Console, best: EngineAnswer, solution: Solution) -> No
     capacity = f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL"
     wide = f"; wider than most, as few measured runs have {seldom}" if seldom else ""
     print_line(console, capacity + wide, style="dim")
+    host = host_bytes_of(launch, solution.assessment.fullest.stage)
+    if host:
+        line = f"{format_bytes(host)} more of each GPU lie on the host{_of_host(target)}"
+        print_line(console, line, style="dim")
+
+
+def _of_host(target: Target) -> str:
+    there = target.machine.card.more.get("host.memory_bytes")
+    return "" if there is None else f", which has {format_bytes(there)} for each"
 
 
 def _shown(accounts: Sequence[Account]) -> list[Account]:

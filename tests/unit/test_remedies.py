@@ -62,6 +62,20 @@ def test_a_host_that_is_too_small_is_no_way_out(question: Question) -> None:
     assert all(other.words != one.words for other in remedies(poorer))
 
 
+def test_what_lies_on_the_host_is_said_beside_the_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a launch that has nothing there, nothing is."""
+    words = ["--model", "llama3-8b", "--hardware", "h100:1x8", "--seq-length", "4096"]
+    words += ["--engine", "megatron", "--global-batch-size", "64", "--verbose"]
+    words += ["--output-config-path", "none"]
+    assert search_command.run([*words, "--offload-optimizer", "1"]) == 0
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "lie on the host" in one)
+    assert line.endswith("more of each GPU lie on the host, which has 238.42 GiB for each")
+    assert search_command.run([*words, "--offload-activations", "none"]) == 0
+    assert "lie on the host" not in capsys.readouterr().out
+
+
 def test_they_are_said_where_every_trainer_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     """With what the host has to hold, after why nothing fits."""
     assert (
