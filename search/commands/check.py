@@ -118,6 +118,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.check.read import named_card, read_checked
     from search.pictures.files import pictures_of
     from search.report.check import check_document, show_check
+    from search.report.headline import SCREEN_WIDTH
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
     given = _place(asked)
@@ -166,7 +167,7 @@ def _execute(raw: dict[str, Any]) -> int:
     # before anything is printed, which somebody may not read to its end
     if asked.json is not None:
         write_answer(asked.json, {"launches": documents}, exit_code, command=_NAME)
-    console = make_console(sys.stdout)
+    console = make_console(sys.stdout, SCREEN_WIDTH)
     for number, one in enumerate(shown if asked.json != "-" else ()):
         if number:
             console.print()
