@@ -194,6 +194,7 @@ def _layers(assessment: Assessment) -> str:
         parts = []
         for embeds, layers, mtp, head in stage:
             span = "no layer" if not layers else f"{layers[0]}-{layers[-1]}"
+            span = span if len(layers) != 1 else f"{layers[0]}"
             ends = [*(["embedding"] if embeds else []), span, *(["MTP"] if mtp else [])]
             parts.append(" + ".join([*ends, *(["head"] if head else [])]))
         number = sum(len(chunk[1]) for chunk in stage)
@@ -273,15 +274,15 @@ def _alternatives(answer: Answer, best: EngineAnswer, chosen: Solution) -> str:
                     chosen=solution is chosen,
                 )
             )
-            slower = chosen.samples_per_s / solution.samples_per_s - 1
+            share = solution.samples_per_s / chosen.samples_per_s - 1
             rows.append(
                 (
-                    slower,
+                    -share,
                     (
                         line,
                         engine.engine.name,
                         f"{rate:,.0f}",
-                        "" if solution is chosen else f"{slower * 100:.2f} %",
+                        "" if solution is chosen else f"{share * 100:+.2f} %",
                         format_bytes(peak),
                         format_odds(solution.assessment.odds_of_oom),
                     ),
@@ -291,7 +292,7 @@ def _alternatives(answer: Answer, best: EngineAnswer, chosen: Solution) -> str:
     if len(rows) < 2:
         return ""
     rows.sort(key=lambda row: row[0])
-    heads = ("launch", "trainer", "tokens/s/GPU", "slower", "peak", "OOM")
+    heads = ("launch", "trainer", "tokens/s/GPU", "vs best", "peak", "OOM")
     listed = table(heads, [row for _, row in rows], words=(0, 1))
     chart = scatter(
         series,

@@ -35,7 +35,7 @@
 
   const view = { from: 0, to: data.step, stage: 0, event: -1 };
   let colours = {};
-  let layout = { gutter: 60, width: 0, lanes: [], height: 0 };
+  let layout = { narrow: false, gutter: 96, width: 0, lanes: [], height: 0 };
 
   const kindOf = (code) => KINDS[code & 3];
   const chunkOf = (code) => (code >> 2) & 255;
@@ -64,8 +64,8 @@
     view.from + ((x - layout.gutter) / layout.width) * (view.to - view.from);
 
   function measure() {
-    const narrow = canvas.clientWidth < 560;
-    layout.gutter = narrow ? 54 : 96;
+    layout.narrow = canvas.clientWidth < 560;
+    layout.gutter = layout.narrow ? 64 : 96;
     layout.width = canvas.clientWidth - layout.gutter - 2;
     const number = data.tracks.length;
     const lane = Math.max(9, Math.min(26, Math.floor(420 / number)));
@@ -290,7 +290,7 @@
 
   function drawLabels(pen) {
     pen.textAlign = "left";
-    const narrow = layout.gutter < 60;
+    const narrow = layout.narrow;
     for (const lane of layout.lanes) {
       pen.fillStyle = colours.paper;
       pen.fillRect(0, lane.y - 1, layout.gutter - 2, lane.height + 2);
@@ -304,7 +304,7 @@
       } else {
         pen.fillStyle = colours.quiet;
         const words = data.streams[lane.stream][narrow ? 0 : 1];
-        pen.fillText(narrow ? words.slice(0, 7) : words, narrow ? 2 : 8,
+        pen.fillText(narrow ? words.slice(0, 8) : words, narrow ? 2 : 8,
           lane.y + lane.height / 2 + 0.5);
       }
     }
@@ -372,7 +372,7 @@
     pen.stroke();
     pen.fillStyle = colours.quiet;
     pen.textAlign = "left";
-    const narrow = layout.gutter < 60;
+    const narrow = layout.narrow;
     pen.fillText(`memory of stage ${view.stage}, limit ${(data.memory.budget / GIB).toFixed(1)} GiB`,
       layout.gutter, 8);
     pen.fillText(narrow ? `${(data.memory.budget / GIB).toFixed(0)}G`
