@@ -13,7 +13,7 @@ from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_item, print_plain
 from autopar.documents.catalog import portable_options
-from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
+from autopar.errors import INFEASIBLE, InputError, OptionError, UnsupportedError
 from autopar.records import dataclass
 from autopar.units import format_odds, format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autopar.memory.launch import Launch
     from search.question import Session
     from search.uniform.files import StoredLaunch
+    from search.uniform.solve import Solution
     from search.writing.place import Engine
 
 __all__ = [
@@ -389,6 +390,8 @@ class _Handed:
 
 def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
     """Write the files of a launch for the trainer that it is of, or for another one."""
+    from autopar.training.throughput import throughput_entry
+    from search.report.headline import figure_rows, print_rows
     from search.route import refuse_options_of_plans
     from search.uniform.files import read_launch
     from search.writing.place import Place
@@ -418,6 +421,9 @@ def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
     folder = Path(own.out or f"exports/{engine}")
     texts = {**found.files, LAUNCH: found.launch} if own.out != "none" else {}
     targets = {} if kept else {folder / name: text for name, text in texts.items()}
+    # what another trainer makes of it has its price among the losses
+    priced = _predicted(stored) if engine == stored.engine else None
+    rates = None if priced is None else priced.assessment.throughput
     answer = {
         "status": "refused" if kept else "exported",
         "engine": engine,
@@ -425,6 +431,7 @@ def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
         "files": [str(target) for target in targets],
         "losses": list(losses),
         "price": handed.change or None,
+        "predicted": throughput_entry(rates) or None,
         "notes": list(found.notes),
         "launch": found.launch,
     }
@@ -442,6 +449,8 @@ def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
         return 0
     console = make_console(sys.stdout)
     print_plain(console, f"{question.title} for {engine}, {found.engine_version}", style="bold")
+    if priced is not None and rates is not None:
+        print_rows(console, figure_rows(rates, priced.samples_per_s))
     for heading, items in (
         ("what is lost", losses),
         ("price of the nearest launch", tuple(filter(None, [handed.change]))),
@@ -457,6 +466,18 @@ def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
     home = f"cd {_quoted(str(folder))}\n" if targets else ""
     sys.stdout.write(home + found.launch)
     return 0
+
+
+def _predicted(stored: StoredLaunch) -> Solution | None:
+    """Return a launch with its price; None where its step has none."""
+    from search.uniform.answer import evaluated
+    from search.uniform.engines import engine_space
+
+    try:
+        one = evaluated(stored.question, engine_space(stored.engine), stored.choice, stored.launch)
+    except InputError:
+        return None
+    return one.best
 
 
 _STARTED = {("megatron", "megatron-bridge"), ("deepspeed", "accelerate")}

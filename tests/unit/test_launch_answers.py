@@ -639,3 +639,19 @@ def test_what_a_precision_brings_is_said_in_terms(capsys: pytest.CaptureFixture[
         if found is not None:
             slower = float(found[1])
     assert slower == pytest.approx(100 * (rates[0] / rates[1] - 1), abs=0.1)
+
+
+def test_an_export_says_what_was_predicted(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the launch's own trainer, in the units and with the interval of the search."""
+    assert search_command.run(["--evaluate", str(stored)]) == 0
+    (found,) = re.findall(r"^  per GPU .*$", capsys.readouterr().out, re.MULTILINE)
+    assert export.run([str(stored), "--out", "none"]) == 0
+    assert found in capsys.readouterr().out.splitlines()
+
+    assert export.run([str(stored), "--out", "none", "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)["predicted"]
+    low, high = predicted["tokens_per_s_per_gpu_interval"]
+    assert low < predicted["tokens_per_s_per_gpu"] < high
+    assert f"{predicted['tokens_per_s_per_gpu']:,.0f} tokens/s ({low:,.0f} to {high:,.0f})" in found
