@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autopar.errors import InputError
-from autopar.memory.account import host_bytes_of
 from autopar.records import dataclass, replace
 from search.space import next_batch
 from search.uniform.answer import Question, target_of
@@ -44,8 +43,7 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     """Return what would make a launch fit, cheapest first: what changes least of the training.
 
     Another batch, moments of fewer bits, states on the host, adapters, adapters beside 4 bits, more
-    machines. Only what fits is returned, on the host too where its memory is known, with the first
-    trainer of the question that has it.
+    machines. Only what fits is returned, with the first trainer of the question that has it.
     """
     found: list[Remedy] = []
     for words, asked in _changes(question):
@@ -65,6 +63,10 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     if batch is not None:
         job = replace(question.job, global_batches=(batch,))
         yield f"--global-batch-size {batch}", replace(question, job=job)
+    if training.offload:
+        # where the device has room for the states and the host has none
+        off = replace(question.job, training=replace(training, offload=0.0))
+        yield "--offload-optimizer 0", replace(question, job=off)
     for other in (
         replace(training, optimizer="adam-bf16"),
         replace(training, optimizer="adam8bit"),
@@ -86,7 +88,6 @@ def _found(words: str, asked: Question) -> Remedy | None:
     """Return the fastest launch of the first trainer that has one."""
     from search.uniform.solve import Uniform
 
-    room = asked.card.more.get("host.memory_bytes")
     counts = max(1, _LAYERS // asked.spec.num_layers)
     for engine in asked.engines:
         if obstacle(engine, asked.job, asked.fixed) is not None:
@@ -98,8 +99,6 @@ def _found(words: str, asked: Question) -> Remedy | None:
         except InputError:
             continue  # the change is of what it does not have
         for solution in solved.solutions:
-            stage = solution.assessment.fullest.stage
-            host = host_bytes_of(solution.launch, stage)
-            if room is None or host <= room:
-                return Remedy(words=words, engine=engine, solution=solution, host_bytes=host)
+            host = solution.assessment.host_bytes
+            return Remedy(words=words, engine=engine, solution=solution, host_bytes=host)
     return None

@@ -14,7 +14,7 @@ from autopar.estimate.accuracy import Accuracy, RunClass
 from autopar.estimate.job import Job
 from autopar.estimate.layer import Machine
 from autopar.estimate.step import StepTime, step_time
-from autopar.memory.account import Account, account_of
+from autopar.memory.account import Account, account_of, host_bytes_of
 from autopar.memory.launch import Launch
 from autopar.memory.risk import odds_of_any, odds_of_more
 from autopar.records import dataclass
@@ -43,6 +43,15 @@ class Target:
         """Return the odds that a device runs out of memory at such a predicted peak."""
         return odds_of_more(launch, peak_bytes, self.capacity_bytes)
 
+    @property
+    def host_room_bytes(self) -> float | None:
+        """Memory of the host for each device; None where the card does not say it."""
+        return self.machine.card.more.get("host.memory_bytes")
+
+    def host_fits(self, host_bytes: float) -> bool:
+        """Return whether the host has as much for each device, as far as is known."""
+        return self.host_room_bytes is None or host_bytes <= self.host_room_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
@@ -66,6 +75,21 @@ class Assessment:
     def fullest(self) -> Account:
         """The stage with the highest peak."""
         return max(self.accounts, key=lambda account: account.peak_bytes)
+
+    @property
+    def host_bytes_at(self) -> dict[int, float]:
+        """By stage, what a rank has on the host at least."""
+        stages = (account.stage for account in self.accounts)
+        return {stage: host_bytes_of(self.launch, stage) for stage in stages}
+
+    @property
+    def host_bytes(self) -> float:
+        """Of these stages, the one with the most on the host."""
+        return max(self.host_bytes_at.values())
+
+    def fits(self, target: Target) -> bool:
+        """Return whether the odds of running out of memory are allowed, and the host has room."""
+        return self.odds_of_oom <= target.oom_risk and target.host_fits(self.host_bytes)
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -311,7 +311,7 @@ def _quick(launch: Launch, target: Target, timing: Timing) -> Assessment:
 
 
 def _fits(one: Assessment, target: Target) -> bool:
-    return one.odds_of_oom <= target.oom_risk and one.step is not None
+    return one.fits(target) and one.step is not None
 
 
 def _time(one: Assessment) -> float:

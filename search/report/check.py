@@ -255,7 +255,7 @@ def _show_neighbours(
     target: Target,
 ) -> None:
     print_heading(console, "better")
-    fits = assessment.odds_of_oom <= target.oom_risk
+    fits = assessment.fits(target)
     found = [
         (name, one)
         for name, one in (

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_item, print_line
 from autopar.estimate.accuracy import probability_faster
-from autopar.memory.account import host_bytes_of
 from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
@@ -96,12 +95,13 @@ def show_evaluated(console: Console, answer: Answer, *, explained: bool = False)
     assert one.best is not None, "a launch is shown"
     console.print(escape(answer.question.title), style="bold", soft_wrap=True)
     launch_headline(answer, one, f"launch: {one.engine.title}").show(console)
-    odds, risk = one.best.assessment.odds_of_oom, one.target.oom_risk
-    says = "fits" if odds <= risk else "does not fit"
+    assessment, risk = one.best.assessment, one.target.oom_risk
+    odds = format_odds(assessment.odds_of_oom)
+    says = "fits" if assessment.fits(one.target) else "does not fit"
+    if not one.target.host_fits(assessment.host_bytes):
+        says += ": the host has no room for what is to lie there"
     print_line(
-        console,
-        f"{says}: out of memory {format_odds(odds)}, {format_odds(risk)} is asked for",
-        style="bold",
+        console, f"{says}: out of memory {odds}, {format_odds(risk)} is asked for", style="bold"
     )
     print_rows(console, [("rests on", rests_on(one, one.best))])
     _show_terms(console, one.best)
@@ -233,7 +233,7 @@ def _show_memory(console: Console, best: EngineAnswer, solution: Solution) -> No
     capacity = f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL"
     wide = f"; wider than most, as few measured runs have {seldom}" if seldom else ""
     print_line(console, capacity + wide, style="dim")
-    host = host_bytes_of(launch, solution.assessment.fullest.stage)
+    host = solution.assessment.host_bytes
     if host:
         line = f"{format_bytes(host)} more of each GPU lie on the host{_of_host(target)}"
         print_line(console, line, style="dim")

@@ -302,7 +302,14 @@ def _why_none(question: Question, solved: Solved) -> str:
     assert smallest is not None, "there is a launch that does not fit"
     assert shortage is not None, "it lacks memory"
     line = smallest.choice.line(question.job.world, experts=question.job.model.experts is not None)
-    return f"nothing fits; the smallest, {line}, lacks {format_bytes(shortage.missing_bytes)}"
+    lacks = format_bytes(shortage.missing_bytes)
+    if shortage.host:
+        return (
+            f"nothing fits; the one with the least on the host, {line}, puts "
+            f"{format_bytes(shortage.least_bytes)} of each GPU there, {lacks} more than it has; "
+            "put less there, or write a card that has more (autopar cards --host-memory)"
+        )
+    return f"nothing fits; the smallest, {line}, lacks {lacks}"
 
 
 def _no_layout(question: Question) -> str:

@@ -95,9 +95,15 @@ class Shortage:
     stage: int
     """The fullest."""
     missing_bytes: float
-    """Of its peak, what is above the highest one that leaves enough free."""
+    """Of its peak, what is above the highest one that leaves enough free; of the host's memory,
+    what is above all of it."""
     least_bytes: float
-    """No choice has a fullest stage below it; the peak itself where the launch is the smallest."""
+    """No choice has a fullest stage below it; the peak itself where the launch is the smallest.
+
+    Of the host: no choice that fits on the device takes less there.
+    """
+    host: bool = False
+    """It is the host that lacks memory: what is there leaves enough of the device free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +114,9 @@ class Solved:
     solutions: tuple[Solution, ...]
     """No two of one family of degrees."""
     smallest: Solution | None
-    """Where nothing fits, the launch with the smallest peak that was found; None where time was up
-    before that was known."""
+    """Where nothing fits, the launch with the smallest peak that was found, or, where the device
+    has room for some, that of these with the least on the host; None where time was up before that
+    was known."""
     shortage: Shortage | None = None
     """What the smallest one lacks."""
     least_s: float | None = None
@@ -248,6 +255,8 @@ class _Search:
         and whether they turned out to be too large."""
         self.copied: set[Choice] = set()
         """Choices whose other numbers of copies were in the queue."""
+        self.too_much: tuple[float, Solution] | None = None
+        """Of the launches that the host has no room for, the one with the least on it."""
         self.complete = True
         self.least_s: float | None = None
         known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
@@ -486,9 +495,16 @@ class _Search:
                     # less on the host is no slower, so that only now more is worth a look
                     self.open_sets(choice, entry.unit)
                 return
+        solution = self.solution(choice, launch, stages)
+        host = solution.assessment.host_bytes
+        if not self.target.host_fits(host):
+            # sets of modules that were not looked at hold this one, so that they take more
+            if self.too_much is None or host < self.too_much[0]:
+                self.too_much = host, solution
+            return
         if not self.found and self.least_s is None:
             self.least_s = entry.seconds
-        self.found[_family(choice)] = self.solution(choice, launch, stages)
+        self.found[_family(choice)] = solution
 
     def solution(self, choice: Choice, launch: Launch, stages: Sequence[int]) -> Solution:
         """Return a choice with its price."""
@@ -497,6 +513,17 @@ class _Search:
 
     def nearest(self, deadline: float | None) -> tuple[Solution | None, Shortage | None]:
         """Return the launch that needs the least memory, and what it lacks."""
+        if self.too_much is not None:
+            host, solution = self.too_much
+            of_stages = solution.assessment.host_bytes_at
+            room = self.target.host_room_bytes
+            assert room is not None, "a host without a size lacks nothing"
+            return solution, Shortage(
+                stage=max(of_stages, key=lambda stage: of_stages[stage]),
+                missing_bytes=host - room,
+                least_bytes=host,
+                host=True,
+            )
         until = time.process_time() + _MOST_S if deadline is None else deadline
         found = smallest_launch(self.space, self.degrees, self.openings, until)
         if found is None:

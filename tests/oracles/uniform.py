@@ -18,7 +18,7 @@ from autopar.estimate.card import load_card
 from autopar.estimate.layer import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.estimate.step import KnownLayers, step_time
-from autopar.memory.account import account_of
+from autopar.memory.account import account_of, host_bytes_of
 from autopar.memory.launch import Attention, Experts, Latent, Launch, Model
 from autopar.memory.risk import CONTEXT_BYTES, kind_of, reserve_share
 from autopar.pipeline.schedules import Schedule
@@ -45,9 +45,18 @@ class Priced:
     """Of a step for each of its sequences."""
     peaks: tuple[int, ...]
     """Of every stage, in bytes."""
+    host: float
+    """Of the stage with the most on the host, in bytes."""
 
     def fits(self, target: Target) -> bool:
+        return self.fits_device(target) and self.host <= _host_room(target)
+
+    def fits_device(self, target: Target) -> bool:
         return target.odds(self.launch, max(self.peaks)) <= target.oom_risk
+
+
+def _host_room(target: Target) -> float:
+    return target.machine.card.more["host.memory_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +81,12 @@ class Question:
         """The fastest launch that fits."""
         fits = [one for one in self.priced if one.fits(self.target)]
         return min(fits, key=lambda one: one.seconds, default=None)
+
+    @cached_property
+    def least_on_host(self) -> float | None:
+        """Of launches that fit on the device, the least on the host; None where there is none."""
+        fits = [one for one in self.priced if one.fits_device(self.target)]
+        return min((one.host for one in fits), default=None)
 
     @cached_property
     def smallest(self) -> int:
@@ -264,7 +279,8 @@ def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
         except InputError:
             continue
         peaks = tuple(account_of(launch, stage).peak_bytes for stage in range(choice.pp))
-        found.append(Priced(choice=choice, launch=launch, seconds=seconds, peaks=peaks))
+        host = max(host_bytes_of(launch, stage) for stage in range(choice.pp))
+        found.append(Priced(choice=choice, launch=launch, seconds=seconds, peaks=peaks, host=host))
     return tuple(found)
 
 
@@ -419,6 +435,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     every = priced(uniform, fixed)
     if not every:
         return None
+    uniform = Uniform(engine, job, _on_host(seed, target, every))
     return Question(
         seed=seed,
         uniform=uniform,
@@ -436,6 +453,18 @@ def _offloads(seed: int, engine: EngineSpace, model: Model) -> tuple[str, ...]:
         return ("none",)
     some = tuple(draw.sample(sets, min(draw.choice([2, 3]), len(sets))))
     return some if draw.random() < 0.2 else ("none", *some)
+
+
+def _on_host(seed: int, target: Target, every: tuple[Priced, ...]) -> Target:
+    """Return a target whose host lacks room for some of the launches most often, or for all."""
+    draw = random.Random(f"memory of the host {seed}")
+    sizes = sorted({one.host for one in every if one.host})
+    if not sizes or draw.random() < 0.3:
+        return target
+    some = sizes[0] if draw.random() < 0.6 else draw.choice(sizes)
+    card = target.machine.card
+    more = card.more | {"host.memory_bytes": some * draw.choice([0.99, 0.99, 1.01])}
+    return replace(target, machine=replace(target.machine, card=replace(card, more=more)))
 
 
 def _training(seed: int) -> Training:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from autopar.pipeline.schedules import SCHEDULES
+from search.check.assessment import Target
 from search.uniform import memory, openings, prices, solve, space
 from search.uniform.choice import NONE, Fixed
 from search.uniform.prices import arrangement_of
@@ -22,7 +23,7 @@ from tests.oracles.uniform import Priced, Question, question
 
 SEEDS = 48
 MORE_SEEDS = 300
-MUTATED_SEEDS = (37, 43, 75, 134, 140, 163, 190, *range(30))
+MUTATED_SEEDS = (37, 43, 75, 134, 140, 163, 184, 190, *range(30))
 
 
 @lru_cache(maxsize=SEEDS)
@@ -34,6 +35,14 @@ def fresh(asked: Question) -> Uniform:
     """Return the question's space with nothing known of it."""
     old = asked.uniform
     return Uniform(old.engine, old.job, old.target)
+
+
+def with_host(old: Uniform, memory_bytes: float) -> Uniform:
+    """Return a space whose machine has so much memory of the host for each device."""
+    card = old.target.machine.card
+    more = dict(card.more) | {"host.memory_bytes": memory_bytes}
+    machine = replace(old.target.machine, card=replace(card, more=more))
+    return Uniform(old.engine, old.job, replace(old.target, machine=machine))
 
 
 def check(asked: Question, uniform: Uniform) -> Solved:
@@ -72,6 +81,10 @@ def check_smallest(asked: Question, solved: Solved) -> None:
     """Where nothing fits, the launch that needs least is the one that really does."""
     assert solved.smallest is not None
     assert solved.shortage is not None
+    assert solved.shortage.host == (asked.least_on_host is not None)
+    if asked.least_on_host is not None:
+        check_host(asked, solved)
+        return
     peak = solved.smallest.assessment.fullest.peak_bytes
     assert peak == asked.smallest
     assert solved.shortage.least_bytes == peak
@@ -80,9 +93,24 @@ def check_smallest(asked: Question, solved: Solved) -> None:
     room = peak - solved.shortage.missing_bytes
     card = asked.memory_bytes - memory.CONTEXT_BYTES
     enough = card * peak / room + memory.CONTEXT_BYTES if room > 0 else 4 * peak + (2 << 30)
-    uniform = asked.uniform
+    uniform = with_host(asked.uniform, float("inf"))
     again = uniform.solve(asked.fixed, memory_bytes=1.001 * enough)
     assert again.solutions
+
+
+def check_host(asked: Question, solved: Solved) -> None:
+    """Where the host alone lacks memory, the launch with the least there, and what it lacks."""
+    assert solved.smallest is not None
+    assert solved.shortage is not None
+    assert solved.shortage.least_bytes == asked.least_on_host
+    assert solved.smallest.assessment.host_bytes == asked.least_on_host
+    room = solved.shortage.least_bytes - solved.shortage.missing_bytes
+    assert room == pytest.approx(asked.target.host_room_bytes)
+    # with so much more memory it fits, and with less of it does not
+    for share, found in ((1.001, True), (0.999, False)):
+        uniform = with_host(asked.uniform, share * solved.shortage.least_bytes)
+        again = uniform.solve(asked.fixed, memory_bytes=asked.memory_bytes)
+        assert bool(again.solutions) == found
 
 
 def check_degrees(asked: Question, uniform: Uniform) -> None:
@@ -162,6 +190,21 @@ def test_more_answers(seed: int) -> None:
     """The same of many and larger questions."""
     found = question(seed, most=200)
     check(found, fresh(found))
+
+
+@pytest.mark.parametrize("seed", [31, 63, 95])
+def test_a_host_without_room_is_said(seed: int) -> None:
+    """Where all states have to lie there, and the device has room: as the launch with least."""
+    one = asked(seed)
+    assert one.uniform.job.training.offload == 1.0
+    least = min(each.host for each in one.priced)
+    room = replace(one, uniform=with_host(one.uniform, 0.99 * least), memory_bytes=1e12)
+    solved = check(room, room.uniform)
+    assert solved.shortage is not None
+    assert solved.shortage.host
+    assert solved.shortage.least_bytes == least
+    again = with_host(one.uniform, 1.01 * least)
+    assert check(replace(room, uniform=again), again).solutions
 
 
 def test_questions_are_of_all_kinds() -> None:
@@ -342,6 +385,9 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "sets on the host are held against too high a price": (
         solve, "_ROUNDING", lambda old: 1.03
+    ),
+    "every host is taken to have room": (
+        Target, "host_fits", lambda old: lambda self, host_bytes: True
     ),
     "a sharding is left out": (
         openings.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
