@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from autopar.documents.checks import StrictObject, published
 from autopar.objects import ConfigDict, Field
+from autopar.training.launch_file import DegreesEntry
 
 __all__ = ["ChoiceEntry", "EffectEntry", "ExplorationDocument", "GroupEntry", "LeadEntry"]
 
@@ -60,6 +61,8 @@ class ChoiceEntry(_Entry):
     """Why there is no plan; of a search that was stopped early, how far it may be from the best."""
     rank: int | None = None
     """In its group, from 1."""
+    engine: str | None = None
+    """Whose launch or plan it is; null: whatever runs it."""
     num_gpus: int | None = None
     global_batch: int | None = None
     tokens_per_sample: int | None = None
@@ -78,8 +81,10 @@ class ChoiceEntry(_Entry):
     """Of a million tokens, in the currency of the prices."""
     summary: str | None = None
     """The plan in a line."""
+    degrees: DegreesEntry | None = None
+    """Of a launch, as a launch file has them."""
     plan: dict[str, Any] | None = None
-    """Its strategy, as a strategy file has it."""
+    """Of a plan whose layers may differ: its strategy, as a strategy file has it."""
     plan_file: str | None = None
     """Where `--output-config-path` put it."""
     estimated: bool | None = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autopar.command.options import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
+from autopar.plans import PUBLISHED_RUNS
 from autopar.records import dataclass
 from autopar.training.throughput import BILLION
 from autopar.units import GIB
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from autopar.estimate.accuracy import RunClass
     from search.planner.prediction import SearchResult
     from search.question import Session
+    from search.route import Both
+    from search.uniform.answer import Answer as Launches, EngineAnswer
 
 __all__ = [
     "AXES",
@@ -54,8 +57,6 @@ AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size",
 """Options of a search of which every value is a choice, in the order in which they are combined."""
 TRAINED = ("model", "seq-length")
 """What is trained: tokens of another model, or of other lengths, are another work."""
-_MAY_BE_NONE = frozenset({"stack", "site", "engine"})
-"""Of these `none` is the choice without one."""
 MOST_COMBINATIONS = 1000
 """Of one command; each takes a tenth of a second and more."""
 
@@ -106,7 +107,7 @@ def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
         asked = {
             name: word
             for name, word in words.items()
-            if not (name in _MAY_BE_NONE and word.lower() == "none")
+            if not (name == "stack" and word.lower() == "none")
         }
         found.append(Choice(words=words, request=build_request({**common, **asked})))
     return tuple(found)
@@ -195,10 +196,64 @@ class Answer:
     """Of `--engine` the one that was searched in the end."""
     session: Session | None = None
     result: SearchResult | None = None
+    """Of plans whose layers may differ."""
+    launches: Launches | None = None
+    """Where a launch of a trainer answers: what `autopar-search` shows of it."""
     figures: Figures | None = None
     notices: tuple[str, ...] = ()
     error: InputError | None = field(default=None, repr=False)
     """Why it was not tried, as it was raised."""
+
+    @property
+    def launch(self) -> EngineAnswer | None:
+        """The trainer with the fastest launch; None where a plan answers, or nothing does."""
+        return None if self.launches is None else self.launches.best
+
+    @property
+    def engine(self) -> str | None:
+        """Whose launch or plan it is; None: whatever runs it."""
+        if self.launch is not None:
+            return self.launch.engine.name
+        return None if self.request is None else self.request.engine
+
+    @property
+    def estimated(self) -> bool:
+        """Whether some input was not measured."""
+        return self.launch is not None or (self.result is not None and self.result.estimated)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether timings are of no machine."""
+        return self.result is not None and self.result.synthetic
+
+    @property
+    def runs(self) -> RunClass | None:
+        """The published runs that its interval is of, None where it is of something else."""
+        if self.launch is not None:
+            assert self.launch.best is not None, "it is the fastest"
+            return self.launch.best.assessment.runs
+        prediction = self.result.prediction if self.result is not None else None
+        if prediction is None or PUBLISHED_RUNS not in prediction.interval_of:
+            return None
+        from autopar.estimate.accuracy import class_of_sources
+
+        session = self.session
+        assert session is not None, "it has the prediction"
+        experts = any(layer.num_experts is not None for layer in session.spec.layers)
+        sources = (*session.profile.sources, *session.hardware.sources)
+        return class_of_sources(sources, experts=experts)
+
+    @property
+    def defaults_used(self) -> tuple[str, ...]:
+        """What nobody gave, and what was taken."""
+        if self.launches is not None:
+            return self.launches.question.assumed
+        return () if self.result is None else self.result.defaults_used
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth a word about its inputs."""
+        return () if self.result is None else self.result.notes
 
 
 class Parts:
@@ -230,16 +285,15 @@ def search_one(
     prices : of a GPU hour, by hardware as typed or by card.
     """
     from search.question import open_session
-    from search.route import with_rules
 
     request, notices = choice.request, tuple[str, ...]()
     try:
-        request = with_rules(request)
-        if request.engine is not None:
-            from search.engines.best_plan import answered
+        from search.route import with_site
 
-            chosen = answered(request, unsaid="none")
-            request, notices = chosen.request, chosen.notices
+        request, notices = with_site(request)
+        request, both = _routed(request)
+        if both is not None and not both.layers_differ:
+            return _launched(choice, request, both.answer, notices, prices or {})
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
         result = session.solve() if alternatives else session.planner.solve(top=0)
     except InputError as error:
@@ -271,6 +325,87 @@ def search_one(
         figures=_figures(session, result, request.inputs.hardware, prices or {}),
         notices=notices,
     )
+
+
+def _routed(request: Request) -> tuple[Request, Both | None]:
+    """Return the request of the plans that answer, and what launches and plans have together.
+
+    As `autopar-search` has it: without the second plans whose layers may differ answer alone.
+    """
+    from search.engines.best_plan import choose, choose_any
+    from search.route import best_of_both, route_of, with_rules
+
+    route = route_of(request)
+    if route.launches is not None:
+        both = best_of_both(request, route)
+        return (both.part.request if both.part is not None else request), both
+    request = with_rules(request, route.why)
+    if not route.layered:
+        return replace(request, engine=None), None
+    if len(route.layered) == 1:
+        return choose(request).request, None
+    return choose_any(request, route.layered).request, None
+
+
+def _launched(
+    choice: Choice,
+    request: Request,
+    found: Launches,
+    notices: tuple[str, ...],
+    prices: Mapping[str, float],
+) -> Answer:
+    """Return the answer of a combination that a launch answers, or that has none."""
+    best = found.best
+    if best is None:
+        return Answer(
+            choice=choice,
+            status="no plan",
+            reason=_why_no_launch(found),
+            launches=found,
+            notices=notices,
+        )
+    assert best.best is not None, "it is the fastest"
+    assert best.solved is not None, "it was searched"
+    assessment, job = best.best.assessment, found.question.job
+    rates = assessment.throughput
+    assert rates is not None, "what was searched has a step time"
+    price = price_of(choice.request.inputs.hardware, prices)
+    speed, ends = rates.tokens_per_s, rates.ends
+    early = f"stopped early: at most {best.solved.gap * 100:.3g} % below the best"
+    return Answer(
+        choice=choice,
+        status="found",
+        reason="" if best.solved.complete else early,
+        request=choice.request,
+        launches=found,
+        figures=Figures(
+            num_gpus=job.world,
+            global_batch=best.best.choice.global_batch,
+            tokens_per_sample=job.seq,
+            step_time_s=rates.step_s,
+            step_time_interval_s=rates.interval_s,
+            tokens_per_s_per_gpu=speed,
+            interval_tokens_per_s_per_gpu=(
+                None if ends is None else (speed * ends[0], speed * ends[1])
+            ),
+            mfu=rates.mfu,
+            reserved_bytes=round(assessment.fullest.peak_bytes),
+            budget_bytes=round(best.target.capacity_bytes),
+            cost_per_mtoken=None if price is None else rates.cost(price) / (BILLION / 1e6),
+        ),
+        notices=notices,
+    )
+
+
+def _why_no_launch(found: Launches) -> str:
+    """Return why no launch fits: of several trainers the one that lacks least says it."""
+
+    def missing(one: EngineAnswer) -> float:
+        shortage = None if one.solved is None else one.solved.shortage
+        return math.inf if shortage is None else shortage.missing_bytes
+
+    nearest = min(found.engines, key=missing)
+    return nearest.reason if len(found.engines) == 1 else f"{nearest.engine.name}: {nearest.reason}"
 
 
 def _reason(error: InputError) -> str:
@@ -429,19 +564,12 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
 
     Of another cluster or trainer the errors do not cancel.
     """
-    from autopar.estimate.accuracy import class_of_sources
-    from autopar.plans import PUBLISHED_RUNS
-
     words, others = first.choice.words, second.choice.words
     if any(words[name] != others[name] for name in words if name != "global-batch-size"):
         return None
-    prediction = first.result.prediction if first.result is not None else None
-    if prediction is None or PUBLISHED_RUNS not in prediction.interval_of:
+    if first.engine != second.engine or (first.launch is None) != (second.launch is None):
         return None
-    assert first.session is not None
-    session = first.session
-    experts = any(layer.num_experts is not None for layer in session.spec.layers)
-    return class_of_sources((*session.profile.sources, *session.hardware.sources), experts=experts)
+    return first.runs
 
 
 @dataclass(frozen=True, kw_only=True)

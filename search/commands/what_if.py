@@ -53,7 +53,7 @@ class WhatIfSpec:
     config_path: str | None = option(
         None,
         name="output-config-path",
-        help="folder for the strategy and plan file of every answer",
+        help="folder for the launch, or strategy and plan file, of every answer",
         panel=_OUT,
     )
     plot: str | None = option(None, help="folder for a picture (extra: plot)", panel=_OUT)
@@ -98,14 +98,12 @@ _MEASURED = frozenset(
     }
 )
 """Options of files, which are of one cluster, and of its shape."""
-_DEGREES = frozenset({"tp", "pp", "cp", "zero", "recompute"})
-"""Degrees that plans whose layers may differ have, which are what is compared here."""
 COMMAND = Command(
     name=_NAME,
     usage="[OPTIONS] | calculon [OPTIONS] | tensor2d [OPTIONS]",
     fills=(WhatIfSpec, InputSpec, SearchOptions, DegreeOptions, Shorthands),
     # alternatives come with plan files alone
-    without=_MEASURED | {"top"} | {row.name for row in rows_of(DegreeOptions)} - _DEGREES,
+    without=_MEASURED | {"top"},
     repeats=AXES,
     panels=(REPEATED, _ASK, _OUT),
     first=(REPEATED, _ASK, _OUT),
@@ -320,11 +318,19 @@ def _write(
 
 
 def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
-    """Return what strategy and plan file of an answer hold: those of `autopar-search`."""
+    """Return what the files of an answer hold: those of `autopar-search`."""
     from search.report.files import output_texts
 
-    assert answer.result is not None
     assert answer.request is not None
+    if answer.launches is not None:
+        from autopar.documents.catalog import portable_options
+        from autopar.documents.plan import document_text
+        from search.uniform.files import launch_document
+
+        own = _own_file(path)
+        asked = portable_options(answer.request.given, own)
+        return {own: document_text(launch_document(answer.launches, asked).model_dump())}
+    assert answer.result is not None
     assert answer.session is not None
     session, result = answer.session, answer.result
     assert result.plan is not None

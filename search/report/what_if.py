@@ -25,7 +25,6 @@ from autopar.command.show import (
 )
 from autopar.errors import OptionError
 from autopar.output import Aside
-from autopar.plans import PUBLISHED_RUNS
 from autopar.units import GIB, format_count, format_seconds
 from search.report.headline import one_line
 from search.request import ROWS
@@ -97,7 +96,7 @@ def _show_basis(console: Console, found: Sequence[Answer]) -> None:
         ("SYNTHETIC", " timings, which exercise the code and describe no machine", "bold red"),
         ("ESTIMATES", " from datasheets, not on measurements", "yellow"),
     ):
-        of = [a for a in found if a.result is not None and getattr(a.result, _FLAG[kind])]
+        of = [answer for answer in found if getattr(answer, _FLAG[kind])]
         names = ", ".join(dict.fromkeys(answer.choice.words["hardware"] for answer in of))
         if of:
             whose = "" if len(of) == len(found) else f"of {names} "
@@ -126,7 +125,8 @@ def _same_words(answers: Sequence[Answer], varied: Sequence[str]) -> list[str]:
     same += [
         " ".join(words_of(rows[name], value)) for name, value in given.items() if name not in AXES
     ]
-    if "stack" not in words:
+    if "stack" not in words and all(answer.engine is None for answer in answers):
+        # a trainer's own software is not an option of its own
         shown = next(row.shown for row in ROWS if row.name == "stack")
         same.append(f"stack {shown} (the default)")
     return same
@@ -193,14 +193,26 @@ def _show_plans(console: Console, group: Group, axes: Sequence[str]) -> None:
     """Print the plan of every answer, equal ones once, with the choices that have no column."""
     plans: dict[str, list[str]] = {}
     for place, answer in enumerate(group.ranked, 1):
-        assert answer.result is not None
-        assert answer.result.plan is not None
         early = f"; {answer.reason}" if answer.reason else ""
         words = ", ".join(_words(answer, axes))
         number = f"#{place}" + (f" ({words})" if words else "")
-        plans.setdefault(one_line(answer.result.plan) + early, []).append(number)
+        plans.setdefault(_summary(answer) + early, []).append(number)
     for text, numbers in plans.items():
         print_item(console, f"{', '.join(numbers)}: {text}")
+
+
+def _summary(answer: Answer) -> str:
+    """Return a plan in a line: degrees of a launch, else layers and how they are divided."""
+    launch = answer.launch
+    if launch is None:
+        assert answer.result is not None, "a plan was found"
+        assert answer.result.plan is not None, "a plan was found"
+        return one_line(answer.result.plan)
+    assert launch.best is not None, "it is the fastest"
+    assert answer.launches is not None, "the launch is of them"
+    job = answer.launches.question.job
+    words = launch.best.choice.line(job.world, experts=job.model.experts is not None)
+    return f"{launch.engine.name} {words}"
 
 
 def _cells(answer: Answer, *, priced: bool) -> list[str]:
@@ -290,12 +302,13 @@ def _show_effects(console: Console, answers: Sequence[Answer], by: By) -> None:
 
 
 def _legend(console: Console, found: Sequence[Answer]) -> None:
-    predictions = [a.result.prediction for a in found if a.result is not None]
-    published = any(one is not None and PUBLISHED_RUNS in one.interval_of for one in predictions)
-    text = (
-        "MFU: FLOP of the model over the dense peak of the card; GiB used: of the fullest GPU; "
-        "plans: pp stages, m micro-batches, G samples a step, then layers x how they are divided"
-    )
+    published = any(answer.runs is not None for answer in found)
+    text = "MFU: FLOP of the model over the dense peak of the card; GiB used: of the fullest GPU"
+    if any(answer.launch is None for answer in found):
+        text += (
+            "; plans: pp stages, m micro-batches, G samples a step, then layers x how they are "
+            "divided"
+        )
     if any(a.figures is not None and a.figures.cost_per_mtoken for a in found):
         text += "; /Mtoken: price of a million tokens"
     if published:
@@ -306,11 +319,7 @@ def _legend(console: Console, found: Sequence[Answer]) -> None:
 
 def _show_defaults(console: Console, found: Sequence[Answer]) -> None:
     """Print the options that nobody gave and that are the same for all."""
-    lines = [
-        [line for line in answer.result.defaults_used if line.startswith("--")]
-        for answer in found
-        if answer.result is not None
-    ]
+    lines = [[line for line in answer.defaults_used if line.startswith("--")] for answer in found]
     shared = [line for line in lines[0] if all(line in own for own in lines)] if lines else []
     if shared:
         print_heading(console, "defaults used")
@@ -375,22 +384,19 @@ def exploration(
 
     def entry(answer: Answer, rank: int | None) -> ChoiceEntry:
         there: dict[str, Any] = {}
-        if answer.figures is not None and answer.result is not None:
-            from autopar.documents.strategy import strategy_document
-
-            plan = answer.result.plan
-            assert plan is not None
+        if answer.figures is not None:
             there = {
                 "rank": rank,
+                "engine": answer.engine,
                 **plain(answer.figures._asdict()),
-                "summary": one_line(plan),
-                "plan": strategy_document(plan),
+                "summary": _summary(answer),
+                **_plan_entry(answer),
                 "plan_file": plan_files.get(id(answer.choice)),
-                "estimated": answer.result.estimated,
+                "estimated": answer.estimated,
             }
-        if answer.result is not None:
-            there["defaults_used"] = list(answer.result.defaults_used)
-            there["notes"] = list(answer.result.notes)
+        if answer.result is not None or answer.launches is not None:
+            there["defaults_used"] = list(answer.defaults_used)
+            there["notes"] = list(answer.notes)
         return ChoiceEntry(
             choice=dict(answer.choice.words), status=answer.status, reason=answer.reason, **there
         )
@@ -415,6 +421,23 @@ def exploration(
         ],
         effects=[EffectEntry(**plain(one)) for one in effects(answers, by)],
     ).content()
+
+
+def _plan_entry(answer: Answer) -> dict[str, Any]:
+    """Return the degrees of a launch, or the strategy of a plan whose layers may differ."""
+    launch = answer.launch
+    if launch is not None:
+        from search.uniform.files import degrees_entry
+
+        assert launch.best is not None, "it is the fastest"
+        assert answer.launches is not None, "the launch is of them"
+        world = answer.launches.question.job.world
+        return {"degrees": degrees_entry(launch.best.choice, world)}
+    from autopar.documents.strategy import strategy_document
+
+    assert answer.result is not None, "a plan was found"
+    assert answer.result.plan is not None, "a plan was found"
+    return {"plan": strategy_document(answer.result.plan)}
 
 
 def save_picture(
@@ -466,8 +489,9 @@ def save_picture(
 
 def first_commands(groups: Sequence[Group], plan_files: Mapping[int, str]) -> list[str]:
     """Return for the first of each group the command that explains its plan file."""
+    first = [group.ranked[0] for group in groups if group.ranked]
     return [
-        f"autopar-explain {shlex.quote(plan_files[id(group.ranked[0].choice)])}"
-        for group in groups
-        if group.ranked and id(group.ranked[0].choice) in plan_files
+        f"autopar-explain {shlex.quote(plan_files[id(answer.choice)])}"
+        for answer in first
+        if id(answer.choice) in plan_files
     ]

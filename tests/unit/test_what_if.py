@@ -23,6 +23,7 @@ from autopar.training.throughput import spec_flop
 from search.commands import search as search_command, what_if as what_if_command
 from search.commands.explore import run
 from search.planner.planner import Planner
+from search.route import TRAINERS
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ("--num-layers", "4")
@@ -104,6 +105,46 @@ def test_each_answer_is_that_of_a_search(whole: tuple[Path, Any], capsys: Captur
             "rank": 0,
             "plan_file": None,
         }
+
+
+def test_each_launch_is_that_of_a_search(capsys: Capture) -> None:
+    """Of one trainer, and of all where nobody names one, to the file's last byte."""
+    base = ("--model", "llama2-7b", "--global-batch-size", "16", "--seq-length", "2048")
+    words = several(hardware=("h100:1x4", "a100:1x2"), engine=("megatron", "deepspeed"))
+    found = rows(asked(*base, *words, "--output-config-path", "all", capsys=capsys))
+    found += rows(asked(*base, "--hardware", "h100:1x4", capsys=capsys))
+    assert len(found) == 5
+    for answer in found:
+        same = [word for name, value in answer["choice"].items() for word in (f"--{name}", value)]
+        own = ["--json", "-", "--output-config-path", "own.json"]
+        assert search_command.run([*same, *own]) == 0
+        direct = json.loads(capsys.readouterr().out)["launch"]
+
+        assert answer["engine"] == direct["engine"]
+        assert answer["degrees"] == direct["degrees"]
+        assert "plan" not in answer
+        predicted = direct["predicted"]
+        assert answer["step_time_s"] == predicted["step_time_s"]
+        assert answer["step_time_interval_s"] == predicted["step_time_interval_s"]
+        assert answer["summary"].startswith(f"{direct['engine']} ")
+        if answer["plan_file"] is not None:
+            assert Path(answer["plan_file"]).read_text(encoding="utf-8") == Path(
+                "own.json"
+            ).read_text(encoding="utf-8")
+
+
+def test_degrees_and_the_choice_of_none(capsys: Capture) -> None:
+    """A degree that launches alone have is taken, and `none` is no trainer, not all of them."""
+    words = ("--model", "llama2-7b", "--hardware", "h100:1x4", "--global-batch-size", "16")
+    (launch,) = rows(asked(*words, "--dp", "2", "--vpp", "1", capsys=capsys))
+    assert (launch["degrees"]["dp"], launch["degrees"]["vpp"]) == (2, 1)
+    assert run([*words, "--engine", "none"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith(" --engine none")
+    (plan,) = rows(asked(*words, "--engine", "none", capsys=capsys))
+    assert plan["engine"] is None
+    assert "degrees" not in plan
+    assert plan["plan"]["pp_deg"] >= 1
 
 
 def test_order_and_rates(whole: tuple[Path, Any]) -> None:
@@ -331,16 +372,34 @@ def test_measured_hardware_stands_beside_cards(capsys: Capture) -> None:
 
 def test_nothing_fits(capsys: Capture) -> None:
     """Exit 3 where no combination has a plan; each says what it needs."""
-    small = ("--model", "llama2-7b", "--global-batch-size", "8", "--hardware", "a10g:1x1")
+    small = (
+        *["--model", "llama2-7b", "--global-batch-size", "8", "--engine", "none"],
+        "--hardware",
+        "a10g:1x1",
+    )
     found = asked(*small, capsys=capsys, code=3)
     assert run([*small, "--hardware", "a100:1x4"]) == 0
     assert "no plan: a10g:1x1: no plan fits in 22." in capsys.readouterr().out
     assert rows(found)[0]["status"] == "no plan"
     need = rows(found)[0]["reason"].rpartition(" ")[2]
 
-    plans = [*small, "--engine", "none", "--output-config-path", "none"]
+    plans = [*small, "--output-config-path", "none"]
     assert search_command.run(plans) == 3
     assert f"--memory-constraint {need}\n" in capsys.readouterr().err
+
+
+def test_no_launch_fits(capsys: Capture) -> None:
+    """Of several trainers the one that lacks least says what; one says it as its search does."""
+    small = ("--model", "llama2-7b", "--global-batch-size", "8", "--hardware", "a10g:1x1")
+    (every,) = rows(asked(*small, capsys=capsys, code=3))
+    (one,) = rows(asked(*small, "--engine", "megatron", capsys=capsys, code=3))
+    assert every["status"] == one["status"] == "no plan"
+    engine, _, reason = every["reason"].partition(": ")
+    assert engine in TRAINERS
+    assert reason.startswith("nothing fits; the ")
+    assert one["reason"].startswith("nothing fits; the ")
+    assert search_command.run([*small, "--engine", "megatron"]) == 3
+    assert one["reason"].rpartition(", ")[2] in capsys.readouterr().err
 
 
 BASE = ("--model", "llama2-7b", "--hardware", "h100:1x2", "--global-batch-size", "8")
@@ -422,7 +481,7 @@ def test_names_of_files_differ() -> None:
     for folder in (".", "a"):
         content = (root / "hardware_configs/cards/h100-80gb.json").read_bytes()
         (Path(folder) / "card.json").write_bytes(content)
-    words = several(hardware=("card.json:1x2", "a/card.json:1x2"), site=("none",))
+    words = several(hardware=("card.json:1x2", "a/card.json:1x2"), engine=("none",))
     assert (
         run(["--model", "gpt2-xl", "--global-batch-size", "8", *words, "--output-config-path", "f"])
         == 0
@@ -489,9 +548,10 @@ def test_a_limit_of_time_is_said(
         return dataclasses.replace(solve(self, **given), status="time_limit", **changes)
 
     monkeypatch.setattr(Planner, "solve", stopped)
-    assert run([*BASE, *SMALL, "--time-limit", "9"]) == code
+    plans = (*BASE, *SMALL, "--engine", "none", "--time-limit", "9")
+    assert run(plans) == code
     assert said in capsys.readouterr().out
-    found = rows(asked(*BASE, *SMALL, "--time-limit", "9", capsys=capsys, code=code))
+    found = rows(asked(*plans, capsys=capsys, code=code))
     assert found[0]["reason"] == said
 
 
