@@ -101,7 +101,9 @@ def _printed(commands: str, folder: Path) -> str:
     # 2 and 3 are answers as well: what is wrong, or why nothing fits
     if done.returncode not in (0, 2, 3) or "internal error" in done.stderr:
         raise FailedError(f"{commands}exit code {done.returncode}\n{done.stderr[-2000:]}")
-    text = done.stdout if _CUT.search(commands) else done.stdout + done.stderr
+    said = "" if _CUT.search(commands) else done.stderr
+    # what is wrong comes first, as on a screen; notes on an answer come behind it
+    text = said + done.stdout if done.returncode else done.stdout + said
     text = _CLOCK.sub("...", text)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 

@@ -37,6 +37,8 @@ class Remedy:
     solution: Solution
     host_bytes: float
     """Of the host, which each GPU takes at least."""
+    world: int
+    """GPUs that it has."""
 
 
 def remedies(question: Question) -> tuple[Remedy, ...]:
@@ -100,5 +102,11 @@ def _found(words: str, asked: Question) -> Remedy | None:
             continue  # the change is of what it does not have
         for solution in solved.solutions:
             host = solution.assessment.host_bytes
-            return Remedy(words=words, engine=engine, solution=solution, host_bytes=host)
+            return Remedy(
+                words=words,
+                engine=engine,
+                solution=solution,
+                host_bytes=host,
+                world=asked.job.world,
+            )
     return None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from search.pictures.files import Pictures
     from search.planner.prediction import SearchResult
     from search.question import Session
+    from search.remedies import Remedy
     from search.report.headline import Headline
     from search.route import Route
     from search.uniform.answer import Answer
@@ -174,20 +175,28 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
     drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
     exit_code = 0 if found.best is not None else INFEASIBLE
+    ways: tuple[Remedy, ...] = ()
     if found.best is None:
         from search.remedies import remedies
         from search.report.launches import infeasible_lines, remedy_line
+        from search.uniform.files import remedy_entry
 
-        # before the object of --json, of which they are the notices
-        for line in infeasible_lines(found):
+        ways = working("looking for what would fit", lambda: remedies(found.question))
+        lines = [*infeasible_lines(found), *map(remedy_line, ways)]
+        # before the object of --json, of which they are the notices; else on one screen below
+        for line in lines if json_path == "-" else lines[:1]:
             say(f"{_NAME}: {line}")
-        for remedy in working("looking for what would fit", lambda: remedies(found.question)):
-            say(f"{_NAME}: {remedy_line(remedy)}")
+        if json_path is not None:
+            document["remedies"] = [remedy_entry(one) for one in ways]
     refusal = pictures.refusal(_unwritable)
     write_results(files | drawn, json_path, document, refusal, exit_code=exit_code, command=_NAME)
     if json_path == "-":
         emit("-", document, exit_code, command=_NAME)
     if found.best is None:
+        if json_path != "-":
+            from search.report.launches import show_infeasible
+
+            show_infeasible(_console(), found, ways)
         return INFEASIBLE
     _say_batch(found)
     if request.output.json_path != "-":

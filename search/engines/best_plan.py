@@ -285,7 +285,10 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             session.planner.solve()  # raises what is wrong without our additions too
         # the engine's before those of our own options, the commonest first: it may be shown alone
         often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))
-        shown = "; ".join(f"{why} ({count} of {len(tried)})" for why, count in often)
+        shown = "; ".join(
+            f"{why} ({count} of {len(tried)}{'' if at else ' parts of its space'})"
+            for at, (why, count) in enumerate(often)
+        )
         raise InfeasibleError(
             f"{engine}{_NOTHING}{shown}; search with --engine none and "
             "let autopar-export --allow-approx take the nearest plan"

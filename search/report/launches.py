@@ -41,6 +41,7 @@ __all__ = [
     "show_against",
     "show_answer",
     "show_evaluated",
+    "show_infeasible",
     "show_more_memory",
 ]
 
@@ -340,6 +341,35 @@ def _left_out(answer: Answer, best: EngineAnswer) -> list[str]:
     if named:
         found.append(f"what {', '.join(named)} exclude{'s' if len(named) == 1 else ''}")
     return [*found, *engine.left_out]
+
+
+def show_infeasible(console: Console, answer: Answer, ways: Sequence[Remedy]) -> None:
+    """Print each trainer's reason, and what would make something fit, on one screen.
+
+    ways : what fits, with what changes the training least first.
+    """
+    _, *reasons = infeasible_lines(answer)
+    for reason in reasons:
+        print_item(console, reason)
+    if not ways:
+        print_heading(console, "no single change of the training or of the cluster makes it fit")
+        return
+    print_heading(console, "what would fit, what changes least first")
+    hosts = any(one.host_bytes > 0 for one in ways)
+    table = make_table(
+        "with", "trainer", "tokens/s/GPU", "GiB of a GPU", *["and of its host"] * hosts, left=2
+    )
+    for one in ways:
+        assessment = one.solution.assessment
+        host = f"{one.host_bytes / GIB:.2f}" if one.host_bytes > 0 else ""
+        table.add_row(
+            escape(one.words),
+            one.engine.name,
+            f"{assessment.tokens_per_s or 0.0:,.0f}",
+            f"{assessment.fullest.peak_bytes / GIB:.2f}",
+            *[host] * hosts,
+        )
+    console.print(table)
 
 
 def infeasible_lines(answer: Answer) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from autopar.training.launch_file import (
 from autopar.training.launch_settings import settings_of, with_settings
 from autopar.training.offload import OFFLOADED
 from search.degrees import fixed_of
+from search.remedies import Remedy
 from search.report.check import assessed_entry
 from search.report.files import engine_entries, options_digest
 from search.request import ROWS, build_request, located_request
@@ -49,6 +50,7 @@ __all__ = [
     "is_launch",
     "launch_document",
     "read_launch",
+    "remedy_entry",
     "result_document",
 ]
 
@@ -128,6 +130,19 @@ def result_document(answer: Answer, request: Mapping[str, object]) -> dict[str, 
         for line in lines
     ]
     return found
+
+
+def remedy_entry(remedy: Remedy) -> dict[str, Any]:
+    """Return what would make a launch fit: the options that say it, and what it has then."""
+    assessment = remedy.solution.assessment
+    return {
+        "options": remedy.words,
+        "engine": remedy.engine.name,
+        "degrees": degrees_entry(remedy.solution.choice, remedy.world).model_dump(),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "peak_bytes": round(assessment.fullest.peak_bytes),
+        "host_bytes": round(remedy.host_bytes),
+    }
 
 
 def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:

@@ -358,7 +358,8 @@ def test_where_no_engine_has_anything_each_says_why(
     """The smallest launch of a trainer with what it lacks, and the others' reasons."""
     words = [*SAID, "--memory-constraint", "3", "--output-config-path", "none"]
     assert run(words) == 3
-    said = capsys.readouterr().err
+    said, line = capsys.readouterr()
+    assert line.count("\n") == 1
     assert "megatron: nothing fits; the smallest, " in said
     assert "galvatron: nothing fits" in said
 

@@ -443,7 +443,7 @@ def test_what_does_not_fit_ends_with_3_and_names_the_trainer(
     words = [word for key, value in {**_SMALL, **_FIXED}.items() for word in (f"--{key}", value)]
     code = search_command.run([*words, "--memory-constraint", "4", "--output-config-path", "none"])
     assert code == 3
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert "megatron: nothing fits; the smallest, " in said
     assert "lacks" in said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 
 import pytest
@@ -86,14 +87,27 @@ def test_what_lies_on_the_host_is_said_beside_the_memory(
 
 
 def test_they_are_said_where_every_trainer_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """With what the host has to hold, after why nothing fits."""
-    assert (
-        search_command.run([word for key, value in SMALL.items() for word in (f"--{key}", value)])
-        == 3
-    )
-    said = capsys.readouterr().err
-    assert "fits with --offload-optimizer 1: " in said
-    assert " GiB of each GPU on the host" in said
+    """With what the host has to hold, after why nothing fits: on one screen, and as objects."""
+    words = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
+    assert search_command.run(words) == 3
+    out, err = capsys.readouterr()
+    assert err.startswith("autopar-search: no launch or plan of llama2-7b ")
+    assert err.count("\n") == 1
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 22
+    (row,) = (line.split() for line in lines if "--offload-optimizer 1 " in line)
+    assert row[2] == "megatron"
+
+    assert search_command.run([*words, "--json", "-"]) == 3
+    out, err = capsys.readouterr()
+    assert "fits with --offload-optimizer 1: " in err
+    assert " GiB of each GPU on the host" in err
+    first, *_, last = json.loads(out)["remedies"]
+    assert first["options"] == "--offload-optimizer 1"
+    assert f"{first['tokens_per_s_per_gpu']:,.0f}" == row[3]
+    assert f"{first['host_bytes'] / 2**30:.2f}" == row[5]
+    assert (last["options"], last["degrees"]["dp"]) == ("--hardware rtx-4090:2x4", 1)
 
 
 def _words(options: str) -> dict[str, str]:
