@@ -31,6 +31,7 @@ _BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL 
 _SECTION = re.compile(r"^## .*$", re.MULTILINE)
 _SHELL = ""
 _ANSWER = "text"
+_PROGRESS = re.compile(r"^autopar-explore: \d+ of \d+ combinations searched\n", re.MULTILINE)
 _CLOCK = re.compile(r"\b\d[\d.]*(?= s of CPU\b)|(?<=: )[\d,]+(?= tokens/s per GPU with )")
 """What is another number every time: CPU seconds, and ways out that are looked for in so many."""
 _CUT = re.compile(r" (?:\||>) ")
@@ -104,7 +105,7 @@ def _printed(commands: str, folder: Path) -> str:
     said = "" if _CUT.search(commands) else done.stderr
     # what is wrong comes first, as on a screen; notes on an answer come behind it
     text = said + done.stdout if done.returncode else done.stdout + said
-    text = _CLOCK.sub("...", text)
+    text = _PROGRESS.sub("", _CLOCK.sub("...", text))
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 

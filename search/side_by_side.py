@@ -21,8 +21,11 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import dataclass
 
 if TYPE_CHECKING:
+    from autopar.memory.launch import Launch
     from search.pictures.files import Pictures
     from search.request import Request
+    from search.uniform.answer import Question
+    from search.uniform.choice import Choice
 
 __all__ = [
     "TRACE_TERMS",
@@ -119,12 +122,15 @@ def _pairs(
 def side_of_plan(
     path: str, request: Request, raw: Mapping[str, object], notice: Callable[[str], None]
 ) -> Side:
-    """Return the side of a launch, plan or strategy file, or of the answer of a search.
+    """Return the side of a launch, plan or strategy file, of a trainer's, or of a search's answer.
 
-    raw : options that stand before those of the file. Raises InputError.
+    raw : options that stand before those of the file; of a trainer's file they ask the question.
+    Raises InputError.
     """
     from search.uniform.files import is_launch
 
+    if Path(path).is_file() and not path.endswith((".json", ".gz")):
+        return _trainer_side(path, raw, notice)
     if path.endswith(".json") and Path(path).is_file() and is_launch(path):
         return _launch_side(path, request)
     from autopar.documents.plan import PlanDocument
@@ -171,24 +177,42 @@ def _only(values: Sequence[Any]) -> Any:
 
 
 def _launch_side(path: str, request: Request) -> Side:
-    from search.uniform.answer import Answer, evaluated
-    from search.uniform.engines import engine_space
-    from search.uniform.files import degrees_entry, read_launch
+    from search.uniform.files import read_launch
 
     stored = read_launch(path, request.given)
-    one = evaluated(stored.question, engine_space(stored.engine), stored.choice, stored.launch)
-    found = Answer(question=stored.question, engines=(one,))
+    return _priced_launch(path, stored.engine, stored.question, stored.choice, stored.launch)
+
+
+def _trainer_side(path: str, raw: Mapping[str, object], notice: Callable[[str], None]) -> Side:
+    """Return the side of a script or configuration of a trainer, as `autopar-check` reads it."""
+    from search.uniform.imported import import_launch
+
+    found = import_launch(None, path, {name: raw[name] for name in raw if name != "json"})
+    for note in found.notes:
+        notice(f"{path}: {note}")
+    return _priced_launch(path, found.engine, found.question, found.choice, found.launch)
+
+
+def _priced_launch(
+    path: str, engine: str, question: Question, choice: Choice, launch: Launch
+) -> Side:
+    from search.uniform.answer import Answer, evaluated
+    from search.uniform.engines import engine_space
+    from search.uniform.files import degrees_entry
+
+    one = evaluated(question, engine_space(engine), choice, launch)
+    found = Answer(question=question, engines=(one,))
     assert one.best is not None, "it was priced"
     assessment = one.best.assessment
     assert assessment.step is not None, "what was priced has a step"
     fullest = assessment.fullest
-    entry = degrees_entry(stored.choice, stored.question.job.world).model_dump()
+    entry = degrees_entry(choice, question.job.world).model_dump()
     return Side(
         name=path,
         kind="launch",
-        degrees={"engine": stored.engine, **entry},
+        degrees={"engine": engine, **entry},
         step_time_s=assessment.step.total_s,
-        global_batch=stored.choice.global_batch,
+        global_batch=choice.global_batch,
         terms_s=dict(assessment.step.terms_s),
         memory_bytes={term.name: term.num_bytes for term in fullest.peak},
         peak_bytes=fullest.peak_bytes,

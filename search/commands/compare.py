@@ -29,7 +29,11 @@ _NAME = "autopar-compare"
 class CompareSpec:
     """What is compared."""
 
-    first: str = option(help="launch, plan or strategy file", panel="Question", positional=True)
+    first: str = option(
+        help="launch, plan or strategy file, or a trainer's script or configuration",
+        panel="Question",
+        positional=True,
+    )
     second: str = option(
         help="another one, or a trace of torch.profiler of a run", panel="Question", positional=True
     )
@@ -45,8 +49,10 @@ COMMAND = Command(
     intro="""Say what differs between two plans, or between a plan and a measured trace of it:
 degrees, time by term, memory by term of the fullest stage, and which terms make the difference.
 
-Plans are priced again as their files ask; options given here replace those of both files. A trace
-is a file of torch.profiler (.gz too) of one rank; the plan is beside it as its predicted trace.
+Plans are priced again as their files ask; options given here replace those of both files. Scripts
+and configurations of trainers say neither cluster nor card, so that --hardware CARD:NxG does. A
+trace is a file of torch.profiler (.gz too) of one rank; the plan is beside it as its predicted
+trace.
 
 Exit codes: 0 done, 2 an input is unusable.
 """,
@@ -120,17 +126,18 @@ def show(console: Console, found: Comparison) -> None:
         print_item(console, f"{others} more differ by less than {_FEW * 100:g} % of it")
     if found.memory_bytes:
         print_heading(console, "memory of the fullest stage")
+        differ = [(name, pair) for name, pair in found.memory_bytes.items() if pair[0] != pair[1]]
         table = make_table("term", "1", "2", "difference", spaced=True)
-        for name, (a, b) in list(found.memory_bytes.items())[:8]:
-            if a != b:
-                sign = "-" if b < a else "+"
-                table.add_row(
-                    escape(name.replace("_", " ")),
-                    format_bytes(a),
-                    format_bytes(b),
-                    sign + format_bytes(abs(b - a)),
-                )
-        console.print(table)
+        for name, (a, b) in differ[:8]:
+            sign = "-" if b < a else "+"
+            table.add_row(
+                escape(name.replace("_", " ")),
+                format_bytes(a),
+                format_bytes(b),
+                sign + format_bytes(abs(b - a)),
+            )
+        if differ:
+            console.print(table)
     peaks = [first.peak_bytes, second.peak_bytes]
     if None not in peaks:
         print_plain(console, f"peak {' and '.join(format_bytes(peak or 0) for peak in peaks)}")

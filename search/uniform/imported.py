@@ -6,7 +6,6 @@ what a choice does not hold of a launch is kept beside it (`autopar.training.lau
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -69,15 +68,16 @@ class ImportedLaunch:
     """What was read how, and what is left out, one sentence each."""
 
 
-def import_launch(source: Engine, path: str, raw: Mapping[str, object]) -> ImportedLaunch:
-    """Return the launch of a trainer's file.
+def import_launch(source: Engine | None, path: str, raw: Mapping[str, object]) -> ImportedLaunch:
+    """Return the launch of a trainer's file; source : the trainer, None: whose file it is.
 
     raw : options of the question, as typed; the cluster is among them. Raises InputError where the
     file is none of that trainer, is refused by it, or is of a model that nobody names.
     """
     inputs = build_request(raw).inputs
-    gpu, world = _cluster(source, path, inputs.hardware)
     own = trainer_of(read_configuration(path)).name
+    source = source or _TRAINERS[own]
+    gpu, world = _cluster(path, inputs.hardware)
     if _TRAINERS[own] != source:
         raise DocumentError(path, f"is a launch of {own}", remedy=f"give --from {_TRAINERS[own]}")
     lengths = inputs.seq_length or (None,)
@@ -103,14 +103,13 @@ def import_launch(source: Engine, path: str, raw: Mapping[str, object]) -> Impor
     )
 
 
-def _cluster(source: Engine, path: str, hardware: str | None) -> tuple[str, int]:
+def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
     """Return (card, GPUs) of what `--hardware` says; raises OptionError where it says no card."""
     from autopar.estimate.card import load_card, parse_hardware
 
     if hardware is None or named_card(hardware) is None:
         raise OptionError(
-            f"--hardware: a launch file says the cluster; give CARD:NxG, such as autopar-export "
-            f"--from {source} {shlex.quote(path)} --hardware h100:8x8"
+            f"--hardware: {path} says neither cards nor how many; give CARD:NxG, such as h100:8x8"
         )
     name, nodes, each = parse_hardware(hardware)
     return load_card(name).name, nodes * each

@@ -11,7 +11,7 @@ import pytest
 
 import autopar
 from autopar.errors import DocumentError, InputError
-from search.commands import compare as command
+from search.commands import compare as command, export as export_command
 from search.side_by_side import read_trace, side_of_trace
 
 SMALL = {"global_batch": 32, "seq_length": 4096, "engine": "megatron"}
@@ -72,6 +72,25 @@ def test_a_launch_beside_a_plan_has_common_terms(folder: Path) -> None:
     for side in ("first", "second"):
         total = seen[side]["step_time_s"]
         assert sum(row[f"{side}_s"] for row in seen["terms"]) == pytest.approx(total, rel=1e-6)
+
+
+def test_a_script_is_the_launch_that_it_was_written_of(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts of a trainer stand beside launches, priced on the cluster that is named."""
+    one = found(2, engine="megatron")
+    Path("one.json").write_text(json.dumps(one.to_dict()))
+    assert export_command.run(["one.json", "--to", "megatron", "--out", "."]) == 0
+    paths = ["one.json", "megatron_args.sh"]
+    assert command.run(paths) == 2
+    assert "megatron_args.sh says neither cards nor how many" in capsys.readouterr().err
+
+    assert command.run([*paths, "--hardware", "h100:1x8", "--json", "-"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["second"]["kind"] == "launch"
+    assert seen["second"]["step_time_s"] == pytest.approx(seen["first"]["step_time_s"])
+    assert seen["second"]["peak_bytes"] == pytest.approx(seen["first"]["peak_bytes"])
+    assert [row["name"] for row in seen["degrees"]] == []
 
 
 def test_batches_that_differ_are_compared_by_sequence(folder: Path) -> None:
