@@ -84,10 +84,11 @@ def account_of(launch: Launch, stage: int | None = None) -> Account:
     return Account(stage=at, states=after, peak=during, scored=at in (0, last))
 
 
-def host_bytes_of(launch: Launch, stage: int) -> float:
+def host_bytes_of(launch: Launch, account: Account) -> float:
     """Return the bytes that a stage's rank has on the host at least: what its device would hold.
 
-    Copies that a trainer keeps beside these, such as buffers for transfers, are not counted.
+    account : of the stage. Copies that a trainer keeps beside these, such as buffers for transfers,
+    are not counted.
     """
     if not launch.optimizer.offload and not launch.offload.any:
         return 0.0
@@ -99,7 +100,7 @@ def host_bytes_of(launch: Launch, stage: int) -> float:
         overlap_offload=False,
     )
     whole = replace(launch, optimizer=optimizer, offload=Offload())
-    there = account_of(whole, stage).peak_bytes - account_of(launch, stage).peak_bytes
+    there = account_of(whole, account.stage).peak_bytes - account.peak_bytes
     return max(0.0, float(there))
 
 

@@ -7,6 +7,7 @@ Prices come from `autopar.memory` and `autopar.estimate.step`; what would be bet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 from autopar.errors import InputError
@@ -76,11 +77,10 @@ class Assessment:
         """The stage with the highest peak."""
         return max(self.accounts, key=lambda account: account.peak_bytes)
 
-    @property
+    @cached_property
     def host_bytes_at(self) -> dict[int, float]:
         """By stage, what a rank has on the host at least."""
-        stages = (account.stage for account in self.accounts)
-        return {stage: host_bytes_of(self.launch, stage) for stage in stages}
+        return {one.stage: host_bytes_of(self.launch, one) for one in self.accounts}
 
     @property
     def host_bytes(self) -> float:

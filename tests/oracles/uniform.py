@@ -279,7 +279,7 @@ def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
         except InputError:
             continue
         peaks = tuple(account_of(launch, stage).peak_bytes for stage in range(choice.pp))
-        host = max(host_bytes_of(launch, stage) for stage in range(choice.pp))
+        host = max(host_bytes_of(launch, account_of(launch, stage)) for stage in range(choice.pp))
         found.append(Priced(choice=choice, launch=launch, seconds=seconds, peaks=peaks, host=host))
     return tuple(found)
 
