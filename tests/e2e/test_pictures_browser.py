@@ -32,15 +32,34 @@ def test_a_page_is_drawn(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = "--model llama3-8b --hardware h100:1x8 --seq-length 4096 --settle-bsz 32 --tp 2 --pp 2"
     assert search.run([*words.split(), "--engine", "megatron", "--html", "page.html"]) == 0
     assert _BROWSER is not None
-    profile = tmp_path / "profile"
-    page = (tmp_path / "page.html").as_uri()
+    # a window is never as narrow as a phone, but a frame is; what is in it is written beside it
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<iframe src="page.html" width="{width}" height="900" style="border:0"></iframe><script>'
+        "const frame = document.querySelector('iframe');"
+        "frame.onload = () => setTimeout(() => {"
+        "const page = frame.contentDocument, root = page.documentElement;"
+        "document.body.dataset.seen = [frame.contentWindow.innerWidth, root.scrollWidth];"
+        "document.body.append(page.body);"
+        "}, 500);</script>",
+        encoding="utf-8",
+    )
     done = subprocess.run(
-        [_BROWSER, *_OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},900", page],
+        [
+            *(_BROWSER, *_OPTIONS, "--allow-file-access-from-files", "--window-size=1400,1000"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", frame.as_uri()),
+        ],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
+    seen = re.search(r'data-seen="(\d+),(\d+)"', done.stdout)
+    assert seen is not None
+    inner, needed = map(int, seen.groups())
+    assert inner == width
+    # nothing but tables and the timeline, which say so, goes on to the side
+    assert needed <= inner
     # errors of a script, and what the page's own rules forbid, are on the console
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert console == []
