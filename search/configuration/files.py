@@ -161,7 +161,9 @@ class _Built:
                 if not all(isinstance(source, yaml.MappingNode) for source in sources):
                     raise _fail(self._path, line, "merges what is no mapping")
                 for source in reversed(sources):  # the first one counts
-                    merged |= self._mapping(source)
+                    found = self._mapping(source)
+                    self._say_merged(line, found, merged)
+                    merged |= found
                 continue
             found = self.of(value)
             if key.value in own and own[key.value] != found:
@@ -174,6 +176,16 @@ class _Built:
             own[key.value] = found
         # what a mapping says itself counts
         return merged | own
+
+    def _say_merged(self, line: int, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+        """Note the keys of which two merged mappings give different values."""
+        for key, value in first.items():
+            if self._notes is not None and other.get(key, value) != value:
+                # PyYAML 6.0.4 lets the last one count, against YAML's own rule and 6.0.3
+                self._notes.append(
+                    f"line {line + 1} merges two values of {key}, and the first, {value!r}, "
+                    f"counts; PyYAML 6.0.4 takes {other[key]!r}"
+                )
 
 
 def _fail(path: object, line: int, problem: str) -> DocumentError:

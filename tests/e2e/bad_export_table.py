@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
     yield _case(section, "both --to and --from", (*TO, "--from", "megatron"))
     yield _case(section, "unknown engine", ("plan.json", "--to", "megatorn", *MODEL))
     yield _case(section, "engine that is not read", ("plan.json", "--from", "deepsped"))
-    yield _case(section, "launch of no cluster", ("plan.json", "--from", "deepspeed"))
+    yield _case(section, "launch of no trainer", ("plan.json", "--from", "deepspeed"))
     yield _case(section, "no plan", ("--to", "megatron"))
     yield _case(section, "no model", ("plan.json", "--to", "megatron", *NODES))
     yield _case(section, "unknown option", (*TO, "--allow-aprox"))

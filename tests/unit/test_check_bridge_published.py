@@ -5,7 +5,6 @@ They are rows of NVIDIA's performance tables, written as the arguments of the pr
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,6 @@ def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path)
     """Nothing is illegal or not understood; the step is one of nine of ten, and there is room."""
     row = runs()[line]
     card = CARDS[row["gpu_type"]]
-    began = time.process_time()
     file = checked(tmp_path, words_of_row(line), gpu=card)
     launch = file.launch
 
@@ -58,7 +56,6 @@ def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path)
     # a table has the GPUs of a data-parallel group under FSDP, of experts of one expert too
     assert {key: int(row[key]) for key in said} == said
     found = assess(launch, target(card))
-    assert time.process_time() - began < 1.0
     assert found.interval_s is not None, found.untimed
     low, high = found.interval_s
     beside = 0.01 if line in TENTH else 0.0
