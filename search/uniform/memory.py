@@ -119,6 +119,10 @@ class Room:
         least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
         return max(0.0, self._left) / (1.0 + least)
 
+    def within(self, other: Room) -> bool:
+        """Return whether what fits here fits there."""
+        return self._left <= other._left and self._risk <= other._risk
+
     def bytes_for(self, launch: Launch) -> float:
         """Return the highest peak at which the odds of running out are as asked for."""
         return self.bytes_of(kind_of(launch))

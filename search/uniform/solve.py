@@ -9,8 +9,10 @@ price that comes out of the queue and fits is that of the fastest launch of all.
 from __future__ import annotations
 
 import heapq
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -187,6 +189,8 @@ class Uniform:
         self.space = Space(self.prices)
         self.openings: dict[Fixed, Openings] = {}
         """What is left open by what is fixed, without what depends on the memory."""
+        self.known: dict[Fixed, dict[tuple[int, Choice], tuple[Room, float]]] = {}
+        """By level and choice, what nothing finer was below in how much memory."""
 
     def solve(
         self,
@@ -261,6 +265,7 @@ class _Search:
         self.least_s: float | None = None
         known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
         self.openings = known.within(self.room)
+        self.known = uniform.known.setdefault(fixed, {})
         self.degrees = self.space.degrees(fixed)
 
     # ----------------------------------------------------------------------------------------------
@@ -268,12 +273,14 @@ class _Search:
     def push(self, seconds: float, level: int, choice: Choice, **known: object) -> None:
         """Put a choice into the queue."""
         self.pushed += 1
+        self.least_pushed = min(self.least_pushed, seconds)
         heapq.heappush(
             self.queue,
             _Entry(seconds, level, choice, self.pushed, **known),  # type: ignore[arg-type]
         )
 
     pushed = 0
+    least_pushed = math.inf
 
     def coarse(self) -> Iterator[tuple[float, Choice]]:
         """Yield the degrees that may fit by their bounds."""
@@ -337,12 +344,8 @@ class _Search:
 
     def open(self, entry: _Entry) -> None:
         """Push what is finer than an entry, or take it where it is a launch."""
-        if entry.level == _DEGREES:
-            self.open_degrees(entry)
-        elif entry.level == _STAGES:
-            self.open_stages(entry)
-        elif entry.level == _CHUNKS:
-            self.open_chunks(entry)
+        if entry.level in self.finer:
+            self.open_finer(entry)
         elif entry.level == _LAYOUT:
             self.open_layout(entry)
         elif entry.level == _SETS:
@@ -354,6 +357,36 @@ class _Search:
 
     # ----------------------------------------------------------------------------------------------
     # Degrees, stages, chunks
+
+    @cached_property
+    def finer(self) -> dict[int, Callable[[_Entry], None]]:
+        """By level, what pushes that which is finer; it depends on the entry and the room alone."""
+        return {
+            _DEGREES: self.open_degrees,
+            _STAGES: self.open_stages,
+            _CHUNKS: self.open_chunks,
+        }
+
+    def open_finer(self, entry: _Entry) -> None:
+        """Push what is finer than an entry, or the entry again by what that was not below before.
+
+        With less memory less fits, so that what was the least of an earlier question is a bound.
+        """
+        within, least = self.bound(entry.level, entry.choice)
+        if within and least > entry.seconds:
+            if least < math.inf:
+                self.pushed += 1
+                heapq.heappush(self.queue, entry._replace(seconds=least, number=self.pushed))
+            return
+        self.least_pushed = math.inf
+        self.finer[entry.level](entry)
+        if not within:
+            self.known[entry.level, entry.choice] = self.room, max(entry.seconds, self.least_pushed)
+
+    def bound(self, level: int, choice: Choice) -> tuple[bool, float]:
+        """Return whether an earlier question had as much room, and what nothing finer was below."""
+        room, least = self.known.get((level, choice), (None, 0.0))
+        return room is not None and self.room.within(room), least
 
     def open_degrees(self, entry: _Entry) -> None:
         """Push the numbers of stages of some degrees that may fit."""
@@ -428,10 +461,20 @@ class _Search:
             least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
         self.push(least, _COPIES, choice, unit=entry.unit)
 
-    def open_sets(self, choice: Choice, unit: Unit | None) -> None:
-        """Push the least sets of modules on the host that may fit where a choice does not."""
+    def open_sets(self, choice: Choice, unit: Unit | None, seconds: float = 0.0) -> None:
+        """Push the least sets of modules on the host that may fit where a choice does not.
+
+        seconds : what the choice is not below; where an earlier question knows more, that comes
+        first.
+        """
         assert unit is not None, "a layout has a unit"
         key = replace(choice, offload=NONE)
+        first = key not in self.hosted
+        within, least = self.bound(_SETS, key)
+        if first and within and least > seconds:
+            if least < math.inf:
+                self.push(least, _SETS, key, unit=unit)
+            return
         known = self.hosted.setdefault(key, {})
         if known.get(choice.offload):
             return
@@ -443,13 +486,17 @@ class _Search:
         new = np.array([at for at, one in enumerate(names) if one not in known], dtype=np.int64)
         known |= {names[at]: False for at in new}
         options = options.only(new)
+        if first and not within:
+            self.known[_SETS, key] = self.room, float(options.values.min(initial=math.inf))
         if len(new):
             self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
 
     def hold_sets(self, entry: _Entry) -> None:
         """Hold sets of modules on the host against the price without, which none is below."""
         choice, options = entry.choice, entry.options
-        assert options is not None, "sets are options"
+        if options is None:  # of an earlier question
+            self.open_sets(choice, entry.unit, entry.seconds)
+            return
         timing = self.prices.timed(choice)
         if timing is None or timing.step is None:
             return

@@ -6,9 +6,10 @@ against the search's, and every bound against the exact price of what it bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from autopar.pipeline.schedules import SCHEDULES
 from search.check.assessment import Target
 from search.uniform import memory, openings, prices, solve, space
 from search.uniform.choice import NONE, Fixed
+from search.uniform.memory import Room
 from search.uniform.prices import arrangement_of
 from search.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question
@@ -428,6 +430,30 @@ def test_a_second_question_is_answered_alike() -> None:
         kept_uniform.solve(one.fixed)
         kept_uniform.solve(Fixed(recompute=("full",)))
         check(one, kept_uniform)
+
+
+BUDGETS = ((0.5, 0.01), (0.8, 0.001), (1.0, 0.01), (1.5, 0.01), (0.9, 0.01), (1.1, 0.2))
+"""Memory against that of a question, and odds of running out; of less than before, and of more."""
+
+
+def test_other_budgets_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds of an earlier question hold with less memory, and with more they do not."""
+
+    def answers(one: Question, uniforms: Iterator[Uniform]) -> list[tuple[object, ...]]:
+        solved = [
+            uniform.solve(one.fixed, memory_bytes=factor * one.memory_bytes, oom_risk=risk, top=3)
+            for (factor, risk), uniform in zip(BUDGETS, uniforms, strict=False)
+        ]
+        return [(s.least_s, s.shortage, [x.sample_s for x in s.solutions]) for s in solved]
+
+    asked_ones = [asked(seed) for seed in range(25)]
+    alone = [answers(one, (fresh(one) for _ in BUDGETS)) for one in asked_ones]
+    assert [answers(one, repeat(fresh(one))) for one in asked_ones] == alone
+
+    # the test sees bounds that are taken where they do not hold
+    monkeypatch.setattr(Room, "within", lambda self, other: True)
+    wrong = [answers(one, repeat(fresh(one))) for one in asked_ones]
+    assert sum(a != b for a, b in zip(wrong, alone, strict=True)) > 10
 
 
 def test_out_of_time_has_a_gap() -> None:
