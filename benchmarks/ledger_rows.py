@@ -169,20 +169,21 @@ _CARDS: Mapping[str, str] = {
     "gb300": "gb300",
 }
 _PRECISIONS: Mapping[str, str] = {
+    # a scale of each tensor, delayed or current (`-cs`), where none of rows or blocks is named
     "float16": "fp16",
     "bfloat16": "bf16",
     "bf16": "bf16",
     "amp_bf16": "bf16",
-    "amp_fp8": "fp8_block",
-    "fp8": "fp8_block",
-    "fp8-cs": "fp8_block",
+    "amp_fp8": "fp8",
+    "fp8": "fp8",
+    "fp8-cs": "fp8",
     "fp8-mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
     "float8+bf16": "fp8_block",
-    "float8 tensorwise": "fp8_block",
+    "float8 tensorwise": "fp8",
     "float8 rowwise": "fp8_block",
-    "bf16+fp8 hybrid": "fp8_block",
+    "bf16+fp8 hybrid": "fp8",
 }
 _VPP: Mapping[str, str] = {
     "gpt3175b": "6",

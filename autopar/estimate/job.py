@@ -91,7 +91,7 @@ class Attention:
     causal: bool = True
     rotary: bool = True
     head_norms: bool = False
-    """Queries and keys of every head pass a norm."""
+    """Queries and keys of every head pass a norm; of latent attention its latents do, always."""
     latent: LatentAttention | None = None
 
     @property

@@ -190,7 +190,8 @@ def _attention_parts(
         widths = (latent.query_rank or 0) + latent.key_value_rank
         yield element_part(machine, job, "latent norms", "attention", "norm", n * widths)
     heads = (attention.query + key_value) / t
-    if attention.head_norms:
+    if attention.head_norms and latent is None:
+        # of latent attention the latents have them, whatever a trainer calls that
         keys = heads - key_value / t / 2
         yield element_part(machine, job, "head norms", "attention", "norm", n * keys)
     yield element_part(machine, job, "layout", "attention", "layout", n * 2 * heads)

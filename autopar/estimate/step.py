@@ -62,7 +62,7 @@ from autopar.estimate.parts.updates import (
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.hardware import together_s
 from autopar.pipeline.formulas import step_s
-from autopar.pipeline.orders import rank_of
+from autopar.pipeline.orders import rank_of, warmup_chunks
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass, replace
 
@@ -75,7 +75,6 @@ __all__ = [
     "ends_seconds",
     "forward_seconds",
     "held_blocks",
-    "layer_seconds",
     "own_times",
     "routed_alone",
     "seconds_of_times",
@@ -107,6 +106,35 @@ _INTERLEAVED_TRANSFER = 0.6
 """Visible share of the v transfers per micro-batch of an interleaved pipeline."""
 _EXPOSED_EXPERTS = 0.5
 """Of dispatch and combine that run under another micro-batch, what is visible."""
+
+
+def _exposed_experts(job: Job) -> float:
+    """Return what is visible of all dispatch and combine of a step, as a share.
+
+    A forward's run under the backward of another micro-batch, and the other way round. The forwards
+    of a warm-up have no backward beside them, nor as many backwards at the end a forward, so that
+    of a single micro-batch nothing is hidden (docs/user-guide/features/moe_a2a_overlap.md of
+    Megatron-LM). Counted on the last stage, whose warm-up is the shortest: those before it fill and
+    empty the pipeline meanwhile, which is its bubble.
+    """
+    if not job.overlap_experts:
+        return 1.0
+    chunks = job.vpp if job.pp > 1 else 1
+    number = job.micro_batches * chunks
+    alone = warmup_chunks(
+        schedule_of_chunks(chunks),
+        job.pp - 1,
+        stages=job.pp,
+        chunks=chunks,
+        micro_batches=job.micro_batches,
+        ahead=1,
+    )
+    return 1.0 - (1.0 - _EXPOSED_EXPERTS) * (number - alone) / number
+
+
+def _least_exposed_experts(job: Job) -> float:
+    """Return the same of many micro-batches, which of fewer is more."""
+    return _EXPOSED_EXPERTS if job.overlap_experts else 1.0
 
 
 class StageTime(NamedTuple):
@@ -291,37 +319,30 @@ def own_times(job: Job, block: Block, known: KnownLayers) -> LayerTimes:
     return known.times(_own(job, block), block)
 
 
-def layer_seconds(
-    machine: Machine, job: Job, block: Block, known: KnownLayers
-) -> tuple[float, float]:
-    """Return what one layer's micro-batch takes of the device, and of the host, without ZeRO-3."""
-    own = _own(job, block)
-    found, host = _layer(machine, own, known.times(own, block), block.offloaded_bytes)
-    return sum(found.values()), as_number(host)
-
-
 def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Real, Real]:
-    """Return the same of a layer, or a half of one, whose times are known; or arrays of them.
+    """Return what a layer's micro-batch takes of the device, and of the host, without ZeRO-3.
 
-    times : parts and sends may be arrays that broadcast, of many micro-batches and degrees.
+    Or a half of a layer, or arrays of them. At least: as of a step of many micro-batches, whose
+    number the job need not say. times : parts and sends may be arrays that broadcast, of many
+    micro-batches and degrees.
     """
-    found, host = _layer(machine, job, times, 0.0)
+    found, host = _layer(machine, job, times, 0.0, _least_exposed_experts(job))
     return sum(found.values()), host
 
 
 def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
     """Return what the device takes longer for a layer whose backward computes so much again.
 
-    job : of which nothing is computed again yet; times : of one layer.
+    At least, as `seconds_of_times`. job : of which nothing is computed again yet; times : of one
+    layer.
     """
     tensor, experts = _sent_again(machine, job, times, recompute)
-    exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
-    return _recomputed(recompute, times) + tensor + exposed * experts
+    return _recomputed(recompute, times) + tensor + _least_exposed_experts(job) * experts
 
 
 def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
-    """Return what the forward of a layer's micro-batch takes of the device."""
-    return sum(_forward_terms(machine, job, times).values())
+    """Return what the forward of a layer's micro-batch takes of the device at least."""
+    return sum(_forward_terms(machine, job, times, _least_exposed_experts(job)).values())
 
 
 def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
@@ -545,11 +566,12 @@ def _stage(
     host = loaded = 0.0
     forward = dict.fromkeys(TERMS, 0.0)
     weight = dict.fromkeys(TERMS, 0.0)
+    exposed = _exposed_experts(job)
     for block in blocks:
         own = _own(job, block)
         times = known.times(own, block)
-        found, waited = _layer(machine, own, times, block.offloaded_bytes)
-        for key, value in _forward_terms(machine, own, times).items():
+        found, waited = _layer(machine, own, times, block.offloaded_bytes, exposed)
+        for key, value in _forward_terms(machine, own, times, exposed).items():
             forward[key] += block.number * value
         for part in times.parts:
             weight[part.kind] += block.number * float(part.weight_s)
@@ -659,9 +681,12 @@ def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
 
 
 def _layer(
-    machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float
+    machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float, exposed_experts: float
 ) -> tuple[dict[str, float], Real]:
-    """Return the seconds of a layer's micro-batch by term, and those of its host code."""
+    """Return the seconds of a layer's micro-batch by term, and those of its host code.
+
+    exposed_experts : share of dispatch and combine that is visible.
+    """
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
     again = _recomputed(job.recompute, times)
@@ -669,28 +694,27 @@ def _layer(
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
     tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
     experts = times.experts.forward_s + times.experts.backward_s + experts_again
-    if job.overlap_experts:
-        experts *= _EXPOSED_EXPERTS
     terms["recompute"] = again
     terms["tensor"] = tensor
     terms["context"] = times.context.forward_s + times.context.backward_s
-    terms["experts"] = experts
+    terms["experts"] = exposed_experts * experts
     if offloaded_bytes:
         device = sum(terms.values())
-        forward = forward_seconds(machine, job, times)
+        forward = sum(_forward_terms(machine, job, times, exposed_experts).values())
         terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
     return terms, _host_s(machine, job, times)
 
 
-def _forward_terms(machine: Machine, job: Job, times: LayerTimes) -> dict[str, float]:
+def _forward_terms(
+    machine: Machine, job: Job, times: LayerTimes, exposed_experts: float
+) -> dict[str, float]:
     """Return what a layer's forward takes of the device by term, nothing of it computed again."""
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
-    exposed = _EXPOSED_EXPERTS if job.overlap_experts else 1.0
     terms: dict[str, float] = {}
     for part in times.parts:
         terms[part.kind] = terms.get(part.kind, 0.0) + float(part.forward_s)
     terms["tensor"] = (1 - hidden) * times.tensor.forward_s
-    terms["experts"] = exposed * times.experts.forward_s
+    terms["experts"] = exposed_experts * times.experts.forward_s
     terms["context"] = times.context.forward_s
     return terms
 

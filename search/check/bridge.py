@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from autopar.errors import InputError, did_you_mean
-from autopar.memory.launch import Launch
+from autopar.memory.launch import BLACKWELL, Launch
 from autopar.records import dataclass
 from search.check.changes import Changes, arguments_of, laid_out
 from search.check.findings import Finding, findings_of
@@ -135,8 +135,10 @@ def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[st
     """
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     sharded = any(settings.get(f"{name}.use_megatron_fsdp") is True for name in ("ddp", "dist"))
-    if sharded or gpu.upper().startswith(("B2", "B3", "GB")):
+    if sharded or gpu.upper().startswith(BLACKWELL):
         return {**file.environment}
+    if settings.get("comm_overlap.overlap_moe_expert_parallel_comm") is True:
+        return {name: "32", **file.environment}
     return {name: "1", **file.environment}
 
 

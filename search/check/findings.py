@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from autopar.memory.launch import Launch
+from autopar.memory.launch import BLACKWELL, Launch
 from autopar.records import dataclass
 from search.check.rules import (
     VIRTUAL,
@@ -238,8 +238,17 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     if setting.has("use-megatron-fsdp") or setting.has("use-torch-fsdp2"):
         if value == "1":
             yield f"{name} is 1, and fully sharded training needs another value or none"
+    elif setting.has("overlap-moe-expert-parallel-comm"):
+        # where ranks also split layers, validate_args warns that one of both goes without
+        if value == "1":
+            yield f"{name} is 1, and exchanges of experts beside other kernels need 32"
+        if setting.has("tp-comm-overlap") and not gpu.upper().startswith(BLACKWELL):
+            yield (
+                "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of "
+                f"{name} on {gpu}, 1 and 32: one of them hides less than is priced"
+            )
     # validate_args of Megatron-LM asks for it on devices before Blackwell
-    elif split and not gpu.upper().startswith(("B2", "B3", "GB")):
+    elif split and not gpu.upper().startswith(BLACKWELL):
         if value is not None and value != "1":
             yield f"{name} is {value}, and tensor or context parallelism needs 1 on {gpu}"
         elif value is None:

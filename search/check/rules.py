@@ -458,6 +458,9 @@ _BEFORE: tuple[tuple[_Broken, str], ...] = (
     (lambda s: s.number("mtp-num-layers", 0) > 0 and not s.has("use-rotary-position-embeddings")
      and s.text("position-embedding-type") in ("", "learned_absolute"),
      "--mtp-num-layers needs --position-embedding-type rope or none up to core 0.15"),
+    (lambda s: s.has("overlap-moe-expert-parallel-comm") and s.number("mtp-num-layers", 0) == 1
+     and s.number("pipeline-model-parallel-size") == 1,
+     "--overlap-moe-expert-parallel-comm needs pipeline stages beside MTP layers up to core 0.16"),
     (lambda s: "muon" in s.text("optimizer") and s.has("use-distributed-optimizer"),
      "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
 )  # fmt: skip

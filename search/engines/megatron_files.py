@@ -70,11 +70,17 @@ FILL_IN = (
 """What the user has to know of the files."""
 
 
-def connections(*, split: bool, fully_sharded: bool) -> dict[str, str | None]:
+def connections(
+    *, split: bool, fully_sharded: bool, experts_overlap: bool = False
+) -> dict[str, str | None]:
     """Return the variable of CUDA's queues that ranks need.
 
-    split : there are tensor or context ranks. fully_sharded : states are Megatron-FSDP's.
+    split : there are tensor or context ranks, on a device before Blackwell. fully_sharded : states
+    are Megatron-FSDP's. experts_overlap : exchanges of experts run beside other kernels.
     """
+    if experts_overlap:
+        # in one queue they would wait for these (docs/user-guide/features/moe_a2a_overlap.md)
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     # tensor and context parallelism need kernels of one queue in their order of launch, and
     # Megatron-FSDP must not have that, so that it is unset there
     if fully_sharded:

@@ -43,7 +43,7 @@ from search.uniform.choice import (
     trained,
 )
 
-__all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of"]
+__all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of", "overlaps_one"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +156,16 @@ def _precisions(gpu: str) -> tuple[Precision, ...]:
 # Megatron-LM
 
 
+def overlaps_one(gpu: str) -> bool:
+    """Return whether a device sends tokens of experts, or tensors, beside kernels, but not both.
+
+    Before Blackwell a transfer that is launched before the product beside it needs one queue of
+    launches, and another micro-batch's exchanges need several: CUDA_DEVICE_MAX_CONNECTIONS is 1 or
+    32 (`PerfEnvPlugin` of Megatron-Bridge's scripts/performance, `validate_args` of Megatron-LM).
+    """
+    return not gpu.upper().startswith(BLACKWELL)
+
+
 def _megatron_modules(model: Model) -> tuple[str, ...]:
     """Return every selective recomputation that Megatron-Core has for a model, and the ends.
 
@@ -217,6 +227,11 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
         yield f"sequence({job.seq}) % (tp * 2 cp)({pieces}) = {job.seq % pieces} != 0"
     if choice.tp_overlap and choice.tp == 1:
         yield "--tp-comm-overlap needs tensor ranks"
+    if choice.tp_overlap and choice.overlap_experts and overlaps_one(job.gpu):
+        yield (
+            "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of "
+            f"CUDA_DEVICE_MAX_CONNECTIONS on {job.gpu}, 1 and 32"
+        )
     if choice.cp > 1 and choice.cp_kind == "a2a":
         # Transformer Engine's AttnFuncWithCPAndQKVOA2A
         for heads, name in ((model.attention.heads, "heads"), (groups, "heads of keys and values")):
@@ -249,6 +264,9 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
             yield "--overlap-moe-expert-parallel-comm excludes recomputed experts"
         if model.mtp > 1:
             yield "--overlap-moe-expert-parallel-comm needs one MTP layer at most"
+        if model.mtp == 1 and choice.pp == 1:
+            # TransformerConfig up to core 0.16
+            yield "--overlap-moe-expert-parallel-comm needs pipeline stages beside an MTP layer"
 
 
 def _megatron(job: Job, choice: Choice) -> Launch:

@@ -20,6 +20,7 @@ from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_pro
 from autopar.records import replace
 from search.space import divisors
 from search.uniform.choice import NONE, Choice, Fixed, kept
+from search.uniform.engines import overlaps_one
 from search.uniform.layout import Arrangement, layouts
 from search.uniform.memory import Room
 from search.uniform.prices import (
@@ -185,13 +186,14 @@ class Openings:
 
         Beside them they take less time and more memory.
         """
-        left = self._overlapped(choice.tp)
+        left = self._overlapped(choice.tp, choice.overlap_experts)
         return tuple(
             choice if one == choice.tp_overlap else replace(choice, tp_overlap=one) for one in left
         )
 
-    def _overlapped(self, tp: int) -> tuple[bool, ...]:
-        both = (False, True) if tp > 1 and self.engine.overlaps_tensor else (False,)
+    def _overlapped(self, tp: int, experts: bool) -> tuple[bool, ...]:
+        may = self.engine.overlaps_tensor and not (experts and overlaps_one(self.job.gpu))
+        both = (False, True) if tp > 1 and may else (False,)
         wanted = self.fixed.tp_overlap
         # without tensor ranks there is nothing to send
         return both if wanted is None or tp == 1 else kept(both, (wanted,))
@@ -376,14 +378,17 @@ class Openings:
         # where any degrees of experts go together, all else depends on their product
         whole = self.engine.expert_tensor is None
         ways = np.array(
-            [(one.ep * one.etp, 1) if whole else (one.ep, one.etp) for one in space.ways]
+            [
+                (*((one.ep * one.etp, 1) if whole else (one.ep, one.etp)), one.overlap)
+                for one in space.ways
+            ]
         )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])
         words: dict[tuple[int, int], int] = {}
         shardings: dict[tuple[int, ...], int] = {}
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
-            tp, cp, size, kind, ep, etp, batch = map(int, row)
+            tp, cp, size, kind, ep, etp, overlap, batch = map(int, row)
             degree = Choice(
                 tp=tp,
                 cp=cp,
@@ -404,7 +409,7 @@ class Openings:
                         for zero in self._zeros(degree, pp)
                     )
                 each = shardings[of_ranks] * words[key]
-                total += int(times) * each * len(self._overlapped(tp))
+                total += int(times) * each * len(self._overlapped(tp, bool(overlap)))
         return total
 
     def _longest(self, choice: Choice) -> list[int]:

@@ -156,10 +156,11 @@ class Space:
         mixture = self.prices.job.model.experts is not None
         if mixture and beside is not None and way.etp not in beside(laid.tp):
             return False
-        key = (laid.tp, laid.cp, laid.cp_kind, way.ep, way.etp, way.overlap)
+        key = (laid.tp, laid.cp, laid.cp_kind, way.ep, way.etp)
         found = self._legal.get(key)
         if found is None:
-            plain = self.prices.plain(self.choice(way, laid, 1))
+            # what overlapped exchanges need of stages is asked when these are chosen
+            plain = replace(self.prices.plain(self.choice(way, laid, 1)), overlap_experts=False)
             problems = self.prices.engine.refused(self.prices.job, plain)
             found = self._legal[key] = next(problems, None) is None
         return found

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from autopar.estimate.step import step_time
+from benchmarks.ledger import read_runs
+from benchmarks.ledger_rows import run_of
 from search.check.assessment import assess
 from search.launches.bridge_presets import preset_of
 from tests.bridge_cases import (
@@ -34,8 +37,6 @@ LINES = (
     43, 44, 47, 70, 75, 85, 99, 127, 154, 162, 167,
 )  # fmt: skip
 """Lines of the table of published runs."""
-TENTH = (43,)
-"""Lines whose step is outside of the interval of nine of ten, by less than a percent."""
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -58,10 +59,27 @@ def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path)
     found = assess(launch, target(card))
     assert found.interval_s is not None, found.untimed
     low, high = found.interval_s
-    beside = 0.01 if line in TENTH else 0.0
-    assert low * (1 - beside) < float(row["iter_time_s"]) < high * (1 + beside)
+    assert low < float(row["iter_time_s"]) < high
     # it ran
     assert found.odds_of_oom < 0.5
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_ledger_has_the_price_that_is_told(line: int, tmp_path: Path) -> None:
+    """Errors, and intervals made of them, are of what `autopar check` says of such a launch.
+
+    Within 3.5 %: a table leaves open which bytes gradients and gathered weights have, and what is
+    computed again beside sharded weights.
+    """
+    rows, settings = read_runs()
+    row = dict(rows)[line]
+    card = CARDS[row["gpu_type"]]
+    launch = checked(tmp_path, words_of_row(line), gpu=card).launch
+    assert launch is not None
+    told = assess(launch, target(card))
+    run = run_of(row, settings.get(line, {}))
+    assert told.step is not None
+    assert told.step.total_s == pytest.approx(step_time(run.machine, run.job).total_s, rel=0.035)
 
 
 def test_published_configurations_are_many() -> None:

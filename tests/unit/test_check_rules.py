@@ -331,10 +331,34 @@ def test_what_only_earlier_releases_refuse(tmp_path: Path) -> None:
     """Is no error, and said with the release."""
     file = checked(tmp_path, MIXTURE, bf16=None, fp16=True)
     assert [text[-16:] for text in found_of(file, "environment")] == [" up to core 0.15"] * 2
+    overlap = {"overlap_moe_expert_parallel_comm": True, "mtp_num_layers": 1}
+    merged = checked(tmp_path, MIXTURE, **overlap, pipeline_model_parallel_size=1)
+    assert found_of(merged, "environment")[-1] == (
+        "--overlap-moe-expert-parallel-comm needs pipeline stages beside MTP layers up to core 0.16"
+    )
     muon = checked(tmp_path, DENSE, optimizer="muon")
     assert found_of(muon, "environment") == [
         "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes", "said"),
+    [
+        ("h100-80gb", {}, ["CUDA_DEVICE_MAX_CONNECTIONS is 1, and exchanges of experts beside"]),
+        ("gb200", {}, ["CUDA_DEVICE_MAX_CONNECTIONS is 1, and exchanges of experts beside"]),
+        ("h100-80gb", {"tp_comm_overlap": True},
+         ["CUDA_DEVICE_MAX_CONNECTIONS is 1, and exchanges of experts beside",
+          "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of"]),
+    ],
+)  # fmt: skip
+def test_exchanges_beside_kernels_need_several_queues(
+    gpu: str, changes: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    """Where transfers of tensor ranks need one, as before Blackwell, one of both is not hidden."""
+    overlap = {"overlap_moe_expert_parallel_comm": True, "num_virtual_stages_per_pipeline_rank": 2}
+    found = found_of(checked(tmp_path, MIXTURE, gpu=gpu, **overlap, **changes), "environment")
+    assert [text[: len(one)] for text, one in zip(found, said, strict=True)] == said
 
 
 def test_deterministic_mode_needs_an_algorithm(tmp_path: Path) -> None:

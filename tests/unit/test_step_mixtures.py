@@ -8,7 +8,15 @@ from itertools import pairwise
 import pytest
 
 from autopar.errors import InputError
-from autopar.estimate.job import Attention, Block, Experts, Job, Mamba, mtp_blocks
+from autopar.estimate.job import (
+    Attention,
+    Block,
+    Experts,
+    Job,
+    LatentAttention,
+    Mamba,
+    mtp_blocks,
+)
 from autopar.estimate.layer import Machine, machine_of
 from autopar.estimate.step import step_time
 from tests.step_cases import card_named, job_with, stack_named
@@ -77,6 +85,39 @@ def test_merged_directions_take_the_host_half_as_long_again(machine: Machine) ->
     merged = replace(JOB, overlap_experts=True)
     more = layer_s(machine, merged) - layer_s(machine, JOB)
     assert more == pytest.approx(0.5 * (4e-3 + 16 * 0.3e-3), rel=0.01)
+
+
+def test_norms_of_latent_attention_are_those_of_its_latents(machine: Machine) -> None:
+    """Whether a trainer says so (Megatron-LM's `--qk-layernorm`) or not: heads have none there."""
+    latent = LatentAttention(query_rank=1536, key_value_rank=512, rotary_width=64)
+    attention = Attention(heads=16, kv_heads=16, width=192, value_width=128, latent=latent)
+
+    def memory_s(attention: Attention) -> float:
+        block = replace(JOB.blocks[0], attention=attention)
+        return step_time(machine, replace(JOB, blocks=(block,), seq=4096)).terms_s["memory"]
+
+    plain = memory_s(attention)
+    assert memory_s(replace(attention, head_norms=True)) == plain
+    wide = replace(latent, query_rank=2 * 1536)
+    assert memory_s(replace(attention, latent=wide)) > plain
+
+
+def test_exchanges_are_hidden_where_there_is_another_micro_batch(machine: Machine) -> None:
+    """m - 1 of m on one stage, none of a single one; (p - 1) / p v where a pipeline just fills."""
+    job = replace(JOB, seq=4096, overlap_experts=True, graphs="full")
+
+    def hidden(merged: Job) -> float:
+        apart = replace(merged, overlap_experts=False)
+        found, whole = (step_time(machine, one).terms_s["experts"] for one in (merged, apart))
+        return 1 - found / whole
+
+    assert hidden(job) == 0
+    assert hidden(replace(job, global_batch=16)) == pytest.approx(0.5 * 1 / 2)
+    assert hidden(replace(job, global_batch=8 * 64)) == pytest.approx(0.5 * 63 / 64)
+    staged = replace(job, gpus=16, pp=2, vpp=2, global_batch=16)
+    assert hidden(staged) == pytest.approx(0.5 * 1 / 4)
+    # of 8 micro-batches in 2 chunks the last stage's warm-up is one chunk of 2, and 1 more
+    assert hidden(replace(staged, global_batch=64)) == pytest.approx(0.5 * (16 - 3) / 16)
 
 
 def test_partial_graphs_have_no_products_of_experts(machine: Machine) -> None:

@@ -50,6 +50,18 @@ def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
     return launch_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
 
 
+def test_exchanges_of_experts_beside_kernels_have_queues_of_their_own() -> None:
+    """Beside tensor ranks, too, whose transfers would need one: these are not overlapped then."""
+    choice = {"tp": 2, "ep": 4, "etp": 1, "overlap_experts": True}
+    launch = searched("megatron", "mixtral-8x7b", **choice)
+    text = written(launch, engine="megatron", place=NODE).files["megatron_args.sh"]
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=32\n" in text
+    with pytest.raises(InputError, match="need other values of CUDA_DEVICE_MAX_CONNECTIONS"):
+        searched("megatron", "mixtral-8x7b", **choice, tp_overlap=True)
+    with pytest.raises(InputError, match="needs pipeline stages beside an MTP layer"):
+        searched("megatron", "deepseek-v3", ep=8, overlap_experts=True)
+
+
 @pytest.mark.parametrize(
     ("engine", "choice"),
     [
