@@ -253,6 +253,12 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
             yield f"{name} is {value}, and tensor or context parallelism needs 1 on {gpu}"
         elif value is None:
             yield f"{name} is not set here, and tensor or context parallelism needs 1 on {gpu}"
+    offloads = "NVTE_CPU_OFFLOAD_V1"
+    if setting.has("fine-grained-activation-offloading") and environment.get(offloads) != "1":
+        yield (
+            f"{offloads} is {environment.get(offloads, 'not set here')}, and "
+            "--fine-grained-activation-offloading needs 1 with Transformer Engine 2.10 and newer"
+        )
     settings = " ".join(
         environment.get(key, "") for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )

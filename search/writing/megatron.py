@@ -29,6 +29,7 @@ from search.engines.megatron_files import (
 )
 from search.launches.architectures import architecture
 from search.launches.release import Release, software_of
+from search.space import divisors
 from search.writing.place import Draft, Place, refuse_others, spec_of, step_count
 from search.writing.stages import context_words, layer_pattern, stage_arguments
 
@@ -201,6 +202,16 @@ def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argumen
     if experts.capacity is not None:
         yield _one("moe-expert-capacity-factor", experts.capacity)
     yield from _where(("moe-pad-expert-input-to-capacity", experts.padded_capacity))
+
+
+_LINKED = 72
+"""GPUs of GB200 and GB300 that NVLink joins."""
+
+
+def _dispatches(launch: Launch) -> bool:
+    """Return whether tokens go to experts of other ranks by kernels of their own."""
+    experts = launch.model.experts
+    return experts is not None and experts.dispatcher == "flex" and launch.degrees.ep > 1
 
 
 def flex_backend(launch: Launch) -> str:
@@ -410,6 +421,18 @@ def environment_of(launch: Launch) -> dict[str, str | None]:
         fully_sharded=launch.optimizer.sharding == "fsdp",
         experts_overlap=degrees.overlap_experts,
     )
+    if launch.offload.modules:
+        # Transformer Engine from 2.10 on would offload weights, too
+        # (docs/user-guide/features/moe_a2a_overlap.md)
+        found["NVTE_CPU_OFFLOAD_V1"] = "1"
+    if _dispatches(launch) and flex_backend(launch) == "hybridep":
+        ranks = degrees.ep * degrees.etp
+        linked = max(divisor for divisor in divisors(ranks) if divisor <= _LINKED)
+        found |= {
+            "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(linked),
+            "NVLINK_DOMAIN_SIZE": str(_LINKED),
+            "USE_MNNVL": "1",
+        }
     if software.cublas_config is not None:
         found["CUBLAS_WORKSPACE_CONFIG"] = software.cublas_config
     if software.expandable_segments:

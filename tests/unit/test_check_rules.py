@@ -361,6 +361,13 @@ def test_exchanges_beside_kernels_need_several_queues(
     assert [text[: len(one)] for text, one in zip(found, said, strict=True)] == said
 
 
+def test_modules_on_the_host_need_their_variable(tmp_path: Path) -> None:
+    """Of Transformer Engine, which else moves weights, too."""
+    modules = {"fine_grained_activation_offloading": True, "offload_modules": ["core_attn"]}
+    (said,) = found_of(checked(tmp_path, DENSE, **modules), "environment")
+    assert said.startswith("NVTE_CPU_OFFLOAD_V1 is not set here, and --fine-grained-activation")
+
+
 def test_deterministic_mode_needs_an_algorithm(tmp_path: Path) -> None:
     """Of NCCL, from the environment."""
     file = checked(tmp_path, DENSE, deterministic_mode=True)

@@ -29,6 +29,7 @@ from search.configuration import flags_of, script_command
 from search.uniform.choice import Choice
 from search.uniform.engines import ENGINES, Job, launch_of
 from search.writing.differences import without_effect
+from search.writing.megatron import environment_of
 from search.writing.place import Place
 from search.writing.written import LAUNCH, written
 
@@ -60,6 +61,20 @@ def test_exchanges_of_experts_beside_kernels_have_queues_of_their_own() -> None:
         searched("megatron", "mixtral-8x7b", **choice, tp_overlap=True)
     with pytest.raises(InputError, match="needs pipeline stages beside an MTP layer"):
         searched("megatron", "deepseek-v3", ep=8, overlap_experts=True)
+
+
+def test_variables_that_kernels_and_copies_need_are_set() -> None:
+    """Modules on the host, whose weights stay; dispatch over the GPUs that NVLink joins."""
+    offload = searched("megatron", recompute="layernorm", offload="core_attn")
+    assert environment_of(offload)["NVTE_CPU_OFFLOAD_V1"] == "1"
+    plain = searched("megatron", "mixtral-8x7b", ep=8, dispatcher="flex")
+    assert not {"NVTE_CPU_OFFLOAD_V1", "USE_MNNVL"} & {*environment_of(plain)}
+    joined = replace(plain, software=Software(gpu="GB200"))
+    assert environment_of(joined) == {
+        "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "8",
+        "NVLINK_DOMAIN_SIZE": "72",
+        "USE_MNNVL": "1",
+    }
 
 
 @pytest.mark.parametrize(
