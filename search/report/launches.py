@@ -126,6 +126,11 @@ def launch_headline(answer: Answer, one: EngineAnswer, heading: str) -> Headline
     rows.append(_memory_row(one, solution))
     if one.other_precision is not None:
         rows.append(("precision", _precision_words(solution, one.other_precision)))
+    if one.without_host is not None:
+        share = solution.samples_per_s / one.without_host.samples_per_s - 1.0
+        there = format_bytes(solution.assessment.host_bytes)
+        without = f"with none {share * 100:.1f} % slower: --offload-activations none"
+        rows.append(("host", f"{there} a GPU; {without}"))
     return Headline(
         heading=heading,
         line=_line(answer, solution),

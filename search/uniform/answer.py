@@ -19,7 +19,7 @@ from search.options import Shares
 from search.places import card_shape
 from search.request import BATCH_OPTIONS, Request, model_spec
 from search.space import global_batches, next_batch
-from search.uniform.choice import Choice, Fixed
+from search.uniform.choice import NONE, Choice, Fixed
 from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
 from search.uniform.obstacle import obstacle
 
@@ -93,6 +93,8 @@ class EngineAnswer:
     other_precision: Solution | None = None
     """Where a precision was to be chosen: the fastest launch in 16 bits, or with less where 16 bits
     are the fastest."""
+    without_host: Solution | None = None
+    """Where modules on the host were chosen: the fastest launch with no activations there."""
 
     @property
     def best(self) -> Solution | None:
@@ -273,8 +275,12 @@ def answer(
             again = replace(again, effort=replace(again.effort, cpu_s=cpu_s))
             found[0] = replace(best, solved=again)
     if question.top and best.best is not None:
-        other = _other_precision(question, found[0], spaces[best.engine.name], shares)
-        found[0] = replace(found[0], other_precision=other)
+        space = spaces[best.engine.name]
+        found[0] = replace(
+            found[0],
+            other_precision=_other_precision(question, found[0], space, shares),
+            without_host=_without_host(question, found[0], space, shares),
+        )
     return Answer(question=question, engines=tuple(found))
 
 
@@ -292,6 +298,21 @@ def _other_precision(
     if not allowed:
         return None
     fixed = replace(question.fixed, precision=tuple(allowed))
+    solved = space.solve(fixed, top=1, seconds=shares.following())
+    return solved.solutions[0] if solved.solutions else None
+
+
+def _without_host(
+    question: Question, best: EngineAnswer, space: Uniform, shares: Shares
+) -> Solution | None:
+    """Return what modules on the host are compared with, where a search chose them.
+
+    Few measured runs have them, so that who decides on them wants to know what they bring.
+    """
+    assert best.best is not None, "there is a launch to compare with"
+    if best.best.choice.offload == NONE or question.fixed.offload is not None:
+        return None
+    fixed = replace(question.fixed, offload=(NONE,), precision=(best.best.choice.precision,))
     solved = space.solve(fixed, top=1, seconds=shares.following())
     return solved.solutions[0] if solved.solutions else None
 

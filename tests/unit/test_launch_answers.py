@@ -382,6 +382,22 @@ def test_nothing_waits_on_the_host_where_it_is_as_fast_without() -> None:
     assert best.best.choice.offload == "none"
 
 
+def test_what_modules_on_the_host_bring_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against the fastest launch without, where nobody asked for either."""
+    asked = ["--model", "llama3-8b", "--hardware", "h100:1x8", "--engine", "megatron"]
+    asked += ["--seq-length", "8192", "--global-batch-size", "512", "--output-config-path", "none"]
+    rates, slower = [], []
+    for own in ([], ["--offload-activations", "none"], ["--offload-activations", "core_attn"]):
+        assert search_command.run([*asked, *own]) == 0
+        shown = capsys.readouterr().out
+        rates += re.findall(r"([\d.]+) samples/s", shown)
+        slower += re.findall(r"GiB a GPU; with none ([\d.]+) % slower", shown)
+    any_s, none_s, _ = map(float, rates)
+    (told,) = map(float, slower)
+    assert told == pytest.approx(100 * (any_s / none_s - 1), abs=0.06)
+    assert told > 0
+
+
 @pytest.mark.parametrize(
     ("given", "zeros"),
     [
