@@ -181,6 +181,12 @@ class DegreeOptions:
         shown="any",
         parse=_words("dispatcher", ("alltoall", "flex")),
     )
+    compile: bool | None = option(
+        None,
+        help="each layer by torch.compile, as torchtitan can",
+        panel=_DEGREES,
+        shown="whichever is faster",
+    )
     moe_overlap: bool | None = option(
         None,
         help="exchanges of experts run beside another micro-batch",
@@ -247,6 +253,7 @@ def fixed_of(options: DegreeOptions) -> Fixed:
         recompute=options.recompute,
         offload=options.offload_activations or None,
         precision=cast(tuple[Precision, ...], options.precision or ("bf16",)),
+        compiled=options.compile,
         dispatcher=cast(Any, options.dispatcher),
         overlap_experts=options.moe_overlap,
     )

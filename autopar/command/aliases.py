@@ -69,6 +69,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     ("dispatcher", "moe-token-dispatcher-type moe-dispatcher-policy expert-parallel-comm-backend"),
     ("moe-overlap", "overlap-moe-expert-parallel-comm"),
     ("tp-overlap", "tp-comm-overlap enable-async-tensor-parallel"),
+    ("compile", "torch-compile compile.enable training.compile"),
     ("cp-kind", "cp-comm-type"),
     ("max-tp-deg", "max-tp-size profile-max-tp-deg"),
     ("max-pp-deg", "max-pp-size"),

@@ -56,6 +56,8 @@ class DegreesEntry(StrictObject):
     """Sequences of a step."""
     precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
     """Of products."""
+    compiled: bool = False
+    """Each layer, and the loss, by torch.compile."""
     recompute: str
     """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
     offload: str = "none"

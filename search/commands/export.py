@@ -493,11 +493,13 @@ def _handed(stored: StoredLaunch, engine: str) -> _Handed:
 
     if engine == stored.engine or (stored.engine, engine) in _STARTED:
         return _Handed(launch=stored.launch, losses=(), change="")
-    question, own = stored.question, engine_space(stored.engine)
+    question = stored.question
+    own = engine_space(stored.engine, compiled=stored.choice.compiled)
     usual = launch_of(own, question.job, stored.choice)
     found = taken_over(question, stored.launch, usual, stored.choice, engine)
     before = assess(stored.launch, target_of(question, own))
-    after = assess(found.launch, target_of(question, engine_space(engine)))
+    there = engine_space(engine, compiled=found.choice.compiled)
+    after = assess(found.launch, target_of(question, there))
     change = f"not priced: {after.untimed or before.untimed}"
     if before.step is not None and after.step is not None:
         change = (

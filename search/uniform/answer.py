@@ -20,7 +20,7 @@ from search.places import card_shape
 from search.request import BATCH_OPTIONS, Request, model_spec
 from search.space import global_batches, next_batch
 from search.uniform.choice import NONE, Choice, Fixed
-from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space
+from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, variants
 from search.uniform.obstacle import obstacle
 
 if TYPE_CHECKING:
@@ -231,35 +231,23 @@ def answer(
     time where it has found nothing, by default `search.uniform.solve.GRACE_S`. Raises InputError
     where none of them has such a launch at all, whatever the memory.
     """
-    from search.uniform.solve import GRACE_S, Uniform
+    from search.uniform.solve import GRACE_S
 
     grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
-    spaces: dict[str, Uniform] = {}
+    spaces: dict[EngineSpace, Uniform] = {}
     found: list[EngineAnswer] = []
     first = 0.0
     for engine in question.engines:
-        target = target_of(question, engine)
-        seconds, solved, reason = shares.following(), None, ""
-        try:
-            illegal = obstacle(engine, question.job, question.fixed)
-            if illegal is not None:
-                raise InputError(illegal)
-            space = spaces[engine.name] = Uniform(engine, question.job, target)
-            # most often the first trainer has the fastest launch, whose families are wanted
-            top = 1 if first else 1 + question.top
-            solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
-            if not solved.solutions and not solved.complete:
-                reason = "time was up before a launch that fits was found; give --time-limit more"
-            elif not solved.solutions and solved.smallest is None:
-                solved, reason = None, _no_layout(question)
-            elif not solved.solutions:
-                reason = _why_none(question, solved)
-            elif not first:
-                first = solved.solutions[0].samples_per_s
-        except InputError as error:
-            reason = str(error)
-        found.append(EngineAnswer(engine=engine, target=target, solved=solved, reason=reason))
+        own, seconds = _variants(question, engine), shares.following()
+        share = None if seconds is None else seconds / len(own)
+        # most often the first trainer has the fastest launch, whose families are wanted
+        top = 1 if first else 1 + question.top
+        answers = [_solved(question, variant, spaces, top, share, grace_s) for variant in own]
+        one = _of_variants(answers)
+        if one.best is not None and not first:
+            first = one.best.samples_per_s
+        found.append(one)
     if all(one.solved is None for one in found):
         raise InputError(_none_is_legal(found))
     # equally fast ones stay in the order of the trainers
@@ -267,7 +255,7 @@ def answer(
     best = found[0]
     if question.top and best.best is not None and best.best.samples_per_s > first:
         assert best.solved is not None
-        again = spaces[best.engine.name].solve(
+        again = spaces[best.engine].solve(
             question.fixed, top=1 + question.top, seconds=shares.following()
         )
         if again.complete:
@@ -275,13 +263,97 @@ def answer(
             again = replace(again, effort=replace(again.effort, cpu_s=cpu_s))
             found[0] = replace(best, solved=again)
     if question.top and best.best is not None:
-        space = spaces[best.engine.name]
+        space = spaces[best.engine]
         found[0] = replace(
             found[0],
             other_precision=_other_precision(question, found[0], space, shares),
             without_host=_without_host(question, found[0], space, shares),
         )
     return Answer(question=question, engines=tuple(found))
+
+
+def _variants(question: Question, engine: EngineSpace) -> tuple[EngineSpace, ...]:
+    """Return a trainer's variants that are searched, as far as somebody left them.
+
+    Where nothing is left, one that says why.
+    """
+    own = variants(engine)
+    if question.stack is not None:
+        own = tuple(one for one in own if one.stack == question.stack) or (engine,)
+    wanted = question.fixed.compiled
+    return tuple(one for one in own if wanted in (None, one.compiled)) or own[:1]
+
+
+def _solved(
+    question: Question,
+    engine: EngineSpace,
+    spaces: dict[EngineSpace, Uniform],
+    top: int,
+    seconds: float | None,
+    grace_s: float,
+) -> EngineAnswer:
+    """Return the fastest launches of one variant of a trainer, or why there is none.
+
+    spaces : its own is put there.
+    """
+    from search.uniform.solve import Uniform
+
+    target = target_of(question, engine)
+    solved, reason = None, ""
+    try:
+        if question.fixed.compiled not in (None, engine.compiled):
+            raise InputError(_not_compiled(question, engine))
+        illegal = obstacle(engine, question.job, question.fixed)
+        if illegal is not None:
+            raise InputError(illegal)
+        space = spaces[engine] = Uniform(engine, question.job, target)
+        solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
+        if not solved.solutions and not solved.complete:
+            reason = "time was up before a launch that fits was found; give --time-limit more"
+        elif not solved.solutions and solved.smallest is None:
+            solved, reason = None, _no_layout(question)
+        elif not solved.solutions:
+            reason = _why_none(question, solved)
+    except InputError as error:
+        reason = str(error)
+    return EngineAnswer(engine=engine, target=target, solved=solved, reason=reason)
+
+
+def _not_compiled(question: Question, engine: EngineSpace) -> str:
+    if question.stack is not None and len(variants(engine)) > 1:
+        stack = f"{engine.title}'s layers are those of --stack {engine.stack}"
+        return f"{stack}; leave one of both out"
+    return f"{engine.title} has no compiled layers here; leave --compile out"
+
+
+def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
+    """Return a trainer's answer from those of its variants, of which the fastest counts.
+
+    Its efforts are theirs together, and it is complete where all of them are.
+    """
+
+    def rank(one: EngineAnswer) -> tuple[bool, float, bool]:
+        rate = one.best.samples_per_s if one.best else 0.0
+        # of answers without a launch one that found the smallest says more
+        return one.best is not None, rate, one.solved is not None
+
+    best = max(found, key=rank)
+    searched = [one.solved for one in found if one.solved is not None]
+    if best.solved is None or len(searched) < 2:
+        return best
+    efforts = [one.effort for one in searched]
+    names = ("degrees", "choices", "opened", "timed", "counted", "cpu_s")
+    effort = replace(
+        best.solved.effort, **{name: sum(getattr(one, name) for one in efforts) for name in names}
+    )
+    bounds = [one.least_s for one in searched if one.least_s is not None]
+    solved = replace(
+        best.solved,
+        effort=effort,
+        complete=all(one.complete for one in searched),
+        least_s=min(bounds) if bounds else None,
+    )
+    return replace(best, solved=solved)
 
 
 def _other_precision(
@@ -400,6 +472,7 @@ def evaluated(
     from search.check.assessment import assess
     from search.uniform.solve import Effort, Solution, Solved
 
+    engine = engine_space(engine.name, compiled=choice.compiled)
     target = target_of(question, engine)
     assessment = assess(launch, target)
     if assessment.step is None:

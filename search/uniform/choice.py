@@ -84,6 +84,8 @@ class Choice:
     offload: str = NONE
     """Modules of each layer whose activations wait on the host, joined by `+`, or `none`."""
     precision: Precision = "bf16"
+    compiled: bool = False
+    """Each layer, and the loss, by torch.compile."""
     dispatcher: Dispatcher = "alltoall"
     """How tokens come to experts of other ranks; `flex` is DeepEP's or HybridEP's kernels."""
     overlap_experts: bool = False
@@ -121,6 +123,8 @@ class Choice:
             parts.append("tp overlap")
         if self.precision != "bf16":
             parts.append(self.precision)
+        if self.compiled:
+            parts.append("compiled")
         if experts and self.ep > 1 and self.dispatcher == "flex":
             parts.append("flex dispatcher")
         if self.overlap_experts:
@@ -152,6 +156,7 @@ class Fixed:
     recompute: tuple[str, ...] | None = None
     offload: tuple[str, ...] | None = None
     precision: tuple[Precision, ...] = ("bf16",)
+    compiled: bool | None = None
     dispatcher: tuple[Dispatcher, ...] | None = None
     overlap_experts: bool | None = None
 
@@ -162,6 +167,7 @@ class Fixed:
             "micro_batch": "micro-batch-size",
             "overlap_experts": "moe-overlap",
             "offload": "offload-activations",
+            "compiled": "compile",
         }
         given = [
             one.name

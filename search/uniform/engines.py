@@ -43,7 +43,15 @@ from search.uniform.choice import (
     trained,
 )
 
-__all__ = ["ENGINES", "EngineSpace", "Job", "engine_space", "launch_of", "overlaps_one"]
+__all__ = [
+    "ENGINES",
+    "EngineSpace",
+    "Job",
+    "engine_space",
+    "launch_of",
+    "overlaps_one",
+    "variants",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +100,8 @@ class EngineSpace:
     precisions: Callable[[str], tuple[Precision, ...]]
     """Returns those that it has on a device."""
     dispatchers: tuple[Dispatcher, ...]
+    compiled: bool = False
+    """Its layers are compiled; others of its variants are not."""
     overlaps_experts: bool
     overlaps_tensor: bool
     """Products can run beside the transfers of tensor ranks."""
@@ -348,6 +358,8 @@ def _torchtitan(job: Job, choice: Choice) -> Launch:
             keeper="torchtitan",
             each_micro_batch=not staged,
             repeated_heads=True,
+            compiled=choice.compiled,
+            loss="compiled" if choice.compiled else "whole",
         ),
     )
 
@@ -491,7 +503,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         launch=_torchtitan,
         refused=_torchtitan_refuses,
         left_out=(
-            "torch.compile, and with it asynchronous tensor parallelism",
+            "asynchronous tensor parallelism of compiled layers",
             "recomputation of every n-th layer",
             _LAYOUTS,
             _BY_LAYER,
@@ -547,6 +559,28 @@ ENGINES: tuple[EngineSpace, ...] = (
 """Trainers with one set of degrees, in the order in which equally fast plans are ranked."""
 
 
-def engine_space(name: str) -> EngineSpace:
+_TORCHTITAN = next(engine for engine in ENGINES if engine.name == "torchtitan")
+_COMPILED = (
+    replace(
+        _TORCHTITAN,
+        stack="torchtitan-compiled",
+        compiled=True,
+        # a compiled backward is one piece, whose gradients of weights cannot come later
+        schedules=tuple(one for one in _TORCHTITAN.schedules if not SCHEDULES[one].splits),
+    ),
+)
+"""Variants of trainers whose layers are compiled."""
+
+
+def variants(engine: EngineSpace) -> tuple[EngineSpace, ...]:
+    """Return a trainer's spaces: with its layers as they are written, and compiled."""
+    return tuple(one for one in (*ENGINES, *_COMPILED) if one.name == engine.name)
+
+
+def engine_space(name: str, *, compiled: bool = False) -> EngineSpace:
     """Return the space of a trainer by the name of its engine."""
-    return next(engine for engine in ENGINES if engine.name == name)
+    return next(
+        engine
+        for engine in (*ENGINES, *_COMPILED)
+        if engine.name == name and engine.compiled == compiled
+    )

@@ -35,7 +35,7 @@ from search.uniform.choice import (
     offload_words,
     recompute_words,
 )
-from search.uniform.engines import EngineSpace, engine_space, launch_of
+from search.uniform.engines import EngineSpace, engine_space, launch_of, variants
 from search.writing.differences import losses_of, without_effect
 from search.writing.place import Engine
 from search.writing.stages import parts_in_order
@@ -271,6 +271,7 @@ def choice_of(launch: Launch) -> Choice:
         # beside layers that are made again whole it is a setting
         offload=NONE if launch.recompute.layers != "none" else offload_words(launch.offload),
         precision=kind,
+        compiled=trainer is not None and trainer.compiled,
         dispatcher="flex" if experts and experts.dispatcher == "flex" else "alltoall",
         overlap_experts=degrees.overlap_experts,
         global_batch=launch.global_batch,
@@ -388,6 +389,8 @@ def _adapted(
         yield {"offload": NONE}, "activations of modules on the host: they stay on the device"
     if choice.precision not in space.precisions(question.job.gpu):
         yield {"precision": "bf16"}, f"{choice.precision} products: bf16"
+    if choice.compiled and not any(one.compiled for one in variants(space)):
+        yield {"compiled": False}, "torch.compile"
     if choice.dispatcher not in space.dispatchers and choice.ep > 1:
         yield {"dispatcher": space.dispatchers[0]}, f"{choice.dispatcher} dispatcher"
     if choice.overlap_experts and not space.overlaps_experts:

@@ -125,7 +125,8 @@ def _chunks_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Iterato
 def _schedule(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     schedule = values["schedule"]
     if schedule != "1f1b" and schedule not in engine.schedules:
-        yield f"{engine.title} has no {SCHEDULES[schedule].title} schedule"
+        beside = " for compiled layers" if engine.compiled else ""
+        yield f"{engine.title} has no {SCHEDULES[schedule].title} schedule{beside}"
 
 
 def _schedule_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:

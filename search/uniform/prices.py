@@ -231,6 +231,7 @@ class Prices:
                 dispatcher=choice.dispatcher,
                 overlap_experts=choice.overlap_experts,
                 tp_overlap=choice.tp_overlap,
+                compiled=self.engine.compiled,
                 chunks=self._one_stage(),
             )
             launch = self.engine.launch(replace(self.job, world=choice.tp), one)
@@ -258,7 +259,8 @@ class Prices:
         """Return whether the engine trains as the job says at a sharding at all."""
         key = (precision, zero)
         if key not in self._trains:
-            one = self.plain(Choice(precision=precision, zero=zero))
+            compiled = self.engine.compiled
+            one = self.plain(Choice(precision=precision, zero=zero, compiled=compiled))
             try:
                 self.engine.launch(replace(self.job, world=1), one)
                 self._trains[key] = True

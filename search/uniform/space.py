@@ -145,6 +145,7 @@ class Space:
             etp=way.etp,
             micro_batch=laid.micro_batch,
             precision=way.precision,
+            compiled=self.prices.engine.compiled,
             dispatcher=way.dispatcher,
             overlap_experts=way.overlap,
             global_batch=batch,

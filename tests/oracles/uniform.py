@@ -187,7 +187,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
     ):
         choice = replace(
             one, precision=precision, dispatcher=dispatcher, overlap_experts=overlap, zero=zero,
-            vpp=vpp, schedule=schedule, dp_replicate=copies,
+            vpp=vpp, schedule=schedule, dp_replicate=copies, compiled=engine.compiled,
         )  # fmt: skip
         try:
             unit = prices.unit(choice)
@@ -384,6 +384,10 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     if seed % 4 == 1 and (engine is not ENGINES[0] or model.experts is None):
         # as many questions of mixtures, with all that can be done about them
         return None
+    if engine.name == "torchtitan" and random.Random(seed).random() < 0.4:
+        # as far as these have such orders
+        engine = engine_space("torchtitan", compiled=True)
+        schedules = tuple(s for s in schedules or engine.schedules if s in engine.schedules)
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
     copies = draw.choice([None, None, (1,), (2, 4)])

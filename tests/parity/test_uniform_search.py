@@ -240,6 +240,7 @@ def test_questions_are_of_all_kinds() -> None:
     hosted = sum(found is not None and found.choice.offload != NONE for found in best)
     assert hosted >= 0.05 * SEEDS
     assert any(choice.overlap_experts for choice in launches)
+    assert any(choice.compiled for choice in launches)
     assert any(one.uniform.job.model.mtp for one in every)
     assert any(one.uniform.job.skew for one in every)
     assert any(one.uniform.job.model.attention.latent for one in every)

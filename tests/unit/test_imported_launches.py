@@ -13,7 +13,7 @@ from autopar.memory.launch import Launch, Optimizer, Recompute, TorchTrainer
 from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
 from search.check.read import read_checked
-from search.commands import export, search
+from search.commands import check, export, search
 from search.uniform.files import is_launch, read_launch
 from search.writing.differences import without_effect
 from search.writing.place import Engine, Place
@@ -98,6 +98,7 @@ def test_what_a_trainer_runs_comes_back_whole(
         ("megatron", {"zero": 3, "precision": "fp8-blockwise", "recompute": "full"}),
         ("megatron", {"zero": 1, "recompute": "layernorm", "offload": "core_attn+qkv_linear"}),
         ("torchtitan", {"zero": 3, "dp_replicate": 2, "recompute": "op"}),
+        ("torchtitan", {"zero": 3, "compiled": True, "recompute": "op"}),
         ("torchtitan", {"pp": 4, "vpp": 2, "schedule": "interleaved_zero_bubble", "zero": 2}),
         ("accelerate", {"zero": 3, "dp_replicate": 2, "cp": 2}),
         ("deepspeed", {"zero": 2, "tp": 2}),
@@ -118,6 +119,20 @@ def test_what_a_search_can_choose_comes_back_as_its_choice(
         # embeddings of torch have no rows to pad with
         "model.vocab_divisor"
     }
+
+
+def test_compiled_layers_are_priced_as_such() -> None:
+    """As long as `autopar check` says of the file, wherever the launch is priced."""
+    launch = searched("torchtitan", zero=3, compiled=True)
+    entry = files_of(launch, "torchtitan", replace(NODE, model="llama3-8b"))
+    assert check.run([entry, *HARDWARE, "--json", "check.json"]) == 0
+    assert export.run(["--from", "torchtitan", entry, *HARDWARE, "--out", "back.json"]) == 0
+    assert search.run(["--evaluate", "back.json", "--json", "again.json"]) == 0
+    (checked,) = json.loads(Path("check.json").read_text())["launches"]
+    assert checked["stack"] == "torchtitan-compiled"
+    for name in ("back.json", "again.json"):
+        predicted = json.loads(Path(name).read_text())["launch"]["predicted"]
+        assert predicted["step_time_s"] == pytest.approx(checked["step_time_s"])
 
 
 def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(

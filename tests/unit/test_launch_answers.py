@@ -382,6 +382,46 @@ def test_nothing_waits_on_the_host_where_it_is_as_fast_without() -> None:
     assert best.best.choice.offload == "none"
 
 
+@pytest.mark.parametrize(
+    ("own", "compiled"),
+    [
+        ({}, True),
+        ({"compile": False}, False),
+        ({"stack": "torchtitan-eager"}, False),
+        ({"schedule": "zbv", "pp": "2"}, False),
+    ],
+)
+def test_layers_are_compiled_unless_something_speaks_against_it(
+    own: dict[str, object], compiled: bool
+) -> None:
+    """Predicted, counted and written as what it is."""
+    asked = {"model": "llama3-8b", "hardware": "h100:1x8", "engine": "torchtitan", "top": "0"}
+    best = answer(open_launches(build_request({**asked, "seq-length": "8192", **own}))).best
+    assert best is not None
+    assert best.best is not None
+    assert best.best.choice.compiled == compiled
+    assert best.best.launch.trainer is not None
+    assert best.best.launch.trainer.compiled == compiled
+    assert best.target.machine.stack.name == f"torchtitan-{'compiled' if compiled else 'eager'}"
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"engine": "megatron"}, "Megatron-LM has no compiled layers here; leave --compile out"),
+        ({"engine": "torchtitan", "schedule": "zbv", "pp": "2"},
+         "torchtitan has no ZBV schedule for compiled layers"),
+        ({"engine": "torchtitan", "stack": "torchtitan-eager"},
+         "torchtitan's layers are those of --stack torchtitan-eager; leave one of both out"),
+    ],
+)  # fmt: skip
+def test_what_compiles_no_layers_says_so(own: dict[str, object], said: str) -> None:
+    """Or what compiled layers do not have."""
+    asked = {"model": "llama3-8b", "hardware": "h100:1x8", "seq-length": "8192", "compile": True}
+    with pytest.raises(InputError, match=re.escape(said)):
+        answer(open_launches(build_request({**asked, **own})))
+
+
 def test_what_modules_on_the_host_bring_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Against the fastest launch without, where nobody asked for either."""
     asked = ["--model", "llama3-8b", "--hardware", "h100:1x8", "--engine", "megatron"]
