@@ -191,7 +191,7 @@ class Openings:
         )
 
     def _overlapped(self, tp: int) -> tuple[bool, ...]:
-        both = (False, True) if tp > 1 and self.engine.overlaps_tensor else (False,)
+        both = (False, True) if self.engine.overlaps_tensor(self.job, tp) else (False,)
         wanted = self.fixed.tp_overlap
         # without tensor ranks there is nothing to send
         return both if wanted is None or tp == 1 else kept(both, (wanted,))

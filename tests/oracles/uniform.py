@@ -165,7 +165,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         ][:1]
     for precision, dispatcher, overlap, (zero, copies), (schedule, vpp) in itertools.product(
         [p for p in engine.precisions(job.gpu) if p in fixed.precision],
-        [d for d in engine.dispatchers if not fixed.dispatcher or d in fixed.dispatcher]
+        [d for d in engine.dispatchers(job.gpu) if not fixed.dispatcher or d in fixed.dispatcher]
         if spread
         else ["alltoall"],
         [o for o in (False, True) if fixed.overlap_experts in (None, o)]
@@ -399,6 +399,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     job = Job(
         name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
         skew=draw.choice([None, None, 1.3]), training=_training(seed),
+        domain=random.Random(f"links {seed}").choice([None, 2, 4, 8]),
     )  # fmt: skip
     words = [*engine.recompute(model)]
     if engine.blocks:
