@@ -321,7 +321,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         attention_masks=False,
         tensor_overlap=choice.tp_overlap,
     )
-    return trained(launch, job.training)
+    return trained(launch, job.training, "megatron")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
 
 
 def _torch(
-    job: Job, choice: Choice, *, keeper: Keeper, zero: Zero, trainer: TorchTrainer
+    job: Job, choice: Choice, engine: str, *, keeper: Keeper, zero: Zero, trainer: TorchTrainer
 ) -> Launch:
     kernel: AttentionKernel = "flash"
     own = replace(
@@ -344,7 +344,8 @@ def _torch(
     )
     launch = Launch(
         name=job.name,
-        model=job.model,
+        # rows of the vocabulary are made divisible by Megatron's tensor ranks alone
+        model=replace(job.model, vocab_divisor=1),
         degrees=_degrees(job, choice),
         seq=job.seq,
         micro_batch=choice.micro_batch,
@@ -357,7 +358,7 @@ def _torch(
         software=Software(gpu=job.gpu, attention=kernel),
         trainer=own,
     )
-    return trained(launch, job.training)
+    return trained(launch, job.training, engine)
 
 
 def _torchtitan(job: Job, choice: Choice) -> Launch:
@@ -365,6 +366,7 @@ def _torchtitan(job: Job, choice: Choice) -> Launch:
     return _torch(
         job,
         choice,
+        "torchtitan",
         keeper="torchtitan" if choice.zero else "ddp",
         zero=cast(Zero, choice.zero),
         trainer=TorchTrainer(
@@ -449,6 +451,7 @@ def _deepspeed(job: Job, choice: Choice) -> Launch:
     launch = _torch(
         job,
         choice,
+        "deepspeed",
         keeper="deepspeed",
         zero=cast(Zero, choice.zero),
         trainer=replace(_TRANSFORMERS, each_micro_batch=choice.zero >= 2),
@@ -461,6 +464,7 @@ def _accelerate(job: Job, choice: Choice) -> Launch:
     launch = _torch(
         job,
         choice,
+        "accelerate",
         keeper="accelerate" if choice.zero else "ddp",
         zero=cast(Zero, choice.zero),
         trainer=replace(_TRANSFORMERS, each_micro_batch=single),

@@ -471,7 +471,7 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
     ),
     # what a launch is refused for, whatever its degrees
     (
-        r"(?:Megatron-Core has no Adam with scales|states are offloaded|\S+ offloads ).*",
+        r"(?:\S+ has no (?:Adam with|ada)|states are offloaded|\S+ offloads |moments of ).*",
         lambda engine, job: job.training != Training(),
     ),
 )

@@ -10,10 +10,13 @@ import time
 
 import pytest
 
+from autopar.errors import InputError
 from search.commands import search as search_command
 from search.request import build_request
 from search.uniform.answer import answer, open_launches
 from search.uniform.choice import Choice
+from search.writing.place import Place
+from search.writing.written import written
 
 _SMALL = {"num-layers": "4", "global-batch-size": "64", "seq-length": "4096"}
 _DENSE = {"model": "llama3-8b", **_SMALL}
@@ -138,3 +141,68 @@ def test_the_rule_that_a_remedy_keeps_is_found_at_once(
     assert search_command.run([*words, "--seq-length", "4096", "--output-config-path", "none"]) == 2
     assert re.search(said, capsys.readouterr().err.replace("\n", " "))
     assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"engine": "torchtitan", "lora": "16"}, "torchtitan has no adapters"),
+        ({"engine": "torchtitan", "optimizer": "adam8bit"}, "has no Adam with scales of blocks"),
+        ({"engine": "torchtitan", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
+        ({"engine": "accelerate", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
+        ({"engine": "deepspeed", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
+        (
+            {"engine": "deepspeed", "offload-optimizer": "0.5", "zero": "1"},
+            "a share of the states with ZeRO-3 alone; --zero 3 does",
+        ),
+        (
+            {"engine": "megatron", "optimizer": "adam-bf16", "zero": "0"},
+            "of the distributed optimizer alone; --zero 1 or 3 do",
+        ),
+    ],
+)
+def test_what_a_trainer_does_not_train_is_an_input_error(
+    given: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {**_DENSE, "hardware": "h100:1x8", **given, "output-config-path": "none"}
+    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    assert search_command.run(words) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"engine": "megatron", "optimizer": "adam-bf16"},
+        {"engine": "megatron", "offload-optimizer": "0.5"},
+        {"engine": "megatron", "optimizer": "adam-bf16", "offload-optimizer": "1"},
+        {"engine": "torchtitan", "offload-optimizer": "1"},
+        {"engine": "deepspeed", "optimizer": "adam8bit"},
+        {"engine": "deepspeed", "offload-optimizer": "0.5"},
+        {"engine": "accelerate", "offload-optimizer": "1"},
+        {"engine": "accelerate", "lora": "16"},
+    ],
+)
+def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
+    """Nothing is lost, and nothing is refused when the files are read."""
+    asked = {**_SMALL, "model": "qwen3-8b", "num-layers": "36", "hardware": "h100:1x8", **given}
+    question = open_launches(build_request({**asked, "top": "0"}))
+    found = answer(question).best
+    assert found is not None
+    assert found.best is not None
+    place = Place(num_nodes=1, gpus_per_node=8, model="qwen3-8b")
+    files = written(found.best.launch, engine=found.engine.name, place=place)  # type: ignore[arg-type]
+    assert [one for one in files.losses if "vocab" not in one] == []
+
+
+def test_adapters_are_no_loss_beside_others() -> None:
+    """Megatron-LM would train all weights, in several times the memory."""
+    asked = {**_SMALL, "model": "llama3-8b", "num-layers": "32", "hardware": "h100:1x8"}
+    asked |= {"engine": "megatron", "lora": "16", "top": "0"}
+    found = answer(open_launches(build_request(asked))).best
+    assert found is not None
+    assert found.best is not None
+    place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
+    for engine in ("megatron", "megatron-bridge"):
+        with pytest.raises(InputError, match="would train all weights"):
+            written(found.best.launch, engine=engine, place=place)
