@@ -135,7 +135,9 @@ def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[st
     """
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     sharded = any(settings.get(f"{name}.use_megatron_fsdp") is True for name in ("ddp", "dist"))
-    if sharded or gpu.upper().startswith(("B2", "B3", "GB")):
+    beside = "overlap_moe_expert_parallel_comm"
+    several = any(settings.get(f"{name}.{beside}") is True for name in ("comm_overlap", "model"))
+    if sharded or several or gpu.upper().startswith(("B2", "B3", "GB")):
         return {**file.environment}
     return {name: "1", **file.environment}
 

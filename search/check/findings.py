@@ -238,6 +238,10 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     if setting.has("use-megatron-fsdp") or setting.has("use-torch-fsdp2"):
         if value == "1":
             yield f"{name} is 1, and fully sharded training needs another value or none"
+    elif setting.has("overlap-moe-expert-parallel-comm"):
+        # validate_args warns of both together
+        if value == "1":
+            yield f"{name} is 1, and nothing runs beside exchanges of experts so: 32 is usual"
     # validate_args of Megatron-LM asks for it on devices before Blackwell
     elif split and not gpu.upper().startswith(("B2", "B3", "GB")):
         if value is not None and value != "1":

@@ -70,15 +70,22 @@ FILL_IN = (
 """What the user has to know of the files."""
 
 
-def connections(*, split: bool, fully_sharded: bool) -> dict[str, str | None]:
+def connections(
+    *, split: bool, fully_sharded: bool, exchanges: bool = False
+) -> dict[str, str | None]:
     """Return the variable of CUDA's queues that ranks need.
 
     split : there are tensor or context ranks. fully_sharded : states are Megatron-FSDP's.
+    exchanges : those of experts run beside another micro-batch's compute.
     """
     # tensor and context parallelism need kernels of one queue in their order of launch, and
     # Megatron-FSDP must not have that, so that it is unset there
     if fully_sharded:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
+    if exchanges:
+        # behind one queue nothing runs beside anything; validate_args lets tensor ranks through
+        # then, and this is what the scripts of published runs have
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if split else {}
 
 

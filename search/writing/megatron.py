@@ -405,7 +405,11 @@ def environment_of(launch: Launch) -> dict[str, str | None]:
     degrees, software = launch.degrees, launch.software
     # `validate_args` asks for one queue on devices before Blackwell
     split = degrees.tp * degrees.cp > 1 and not software.gpu.upper().startswith(BLACKWELL)
-    found = connections(split=split, fully_sharded=launch.optimizer.sharding == "fsdp")
+    found = connections(
+        split=split,
+        fully_sharded=launch.optimizer.sharding == "fsdp",
+        exchanges=degrees.overlap_experts,
+    )
     if software.cublas_config is not None:
         found["CUBLAS_WORKSPACE_CONFIG"] = software.cublas_config
     if software.expandable_segments:

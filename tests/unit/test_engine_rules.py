@@ -206,3 +206,19 @@ def test_adapters_are_no_loss_beside_others() -> None:
     for engine in ("megatron", "megatron-bridge"):
         with pytest.raises(InputError, match="would train all weights"):
             written(found.best.launch, engine=engine, place=place)
+
+
+def test_exchanges_beside_compute_have_several_queues_of_the_device() -> None:
+    """Behind one queue, which tensor ranks have, they would wait for the products."""
+    asked = {**_SMALL, "model": "mixtral-8x7b", "num-layers": "32", "hardware": "h100:2x8"}
+    asked |= {"engine": "megatron", "tp": "2", "pp": "1", "ep": "8", "zero": "1", "top": "0"}
+    for beside, queues in (("--moe-overlap", "32"), ("--no-moe-overlap", "1")):
+        overlap = {"moe-overlap": beside == "--moe-overlap"}
+        found = answer(open_launches(build_request({**asked, **overlap}))).best
+        assert found is not None
+        assert found.best is not None
+        place = Place(num_nodes=2, gpus_per_node=8, model="mixtral-8x7b")
+        files = written(found.best.launch, engine="megatron", place=place).files
+        script = files["megatron_args.sh"]
+        assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in script
+        assert ("--overlap-moe-expert-parallel-comm" in script) is overlap["moe-overlap"]
