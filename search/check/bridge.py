@@ -127,6 +127,10 @@ def _unknown(file: BridgeFile, one: Ignored) -> Finding:
     return Finding(kind="not understood", text=text + did_you_mean(one.flag, sorted(names), 0.9))
 
 
+_RECIPES_OWN = {"NVTE_CPU_OFFLOAD_V1": "1"}
+"""What recipes with modules on the host set by themselves (`env_vars`)."""
+
+
 def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
     """Return the environment of the ranks: Bridge sets the number of connections by itself.
 
@@ -138,8 +142,8 @@ def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[st
     beside = "overlap_moe_expert_parallel_comm"
     several = any(settings.get(f"{name}.{beside}") is True for name in ("comm_overlap", "model"))
     if sharded or several or gpu.upper().startswith(("B2", "B3", "GB")):
-        return {**file.environment}
-    return {name: "1", **file.environment}
+        return {**_RECIPES_OWN, **file.environment}
+    return {name: "1", **_RECIPES_OWN, **file.environment}
 
 
 def _of_device(file: BridgeFile, asked: Asked) -> Iterator[str]:

@@ -248,6 +248,14 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
             yield f"{name} is {value}, and tensor or context parallelism needs 1 on {gpu}"
         elif value is None:
             yield f"{name} is not set here, and tensor or context parallelism needs 1 on {gpu}"
+    if setting.has("fine-grained-activation-offloading"):
+        old = environment.get("NVTE_CPU_OFFLOAD_V1")
+        if old != "1":
+            given = "not set here" if old is None else old
+            yield (
+                f"NVTE_CPU_OFFLOAD_V1 is {given}, and --fine-grained-activation-offloading needs 1 "
+                "from Transformer Engine 2.10 on"
+            )
     settings = " ".join(
         environment.get(key, "") for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )

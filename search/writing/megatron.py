@@ -412,6 +412,9 @@ def environment_of(launch: Launch) -> dict[str, str | None]:
     )
     if software.cublas_config is not None:
         found["CUBLAS_WORKSPACE_CONFIG"] = software.cublas_config
+    if launch.offload.modules:
+        # TransformerConfig asks for it from Transformer Engine 2.10 on: else weights go along
+        found["NVTE_CPU_OFFLOAD_V1"] = "1"
     if software.expandable_segments:
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return found

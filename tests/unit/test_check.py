@@ -351,6 +351,7 @@ def test_launches_that_ran_are_not_called_illegal(tmp_path: Path) -> None:
         ("8", "b200", None),
         ("1", "h100-80gb beside exchanges", "CUDA_DEVICE_MAX_CONNECTIONS is 1, and nothing runs"),
         ("32", "h100-80gb beside exchanges", None),
+        ("1", "h100-80gb offloading", "NVTE_CPU_OFFLOAD_V1 is not set here, and --fine-grained"),
     ],
 )
 def test_what_the_environment_has_to_say(
@@ -369,7 +370,9 @@ def test_what_the_environment_has_to_say(
         "--overlap-moe-expert-parallel-comm": True,
         "--pipeline-model-parallel-size": 1,
     }
-    arguments = {**LLAMA, **(mixture if beside else {})}
+    hosted = {"--fine-grained-activation-offloading": True, "--offload-modules": "core_attn"}
+    more = {"exchanges": mixture, "offloading": hosted}.get(beside.split(" ")[-1], {})
+    arguments = {**LLAMA, **more}
     path = written(tmp_path, {"MODEL_ARGS": arguments, "ENV_VARS": variables})
     found = [one.text for one in read_checked(path, world_size=64, gpu=gpu).findings]
     assert bool(found) == (said is not None)

@@ -222,3 +222,15 @@ def test_exchanges_beside_compute_have_several_queues_of_the_device() -> None:
         script = files["megatron_args.sh"]
         assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in script
         assert ("--overlap-moe-expert-parallel-comm" in script) is overlap["moe-overlap"]
+
+
+def test_modules_on_the_host_leave_weights_on_the_device() -> None:
+    """Transformer Engine from 2.10 on offloads these too, unless its first path is asked for."""
+    asked = {**_SMALL, "model": "llama3-8b", "num-layers": "32", "hardware": "h100:1x8"}
+    asked |= {"engine": "megatron", "offload-activations": "core_attn", "top": "0"}
+    found = answer(open_launches(build_request(asked))).best
+    assert found is not None
+    assert found.best is not None
+    place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
+    script = written(found.best.launch, engine="megatron", place=place).files["megatron_args.sh"]
+    assert "export NVTE_CPU_OFFLOAD_V1=1\n" in script
