@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autopar.errors import InputError
 from autopar.records import dataclass, replace
 from search.space import next_batch
-from search.uniform.answer import Question, target_of
+from search.uniform.answer import Question, joined_gpus, target_of
 from search.uniform.engines import EngineSpace
 from search.uniform.obstacle import obstacle
 
@@ -80,7 +80,8 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
             yield other.words, replace(question, job=replace(question.job, training=other))
     for factor in (2, 4, 8, 16):
         nodes = factor * question.num_nodes
-        job = replace(question.job, world=nodes * question.gpus_per_node)
+        world, domain = joined_gpus(question.card, nodes, question.gpus_per_node)
+        job = replace(question.job, world=world, domain=domain)
         if all(batch % factor == 0 for batch in job.global_batches):
             words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
             yield words, replace(question, job=job, num_nodes=nodes)

@@ -54,6 +54,7 @@ __all__ = [
     "Link",
     "estimate_hardware",
     "load_card",
+    "nodes_joined",
     "parse_hardware",
     "read_card",
     "require_node",
@@ -693,7 +694,7 @@ def estimate_hardware(
     world = num_nodes * gpus_per_node
     # degrees of a plan divide the world, so that no other group occurs
     degrees = [g for g in range(2, world + 1) if world % g == 0]
-    domain = gpus_per_node * _nodes_joined(device, num_nodes, gpus_per_node)
+    domain = gpus_per_node * nodes_joined(device, num_nodes, gpus_per_node)
     if site is not None:
         site.require_card(device)
     network = device.network if site is None else site.network(device.network)
@@ -736,7 +737,7 @@ def estimate_hardware(
     )
 
 
-def _nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
+def nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
     """Return how many whole nodes the links of one domain join, at least 1.
 
     Racks are as full as they can be equally full, such as 64 of 72 GPUs in each of two racks for

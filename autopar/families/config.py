@@ -70,9 +70,11 @@ def parse_hugging_face(
     family, text, part = data.get("model_type"), data, ""
     inner = data.get("text_config")
     # an unhashable value is no family
-    known = isinstance(family, str) and family in _FAMILIES
-    if not known and isinstance(inner, dict):
+    known = _is_family(family)
+    if isinstance(inner, dict) and (not known or _is_family(inner.get("model_type"))):
         family, text, part = inner.get("model_type"), inner, "-text"
+    elif isinstance(data.get("vision_config"), dict):
+        part = "-text"
     kind = _FAMILIES.get(family) if isinstance(family, str) else None
     if kind is None:
         raise _unknown(path, data)
@@ -93,6 +95,10 @@ def parse_hugging_face(
     if seq_length is not None:
         text = {_LENGTH: seq_length, **text}
     return validate_document(kind, path, text).spec(path, name + part)
+
+
+def _is_family(value: object) -> bool:
+    return isinstance(value, str) and value in _FAMILIES
 
 
 def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:

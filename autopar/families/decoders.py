@@ -288,7 +288,13 @@ DECODERS: dict[str, type[Config]] = {
     "olmo3": _Olmo3,
     "phi3": _Phi3,
     "qwen2": Qwen2,
+    # of models that see pictures; first files have all keys at the top
+    "qwen2_5_vl": Qwen2,
+    "qwen2_5_vl_text": Qwen2,
+    "qwen2_vl": Qwen2,
+    "qwen2_vl_text": Qwen2,
     "qwen3": Qwen3,
+    "qwen3_vl_text": Qwen3,
     "seed_oss": _SeedOss,
     "smollm3": _SmolLm3,
 }

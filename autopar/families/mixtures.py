@@ -35,6 +35,18 @@ class _Mixtral(Mistral):
         )
 
 
+class _MiniMaxM2(_Mixtral):
+    """One norm of all queries and of all keys; half of every head turns."""
+
+    base = None
+
+    use_qk_norm: Switch | None = None
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        norms = self.use_qk_norm is not False
+        return replace(super().layer(path, place), qk_norms=norms, wide_qk_norms=norms)
+
+
 class _GptOss(_Mixtral):
     """Biases everywhere, a trained score in each softmax, a window in every second layer."""
 
@@ -123,6 +135,9 @@ class _Behind(Decoder):
 
     mixture = True
     keys: ClassVar = {**Config.keys, "num_experts": "n_routed_experts"}
+    dense: ClassVar[int] = 0
+    shared: ClassVar[int] = 0
+    """What a family has of both where its file is silent."""
 
     n_routed_experts: Whole
     n_shared_experts: WholeOrZero | None = None
@@ -134,16 +149,38 @@ class _Behind(Decoder):
 
     def layer(self, path: Path, place: int) -> LayerSpec:
         layer = super().layer(path, place)
-        every = self.moe_layer_freq if isinstance(self.moe_layer_freq, int) else 1
-        if place < (self.first_k_dense_replace or 0) or place % max(1, every):
+        first = self._said("first_k_dense_replace", self.dense)
+        shared = self._said("n_shared_experts", self.shared)
+        if place < first or not self._turn(path, place):
             return layer
         return replace(
             layer,
             ffn_hidden_size=self.moe_intermediate_size,
             num_experts=self.n_routed_experts,
             experts_per_token=self.num_experts_per_tok,
-            shared_expert_width=(self.n_shared_experts or 0) * self.moe_intermediate_size,
+            shared_expert_width=shared * self.moe_intermediate_size,
         )
+
+    def _said(self, key: str, silent: int) -> int:
+        """Return a number of the file; null is none of them, another than a missing key."""
+        return int(getattr(self, key) or 0) if key in self.model_fields_set else silent
+
+    def _turn(self, path: Path, place: int) -> bool:
+        """Return whether a layer has experts by its number alone."""
+        turns = self.moe_layer_freq
+        if turns is None:
+            return True
+        if type(turns) is int and turns > 0:
+            return place % turns == 0
+        listed = isinstance(turns, list) and len(turns) == self.num_hidden_layers
+        if not listed or any(turn not in (0, 1) for turn in turns):
+            raise DocumentError(
+                path,
+                f"expected a whole number above 0, or 0 or 1 for each of {self.num_hidden_layers} "
+                "layers",
+                key="moe_layer_freq",
+            )
+        return bool(turns[place])
 
     def beside(self) -> dict[str, Any]:
         return {"mtp_layers": self.num_nextn_predict_layers or 0}
@@ -176,11 +213,22 @@ class _Deepseek(_Behind):
         return None
 
 
+class _DeepseekV2(_Deepseek):
+    shared = 2
+
+
+class _DeepseekV3(_Deepseek):
+    dense = 3
+    shared = 1
+
+
 class _Glm4Moe(_Behind):
     """Half of every head turns; norms of queries and keys where they are said."""
 
     base = None
     said_biases = True
+    dense = 1
+    shared = 1
 
     use_qk_norm: Switch | None = None
 
@@ -228,15 +276,18 @@ class _Llama4(Decoder):
 
 
 MIXTURES: dict[str, type[Config]] = {
-    "deepseek_v2": _Deepseek,
-    "deepseek_v3": _Deepseek,
+    "deepseek_v2": _DeepseekV2,
+    "deepseek_v3": _DeepseekV3,
     "glm4_moe": _Glm4Moe,
+    "glm4v_moe_text": _Glm4Moe,
     "gpt_oss": _GptOss,
     "kimi_k2": _Deepseek,
     "llama4_text": _Llama4,
+    "minimax_m2": _MiniMaxM2,
     "mixtral": _Mixtral,
     "olmoe": _Olmoe,
     "qwen2_moe": _Qwen2Moe,
     "qwen3_moe": _Qwen3Moe,
+    "qwen3_vl_moe_text": _Qwen3Moe,
 }
 """By `model_type`."""

@@ -127,6 +127,10 @@ def _unknown(file: BridgeFile, one: Ignored) -> Finding:
     return Finding(kind="not understood", text=text + did_you_mean(one.flag, sorted(names), 0.9))
 
 
+_RECIPES_OWN = {"NVTE_CPU_OFFLOAD_V1": "1"}
+"""What recipes with modules on the host set by themselves (`env_vars`)."""
+
+
 def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
     """Return the environment of the ranks: Bridge sets the number of connections by itself.
 
@@ -135,11 +139,11 @@ def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[st
     """
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     sharded = any(settings.get(f"{name}.use_megatron_fsdp") is True for name in ("ddp", "dist"))
+    beside = "overlap_moe_expert_parallel_comm"
+    several = any(settings.get(f"{name}.{beside}") is True for name in ("comm_overlap", "model"))
     if sharded or gpu.upper().startswith(BLACKWELL):
-        return {**file.environment}
-    if settings.get("comm_overlap.overlap_moe_expert_parallel_comm") is True:
-        return {name: "32", **file.environment}
-    return {name: "1", **file.environment}
+        return {**_RECIPES_OWN, **file.environment}
+    return {name: "32" if several else "1", **_RECIPES_OWN, **file.environment}
 
 
 def _of_device(file: BridgeFile, asked: Asked) -> Iterator[str]:

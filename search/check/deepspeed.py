@@ -145,6 +145,10 @@ def broken_of_deepspeed(
             yield f"zero_optimization.{key} is no key of DeepSpeed, which refuses others there"
     if _on(values, "zero_optimization.legacy_stage1"):
         yield "zero_optimization.legacy_stage1 is refused since DeepSpeed 0.5.9"
+    tp = values.get("tensor_parallel.autotp_size")
+    if isinstance(tp, int) and tp > 1 and _stage(values) == 3:
+        # `_configure_tensor_parallel_states` of runtime/engine.py
+        yield f"tensor_parallel.autotp_size({tp}) needs zero_optimization.stage 2 at most"
     bucket = values.get("zero_optimization.allgather_bucket_size")
     if isinstance(bucket, int) and bucket % 2 and _stage(values) in (1, 2):
         yield f"zero_optimization.allgather_bucket_size({bucket}) % 2 = 1 != 0"

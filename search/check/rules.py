@@ -376,6 +376,8 @@ _TABLE: tuple[tuple[_Broken, str], ...] = (
      "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm"),
     (lambda s: s.has("use-precision-aware-optimizer") and not s.has("use-distributed-optimizer"),
      "--use-precision-aware-optimizer needs --use-distributed-optimizer"),
+    (lambda s: s.has("optimizer-cpu-offload") and not s.has("use-precision-aware-optimizer"),
+     "--optimizer-cpu-offload needs --use-precision-aware-optimizer"),
     (lambda s: not s.has("use-precision-aware-optimizer") and any(
         s.text(flag) not in ("", "fp32") for flag in _STATES),
      "other precisions of the optimizer's states than fp32 need --use-precision-aware-optimizer"),

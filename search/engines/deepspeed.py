@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from autopar.plans import Plan
+from autopar.plans import LayerStrategy, Plan
 from search.engines.job import (
     EVERY_MICROBATCH,
     MODEL_GRADIENTS,
@@ -31,6 +31,7 @@ from search.engines.job import (
     torchrun,
 )
 from search.engines.nearest import (
+    DataMode,
     Reach,
     keeps_whole_sequences,
     kv_heads_problems,
@@ -45,11 +46,23 @@ __all__ = ["SPACE", "VERSION", "lower", "zero_stage"]
 VERSION = "0.19.8"
 _FILE = "autopar_deepspeed.json"
 _TITLE = "DeepSpeed"
+
+
+def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
+    # `_configure_tensor_parallel_states` of engine.py asserts a stage of 2 at most
+    return "zero2" if mode == "zero3" and shape.tp > 1 and not shape.ulysses else mode
+
+
 _REACH = Reach(
     title=_TITLE,
     ulysses=True,
+    data_mode=_data_mode,
     problems=kv_heads_problems,
-    reasons={"use_sp": "has either tensor or Ulysses parallelism for all layers"},
+    reasons={
+        "use_sp": "has either tensor or Ulysses parallelism for all layers",
+        "dp_types_enc": "has no ZeRO-3 beside tensor groups",
+        "embed_sdp": "has no ZeRO-3 beside tensor groups",
+    },
 )
 
 

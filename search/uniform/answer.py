@@ -38,6 +38,7 @@ __all__ = [
     "answer",
     "better_batch",
     "evaluated",
+    "joined_gpus",
     "open_launches",
     "target_of",
 ]
@@ -166,7 +167,8 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
     for name, typed in of_experts.items():
         if model.experts is None and typed:
             raise OptionError(f"--{name}: {spec.name} has no experts; leave it out")
-    world, seq = nodes * per_node, spec.layers[0].seq_length
+    world, domain = joined_gpus(card, nodes, per_node)
+    seq = spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():
         batches = global_batches(options)
     else:
@@ -192,6 +194,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
             global_batches=batches,
             world=world,
             gpu=card.name,
+            domain=domain,
             skew=request.degrees.moe_skew,
             training=training_of(request.degrees),
         ),
@@ -208,6 +211,13 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         price=request.output.price,
         assumed=tuple(assumed),
     )
+
+
+def joined_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
+    """Return the GPUs of a cluster, and how many neighbours its links join."""
+    from autopar.estimate.card import nodes_joined
+
+    return nodes * per_node, per_node * nodes_joined(card, nodes, per_node)
 
 
 def _fixed(request: Request) -> Fixed:

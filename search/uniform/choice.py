@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Literal, TypeVar, cast, get_args
 
+from autopar.errors import InputError
 from autopar.memory.launch import Chunk, Launch, Recompute
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.plans import Module
@@ -256,24 +257,50 @@ class Training:
         return " ".join(found)
 
 
-def trained(launch: Launch, training: Training) -> Launch:
+_LACKS: dict[str, dict[str, str]] = {
+    "torchtitan": {
+        "adam-bf16": "moments of Adam in 16 bits are Megatron-Core's",
+        "adam8bit": "torchtitan has no Adam with scales of blocks",
+        "lora": "torchtitan has no adapters",
+    },
+    "deepspeed": {"adam-bf16": "moments of Adam in 16 bits are Megatron-Core's"},
+    "accelerate": {"adam-bf16": "moments of Adam in 16 bits are Megatron-Core's"},
+}
+"""What trainers do not have of a training, in a sentence; the rest is refused by their launches."""
+
+
+def trained(launch: Launch, training: Training, engine: str) -> Launch:
     """Return a launch that trains so; raises InputError where its trainer does not."""
     if training == Training():
         return launch
+    lacks = _LACKS.get(engine, {})
+    asked = [training.optimizer, *(["lora"] if training.lora_rank is not None else [])]
+    for word in asked:
+        if word in lacks:
+            raise InputError(lacks[word])
     optimizer = launch.optimizer
     if training.optimizer == "adam-bf16":
-        optimizer = replace(optimizer, moments_bytes=4)
+        if optimizer.sharding == "none":
+            # validate_args of Megatron-LM
+            raise InputError("moments of 16 bits are of the distributed optimizer alone")
+        # where both are on the device, fp32 weights lose what bf16 ones have of them
+        whole = training.offload or optimizer.sharding != "distributed"
+        optimizer = replace(optimizer, moments_bytes=4, master_bytes=4 if whole else 2)
     elif training.optimizer == "adam8bit":
         optimizer = replace(optimizer, kind="adam8bit")
     if training.offload:
-        trainer = launch.trainer
-        deepspeed = trainer is not None and trainer.keeper == "deepspeed"
+        deepspeed, megatron = engine == "deepspeed", launch.trainer is None
+        if deepspeed and training.offload < 1 and optimizer.sharding != "fsdp":
+            # `ratio` of offload_optimizer
+            raise InputError("DeepSpeed offloads a share of the states with ZeRO-3 alone")
         optimizer = replace(
             optimizer,
             offload=training.offload,
-            # DeepSpeed's master weights go with the moments, FSDP's weights with everything
-            offload_master=deepspeed,
-            offload_weights=trainer is not None and not deepspeed,
+            # Megatron-LM has the host's optimizer beside the precision-aware one alone, which takes
+            # fp32 weights along
+            offload_master=True,
+            # FSDP's weights go with everything
+            offload_weights=not megatron and not deepspeed,
         )
     adapters = None
     if training.lora_rank is not None:

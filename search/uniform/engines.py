@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 from autopar.errors import InputError
 from autopar.memory.launch import (
+    AMPERE,
     BLACKWELL,
     HOPPER,
     AttentionKernel,
@@ -65,6 +66,8 @@ class Job:
     world: int
     gpu: str
     """Kind of device, by its card's name."""
+    domain: int | None = None
+    """Neighbouring GPUs that links join without the network; None: all."""
     skew: float | None = None
     """Tokens of the busiest expert rank over the mean, in the times of a step; None: even."""
     training: Training = Training()
@@ -99,17 +102,20 @@ class EngineSpace:
     """Returns what of a layer can wait on the host, nothing first."""
     precisions: Callable[[str], tuple[Precision, ...]]
     """Returns those that it has on a device."""
-    dispatchers: tuple[Dispatcher, ...]
+    dispatchers: Callable[[str], tuple[Dispatcher, ...]]
+    """Returns those that it has on a device, the plain one first."""
     compiled: bool = False
     """Its layers are compiled; others of its variants are not."""
     overlaps_experts: bool
-    overlaps_tensor: bool
-    """Products can run beside the transfers of tensor ranks."""
+    overlaps_tensor: Callable[[Job, int], bool]
+    """Returns whether products can run beside the transfers of so many tensor ranks."""
     any_layout: bool
     """Layers can be placed on stages as one likes."""
     launch: Callable[[Job, Choice], Launch]
+    attention: Callable[[Job, Choice], Iterator[str]]
+    """Yields what it refuses of tensor and context ranks, whatever else is chosen."""
     refused: Callable[[Job, Choice], Iterator[str]]
-    """Yields what it refuses of a choice whose degrees divide."""
+    """Yields what it refuses of a choice whose degrees divide, of its attention first."""
     left_out: tuple[str, ...]
     """What it can run and a search does not choose, with the option that lets it in, if any."""
 
@@ -162,6 +168,14 @@ def _precisions(gpu: str) -> tuple[Precision, ...]:
     return ("bf16",)
 
 
+def _alltoall(gpu: str) -> tuple[Dispatcher, ...]:
+    return ("alltoall",)
+
+
+def _never(job: Job, tp: int) -> bool:
+    return False
+
+
 # --------------------------------------------------------------------------------------------------
 # Megatron-LM
 
@@ -174,6 +188,26 @@ def overlaps_one(gpu: str) -> bool:
     32 (`PerfEnvPlugin` of Megatron-Bridge's scripts/performance, `validate_args` of Megatron-LM).
     """
     return not gpu.upper().startswith(BLACKWELL)
+
+
+def _nvlinked(gpu: str) -> bool:
+    """Return whether a device has the links that kernels of NVIDIA's libraries write through."""
+    name = gpu.upper()
+    return name.startswith((*BLACKWELL, *HOPPER, *AMPERE)) and "PCIE" not in name
+
+
+def _userbuffers(job: Job, tp: int) -> bool:
+    """Return whether tensor ranks write into one another's memory, as Transformer Engine does."""
+    joined = job.domain is None or job.world <= job.domain or job.domain % tp == 0
+    return tp > 1 and _nvlinked(job.gpu) and joined
+
+
+def _megatron_dispatchers(gpu: str) -> tuple[Dispatcher, ...]:
+    """Return the dispatchers of a device: DeepEP's and HybridEP's kernels are of Ampere and later.
+
+    `validate_flex_dispatcher_backend` of Megatron-Bridge.
+    """
+    return ("alltoall", "flex") if _nvlinked(gpu) else ("alltoall",)
 
 
 def _megatron_modules(model: Model) -> tuple[str, ...]:
@@ -225,7 +259,7 @@ def _subsets(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from combinations(items, size)
 
 
-def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
+def _megatron_attention(job: Job, choice: Choice) -> Iterator[str]:
     model = job.model
     groups = model.attention.groups
     if model.attention.latent is None and groups % choice.tp and choice.tp % groups:
@@ -235,13 +269,6 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
     pieces = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
     if job.seq % pieces:
         yield f"sequence({job.seq}) % (tp * 2 cp)({pieces}) = {job.seq % pieces} != 0"
-    if choice.tp_overlap and choice.tp == 1:
-        yield "--tp-comm-overlap needs tensor ranks"
-    if choice.tp_overlap and choice.overlap_experts and overlaps_one(job.gpu):
-        yield (
-            "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of "
-            f"CUDA_DEVICE_MAX_CONNECTIONS on {job.gpu}, 1 and 32"
-        )
     if choice.cp > 1 and choice.cp_kind == "a2a":
         # Transformer Engine's AttnFuncWithCPAndQKVOA2A
         for heads, name in ((model.attention.heads, "heads"), (groups, "heads of keys and values")):
@@ -253,6 +280,20 @@ def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
     if choice.cp > 1 and choice.cp_kind == "ring" and model.attention.window is not None:
         # attn_forward_func_with_cp
         yield "attention with a window has no rings"
+
+
+def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    model = job.model
+    yield from _megatron_attention(job, choice)
+    if choice.tp_overlap and choice.tp == 1:
+        yield "--tp-comm-overlap needs tensor ranks"
+    elif choice.tp_overlap and not _userbuffers(job, choice.tp):
+        yield f"--tp-comm-overlap: no memory of {choice.tp} {job.gpu} is joined by NVLink"
+    if choice.tp_overlap and choice.overlap_experts and overlaps_one(job.gpu):
+        yield (
+            "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of "
+            f"CUDA_DEVICE_MAX_CONNECTIONS on {job.gpu}, 1 and 32"
+        )
     if model.experts is not None:
         if model.experts.ffn % choice.etp:
             rest = model.experts.ffn % choice.etp
@@ -308,7 +349,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
         attention_masks=False,
         tensor_overlap=choice.tp_overlap,
     )
-    return trained(launch, job.training)
+    return trained(launch, job.training, "megatron")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -316,7 +357,7 @@ def _megatron(job: Job, choice: Choice) -> Launch:
 
 
 def _torch(
-    job: Job, choice: Choice, *, keeper: Keeper, zero: Zero, trainer: TorchTrainer
+    job: Job, choice: Choice, engine: str, *, keeper: Keeper, zero: Zero, trainer: TorchTrainer
 ) -> Launch:
     kernel: AttentionKernel = "flash"
     own = replace(
@@ -331,7 +372,8 @@ def _torch(
     )
     launch = Launch(
         name=job.name,
-        model=job.model,
+        # rows of the vocabulary are made divisible by Megatron's tensor ranks alone
+        model=replace(job.model, vocab_divisor=1),
         degrees=_degrees(job, choice),
         seq=job.seq,
         micro_batch=choice.micro_batch,
@@ -344,7 +386,7 @@ def _torch(
         software=Software(gpu=job.gpu, attention=kernel),
         trainer=own,
     )
-    return trained(launch, job.training)
+    return trained(launch, job.training, engine)
 
 
 def _torchtitan(job: Job, choice: Choice) -> Launch:
@@ -352,6 +394,7 @@ def _torchtitan(job: Job, choice: Choice) -> Launch:
     return _torch(
         job,
         choice,
+        "torchtitan",
         keeper="torchtitan" if choice.zero else "ddp",
         zero=cast(Zero, choice.zero),
         trainer=TorchTrainer(
@@ -364,7 +407,7 @@ def _torchtitan(job: Job, choice: Choice) -> Launch:
     )
 
 
-def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
+def _torchtitan_attention(job: Job, choice: Choice) -> Iterator[str]:
     model = job.model
     groups = model.attention.groups
     if choice.tp > 1 and model.attention.latent is None and groups % choice.tp:
@@ -375,9 +418,17 @@ def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
     unit = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
     if job.seq % unit:
         yield f"seq_len({job.seq}) % (tp * 2 cp)({unit}) = {job.seq % unit} != 0"
+
+
+def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    model = job.model
+    yield from _torchtitan_attention(job, choice)
     if choice.pp > 1 and model.tied:
         yield "tied embeddings have no pipeline"
     shard = job.world // (choice.tp * choice.pp * choice.dp_replicate)
+    if choice.zero and shard == 1 < choice.tp * choice.pp:
+        # `maybe_enable_amp` of distributed/utils.py
+        yield "beside tensor and pipeline ranks alone (dp_shard * cp = 1) it computes in fp32"
     if choice.zero == 0 and (choice.tp * choice.pp > 1 or choice.cp > 1):
         yield "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
     if model.experts is not None and choice.ep > 1:
@@ -393,14 +444,25 @@ def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
         yield "without expert ranks tensor ranks split the experts"
 
 
-def _plain_refuses(job: Job, choice: Choice) -> Iterator[str]:
-    if job.model.experts is not None and choice.etp != choice.tp:
-        yield "it has no degrees of experts of their own"
+def _plain_attention(job: Job, choice: Choice) -> Iterator[str]:
     heads = job.model.attention.groups
     if heads % choice.tp:
         yield f"heads of keys and values({heads}) % tp({choice.tp}) = {heads % choice.tp} != 0"
     if job.model.attention.latent is not None:
         yield "layers of transformers with latent attention keep activations that nobody counts"
+
+
+def _plain_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    yield from _plain_attention(job, choice)
+    if job.model.experts is not None and choice.etp != choice.tp:
+        yield "it has no degrees of experts of their own"
+
+
+def _deepspeed_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    yield from _plain_refuses(job, choice)
+    if choice.zero == 3 and choice.tp > 1:
+        # `_configure_tensor_parallel_states` of runtime/engine.py
+        yield f"ZeRO-3 has no tensor ranks beside it, and tp is {choice.tp}"
 
 
 def _accelerate_refuses(job: Job, choice: Choice) -> Iterator[str]:
@@ -419,6 +481,7 @@ def _deepspeed(job: Job, choice: Choice) -> Launch:
     launch = _torch(
         job,
         choice,
+        "deepspeed",
         keeper="deepspeed",
         zero=cast(Zero, choice.zero),
         trainer=replace(_TRANSFORMERS, each_micro_batch=choice.zero >= 2),
@@ -431,6 +494,7 @@ def _accelerate(job: Job, choice: Choice) -> Launch:
     launch = _torch(
         job,
         choice,
+        "accelerate",
         keeper="accelerate" if choice.zero else "ddp",
         zero=cast(Zero, choice.zero),
         trainer=replace(_TRANSFORMERS, each_micro_batch=single),
@@ -466,11 +530,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         blocks=True,
         offload=_megatron_offload,
         precisions=_precisions,
-        dispatchers=("alltoall", "flex"),
+        dispatchers=_megatron_dispatchers,
         overlaps_experts=True,
-        overlaps_tensor=True,
+        overlaps_tensor=_userbuffers,
         any_layout=True,
         launch=_megatron,
+        attention=_megatron_attention,
         refused=_megatron_refuses,
         left_out=(
             "CUDA graphs, whose memory nobody has counted",
@@ -496,11 +561,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         blocks=False,
         offload=_no_offload,
         precisions=lambda gpu: tuple(p for p in _precisions(gpu) if p in ("bf16", "fp8", "mxfp8")),
-        dispatchers=("alltoall",),
+        dispatchers=_alltoall,
         overlaps_experts=False,
-        overlaps_tensor=False,
+        overlaps_tensor=_never,
         any_layout=True,
         launch=_torchtitan,
+        attention=_torchtitan_attention,
         refused=_torchtitan_refuses,
         left_out=(
             "asynchronous tensor parallelism of compiled layers",
@@ -524,12 +590,13 @@ ENGINES: tuple[EngineSpace, ...] = (
         blocks=False,
         offload=_no_offload,
         precisions=lambda gpu: ("bf16",),
-        dispatchers=("alltoall",),
+        dispatchers=_alltoall,
         overlaps_experts=False,
-        overlaps_tensor=False,
+        overlaps_tensor=_never,
         any_layout=False,
         launch=_deepspeed,
-        refused=_plain_refuses,
+        attention=_plain_attention,
+        refused=_deepspeed_refuses,
         left_out=("pipelines", "Ulysses, which is not priced", _BY_LAYER),
     ),
     EngineSpace(
@@ -547,11 +614,12 @@ ENGINES: tuple[EngineSpace, ...] = (
         blocks=False,
         offload=_no_offload,
         precisions=lambda gpu: ("bf16",),
-        dispatchers=("alltoall",),
+        dispatchers=_alltoall,
         overlaps_experts=False,
-        overlaps_tensor=False,
+        overlaps_tensor=_never,
         any_layout=False,
         launch=_accelerate,
+        attention=_plain_attention,
         refused=_accelerate_refuses,
         left_out=("torch.compile", "Ulysses, which is not priced", _BY_LAYER),
     ),

@@ -337,7 +337,7 @@ def _adapted(
 
     Raises UnsupportedError where ranks themselves are among it.
     """
-    model = question.job.model
+    model, gpu = question.job.model, question.job.gpu
     ranks = {
         "pipeline stages": (choice.pp, bool(space.schedules)),
         "context ranks": (choice.cp, bool(space.context)),
@@ -377,7 +377,7 @@ def _adapted(
         choice = replace(choice, zero=zero)
     if choice.dp_replicate > 1 and choice.zero not in space.replicated:
         yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of ZeRO-{choice.zero}: one"
-    if choice.tp_overlap and not space.overlaps_tensor:
+    if choice.tp_overlap and not space.overlaps_tensor(question.job, choice.tp):
         yield {"tp_overlap": False}, "transfers of tensor ranks beside products"
     known = space.recompute(model)
     if choice.recompute not in known and not (
@@ -387,11 +387,11 @@ def _adapted(
         yield {"recompute": FULL}, f"recomputation of {choice.recompute}: full"
     if choice.offload != NONE and space.offload(model) == (NONE,):
         yield {"offload": NONE}, "activations of modules on the host: they stay on the device"
-    if choice.precision not in space.precisions(question.job.gpu):
+    if choice.precision not in space.precisions(gpu):
         yield {"precision": "bf16"}, f"{choice.precision} products: bf16"
     if choice.compiled and not any(one.compiled for one in variants(space)):
         yield {"compiled": False}, "torch.compile"
-    if choice.dispatcher not in space.dispatchers and choice.ep > 1:
-        yield {"dispatcher": space.dispatchers[0]}, f"{choice.dispatcher} dispatcher"
+    if choice.dispatcher not in space.dispatchers(gpu) and choice.ep > 1:
+        yield {"dispatcher": space.dispatchers(gpu)[0]}, f"{choice.dispatcher} dispatcher"
     if choice.overlap_experts and not space.overlaps_experts:
         yield {"overlap_experts": False}, "exchanges of experts beside another micro-batch"

@@ -41,13 +41,14 @@ _ORDER = (
         "pp",
         "tp",
         "cp",
+        "cp_kind",
         "dp",
         "schedule",
         "vpp",
         "global_batch",
     ),
     *("micro_batch", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
-    *("tp_overlap", "cp_kind", "dp_replicate"),
+    *("tp_overlap", "dp_replicate"),
 )
 """In which values are tried: what many rules are of comes first."""
 _NEAREST = 2
@@ -66,7 +67,9 @@ def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> str | None:
     # what a trainer does not do at all is no fault of the degrees
     whatever = _Trial(engine, job, Fixed(precision=engine.precisions(job.gpu))).failure()
     failure = whatever or failure
-    return failure.sentence + _remedy(engine, job, fixed, failure)
+    name, remedy = _remedy(engine, job, fixed, failure)
+    # a remedy is of the rule that it keeps
+    return (failure.said[name] if name else failure.sentence) + remedy
 
 
 # --------------------------------------------------------------------------------------------------
@@ -286,8 +289,8 @@ def _even(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
 def _dispatched(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     dispatcher, ep = values["dispatcher"], values["ep"]
     # without ranks of experts there is nothing to dispatch
-    if ep > 1 and dispatcher not in engine.dispatchers:
-        yield f"{engine.title} has no {dispatcher} dispatcher, and ep is {ep}"
+    if ep > 1 and dispatcher not in engine.dispatchers(job.gpu):
+        yield f"{engine.title} has no {dispatcher} dispatcher on {job.gpu}, and ep is {ep}"
 
 
 def _overlapped(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
@@ -296,8 +299,8 @@ def _overlapped(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]
 
 
 def _beside(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    if values["tp_overlap"] and values["tp"] > 1 and not engine.overlaps_tensor:
-        yield f"{engine.title} does not send beside products, and tp is {values['tp']}"
+    if values["tp_overlap"] and values["tp"] > 1 and not engine.overlaps_tensor(job, values["tp"]):
+        yield f"{engine.title} does not send beside products of tp {values['tp']} on {job.gpu}"
 
 
 def _exchanged(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
@@ -305,6 +308,11 @@ def _exchanged(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     # without context ranks there is nothing to exchange
     if cp > 1 and kind not in engine.context:
         yield f"{engine.title} has no {kind} of context ranks, and cp is {cp}"
+
+
+def _attention(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
+    kept = {name: values[name] for name in ("tp", "cp", "cp_kind")}
+    yield from engine.attention(job, Choice(**kept))
 
 
 def _copies(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
@@ -369,6 +377,7 @@ _RULES = (
     _Rule(names=("overlap_experts", "ep"), broken=_overlapped),
     _Rule(names=("tp_overlap", "tp"), broken=_beside),
     _Rule(names=("cp_kind", "cp"), broken=_exchanged),
+    _Rule(names=("tp", "cp", "cp_kind"), broken=_attention),
     _Rule(names=("dp_replicate", "zero"), broken=_copies),
     _Rule(names=("dp_replicate", "dp", "cp"), broken=_copies_of_ranks),
     _Rule(names=("dp_replicate", "ep", "etp", "pp"), broken=_copies_of_experts),
@@ -426,6 +435,8 @@ class _Failure:
     """The rule that the combination which keeps the most rules breaks."""
     given: tuple[str, ...]
     """What somebody has fixed of that rule, and of all others that were broken, in this order."""
+    said: Mapping[str, str]
+    """The same of the rules with each of these that were broken."""
 
 
 class _Trial:
@@ -446,7 +457,8 @@ class _Trial:
         self.deepest = -1
         self.sentence = ""
         self.names: tuple[str, ...] = ()
-        self.broken: dict[str, None] = {}
+        self.broken: dict[str, tuple[int, str, tuple[str, ...]]] = {}
+        """Value -> the deepest place, the sentence and the values of a rule of it."""
 
     def _asked(self, place: int, rules: Sequence[_Rule]) -> list[_Rule]:
         """Return the rules that can be asked once the value at a place is there."""
@@ -465,12 +477,23 @@ class _Trial:
         given = [name for name in dict.fromkeys((*self.names, *others)) if name in self.fixed]
         # there is always a batch, and who says degrees means them
         given.sort(key=lambda name: name == "global_batch")
-        said = {*self.names} & {name for name in _ORDER if _has_word(self.sentence, name)}
+        sentence = self._whole(self.sentence, self.names)
+        made = {part for name in self.names for part in _NEEDS.get(name, ())}
+        said = {
+            name: sentence
+            if name in made.union(self.names)
+            else self._whole(*self.broken[name][1:])
+            for name in given
+        }
+        return _Failure(sentence=sentence, given=tuple(given), said=said)
+
+    def _whole(self, sentence: str, names: Sequence[str]) -> str:
+        """Return a sentence with the free values that were tried in vain."""
+        said = {*names} & {name for name in _ORDER if _has_word(sentence, name)}
         if "dp" in said and "dp" not in self.fixed:
             said |= {*_NEEDS["dp"]}
         free = [_option(name) for name in _ORDER if name in said - {"dp", *self.fixed}]
-        helps = f", and no other {' or '.join(free)} helps" if free else ""
-        return _Failure(sentence=self.sentence + helps, given=tuple(given))
+        return sentence + (f", and no other {' or '.join(free)} helps" if free else "")
 
     def _blamed(self, place: int) -> set[str] | None:
         """Return the values before a place that leave nothing behind it; None: something is."""
@@ -495,9 +518,12 @@ class _Trial:
             sentence = next(rule.broken(self.engine, self.job, self.values), None)
             if sentence is not None:
                 names = [name for name in rule.names if name in self.values]
-                self.broken.update(dict.fromkeys(names))
+                found = place, sentence, tuple(names)
+                for name in names:
+                    if place > self.broken.get(name, (-1,))[0]:
+                        self.broken[name] = found
                 if place > self.deepest:
-                    self.deepest, self.sentence, self.names = place, sentence, tuple(names)
+                    self.deepest, self.sentence, self.names = found
                 return {*names}
         return None
 
@@ -556,7 +582,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
         "zero": engine.zero,
         "schedule": engine.schedules or ("1f1b",),
         "precision": engine.precisions(job.gpu),
-        "dispatcher": engine.dispatchers,
+        "dispatcher": engine.dispatchers(job.gpu),
         "overlap_experts": (False, True),
         "tp_overlap": (False, True),
         "cp_kind": engine.context or ("ring",),
@@ -603,8 +629,13 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     return f"--{names.get(name, name.replace('_', '-'))} {' or '.join(texts)}".rstrip()
 
 
-def _remedy(engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure) -> str:
-    """Return the nearest values of one option with which there is a launch, else what to drop."""
+def _remedy(
+    engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure
+) -> tuple[str | None, str]:
+    """Return the nearest values of one option with which there is a launch, else what to drop.
+
+    In front of it the value that the option is of, where it is one.
+    """
     for name in failure.given:
         found: list[Any] = []
         for value in _near(engine, job, name, _fixed(job, fixed)[name]):
@@ -613,18 +644,18 @@ def _remedy(engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure) -> s
             if len(found) == _NEAREST:
                 break
         if found:
-            return f"; {_typed(name, found)} {'does' if len(found) == 1 else 'do'}"
+            return name, f"; {_typed(name, found)} {'does' if len(found) == 1 else 'do'}"
     dropped: list[str] = []
     left: _Failure | None = failure
     while left is not None:
         droppable = [name for name in left.given if name not in ("precision", "global_batch")]
         if not droppable:
-            return ""  # it is no trainer of such a job
+            return None, ""  # it is no trainer of such a job
         dropped.append(_typed(droppable[0], ()))
         free: Any = {droppable[0]: None}
         fixed = replace(fixed, **free)
         left = _Trial(engine, job, fixed, _SURELY).failure()
-    return f"; leave {' and '.join(dropped)} out"
+    return None, f"; leave {' and '.join(dropped)} out"
 
 
 def _with(job: Job, fixed: Fixed, name: str, value: Any) -> tuple[Job, Fixed]:

@@ -192,8 +192,8 @@ class Openings:
         )
 
     def _overlapped(self, tp: int, experts: bool) -> tuple[bool, ...]:
-        may = self.engine.overlaps_tensor and not (experts and overlaps_one(self.job.gpu))
-        both = (False, True) if tp > 1 and may else (False,)
+        may = self.engine.overlaps_tensor(self.job, tp)
+        both = (False, True) if may and not (experts and overlaps_one(self.job.gpu)) else (False,)
         wanted = self.fixed.tp_overlap
         # without tensor ranks there is nothing to send
         return both if wanted is None or tp == 1 else kept(both, (wanted,))

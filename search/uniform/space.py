@@ -115,7 +115,7 @@ class Space:
                 splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
         found = []
         for precision, ep, etp in product(engine.precisions(job.gpu), expert, splits):
-            dispatchers = engine.dispatchers if ep > 1 else engine.dispatchers[:1]
+            dispatchers = engine.dispatchers(job.gpu)[: None if ep > 1 else 1]
             overlaps = (False, True) if ep > 1 and engine.overlaps_experts else (False,)
             found += [
                 Ways(ep, etp, precision, dispatcher, overlap)
@@ -282,8 +282,13 @@ class Space:
         return Whole(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
 
     def _fastest_base(self, choice: Choice) -> StepJob:
-        """Return a job of one data rank whose tensor ranks send as fast as they can."""
-        return self.prices.base(replace(choice, tp_overlap=self.prices.engine.overlaps_tensor))
+        """Return a job of one data rank whose tensor ranks send as fast as any of them can."""
+        return self.prices.base(replace(choice, tp_overlap=self._beside))
+
+    @cached_property
+    def _beside(self) -> bool:
+        engine, job = self.prices.engine, self.prices.job
+        return any(engine.overlaps_tensor(job, tp) for tp in {one.tp for one in self.laid})
 
     @cached_property
     def _columns(self) -> tuple[F64, ...]:

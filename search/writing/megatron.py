@@ -422,8 +422,7 @@ def environment_of(launch: Launch) -> dict[str, str | None]:
         experts_overlap=degrees.overlap_experts,
     )
     if launch.offload.modules:
-        # Transformer Engine from 2.10 on would offload weights, too
-        # (docs/user-guide/features/moe_a2a_overlap.md)
+        # TransformerConfig asks for it from Transformer Engine 2.10 on: else weights go along
         found["NVTE_CPU_OFFLOAD_V1"] = "1"
     if _dispatches(launch) and flex_backend(launch) == "hybridep":
         ranks = degrees.ep * degrees.etp

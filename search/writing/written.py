@@ -64,6 +64,13 @@ def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
     writer = _WRITERS[engine]
     draft = writer.write(launch, place)
     runs = _read_back(draft, launch, writer.title)
+    if launch.adapters is not None and runs.adapters is None:
+        # no loss beside others: it trains something else, and takes several times the memory
+        raise InputError(
+            f"{writer.title} would train all weights: the launch trains adapters, which no file of "
+            "it says here; the files of --engine accelerate and deepspeed do (Megatron-Bridge has "
+            "recipes with adapters, which take these degrees by hand)"
+        )
     return WrittenLaunch(
         engine=engine,
         engine_version=draft.version,

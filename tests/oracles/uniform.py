@@ -165,7 +165,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         ][:1]
     for precision, dispatcher, overlap, (zero, copies), (schedule, vpp) in itertools.product(
         [p for p in engine.precisions(job.gpu) if p in fixed.precision],
-        [d for d in engine.dispatchers if not fixed.dispatcher or d in fixed.dispatcher]
+        [d for d in engine.dispatchers(job.gpu) if not fixed.dispatcher or d in fixed.dispatcher]
         if spread
         else ["alltoall"],
         [o for o in (False, True) if fixed.overlap_experts in (None, o)]
@@ -377,8 +377,9 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
     zero: tuple[int, ...] | None = None
-    if seed % 4 == 3:
-        # of one trainer alone pipelines have many schedules, and then a few of them
+    if seed % 4 == 3 and _training(seed) in (Training(), Training(offload=1.0)):
+        # of one trainer alone pipelines have many schedules, and then a few of them; it has
+        # neither adapters nor moments of fewer bits
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
     if seed % 4 == 1 and (engine is not ENGINES[0] or model.experts is None):
@@ -403,6 +404,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     job = Job(
         name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
         skew=draw.choice([None, None, 1.3]), training=_training(seed),
+        domain=random.Random(f"links {seed}").choice([None, 2, 4, 8]),
     )  # fmt: skip
     words = [*engine.recompute(model)]
     if engine.blocks:

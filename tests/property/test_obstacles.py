@@ -49,6 +49,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         global_batches=draw.choice([(1,), (3,), (8,), (30,), (64,), (16, 32), (6, 7)]),
         world=draw.choice([1, 2, 8, 12, 16, 24]),
         gpu=draw.choice(_CARDS),
+        domain=draw.choice([None, None, 4, 8]),
         training=draw.choice([Training(), Training(), Training(), *_TRAINED]),
     )
     degrees: list[object] = [1, 1, 2, 2, 3, 4, 5, 8, 16]
@@ -376,16 +377,20 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
         lambda engine, job: engine.name == "megatron",
     ),
     (
-        r".* has no flex dispatcher, and ep is (\d+)",
-        lambda engine, job, ep: engine.name != "megatron" and int(ep) > 1,
+        r".* has no flex dispatcher on (\S+), and ep is (\d+)",
+        lambda engine, job, gpu, ep: (
+            (engine.name != "megatron" or gpu == "mi300x") and gpu == job.gpu and int(ep) > 1
+        ),
     ),
     (
         r".* does not overlap exchanges of experts, and ep is (\d+)",
         lambda engine, job, ep: engine.name != "megatron" and int(ep) > 1,
     ),
     (
-        r".* does not send beside products, and tp is (\d+)",
-        lambda engine, job, tp: engine.name != "megatron" and int(tp) > 1,
+        r".* does not send beside products of tp (\d+) on (\S+)",
+        lambda engine, job, tp, gpu: (
+            engine.name != "megatron" or gpu == "mi300x" or int(tp) > (job.domain or job.world)
+        ),
     ),
     (
         r".* has no (?:a2a|all-gather) of context ranks, and cp is (\d+)",
@@ -445,6 +450,14 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
         lambda engine, job: engine.name == "torchtitan",
     ),
     (
+        r"beside tensor and pipeline ranks alone \(dp_shard \* cp = 1\) it computes in fp32",
+        lambda engine, job: engine.name == "torchtitan" and job.world > 1,
+    ),
+    (
+        r"ZeRO-3 has no tensor ranks beside it, and tp is (\d+)",
+        lambda engine, job, tp: engine.name == "deepspeed" and int(tp) > 1,
+    ),
+    (
         r"without expert ranks tensor ranks split the experts",
         lambda engine, job: engine.name == "torchtitan",
     ),
@@ -458,7 +471,7 @@ _SENTENCES: tuple[tuple[str, _Holds], ...] = (
     ),
     # what a launch is refused for, whatever its degrees
     (
-        r"(?:Megatron-Core has no Adam with scales|states are offloaded|\S+ offloads ).*",
+        r"(?:\S+ has no (?:Adam with|ada)|states are offloaded|\S+ offloads |moments of ).*",
         lambda engine, job: job.training != Training(),
     ),
 )

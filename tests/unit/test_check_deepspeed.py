@@ -233,6 +233,8 @@ def test_a_larger_stage_never_needs_more(checked: Read) -> None:
         (_with(ZERO2, "zero_optimization.stage", 4), None, "illegal", "expected 0 to 3, got 4"),
         (_with(ZERO2, "zero_optimization.bucket_size", 4), None, "illegal",
          "zero_optimization.bucket_size is no key of DeepSpeed"),
+        (_with(ZERO3, "tensor_parallel", {"autotp_size": 2}), None, "illegal",
+         "autotp_size(2) needs zero_optimization.stage 2 at most"),
         (_with(ZERO2, "zero_optimization.allgather_bucket_size", 4000001), None, "illegal",
          "allgather_bucket_size(4000001) % 2 = 1 != 0"),
         (_with(ZERO2, "zero_optimization.stage3_prefetch_bucket_size", 4), None, "no effect",

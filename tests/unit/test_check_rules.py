@@ -168,6 +168,7 @@ FULL = {
         (DENSE, {"use_precision_aware_optimizer": True, "use_distributed_optimizer": None},
          "--use-precision-aware-optimizer needs"),
         (DENSE, {"exp_avg_dtype": "bf16"}, "need --use-precision-aware-optimizer"),
+        (DENSE, {"optimizer_cpu_offload": True}, "needs --use-precision-aware-optimizer"),
         (DENSE, {"overlap_param_gather_with_optimizer_step": True, "overlap_param_gather": True,
                  "overlap_grad_reduce": True, "num_layers_per_virtual_pipeline_stage": 4},
          "needs --ckpt-format torch"),

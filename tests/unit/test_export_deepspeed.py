@@ -80,13 +80,23 @@ def test_ulysses_is_a_sequence_parallel_size():
 
 def test_tensor_parallelism_loses_sequence_parallelism_only():
     """The plan is kept; that activations are whole is a loss unless the plan says so too."""
-    job = job_of(uniform_plan(4, LayerStrategy(tp=2, zero3=True)))
+    job = job_of(uniform_plan(4, LayerStrategy(tp=2), default_dp_type="zero2"))
 
     lowered = lower(job)
     assert lowered.plan == job.plan
     assert [loss.field for loss in lowered.losses] == ["sequence_parallel"]
     assert "train_batch_size" not in document(lowered)
     assert lower(dataclasses.replace(job, sequence_parallel=False)).losses == ()
+
+
+def test_weights_are_not_sharded_beside_tensor_groups():
+    """DeepSpeed asserts a stage of 2 at most there: the nearest it runs is a loss that says so."""
+    job = job_of(uniform_plan(4, LayerStrategy(tp=2, zero3=True)), sequence_parallel=False)
+
+    lowered = lower(job)
+    assert document(lowered)["zero_optimization"]["stage"] == 2
+    fields = {loss.field: loss.what for loss in lowered.losses}
+    assert "has no ZeRO-3 beside tensor groups" in fields["dp_types_enc"]
 
 
 def test_stages_are_refused_with_the_partition():

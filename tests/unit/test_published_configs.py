@@ -243,3 +243,92 @@ def test_a_length_that_nobody_chose_has_a_key(name: str, key: str, tmp_path: Pat
     write_spec(spec_of(name), tmp_path / "model.json")
     assert length_key(str(tmp_path / "model.json")) is None
     assert length_key("llama3-8b") is None
+
+
+# --------------------------------------------------------------------------------------------------
+# Files that leave something out, or say it otherwise
+
+
+def _behind(family: str, **more: Any) -> list[tuple[int | None, int]]:
+    """Return experts and the width of the shared MLP of every layer of a file."""
+    config = {
+        **FILES["deepseek-v3" if family.startswith("deepseek") else "glm-4.5-air"]["config"],
+        "model_type": family,
+        "num_hidden_layers": 6,
+    }
+    for key in ("first_k_dense_replace", "n_shared_experts", "moe_layer_freq"):
+        config.pop(key, None)
+    spec = parse_hugging_face(Path("own.json"), {**config, **more})
+    return [
+        (layer.num_experts, (layer.shared_expert_width or 0) // layer.ffn_hidden_size)
+        for layer in spec.layers
+        for _ in range(layer.num_layers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "dense", "shared"),
+    [
+        ("deepseek_v3", {}, [0, 1, 2], 1),
+        ("deepseek_v2", {}, [], 2),
+        ("glm4_moe", {}, [0], 1),
+        ("deepseek_v3", {"first_k_dense_replace": 0, "n_shared_experts": None}, [], 0),
+        ("deepseek_v2", {"moe_layer_freq": 3}, [1, 2, 4, 5], 2),
+        ("deepseek_v2", {"moe_layer_freq": [0, 1, 1, 0, 1, 1]}, [0, 3], 2),
+    ],
+)
+def test_what_a_mixture_leaves_out_is_what_transformers_takes(
+    family: str, more: dict[str, Any], dense: list[int], shared: int
+) -> None:
+    found = _behind(family, **more)
+    assert [place for place, (experts, _) in enumerate(found) if experts is None] == dense
+    assert {width for experts, width in found if experts is not None} == {shared}
+
+
+@pytest.mark.parametrize("turns", [[1, 0], [0, 1, 1, 0, 1, 2], 0, "all"])
+def test_turns_that_are_of_no_layer_are_refused(turns: object) -> None:
+    with pytest.raises(DocumentError, match="moe_layer_freq"):
+        _behind("deepseek_v2", moe_layer_freq=turns)
+
+
+@pytest.mark.parametrize(
+    ("outer", "own", "inner", "billions"),
+    [
+        ("qwen3_vl_moe", "qwen3-235b-a22b", "qwen3_vl_moe_text", 235.09),
+        ("qwen3_vl", "qwen3-8b", "qwen3_vl_text", 8.19),
+        ("qwen2_5_vl", "qwen2.5-7b", "qwen2_5_vl_text", 7.62),
+        ("qwen2_5_vl", "qwen2.5-7b", None, 7.62),
+        ("glm4v_moe", "glm-4.5-air", "glm4v_moe_text", 106.85),
+    ],
+)
+def test_models_that_see_pictures_have_their_part_for_text(
+    outer: str, own: str, inner: str | None, billions: float
+) -> None:
+    """Its keys stand in a section, or at the top as in files of the first releases."""
+    text = {**FILES[own]["config"], "num_nextn_predict_layers": 0}
+    sections: dict[str, Any] = {"text_config": {**text, "model_type": inner}} if inner else text
+    file = {**sections, "model_type": outer, "vision_config": {"hidden_size": 1280}}
+    spec = parse_hugging_face(Path("own.json"), file)
+    assert spec.name == "own-text"
+    assert model_parameter_count(spec) / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_minimax_m2_has_one_norm_of_all_heads() -> None:
+    """Its card says 230 billion, the files of its weights 228.7."""
+    file = {
+        "model_type": "minimax_m2",
+        "hidden_size": 3072,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 196608,
+        "num_attention_heads": 48,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "vocab_size": 200064,
+        "use_qk_norm": True,
+    }
+    spec = parse_hugging_face(Path("own.json"), file)
+    assert (spec.layers[0].wide_qk_norms, spec.layers[0].gated_mlp) == (True, True)
+    assert model_parameter_count(spec) / 1e9 == pytest.approx(228.69, abs=0.01)
