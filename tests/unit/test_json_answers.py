@@ -90,6 +90,47 @@ def test_every_answer_has_the_head_and_its_exit_code(
         assert len(found) > len(HEAD)
 
 
+FORMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "a launch": ("search", (*LAUNCH, "--output-config-path", "none")),
+    "every engine": ("search", (*SMALL, "--tp", "2", "--output-config-path", "none")),
+    "ways out": ("search", ("--model", "llama2-7b", "--hardware", "rtx-4090:1x4")),
+    "a goal": (
+        "search",
+        (
+            *("--model", "llama3-8b", "--hardware", "h100:2x8", "--settle-bsz", "32"),
+            *("--goal", "cost", "--engine", "megatron", "--tp", "2"),
+            *("--output-config-path", "none"),
+        ),
+    ),
+    "a plan": ("search", (*SMALL, "--engine", "none", "--output-config-path", "plan.json")),
+    "a launch explained": ("explain", ("launch.json", "--why-not", "tp=4", "--why-not", "tp=3")),
+    "a plan explained": ("explain", ("autopar_plan_plan.json", "--why-not", "tp=4")),
+    "what if": (
+        "explore",
+        (*LAUNCH, "--hardware", "h200:1x8"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FORMS)
+def test_one_schema_has_all_keys_of_an_answer(
+    case: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its command: whoever checks an answer needs no other file, and a new key is in it."""
+    jsonschema = pytest.importorskip("jsonschema")
+    if "explained" in case:
+        run("search", *LAUNCH, "--output-config-path", "launch.json")
+        run("search", *SMALL, "--engine", "none", "--output-config-path", "plan.json")
+    capsys.readouterr()
+    name, words = FORMS[case]
+    assert run(name, *words, "--json", "-") == (3 if case == "ways out" else 0)
+    found = json.loads(capsys.readouterr().out)
+    schema = jsonschema.Draft202012Validator(json_schemas()["answer"])
+    schema.validate(found)
+    assert not schema.is_valid({**found, "no_such_key": 1})
+
+
 def test_error_names_file_and_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a document the parts of the sentence stand for themselves."""
     Path("bad.json").write_text('{"format": "autopar-plan", "version": 99}')
