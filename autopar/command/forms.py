@@ -16,7 +16,19 @@ from autopar.exploration import ExplorationDocument
 from autopar.objects import Field
 from autopar.training.launch_file import DegreesEntry, LaunchDocument, LaunchEntry
 
-__all__ = ["LaunchAnswer", "PlanAnswer", "with_forms"]
+__all__ = [
+    "AgainstEntry",
+    "EffortEntry",
+    "FoundEntry",
+    "LaunchAnswer",
+    "PlanAnswer",
+    "RemedyEntry",
+    "RuleEntry",
+    "SearchedEntry",
+    "TriedEntry",
+    "WhyNotEntry",
+    "with_forms",
+]
 
 
 class EffortEntry(StrictObject):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
 from autopar.command.show import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
     from autopar.training.throughput import Throughput
     from search.engines.best_plan import EngineBest
+    from search.planner.prediction import SearchResult
 
 __all__ = [
     "NEXT",
@@ -38,6 +39,8 @@ __all__ = [
     "one_line",
     "plan_memory_rows",
     "print_rows",
+    "result_rows",
+    "result_words",
     "rows_height",
     "shortened",
     "show_engines",
@@ -140,6 +143,38 @@ def _micro_batch(plan: Plan, dps: Iterable[int]) -> str:
     whole = plan.global_batch / max(plan.num_microbatches, 1)
     sizes = sorted({whole / max(dp, 1) for dp in dps})
     return f"{sizes[0]:g}" if len(sizes) == 1 else f"{sizes[0]:g} to {sizes[-1]:g}"
+
+
+def result_words(result: SearchResult) -> str:
+    """Return the answer of a search in a line: its plan and figures, or why there is none."""
+    plan, found = result.plan, result.prediction
+    if plan is None or found is None:
+        why = result.infeasibility
+        return f"{result.status}: {'no plan was found in time' if why is None else why.reason}"
+    speed = f"{format_seconds(found.step_time_s)}, {found.samples_per_s:,.5g} samples/s"
+    return f"{result.status}: {one_line(plan)}: {speed}"
+
+
+def result_rows(result: SearchResult) -> list[dict[str, Any]]:
+    """Return the plan of a search and its alternatives as rows, best first."""
+    if result.plan is None or result.prediction is None:
+        return []
+    best = {
+        "plan": one_line(result.plan),
+        "step_time_s": result.prediction.step_time_s,
+        "samples_per_s": result.prediction.samples_per_s,
+        "probability_faster": None,
+    }
+    others = [
+        {
+            "plan": one_line(other.plan),
+            "step_time_s": other.step_time_s,
+            "samples_per_s": other.samples_per_s,
+            "probability_faster": other.probability_faster,
+        }
+        for other in result.alternatives
+    ]
+    return [best, *others]
 
 
 # --------------------------------------------------------------------------------------------------

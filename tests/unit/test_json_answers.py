@@ -246,6 +246,27 @@ def test_what_a_notebook_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         cards.to_frame()
 
 
+def test_what_a_notebook_shows_of_a_plan() -> None:
+    """A result of Python's own functions is a line and a table, not every field of every layer."""
+    found = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
+    assert repr(found).startswith("SearchResult(optimal: ")
+    assert len(repr(found)) < 300
+    assert "samples/s" in repr(found)
+    rows = found.rows()
+    assert len(rows) == 1 + len(found.alternatives)
+    assert found.prediction is not None
+    assert rows[0]["step_time_s"] == found.prediction.step_time_s
+    assert found._repr_html_().count("<tr>") == 1 + len(rows)
+    seen = found.to_dict()
+    assert seen["samples_per_s"] == found.prediction.samples_per_s
+    assert json.loads(json.dumps(seen)) == seen
+
+    none = autopar.plan("llama3-70b", "a100-80gb:1x8")
+    assert none.rows() == []
+    assert repr(none).startswith("SearchResult(infeasible: ")
+    assert none.to_dict()["plan"] is None
+
+
 def test_exit_codes_in_the_docs() -> None:
     """docs/json.md has the table of the code, word for word."""
     text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
