@@ -365,8 +365,21 @@ def _integer(row: Row, text: str) -> int:
     # no bound has more digits, and Python refuses to read thousands of them
     digits = 12 if row.high is None else max(12, len(str(int(row.high))))
     valid = re.fullmatch(rf"[+-]?[0-9]{{1,{digits}}}", text) is not None
-    _check_number(row, int(text) if valid else math.nan, text)
+    try:
+        _check_number(row, int(text) if valid else math.nan, text)
+    except OptionError as error:
+        raise OptionError(f"{error}{_in_full(row, text)}") from None
     return int(text)
+
+
+def _in_full(row: Row, text: str) -> str:
+    """Return what `128k` may be, which is one number to some and another to others."""
+    found = re.fullmatch(r"([0-9]{1,6})([kKmM])", text)
+    if found is None:
+        return ""
+    power = 1 if found[2] in "kK" else 2
+    unit = ", of samples" if "samples" in row.help else ""
+    return f"; give {int(found[1]) * 1024**power} or {int(found[1]) * 1000**power}{unit}"
 
 
 def _check_number(row: Row, number: float, text: str | None) -> None:
