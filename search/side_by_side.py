@@ -140,12 +140,11 @@ def side_of_plan(
     raw : options that stand before those of the file; of a trainer's file they ask the question.
     Raises InputError.
     """
-    from search.uniform.files import is_launch
+    from search.uniform.imported import holds_launch, launch_in
 
-    if Path(path).is_file() and not path.endswith((".json", ".gz")):
-        return _trainer_side(path, raw, notice)
-    if path.endswith(".json") and Path(path).is_file() and is_launch(path):
-        return _launch_side(path, request)
+    if holds_launch(path):
+        own = launch_in(path, request.given if path.endswith(".json") else raw, notice)
+        return _priced_launch(path, own.engine, own.question, own.choice, own.launch)
     from autopar.documents.plan import PlanDocument
     from search.question import evaluate_file, open_session
     from search.report.headline import one_line
@@ -200,23 +199,6 @@ def _only(values: Sequence[Any]) -> Any:
     if len(kinds) == 1:
         return values[0]
     return ", ".join(f"{kind} in {values.count(kind)}" for kind in kinds)
-
-
-def _launch_side(path: str, request: Request) -> Side:
-    from search.uniform.files import read_launch
-
-    stored = read_launch(path, request.given)
-    return _priced_launch(path, stored.engine, stored.question, stored.choice, stored.launch)
-
-
-def _trainer_side(path: str, raw: Mapping[str, object], notice: Callable[[str], None]) -> Side:
-    """Return the side of a script or configuration of a trainer, as `autopar-check` reads it."""
-    from search.uniform.imported import import_launch
-
-    found = import_launch(None, path, {name: raw[name] for name in raw if name != "json"})
-    for note in found.notes:
-        notice(f"{path}: {note}")
-    return _priced_launch(path, found.engine, found.question, found.choice, found.launch)
 
 
 def _priced_launch(

@@ -73,12 +73,11 @@ def _answered(raw: Mapping[str, object]) -> int:
     _pictures(request, [request.inputs.model])
     path = request.output.evaluate
     _check_goal(request)
-    if path is not None and path.endswith(".json") and Path(path).is_file():
-        from search.uniform.files import is_launch
-
-        if is_launch(path):
-            return _evaluate_launch(request, path)
     if path is not None:
+        from search.uniform.imported import holds_launch
+
+        if holds_launch(path):
+            return _evaluate_launch(request, path)
         return _execute(_priced(request, path, raw))
     from search.route import route_of, with_site
 
@@ -119,12 +118,13 @@ def _evaluate_launch(request: Request, path: str) -> int:
     from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, evaluated
     from search.uniform.engines import engine_space
-    from search.uniform.files import launch_document, read_launch
+    from search.uniform.files import launch_document
+    from search.uniform.imported import launch_in
 
     if request.engine is not None:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     refuse_options_of_plans(path, request)
-    stored = read_launch(path, request.given)
+    stored = launch_in(path, request.given, lambda text: say(f"{_NAME}: {text}"))
     question = dataclasses.replace(stored.question, price=request.output.price)
     pictures = _pictures(request, [path])
     engine = engine_space(stored.engine)

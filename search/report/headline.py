@@ -19,7 +19,7 @@ from autopar.command.show import (
     wrapped,
 )
 from autopar.records import dataclass
-from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from autopar.units import GIB, format_bytes, format_figure, format_odds, format_seconds
 from search.engines.job import ALIKE
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def figure_rows(found: Throughput, samples_per_s: float, price: float | None = N
         low, high = map(format_seconds, found.interval_s)
         step += f" ({low} to {high})" if low != high else f" (stays {low})"
     return [
-        ("step", f"{step}, {samples_per_s:,.5g} samples/s"),
+        ("step", f"{step}, {format_figure(samples_per_s, 5)} samples/s"),
         *throughput_rows(found, price),
     ]
 
@@ -244,7 +244,7 @@ def throughput_rows(found: Throughput, price: float | None = None) -> Rows:
     rates = [f"{found.tokens_per_s:,.0f} tokens/s{_between(found.tokens_per_s, ends, ',.0f')}"]
     if found.flop_per_s is not None:
         tera = found.flop_per_s / 1e12
-        rates.append(f"{tera:,.4g} TFLOP/s{_between(tera, ends, ',.3g')}")
+        rates.append(f"{format_figure(tera)} TFLOP/s{_between(tera, ends, 3)}")
     lines = [("per GPU", ", ".join(rates))]
     shares = [("MFU", found.mfu)]
     if found.computes_again:
@@ -257,19 +257,28 @@ def throughput_rows(found: Throughput, price: float | None = None) -> Rows:
     if words:
         lines.append(("MFU", ", ".join(words) + " of the 16-bit peak" * (len(words) == 1)))
     slow = None if ends is None else (1.0 / ends[1], 1.0 / ends[0])
-    hours = f"{found.gpu_hours:,.4g}{_between(found.gpu_hours, slow, ',.4g')} a billion tokens"
+    hours = f"{format_figure(found.gpu_hours)}{_between(found.gpu_hours, slow, 4)} a billion tokens"
     if price is not None:
         cost = found.cost(price)
-        hours += f", ${cost:,.4g}{_between(cost, slow, ',.4g', '$')}"
+        hours += f", ${format_figure(cost)}{_between(cost, slow, 4, '$')}"
     lines.append(("GPU-hours", hours))
     return lines
 
 
-def _between(value: float, ends: tuple[float, float] | None, style: str, unit: str = "") -> str:
-    """Return ` (low to high)` of a value at both ends of an interval; nothing without one."""
+def _between(
+    value: float, ends: tuple[float, float] | None, style: str | int, unit: str = ""
+) -> str:
+    """Return ` (low to high)` of a value at both ends of an interval; nothing without one.
+
+    style : a format, or how many digits.
+    """
     if ends is None:
         return ""
-    return f" ({unit}{value * ends[0]:{style}} to {unit}{value * ends[1]:{style}})"
+    low, high = (
+        format(value * end, style) if isinstance(style, str) else format_figure(value * end, style)
+        for end in ends
+    )
+    return f" ({unit}{low} to {unit}{high})"
 
 
 def plan_memory_rows(prediction: Prediction) -> Rows:
