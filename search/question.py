@@ -78,11 +78,14 @@ def read_plan_for(
     where = source if isinstance(source, Path | str) else path
     plan = read_strategy(source, world_size=world, num_layers=spec.num_layers, path=path)
     if plan.world_size != world:
+        own = _own_file(where)
         raise DocumentError(
             where,
             f"is {plan.world_size} while the hardware has {world} GPUs",
             key="world_size",
-            remedy="give the plan's --hardware, or --nodes and --gpus-per-node",
+            remedy=f"give {own} beside it, which says model and hardware"
+            if own
+            else "give the plan's --hardware, or --nodes and --gpus-per-node",
         )
     if len(plan.layers) != spec.num_layers:
         raise DocumentError(
@@ -93,6 +96,13 @@ def read_plan_for(
         )
     check_known(plan, where)
     return plan
+
+
+def _own_file(strategy: Path | str) -> Path | None:
+    """Return our plan file beside a strategy file of ours, None where there is none."""
+    path = Path(strategy)
+    own = path.with_name(f"autopar_plan_{path.name.removeprefix('galvatron_config_')}")
+    return own if own.is_file() else None
 
 
 def check_known(plan: Plan, where: Path | str) -> None:

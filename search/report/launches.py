@@ -414,6 +414,9 @@ def show_against(
     terms = other.terms_against(one.best)
     differ = sorted(terms.items(), key=lambda item: -abs(item[1]))[:4]
     words = [f"{name} {value * 1e3:+.3g} ms" for name, value in differ if abs(value) >= 1e-6]
+    rest = sum(terms.values()) - sum(value for _, value in differ)
+    if abs(rest) >= 1e-6:
+        words.append(f"others {rest * 1e3:+.3g} ms")
     if words:
         print_line(console, f"of a sequence: {', '.join(words)}")
 
