@@ -53,7 +53,7 @@ COMMAND = Command(
     fills=(CompareSpec, *FILLS),
     without=frozenset(
         {
-            *("evaluate", "frontier", "html", "trace", "output-config-path", "engine"),
+            *("evaluate", "frontier", "plot", "html", "trace", "output-config-path", "engine"),
             # of searches, and nothing is searched
             *("goal", "tokens-per-s", "price", "top", "time-limit", "verbose"),
         }

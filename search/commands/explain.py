@@ -53,7 +53,7 @@ COMMAND = Command(
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
     without=frozenset(
-        {"evaluate", "frontier", "output-config-path", "verbose", "goal", "tokens-per-s"}
+        {"evaluate", "frontier", "plot", "output-config-path", "verbose", "goal", "tokens-per-s"}
     ),
     panels=("Question", *PANELS),
     first=("Question",),

@@ -69,8 +69,11 @@ def run(arguments: Sequence[str]) -> int:
 def _answered(raw: Mapping[str, object]) -> int:
     """Answer with launches, with plans whose layers may differ, or with the best of both."""
     request = build_request(raw)
+    if request.output.plot_path is not None:
+        request = build_request({**raw, "frontier": True})
     # before anything is searched
     _pictures(request, [request.inputs.model])
+    _check_plot(request.output.plot_path)
     path = request.output.evaluate
     _check_goal(request)
     if path is not None:
@@ -98,6 +101,17 @@ def _answered(raw: Mapping[str, object]) -> int:
         # beside an answer: what is unusable is one sentence
         say(f"{_NAME}: answered with {route.why}")
     return code
+
+
+def _check_plot(path: str | None) -> None:
+    """Raise OptionError or InstallError where the frontier cannot be drawn."""
+    if path is None:
+        return
+    from autopar.command.show import require_matplotlib
+
+    if not path.lower().endswith((".png", ".svg")):
+        raise OptionError(f"--plot is {path!r:.60}, expected a file that ends in .png or .svg")
+    require_matplotlib("--plot")
 
 
 def _check_goal(request: Request) -> None:
@@ -289,7 +303,8 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     from search.pictures.files import pictures_of
 
     found = pictures_of(request.output.html_path, request.output.trace_path)
-    refuse_clashes({"--json": request.output.json_path, **found.outputs}, files_read(read))
+    own = {"--json": request.output.json_path, "--plot": request.output.plot_path}
+    refuse_clashes({**own, **found.outputs}, files_read(read))
     return found
 
 
@@ -423,6 +438,13 @@ def _execute(
     try:
         # before anything is printed, which somebody may not read to its end
         says = _write(request, session, result, paths, document, engines)
+        if request.output.plot_path is not None and frontier is not None:
+            from autopar.command.run import say_kept
+            from search.report.plan import save_frontier
+
+            plot = Path(request.output.plot_path)
+            save_frontier(frontier, plot, session.title, say_kept(_NAME))
+            says.insert(0, f"wrote {plot}")
     finally:
         # what was found is shown even where files cannot be written; stdout holds the document
         # and nothing else
