@@ -61,6 +61,7 @@ ASKED: Mapping[str, tuple[str, tuple[str, ...], int]] = {
     "cards": ("cards", (), 0),
     "sites": ("sites", (), 0),
     "stacks": ("stacks", (), 0),
+    "no such model": ("estimate", ("llama3-8b",), 2),
     "no folder": ("profile show", ("none",), 2),
     "illegal plan": ("plan", ("none.json",), 2),
 }

@@ -164,3 +164,27 @@ def test_an_engine_without_a_plan_says_why_without_parts(
     text = capsys.readouterr().out
     assert "galvatron: nothing fits" in text
     assert "parts of its space" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "llama2-7b"), "give --hardware CARD:NxG to ask trainers"),
+        (("--hardware", "a100-80gb:1x8"), "give --model to ask trainers"),
+        ((), ""),
+        (("--model", "llama2-7b", "--engine", "none"), ""),
+    ],
+)
+def test_what_is_not_named_says_who_answered(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model alone is planned for the shipped cluster, by nobody's launches: that is said."""
+    monkeypatch.chdir(tmp_path)
+    assert search.run([*words, "--output-config-path", "none"]) == 0
+    err = capsys.readouterr().err
+    assert ("answered with plans whose layers may differ" in err) == bool(said)
+    assert said in err
