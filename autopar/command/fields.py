@@ -352,13 +352,27 @@ def convert(row: Row, text: str) -> Any:
             number = float(text) if text.isascii() else math.nan
         except ValueError:
             number = math.nan
-        _check_number(row, number, text)
+        try:
+            _check_number(row, number, text)
+        except OptionError as error:
+            raise OptionError(f"{error}{_in_gib(row, text)}") from None
         return number * row.scale if row.scale != 1.0 else number
     if row.parse is not None:
         return row.parse(text)
     if not text:
         raise OptionError(f"--{row.name}: expected a text, got ''")
     return (text,) if row.kind == "texts" else text
+
+
+_UNITS = {"g": 2**30, "gib": 2**30, "m": 2**20, "mib": 2**20, "gb": 10**9, "mb": 10**6}
+
+
+def _in_gib(row: Row, text: str) -> str:
+    """Return what a size with its unit is in GiB, where that is what an option counts."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})", text)
+    if found is None or row.scale != 2**30 or found[2].lower() not in _UNITS:
+        return ""
+    return f"; it is a number of GiB: {float(found[1]) * _UNITS[found[2].lower()] / 2**30:.4g}"
 
 
 def _integer(row: Row, text: str) -> int:

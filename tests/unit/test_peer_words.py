@@ -198,6 +198,8 @@ _ASKED = (
     ("--interleave 2", "did you mean --vpp N?"),
     ("--no-recompute", "did you mean --recompute none?"),
     ("--seq-length 128k", "give 131072 or 128000"),
+    ("--memory-constraint 75000MiB", "it is a number of GiB: 73.24"),
+    ("--memory-constraint 80GB", "it is a number of GiB: 74.51"),
     ("--global-batch-size 4M", "give 4194304 or 4000000, of samples"),
     ("-zz 4", "-zz: this option is unknown"),
     ("--zzzzzz", "see --help"),
