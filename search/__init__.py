@@ -41,6 +41,8 @@ def plan(
 ) -> SearchResult:
     """Return the fastest plan of a model on a cluster; one search with `Planner`.
 
+    Its alternatives are of other families, as those of the command: see `Planner.solve_by_family`.
+
     Parameters
     ----------
     model : what `--model` takes, or the two documents.
@@ -55,4 +57,4 @@ def plan(
     """
     from search.planner.planner import Planner
 
-    return Planner(model, hardware, **options).solve()
+    return Planner(model, hardware, **options).solve_by_family()

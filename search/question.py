@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from autopar.sources import Source
     from autopar.training.throughput import Throughput
     from search.planner.planner import Planner
-    from search.planner.prediction import Alternative, SearchResult
+    from search.planner.prediction import SearchResult
 
 __all__ = [
     "Session",
@@ -237,17 +237,7 @@ class Session:
         Plans that differ in embedding and head, or in who shards what, are of one family; the
         fastest of each stands for it, `--top` of them at most.
         """
-        top = self.options.top
-        result = self.planner.solve(top=_LOOKED_AT * top)
-        if result.plan is None:
-            return result
-        families = {_family(result.plan)}
-        kept: list[Alternative] = []
-        for other in result.alternatives:
-            if _family(other.plan) not in families and len(kept) < top:
-                families.add(_family(other.plan))
-                kept.append(other)
-        return dataclasses.replace(result, alternatives=tuple(kept))
+        return self.planner.solve_by_family()
 
     def rebuilt(
         self,
@@ -261,14 +251,6 @@ class Session:
         return Planner.from_documents(
             self.spec, self.profile, hardware or self.hardware, options or self.options
         )
-
-
-_LOOKED_AT = 4
-"""Plans that differ somehow for each family that is shown."""
-
-
-def _family(plan: Plan) -> tuple[object, ...]:
-    return plan.num_stages, frozenset((one.tp, one.ulysses, one.cp) for one in plan.layers)
 
 
 # No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,

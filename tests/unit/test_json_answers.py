@@ -255,6 +255,13 @@ def test_what_a_notebook_shows_of_a_plan() -> None:
     assert "samples/s" in repr(found)
     rows = found.rows()
     assert len(rows) == 1 + len(found.alternatives)
+    # alternatives differ in more than the embedding, as those of the command
+    kinds = [
+        (one.num_stages, {(layer.tp, layer.cp) for layer in one.layers})
+        for one in (found.plan, *(other.plan for other in found.alternatives))
+        if one is not None
+    ]
+    assert all(kinds.count(kind) == 1 for kind in kinds)
     assert found.prediction is not None
     assert rows[0]["step_time_s"] == found.prediction.step_time_s
     assert found._repr_html_().count("<tr>") == 1 + len(rows)
