@@ -41,7 +41,7 @@ def plan(
 ) -> SearchResult:
     """Return the fastest plan of a model on a cluster; one search with `Planner`.
 
-    Its alternatives are of other families, as those of the command: see `Planner.solve_by_family`.
+    Its alternatives differ in stages or degrees of layers, as those of the command.
 
     Parameters
     ----------
@@ -55,6 +55,7 @@ def plan(
     ------
     InputError : an input or option is unusable.
     """
-    from search.planner.planner import Planner
+    from search.planner.planner import Planner, solve_by_family
 
-    return Planner(model, hardware, **options).solve_by_family()
+    planner = Planner(model, hardware, **options)
+    return solve_by_family(planner, planner.options.top)

@@ -237,7 +237,9 @@ class Session:
         Plans that differ in embedding and head, or in who shards what, are of one family; the
         fastest of each stands for it, `--top` of them at most.
         """
-        return self.planner.solve_by_family()
+        from search.planner.planner import solve_by_family
+
+        return solve_by_family(self.planner, self.options.top)
 
     def rebuilt(
         self,

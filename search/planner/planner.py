@@ -56,6 +56,7 @@ __all__ = [
     "TableSolution",
     "finite",
     "restrict",
+    "solve_by_family",
     "solve_stage",
     "solve_tables",
     "stage_mask",
@@ -243,24 +244,6 @@ class Planner:
             SearchOptions(settle_bsz=batch)
         batches = tuple(global_batch_sizes or global_batches(self.options))
         return self._solve(options.memory_constraint_bytes, batches, options.top, explained)
-
-    def solve_by_family(self) -> SearchResult:
-        """Return the answer, with alternatives of other families, `top` of them at most.
-
-        Plans that differ in embedding and head, or in who shards what, are of one family: stages
-        and degrees of layers. The fastest of each stands for it.
-        """
-        top = self.options.top
-        result = self.solve(top=_LOOKED_AT * top)
-        if result.plan is None:
-            return result
-        families = {_family(result.plan)}
-        kept: list[Alternative] = []
-        for other in result.alternatives:
-            if _family(other.plan) not in families and len(kept) < top:
-                families.add(_family(other.plan))
-                kept.append(other)
-        return replace(result, alternatives=tuple(kept))
 
     def _solve(
         self, memory: float, batches: tuple[int, ...], top: int, explained: bool = True
@@ -706,6 +689,24 @@ def _degrees(plan: Plan) -> list[str]:
 
 _LOOKED_AT = 4
 """Plans that differ somehow for each family that is shown."""
+
+
+def solve_by_family(planner: Planner, top: int) -> SearchResult:
+    """Return the answer of a planner, with alternatives of other families, `top` of them at most.
+
+    Plans that differ in embedding and head, or in who shards what, are of one family: stages and
+    degrees of layers. The fastest of each stands for it.
+    """
+    result = planner.solve(top=_LOOKED_AT * top)
+    if result.plan is None:
+        return result
+    families = {_family(result.plan)}
+    kept: list[Alternative] = []
+    for other in result.alternatives:
+        if _family(other.plan) not in families and len(kept) < top:
+            families.add(_family(other.plan))
+            kept.append(other)
+    return replace(result, alternatives=tuple(kept))
 
 
 def _family(plan: Plan) -> tuple[object, ...]:
