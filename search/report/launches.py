@@ -263,7 +263,7 @@ def _show_alternatives(
     if not others:
         return
     print_heading(console, f"other degrees of {best.engine.title}")
-    table = make_table("slower", "odds", "peak", "launch", words_last=True)
+    table = make_table("slower", "faster in", "peak", "launch", words_last=True)
     runs, step = first.assessment.runs, first.assessment.step
     # beside the launches stand the heading and the names of the columns
     for other in others[: None if room is None else max(room - 3, 1)]:
@@ -284,11 +284,11 @@ def _show_alternatives(
         )
     console.print(table)
     if room is None:
-        print_line(console, "odds: of being the faster one all the same", style="dim")
+        print_line(console, "faster in: odds of being the faster one all the same", style="dim")
 
 
-_LAUNCH_COLUMN = 51
-"""Beside share, odds and peak in 80 columns."""
+_LAUNCH_COLUMN = 48
+"""Beside share, odds and peak of 80 columns."""
 
 
 def _show_space(console: Console, answer: Answer, best: EngineAnswer) -> None:
