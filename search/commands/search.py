@@ -187,7 +187,9 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         files[target] = document_text(launch_document(found, asked).model_dump())
         outputs = {"--json": request.output.json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
-    drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
+    # which takes longer than drawing: somebody who waits is told for what
+    doing = "drawing" if pictures.html is None else "searching other batches and clusters"
+    drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True), doing)
     exit_code = 0 if found.best is not None else INFEASIBLE
     ways: tuple[Remedy, ...] = ()
     if found.best is None:
@@ -308,8 +310,10 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     return found
 
 
-def _drawn(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> dict[Path, str]:
-    return working("drawing", draw) if pictures.any else {}
+def _drawn(
+    pictures: Pictures, draw: Callable[[], dict[Path, str]], doing: str = "drawing"
+) -> dict[Path, str]:
+    return working(doing, draw) if pictures.any else {}
 
 
 def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
