@@ -84,12 +84,12 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "profile hardware": (
         "autopar",
         "profiler.hardware.command",
-        "measure a cluster; under torchrun: torchrun -m profiler.hardware",
+        "measure a cluster: torchrun -m profiler.hardware",
     ),
     "profile site": (
         "autopar",
         "profiler.site.command",
-        "measure what a cluster reaches of its card; under torchrun: torchrun -m profiler.site",
+        "what a cluster reaches of its card: torchrun -m profiler.site",
     ),
     "profile show": ("profile-show", "profiler.show.command", "print and compare measured files"),
     "profile estimate": (

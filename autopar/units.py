@@ -17,6 +17,7 @@ __all__ = [
     "format_count",
     "format_duration",
     "format_exact_size",
+    "format_figure",
     "format_magnitude",
     "format_message",
     "format_odds",
@@ -86,6 +87,14 @@ def format_count(count: int, one: str, several: str | None = None) -> str:
     several : what follows every count but 1; by default `one` with an s.
     """
     return f"{count} {one if count == 1 else several or f'{one}s'}"
+
+
+def format_figure(value: float, digits: int = 4) -> str:
+    """Return a number to so many digits, thousands apart and never with an exponent: `12,340`."""
+    rounded = float(f"{value:.{digits}g}")
+    if abs(rounded) >= 10 ** (digits - 1):
+        return f"{rounded:,.0f}"
+    return f"{value:,.{digits}g}"
 
 
 def format_odds(share: float) -> str:

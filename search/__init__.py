@@ -41,6 +41,8 @@ def plan(
 ) -> SearchResult:
     """Return the fastest plan of a model on a cluster; one search with `Planner`.
 
+    Its alternatives differ in stages or degrees of layers, as those of the command.
+
     Parameters
     ----------
     model : what `--model` takes, or the two documents.
@@ -53,6 +55,7 @@ def plan(
     ------
     InputError : an input or option is unusable.
     """
-    from search.planner.planner import Planner
+    from search.planner.planner import Planner, solve_by_family
 
-    return Planner(model, hardware, **options).solve()
+    planner = Planner(model, hardware, **options)
+    return solve_by_family(planner, planner.options.top)

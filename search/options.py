@@ -325,6 +325,13 @@ class OutputSpec:
     """What to do with a result."""
 
     frontier: bool = option(False, help="best throughput by memory budget", panel=_OUT)
+    plot_path: str | None = option(
+        None,
+        name="plot",
+        help="draw the frontier as a picture, .png or .svg (extra: plot)",
+        panel=_OUT,
+        metavar="FILE",
+    )
     evaluate: str | None = option(
         None,
         help="price this plan or strategy file instead of searching",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from autopar.sources import Source
     from autopar.training.throughput import Throughput
     from search.planner.planner import Planner
-    from search.planner.prediction import Alternative, SearchResult
+    from search.planner.prediction import SearchResult
 
 __all__ = [
     "Session",
@@ -78,11 +78,14 @@ def read_plan_for(
     where = source if isinstance(source, Path | str) else path
     plan = read_strategy(source, world_size=world, num_layers=spec.num_layers, path=path)
     if plan.world_size != world:
+        own = _own_file(where)
         raise DocumentError(
             where,
             f"is {plan.world_size} while the hardware has {world} GPUs",
             key="world_size",
-            remedy="give the plan's --hardware, or --nodes and --gpus-per-node",
+            remedy=f"give {own} beside it, which says model and hardware"
+            if own
+            else "give the plan's --hardware, or --nodes and --gpus-per-node",
         )
     if len(plan.layers) != spec.num_layers:
         raise DocumentError(
@@ -93,6 +96,13 @@ def read_plan_for(
         )
     check_known(plan, where)
     return plan
+
+
+def _own_file(strategy: Path | str) -> Path | None:
+    """Return our plan file beside a strategy file of ours, None where there is none."""
+    path = Path(strategy)
+    own = path.with_name(f"autopar_plan_{path.name.removeprefix('galvatron_config_')}")
+    return own if own.is_file() else None
 
 
 def check_known(plan: Plan, where: Path | str) -> None:
@@ -227,17 +237,9 @@ class Session:
         Plans that differ in embedding and head, or in who shards what, are of one family; the
         fastest of each stands for it, `--top` of them at most.
         """
-        top = self.options.top
-        result = self.planner.solve(top=_LOOKED_AT * top)
-        if result.plan is None:
-            return result
-        families = {_family(result.plan)}
-        kept: list[Alternative] = []
-        for other in result.alternatives:
-            if _family(other.plan) not in families and len(kept) < top:
-                families.add(_family(other.plan))
-                kept.append(other)
-        return dataclasses.replace(result, alternatives=tuple(kept))
+        from search.planner.planner import solve_by_family
+
+        return solve_by_family(self.planner, self.options.top)
 
     def rebuilt(
         self,
@@ -251,14 +253,6 @@ class Session:
         return Planner.from_documents(
             self.spec, self.profile, hardware or self.hardware, options or self.options
         )
-
-
-_LOOKED_AT = 4
-"""Plans that differ somehow for each family that is shown."""
-
-
-def _family(plan: Plan) -> tuple[object, ...]:
-    return plan.num_stages, frozenset((one.tp, one.ulysses, one.cp) for one in plan.layers)
 
 
 # No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,

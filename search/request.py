@@ -718,7 +718,7 @@ class Request:
 # means is kept in its place.
 _NOT_KEPT = frozenset(
     {"json", "html", "trace", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
-    | {"verbose", "price", "goal", "tokens-per-s"}
+    | {"plot", "verbose", "price", "goal", "tokens-per-s"}
 )
 
 

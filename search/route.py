@@ -76,8 +76,10 @@ def route_of(request: Request) -> Route:
     engine = request.engine
     if request.output.evaluate is not None or request.output.frontier:
         return _layered(request)
-    if engine not in (None, "any", *TRAINERS) or not _estimated(request):
+    if engine not in (None, "any", *TRAINERS):
         return _layered(request)
+    if not _estimated(request):
+        return _layered(request, _unnamed(request))
     others = [name for name in request.given if not _of_launches(name, request)]
     if others:
         return _layered(request, f"--{others[0]} is of such plans")
@@ -154,6 +156,26 @@ def _unwritten(question: Question, engine: EngineSpace) -> str:
     launch = launch_of(engine, replace(question.job, world=1), choice)
     place = Place(num_nodes=1, gpus_per_node=1, model=question.spec.name, spec=question.spec)
     return unwritten(launch, engine=cast(Any, engine.name), place=place)
+
+
+def _unnamed(request: Request) -> str:
+    """Return what is not named of a question about estimates, so that trainers are not asked.
+
+    Empty where nothing was typed, which plans the shipped example, and where files were measured.
+    """
+    inputs = request.inputs
+    alone = {"model", "hardware"} & set(request.given)
+    if (
+        request.engine is not None
+        or len(alone) != 1
+        or with_places(inputs, request.options)[1].times
+    ):
+        return ""
+    if inputs.time_profiling_path is not None or inputs.memory_profiling_path is not None:
+        return ""
+    if alone == {"hardware"}:
+        return "" if named_card(inputs.hardware) is None else "give --model to ask trainers"
+    return "give --hardware CARD:NxG to ask trainers"
 
 
 def _estimated(request: Request) -> bool:

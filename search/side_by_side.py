@@ -52,6 +52,15 @@ class Side:
     name: str
     kind: str
     """`launch`, `plan` or `trace`."""
+    line: str = ""
+    """As one says it."""
+    subject: Mapping[str, Any] = field(default_factory=dict)
+    """What is trained where: model, cluster, tokens of a sequence."""
+    tokens_per_s: float | None = None
+    """Of a GPU."""
+    fits: bool | None = None
+    """In the memory of what it is priced on, with the odds that are asked for."""
+    odds_of_oom: float | None = None
     degrees: Mapping[str, Any] = field(default_factory=dict)
     step_time_s: float
     global_batch: int | None = None
@@ -71,7 +80,7 @@ class Comparison:
     first: Side
     second: Side
     degrees: Mapping[str, tuple[Any, Any]]
-    """Those that differ."""
+    """Those that differ, and what is trained where if that does."""
     terms_s: Mapping[str, tuple[float, float]]
     """Of a sequence where the batches differ, else of a step."""
     per_sample: bool
@@ -88,16 +97,20 @@ def compare(first: Side, second: Side, notes: Sequence[str] = ()) -> Comparison:
         {name: value * scales[0] for name, value in first.terms_s.items()},
         {name: value * scales[1] for name, value in second.terms_s.items()},
     )
-    names = [*first.degrees, *(name for name in second.degrees if name not in first.degrees)]
-    said = bool(first.degrees) and bool(second.degrees)
+    ones: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for one, other in ((first.subject, second.subject), (first.degrees, second.degrees)):
+        if one and other:
+            ones |= one
+            others |= other
     both = bool(first.memory_bytes) and bool(second.memory_bytes)
     return Comparison(
         first=first,
         second=second,
         degrees={
-            name: (first.degrees.get(name), second.degrees.get(name))
-            for name in names
-            if said and first.degrees.get(name) != second.degrees.get(name)
+            name: (ones.get(name), others.get(name))
+            for name in {**ones, **others}
+            if ones.get(name) != others.get(name)
         },
         terms_s=terms,
         per_sample=per_sample,
@@ -127,14 +140,14 @@ def side_of_plan(
     raw : options that stand before those of the file; of a trainer's file they ask the question.
     Raises InputError.
     """
-    from search.uniform.files import is_launch
+    from search.uniform.imported import holds_launch, launch_in
 
-    if Path(path).is_file() and not path.endswith((".json", ".gz")):
-        return _trainer_side(path, raw, notice)
-    if path.endswith(".json") and Path(path).is_file() and is_launch(path):
-        return _launch_side(path, request)
+    if holds_launch(path):
+        own = launch_in(path, request.given if path.endswith(".json") else raw, notice)
+        return _priced_launch(path, own.engine, own.question, own.choice, own.launch)
     from autopar.documents.plan import PlanDocument
     from search.question import evaluate_file, open_session
+    from search.report.headline import one_line
     from search.request import build_request, stored_request
 
     document = PlanDocument.read(path)
@@ -155,9 +168,17 @@ def side_of_plan(
         "global_batch_size": plan.global_batch,
         "num_microbatches": plan.num_microbatches,
     }
+    throughput = session.throughput(plan, prediction)
     return Side(
         name=path,
         kind="plan",
+        line=one_line(plan),
+        subject=_subject(
+            session.spec.name, session.hardware.name, session.spec.layers[0].seq_length
+        ),
+        tokens_per_s=None if throughput is None else throughput.tokens_per_s,
+        fits=prediction.fits,
+        odds_of_oom=max(stage.odds_of_oom for stage in prediction.stages),
         degrees=degrees,
         step_time_s=prediction.step_time_s,
         global_batch=plan.global_batch,
@@ -168,29 +189,16 @@ def side_of_plan(
     )
 
 
+def _subject(model: str, cluster: str, tokens: int) -> dict[str, Any]:
+    return {"model": model, "cluster": cluster, "seq_length": tokens}
+
+
 def _only(values: Sequence[Any]) -> Any:
     """Return the value of all layers, or each with how many layers have it."""
     kinds = dict.fromkeys(values)
     if len(kinds) == 1:
         return values[0]
     return ", ".join(f"{kind} in {values.count(kind)}" for kind in kinds)
-
-
-def _launch_side(path: str, request: Request) -> Side:
-    from search.uniform.files import read_launch
-
-    stored = read_launch(path, request.given)
-    return _priced_launch(path, stored.engine, stored.question, stored.choice, stored.launch)
-
-
-def _trainer_side(path: str, raw: Mapping[str, object], notice: Callable[[str], None]) -> Side:
-    """Return the side of a script or configuration of a trainer, as `autopar-check` reads it."""
-    from search.uniform.imported import import_launch
-
-    found = import_launch(None, path, {name: raw[name] for name in raw if name != "json"})
-    for note in found.notes:
-        notice(f"{path}: {note}")
-    return _priced_launch(path, found.engine, found.question, found.choice, found.launch)
 
 
 def _priced_launch(
@@ -206,10 +214,20 @@ def _priced_launch(
     assessment = one.best.assessment
     assert assessment.step is not None, "what was priced has a step"
     fullest = assessment.fullest
-    entry = degrees_entry(choice, question.job.world).model_dump()
+    job = question.job
+    entry = degrees_entry(choice, job.world).model_dump()
     return Side(
         name=path,
         kind="launch",
+        line=choice.line(job.world, experts=job.model.experts is not None),
+        subject=_subject(
+            question.spec.name,
+            f"{question.card.name}_{question.num_nodes}x{question.gpus_per_node}",
+            job.seq,
+        ),
+        tokens_per_s=assessment.tokens_per_s,
+        fits=assessment.fits(one.target),
+        odds_of_oom=assessment.odds_of_oom,
         degrees={"engine": engine, **entry},
         step_time_s=assessment.step.total_s,
         global_batch=choice.global_batch,
@@ -487,6 +505,10 @@ def comparison_document(found: Comparison) -> dict[str, Any]:
         return {
             "name": one.name,
             "kind": one.kind,
+            "line": one.line or None,
+            "tokens_per_s_per_gpu": one.tokens_per_s,
+            "fits": one.fits,
+            "odds_of_oom": one.odds_of_oom,
             "step_time_s": one.step_time_s,
             "global_batch_size": one.global_batch,
             "peak_bytes": one.peak_bytes,

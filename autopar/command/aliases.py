@@ -11,7 +11,18 @@ from dataclasses import field, replace
 
 from autopar.records import dataclass
 
-__all__ = ["ALIASES", "AMBIGUOUS", "ELSEWHERE", "FAMILIES", "MANUAL", "VALUES", "Family"]
+__all__ = [
+    "ALIASES",
+    "AMBIGUOUS",
+    "ELSEWHERE",
+    "FAMILIES",
+    "HINTS",
+    "JOINED",
+    "MANUAL",
+    "SHORT",
+    "VALUES",
+    "Family",
+]
 
 _SAME: tuple[tuple[str, str], ...] = (
     # what is trained
@@ -23,7 +34,8 @@ _SAME: tuple[tuple[str, str], ...] = (
     ("head-dim", "kv-channels"),
     ("ffn-hidden-size", "intermediate-size n-inner"),
     ("seq-length seq", "seqlen seq-len sequence-length seqlen-list n-positions max-seq-length"),
-    ("seq-length seq", "max-seq-len context-length profile-seq-length"),
+    ("seq-length seq", "max-seq-len context-length profile-seq-length ctx ctx-len"),
+    ("seq-length seq", "decoder-seq-length max-model-len"),
     ("global-batch-size global-train-batch-size global-batch", "settle-bsz global-bsz gbs"),
     ("global-batch-size global-train-batch-size global-batch", "train-batch-size"),
     ("min-bsz", "min-batch-size"),
@@ -33,11 +45,13 @@ _SAME: tuple[tuple[str, str], ...] = (
     ("hardware", "system cluster"),
     (
         "gpus world-size num-procs num-gpus n-gpus nproc",
-        "num-processes total-gpus ngpus num-devices",
+        "num-processes total-gpus ngpus num-devices gpu-count",
     ),
     ("nodes num-nodes", "nnodes num-machines"),
-    ("gpus-per-node num-gpus-per-node", "nproc-per-node ngpus-per-node num-gpus"),
+    ("gpus-per-node num-gpus-per-node", "nproc-per-node ngpus-per-node num-gpus trainer.devices"),
     ("memory-constraint", "memory-upper-limit memory-limit memory memory-budget gpu-memory"),
+    ("memory-constraint", "vram max-memory"),
+    ("price", "price-per-hour gpu-price gpu-hour-price price-per-gpu-hour cost-per-gpu-hour"),
     ("engine", "framework backend trainer"),
     # degrees: Megatron-LM, torchtitan, DeepSpeed, accelerate, Galvatron, Calculon, SimuMax
     ("tp global-tp-deg", "tensor-model-parallel-size tensor-parallel-degree tensor-parallel-size"),
@@ -57,14 +71,15 @@ _SAME: tuple[tuple[str, str], ...] = (
     ("vpp", "virtual-pp-degree vpp-size vp-size pipeline-interleaving interleaving-size"),
     ("schedule", "pipeline-parallel-schedule"),
     ("zero", "zero-stage zero-state data-parallel-sharding-strategy fsdp-sharding-strategy"),
-    ("zero", "sharding zero-optimization.stage"),
+    ("zero", "sharding zero-optimization.stage fsdp sharding-strategy fsdp-reshard-after-forward"),
     ("micro-batch-size", "microbatch-size micro-bsz mbs train-micro-batch-size-per-gpu"),
     ("micro-batch-size", "per-device-train-batch-size pipeline-parallel-microbatch-size"),
     ("micro-batches microbatches chunks", "settle-chunk num-micro-batches num-microbatches"),
     ("micro-batches microbatches chunks", "micro-batch-num gradient-accumulation-steps"),
     ("micro-batches microbatches chunks", "megatron-lm-num-micro-batches"),
     ("recompute", "recompute-granularity activation-recompute activation-checkpoint.mode"),
-    ("recompute", "fsdp-activation-checkpointing"),
+    ("recompute", "fsdp-activation-checkpointing activations-checkpoint-granularity"),
+    ("recompute", "recompute-modules"),
     ("sequence-parallel", "enable-sequence-parallel megatron-lm-sequence-parallelism"),
     ("dispatcher", "moe-token-dispatcher-type moe-dispatcher-policy expert-parallel-comm-backend"),
     ("moe-overlap", "overlap-moe-expert-parallel-comm"),
@@ -79,9 +94,10 @@ _SAME: tuple[tuple[str, str], ...] = (
     # numbers and states
     ("mixed-precision dtype precision datatype", "mixed-precision-type profile-mixed-precision"),
     ("mixed-precision dtype precision datatype", "mixed-precision-param"),
-    ("precision", "fp8-recipe"),
+    ("precision", "fp8-recipe compute-dtype"),
     ("fp32-gradients", "reduce-in-fp32 accumulate-allreduce-grads-in-fp32"),
     ("offload-optimizer", "optimizer-offload-fraction offload-optimizer-device"),
+    ("offload-activations", "offload-modules"),
     ("lora", "lora-rank lora-r"),
     # files
     ("allreduce-bandwidth-config-path", "allreduce-coe-path"),
@@ -90,6 +106,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     ("sp-time-path", "sp-time-config-path"),
     ("time-profiling-path", "time-profile-data-path"),
     ("memory-profiling-path", "memory-profile-data-path"),
+    ("why-not", "whynot"),
     ("plan", "galvatron-config-path"),
     ("out output-config-path", "output output-dir save-dir"),
     # profilers and the runtime of Galvatron
@@ -111,6 +128,11 @@ _IMPLIED: Mapping[str, str] = {
     "optimizer-cpu-offload": "offload-optimizer=1",
     "bf16": "mixed-precision=bf16",
     "fp16": "mixed-precision=fp16",
+    # DeepSpeed's, and what its users say
+    "bf16.enabled": "mixed-precision=bf16",
+    "fp16.enabled": "mixed-precision=fp16",
+    **{f"zero{stage}": f"zero={stage}" for stage in range(4)},
+    "use-fsdp": "zero=3",
     # accelerate's and transformers'
     "megatron-lm-use-distributed-optimizer": "zero=1",
     "megatron-lm-recompute-activations": "recompute=core_attn",
@@ -148,6 +170,63 @@ AMBIGUOUS: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 """Name that may mean several options of a command, each with what it counts: it has to be said."""
 
+SHORT: Mapping[str, str] = {
+    # of Megatron-Bridge's run scripts
+    "ng": "gpus",
+    "gn": "gpus-per-node",
+    "mb": "micro-batch-size",
+    "gb": "global-batch-size",
+    "vp": "vpp",
+    "et": "etp",
+    "o": "out",
+    "v": "verbose",
+}
+"""What follows one hyphen -> a name; names of their own, as vLLM's `-tp`, are taken as well."""
+
+JOINED: frozenset[str] = frozenset({"recompute-modules", "offload-modules"})
+"""Names that are followed by several words, which are one value here: `core_attn+mlp`."""
+
+_OF_MODEL = ("model", "--model NAME|config.json, which says it")
+_ULYSSES = ("cp-kind", "--cp N --cp-kind a2a, which exchanges heads for tokens")
+_SHARDED = ("zero", "--zero 3, --dp N or both? it follows from the GPUs and the other degrees")
+_FP8 = ("precision", "--precision fp8, fp8-blockwise, mxfp8 or nvfp4")
+HINTS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("num-experts", "num-local-experts", "n-routed-experts", "num-moe-experts", "flavor"),
+        _OF_MODEL,
+    ),
+    **dict.fromkeys(("moe-router-topk", "num-experts-per-tok", "moe-topk", "top-k"), _OF_MODEL),
+    **dict.fromkeys(("moe-ffn-hidden-size", "moe-intermediate-size", "swiglu"), _OF_MODEL),
+    **dict.fromkeys(("multi-latent-attention", "group-query-attention"), _OF_MODEL),
+    "model.name": _OF_MODEL,
+    **dict.fromkeys(("use-ulysses", "ulysses", "ulysses-degree", "sp-degree", "sp-size"), _ULYSSES),
+    **dict.fromkeys(("ulysses-sequence-parallel-size", "sequence-parallel-size"), _ULYSSES),
+    "parallelism-config-sp-size": _ULYSSES,
+    **dict.fromkeys(("quantization", "quantize.linear.float8.recipe-name", "fp8-hybrid"), _FP8),
+    **dict.fromkeys(("dp-shard", "dp-shard-size", "parallelism-config-dp-shard-size"), _SHARDED),
+    "vocab-sdp": ("pin", "--pin vzero3=1"),
+    "enable-expert-parallel": ("ep", "--ep N"),
+    "recompute-num-layers": ("recompute", "--recompute 'block N', of each chunk of a stage"),
+    "recompute-method": ("recompute", "--recompute full, or 'block N'"),
+    "selective-ac-option": ("recompute", "--recompute op"),
+    "no-recompute": ("recompute", "--recompute none"),
+    "ddp": ("zero", "--zero 0"),
+    **dict.fromkeys(("sdp", "global-sdp"), ("zero", "--zero 3")),
+    **dict.fromkeys(("interleave", "interleaved"), ("vpp", "--vpp N")),
+    "zero-optimization.offload-optimizer.device": ("offload-optimizer", "--offload-optimizer 1"),
+    **dict.fromkeys(
+        ("offload-param", "offload-param-device", "zero-optimization.offload-param.device"),
+        ("offload-optimizer", "--offload-optimizer 1? weights stay on the GPUs here"),
+    ),
+    "cost": ("price", "--price X (dollars of a GPU-hour) or --goal cost"),
+    "gpu": ("hardware", "--hardware h100:8x8 (which) or --gpus N (how many)"),
+    "device": ("hardware", "--hardware h100:8x8"),
+    "compile": ("stack", "--stack torchtitan-compiled"),
+    "compile.enable": ("stack", "--stack torchtitan-compiled"),
+}
+"""Name that no option has and the words of it mislead about -> an option that a command has to have
+for it, and what is meant, with its value."""
+
 ELSEWHERE: Mapping[str, str] = {
     "why-not": "autopar-explain FILE --why-not tp=8",
     "to": "autopar-export FILE --to megatron",
@@ -161,6 +240,7 @@ ELSEWHERE: Mapping[str, str] = {
 """Option that one command has and others are asked for -> the command line that does it."""
 
 _FULLY = ("true", "1", "full_block")
+_FSDP = (("full_shard", "3"), ("shard_grad_op", "2"), ("no_shard", "0"))
 VALUES: Mapping[tuple[str, str], str] = {
     ("fine-grained-mode", "coarse-grained"): "0",
     ("fine-grained-mode", "fine-grained"): "1",
@@ -184,7 +264,15 @@ VALUES: Mapping[tuple[str, str], str] = {
     ("sharding", "stage1"): "1",
     ("sharding", "stage2"): "2",
     ("sharding", "stage3"): "3",
+    **{("fsdp", word): stage for word, stage in _FSDP},
+    **{("sharding-strategy", word): stage for word, stage in _FSDP},
+    # who gathers weights again for the backward has sharded them; who keeps them, gradients alone
+    ("fsdp-reshard-after-forward", "true"): "3",
+    ("fsdp-reshard-after-forward", "always"): "3",
+    ("fsdp-reshard-after-forward", "false"): "2",
+    ("fsdp-reshard-after-forward", "never"): "2",
     ("recompute-granularity", "selective"): "core_attn",
+    ("activations-checkpoint-granularity", "selective"): "core_attn",
     # Calculon's recomputes what is quadratic in the tokens
     ("activation-recompute", "attn_only"): "core_attn",
     # torchtitan's selects operations
@@ -205,6 +293,15 @@ VALUES: Mapping[tuple[str, str], str] = {
     ("fp8-recipe", "delayed"): "fp8",
     ("fp8-recipe", "tensorwise"): "fp8",
     ("fp8-recipe", "blockwise"): "fp8-blockwise",
+    ("compute-dtype", "fp8_cs"): "fp8",
+    ("compute-dtype", "fp8_ds"): "fp8",
+    ("compute-dtype", "fp8_sc"): "fp8-blockwise",
+    ("compute-dtype", "fp8_mx"): "mxfp8",
+    ("goal", "cheapest"): "cost",
+    ("goal", "fastest"): "throughput",
+    ("goal", "speed"): "throughput",
+    ("goal", "smallest"): "fewest-gpus",
+    ("goal", "min-gpus"): "fewest-gpus",
     ("offload-optimizer-device", "cpu"): "1",
     ("offload-optimizer-device", "none"): "0",
 }
@@ -253,6 +350,8 @@ class Family:
 
 _SEARCHED = "it is searched; use --pin vzero3=1 to fix it"
 _NOTHING = "it has no meaning here"
+_OVERLAPPED = "launches have it wherever their trainer does"
+_ONE_STEP = "a step is planned, however many are trained"
 _ONE_CORE = "the search runs on one core"
 _DATA = "it follows from the GPUs and the other degrees; fix it with --zero 3, --dp N or both"
 _SERVING = "it is of serving, and here training is planned"
@@ -278,7 +377,14 @@ _SEARCH = Family(
         "debug-config-path": _NOTHING,
         "load-params": "weights have no part in a plan",
         "max-position-embeddings": "--seq-length says how many tokens are trained",
+        **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather"), _OVERLAPPED),
+        **dict.fromkeys(("train-iters", "train-samples", "max-steps", "lr"), _ONE_STEP),
+        "fsdp-version": "of PyTorch's, FSDP2 is planned",
+        "fine-grained-activation-offloading": "--offload-activations says which",
     },
+    flags=frozenset(
+        {"overlap-grad-reduce", "overlap-param-gather", "fine-grained-activation-offloading"}
+    ),
     planned={
         "sep-parallel-degree": "fix it with --sp-space sp --pin tp={n}",
         "sharding-parallel-degree": _DATA,
@@ -291,6 +397,7 @@ _SEARCH = Family(
     refused={
         "threads": f"{_ONE_CORE}; searches side by side use more of them",
         **dict.fromkeys(("isl", "osl", "ttft", "tpot"), _SERVING),
+        **dict.fromkeys(("max-num-seqs", "max-num-batched-tokens", "kv-cache-dtype"), _SERVING),
         **dict.fromkeys(("deepspeed", "deepspeed-config", "config-file"), _A_LAUNCH),
         "fp8-format": "it says no more than that it is fp8; give --precision fp8, fp8-blockwise "
         "or mxfp8",

@@ -24,6 +24,7 @@ from typing import Any
 from autopar.command.answers import HEAD, is_answer, running
 from autopar.entry import SUBCOMMANDS
 from autopar.errors import InputError, InstallError, OptionError, did_you_mean
+from autopar.units import GIB
 
 __all__ = [
     "Answer",
@@ -104,10 +105,10 @@ class Answer(Mapping[str, Any]):
 def shown_table(title: str, rows: Sequence[Mapping[str, Any]], notices: Sequence[str] = ()) -> str:
     """Return a title, sentences and a table as HTML, of which everything is escaped."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in names)
+    head = "".join(f"<th>{html.escape(_head(name))}</th>" for name in names)
     body = "".join(
         "<tr>"
-        + "".join(f"<td>{html.escape(_short(row.get(name)))}</td>" for name in names)
+        + "".join(f"<td>{html.escape(_cell(name, row.get(name)))}</td>" for name in names)
         + "</tr>"
         for row in rows[:_ROWS]
     )
@@ -115,6 +116,20 @@ def shown_table(title: str, rows: Sequence[Mapping[str, Any]], notices: Sequence
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
     said = "".join(f"<p>{html.escape(text)}</p>" for text in notices)
     return f"<div><p><b>{html.escape(title)}</b></p>{said}{table}{more}</div>"
+
+
+_BYTES = "_bytes"
+"""End of names whose values are shown to people in GiB."""
+
+
+def _head(name: str) -> str:
+    return f"{name.removesuffix(_BYTES)}{', GiB' * name.endswith(_BYTES)}".replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if name.endswith(_BYTES) and isinstance(value, int | float):
+        return f"{value / GIB:.2f}"
+    return _short(value)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:

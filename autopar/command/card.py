@@ -21,6 +21,7 @@ _PANEL = "A card of one's own: what differs from a shipped one"
 _KEYS = {
     "memory": ("device", "memory_bytes"),
     "hbm": ("device", "memory_bytes_per_s"),
+    "bf16": ("device", "bf16_flop_per_s"),
     "gpus_per_node": ("intra_node", "max_gpus"),
     "in_node": ("intra_node", "bytes_per_s"),
     "between": ("inter_node", "bytes_per_s"),
@@ -42,6 +43,14 @@ class CardSpec:
     )
     hbm: float | None = option(
         None, help="rate of that memory, GB/s", panel=_PANEL, metavar="GB/S", above=0.0, scale=1e9
+    )
+    bf16: float | None = option(
+        None,
+        help="dense peak of products in 16 bits, TFLOP/s; peaks of other types change alike",
+        panel=_PANEL,
+        metavar="TFLOP/S",
+        above=0.0,
+        scale=1e12,
     )
     gpus_per_node: int | None = option(
         None, help="GPUs of a node, at most", panel=_PANEL, metavar="N", low=1
@@ -110,6 +119,8 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
     document["name"] = spec.out.stem
     document.pop("aliases", None)
     document["description"] = f"{document['description']}, with other figures"
+    if spec.bf16 is not None:
+        _scale_peaks(document["device"], spec.bf16)
     for key, value in figures.items():
         section, name = _KEYS[key]
         if section not in document:
@@ -124,6 +135,15 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
     # ranges of plausible values are the document's own
     validate_document(CardDocument, spec.out, document)
     return document
+
+
+def _scale_peaks(device: dict[str, Any], bf16: float) -> None:
+    """Give the other peaks of a device the share of that in bf16 that they had."""
+    share = bf16 / device["bf16_flop_per_s"]["value"]
+    for name, figure in device.items():
+        if name.endswith("_flop_per_s") and name != "bf16_flop_per_s":
+            said = {"basis": "in proportion to the peak in bf16, which was given by hand"}
+            device[name] = {"value": figure["value"] * share, **said}
 
 
 def write_card(spec: CardSpec, *, command: str) -> dict[str, Any]:

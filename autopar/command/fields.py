@@ -352,7 +352,10 @@ def convert(row: Row, text: str) -> Any:
             number = float(text) if text.isascii() else math.nan
         except ValueError:
             number = math.nan
-        _check_number(row, number, text)
+        try:
+            _check_number(row, number, text)
+        except OptionError as error:
+            raise OptionError(f"{error}{_in_gib(row, text)}") from None
         return number * row.scale if row.scale != 1.0 else number
     if row.parse is not None:
         return row.parse(text)
@@ -361,12 +364,36 @@ def convert(row: Row, text: str) -> Any:
     return (text,) if row.kind == "texts" else text
 
 
+_UNITS = {"g": 2**30, "gib": 2**30, "m": 2**20, "mib": 2**20, "gb": 10**9, "mb": 10**6}
+
+
+def _in_gib(row: Row, text: str) -> str:
+    """Return what a size with its unit is in GiB, where that is what an option counts."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})", text)
+    if found is None or row.scale != 2**30 or found[2].lower() not in _UNITS:
+        return ""
+    return f"; it is a number of GiB: {float(found[1]) * _UNITS[found[2].lower()] / 2**30:.4g}"
+
+
 def _integer(row: Row, text: str) -> int:
     # no bound has more digits, and Python refuses to read thousands of them
     digits = 12 if row.high is None else max(12, len(str(int(row.high))))
     valid = re.fullmatch(rf"[+-]?[0-9]{{1,{digits}}}", text) is not None
-    _check_number(row, int(text) if valid else math.nan, text)
+    try:
+        _check_number(row, int(text) if valid else math.nan, text)
+    except OptionError as error:
+        raise OptionError(f"{error}{_in_full(row, text)}") from None
     return int(text)
+
+
+def _in_full(row: Row, text: str) -> str:
+    """Return what `128k` may be, which is one number to some and another to others."""
+    found = re.fullmatch(r"([0-9]{1,6})([kKmM])", text)
+    if found is None:
+        return ""
+    power = 1 if found[2] in "kK" else 2
+    unit = ", of samples" if "samples" in row.help else ""
+    return f"; give {int(found[1]) * 1024**power} or {int(found[1]) * 1000**power}{unit}"
 
 
 def _check_number(row: Row, number: float, text: str | None) -> None:

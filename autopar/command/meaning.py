@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from autopar.command.aliases import ALIASES, AMBIGUOUS, ELSEWHERE
+from autopar.command.aliases import ALIASES, AMBIGUOUS, ELSEWHERE, HINTS
 from autopar.errors import nearest
 
 __all__ = ["meant"]
@@ -43,8 +43,13 @@ def meant(name: str, known: Mapping[str, str]) -> str:
 
     known : the options of a command, and the help of each.
     """
-    if name in ELSEWHERE:
-        return f"; another command does that: {ELSEWHERE[name]}"
+    elsewhere = next((one for one in (name, *ALIASES.get(name, ())) if one in ELSEWHERE), None)
+    if elsewhere is not None:
+        return f"; another command does that: {ELSEWHERE[elsewhere]}"
+    for spelling in (name, name.rpartition(".")[2]):
+        needed, words = HINTS.get(spelling, ("", ""))
+        if needed in known:
+            return f"; did you mean {words}{'' if '?' in words else '?'}"
     spellings: dict[str, tuple[str, ...]] = {one: (one,) for one in known}
     for alias, targets in ALIASES.items():
         own = next((to.partition("=")[0] for to in targets if to.partition("=")[0] in known), None)

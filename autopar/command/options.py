@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from autopar.command import run as commands
-from autopar.command.aliases import ALIASES, AMBIGUOUS, FAMILIES, MANUAL, VALUES, Family
+from autopar.command.aliases import (
+    ALIASES,
+    AMBIGUOUS,
+    FAMILIES,
+    JOINED,
+    MANUAL,
+    SHORT,
+    VALUES,
+    Family,
+)
 from autopar.command.answers import OUTPUTS, answers_stdout, running, running_now
 from autopar.command.fields import Kind, Row, given_options, missing, rows_of, unknown, written
 from autopar.errors import OptionError
@@ -95,7 +104,11 @@ class Command:
         name = _own_name(word, table).partition("=")[0]
         if name in table:
             return _spelled(table[name], table)
-        intro = self.intro.strip().split("\n\n")[0]
+        said, *others = self.intro.strip().split("\n\n")
+        # how it is started is worth a line
+        commands = ("torchrun ", f"{self.name} ")
+        started = [one for one in others if one.startswith(commands) and len(one) <= HELP_WIDTH]
+        intro = [said, *started[:1]]
         return _screen(f"{self.name} {self.usage}", intro, known, groups)
 
     def run(
@@ -245,7 +258,7 @@ def normalise(
     table = {row.name: row for row in rows}
     result: list[str] = []
     notices: list[str] = []
-    queue, switches = _without_switches(arguments)
+    queue, switches = _without_switches([_with_two_hyphens(word, table) for word in arguments])
     names = {_own_name(name, table, family) for name, _ in map(_split, queue) if name is not None}
     said: dict[str, tuple[str, str]] = {}
     # files of a model that nobody names: the sizes are all that is said of it
@@ -295,6 +308,17 @@ def normalise(
         elif value.lower() not in _NO_FILE:
             result.append(value)
     return result, notices
+
+
+def _with_two_hyphens(word: str, table: Mapping[str, Row]) -> str:
+    """Return `-tp` and `-o` as options; a negative number and what nobody knows stay."""
+    found = re.fullmatch(r"-([A-Za-z][\w-]*)(=.*)?", word, re.DOTALL)
+    if found is None:
+        return word
+    name = found[1].replace("_", "-").lower()
+    if SHORT.get(name, name) not in table and not ALIASES.keys() & {name, SHORT.get(name)}:
+        return word
+    return f"--{SHORT.get(name, found[1])}{found[2] or ''}"
 
 
 def _refuse_second(row: Row, written: str, value: str, said: dict[str, tuple[str, str]]) -> None:
@@ -465,7 +489,10 @@ def _take_value(row: Row, written: str, value: str | None, queue: list[str]) -> 
         # A shell list such as `--layernum_list 24 24` is one list of two numbers.
         while row.kind == "ints" and queue and queue[0].isdigit():
             value += "," + queue.pop(0)
+        while written.replace("_", "-").lower() in JOINED and queue and queue[0][:1] != "-":
+            value += "+" + queue.pop(0)
     name = written.replace("_", "-").lower()
+    value = value.replace(",", "+") if name in JOINED else value
     for spelled in (name, name.rpartition(".")[2], row.name):
         for word in (value, value.lower()):
             if (spelled, word) in VALUES:
@@ -582,14 +609,24 @@ def _help_text(usage: str, intro: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_SMALL = frozenset(
+    {"what", "how", "where", "to", "is", "it", "of", "the", "a", "said", "does", "not"}
+)
+"""Words of headings that tell none from another."""
+
+
 def _groups(rows: Sequence[Row]) -> dict[str, tuple[str, list[Row]]]:
     """Return heading and options of every group, by the word that asks for it."""
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(row.panel, []).append(row)
-    return {
-        panel.partition(":")[0].split()[0].lower(): (panel, own) for panel, own in panels.items()
-    }
+    found: dict[str, tuple[str, list[Row]]] = {}
+    for panel, own in panels.items():
+        words = re.findall(r"[\w-]+", panel.partition(":")[0].lower())
+        # `What to check` and `What the plan does not say` are check and plan
+        word = next((one for one in words if one not in _SMALL and one not in found), words[0])
+        found[word] = (panel, own)
+    return found
 
 
 def _listed(heading: str, rows: Sequence[Row]) -> str:
@@ -611,12 +648,16 @@ def _spelled(row: Row, table: Mapping[str, Row]) -> str:
 
 
 def _screen(
-    usage: str, intro: str, rows: Sequence[Row], groups: Mapping[str, tuple[str, Sequence[Row]]]
+    usage: str,
+    intro: Sequence[str],
+    rows: Sequence[Row],
+    groups: Mapping[str, tuple[str, Sequence[Row]]],
 ) -> str:
     """Return the options that most questions take, and which groups there are besides."""
     import textwrap
 
-    lines = [f"usage: {usage}", *textwrap.wrap(intro, SCREEN_WIDTH), ""]
+    said = [line for text in intro for line in textwrap.wrap(text, SCREEN_WIDTH)]
+    lines = [f"usage: {usage}", *said, ""]
     for row in rows:
         value = row.metavar or _VALUES.get(row.kind, "") or "|".join(row.choices)
         left = row.label if row.flaglike or row.positional else f"{row.label} {value}"
@@ -629,7 +670,7 @@ def _screen(
         default = f" [{_default(row)}]" if _default(row) and row.brief is None else ""
         text += default if len(text + default) <= room else ""
         lines.append(left + _cut(text, room))
-    lines += ["", "--help GROUP shows more, --help OPTION its spellings, --help all everything:"]
+    lines.append("--help GROUP shows more, --help OPTION its spellings, --help all everything:")
     for word, (_, own) in groups.items():
         names = " ".join(row.label for row in own)
         left = f"  {word}".ljust(_LEFT_OF_GROUPS)

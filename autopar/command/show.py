@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -184,8 +185,15 @@ def print_pair(console: Console, label: str, text: str) -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines; words longer than a line, such as paths, stay whole."""
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    """Return a text in lines; words longer than a line, such as paths, and shares stay whole."""
+    kept = _SHARE.sub(lambda found: found[0].replace(" ", _FIXED), text)
+    lines = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_FIXED, " ") for line in lines] or [""]
+
+
+_SHARE = re.compile(r"(?:[<>] )?[0-9.]+ %")
+_FIXED = "\u00a0"
+"""A blank at which no line ends."""
 
 
 def make_table(

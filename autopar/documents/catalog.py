@@ -43,6 +43,7 @@ __all__ = [
     "portable_path",
     "published_name",
     "require_inputs",
+    "shipped_path",
     "site_files",
     "site_names",
     "stack_names",
@@ -288,12 +289,20 @@ def portable_path(path: Path | str, file: Path | str) -> str:
     """
     if not _is_there(Path(path)):
         return str(path)
+    shipped = shipped_path(path)
+    if shipped is not None:
+        return shipped
+    return str(path) if Path(path).is_absolute() else _from(path, file)
+
+
+def shipped_path(path: Path | str) -> str | None:
+    """Return the place of a file among what is shipped, None of any other."""
     whole = os.path.abspath(path)  # noqa: PTH100 - a link in it is not followed
     for root in _ROOTS:
         for folder in ("models", "hardware_configs"):
             if whole.startswith(f"{root / folder}{os.sep}"):
                 return str(Path(whole).relative_to(root))
-    return str(path) if Path(path).is_absolute() else _from(path, file)
+    return None
 
 
 def _from(path: Path | str, file: Path | str) -> str:

@@ -632,8 +632,8 @@ _ANSWER_EXAMPLE: dict[str, Any] = {
 class AnswerDocument(BaseModel):
     """What `--json` of every command gives: these keys, then `error` or those of the command.
 
-    The rest is a `result` or a `launch` of autopar-search and autopar-explain, an `exploration` of
-    autopar-explore; docs/json.md has the others.
+    The rest is by command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search and
+    autopar-explain, an `exploration` of autopar-explore; docs/json.md has the others.
     """
 
     model_config = ConfigDict(

@@ -328,10 +328,12 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     # a module that is imported has made its documents known
     for module in pkgutil.walk_packages(autopar.__path__, "autopar."):
         import_module(module.name)
-    return {
+    found = {
         role: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             **model.model_json_schema(),
         }
         for role, model in sorted(DOCUMENTS.items())
     }
+    forms = import_module("autopar.command.forms")
+    return {**found, "answer": forms.with_forms(found["answer"])}

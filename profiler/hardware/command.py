@@ -34,6 +34,7 @@ COMMAND = Command(
     usage="[OPERATION...] [OPTIONS]",
     fills=(HardwareOptions, DocumentedSizes),
     panels=PANELS,
+    first=(),
     family="profile-hardware",
     intro="""Measure the communication of a cluster and write the files that autopar-search plans
 with.

@@ -18,6 +18,7 @@ COMMAND = Command(
     name="profile-model",
     fills=(ModelOptions, DocumentedRanges, SizeOptions),
     panels=PANELS,
+    first=(),
     family="profile-model",
     intro="""Measure a model and write the two files of it that autopar-search plans with.
 

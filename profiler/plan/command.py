@@ -192,6 +192,7 @@ COMMAND = Command(
     usage="[PLAN.json] [OPTIONS]",
     fills=(PlanOptions, GlobalOptions, SizeOptions),
     panels=PANELS,
+    first=(),
     family="profile-plan",
     intro="""Check one plan: its arithmetic, its memory without a GPU, or by running it.
 

@@ -16,6 +16,7 @@ COMMAND = Command(
     name=f"torchrun ... -m {_MODULE}",
     fills=(SiteOptions,),
     panels=PANELS,
+    first=(),
     intro="""Measure what this cluster reaches of what its card says, and write a site file.
 
 Matrix products until the clock has settled, copies, collectives in a node and across nodes with all

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
-from autopar.command.answers import give, headed, without_head
+from autopar.command.answers import answers_stdout, give, headed, without_head
 from autopar.command.options import Command
 from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 
@@ -218,6 +218,8 @@ def run_model(
         return command.run([first, *rest], otherwise)
     # an option without a model is not unknown: what lacks is the model
     asked = [word for word in (first, *rest) if word in ("--help", "-h")]
+    if answers_stdout([first, *rest]) and any(row.name == "json" for row in command.rows):
+        asked += ["--json", "-"]  # the error is an object then
     else_ = "options or " if otherwise is not None else ""
     return command.run(asked, lambda _: _no_model(first, tuple(models), else_))
 

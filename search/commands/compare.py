@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
 from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.command.show import make_console, make_table, print_heading, print_item, print_plain
+from autopar.command.show import (
+    make_console,
+    make_table,
+    print_heading,
+    print_item,
+    print_line,
+    print_plain,
+)
 from autopar.records import dataclass
-from autopar.units import format_bytes, format_seconds
+from autopar.units import format_bytes, format_odds, format_seconds
 from search.commands.app import emit, leave, working
 from search.options import PANELS
 from search.request import FILLS, build_request
@@ -43,8 +51,15 @@ COMMAND = Command(
     name=_NAME,
     usage="FIRST SECOND [OPTIONS]",
     fills=(CompareSpec, *FILLS),
-    without=frozenset({"evaluate", "frontier", "html", "trace", "output-config-path", "engine"}),
+    without=frozenset(
+        {
+            *("evaluate", "frontier", "plot", "html", "trace", "output-config-path", "engine"),
+            # of searches, and nothing is searched
+            *("goal", "tokens-per-s", "price", "top", "time-limit", "verbose"),
+        }
+    ),
     panels=("Question", *PANELS),
+    first=("Question",),
     family="search",
     intro="""Say what differs between two plans, or between a plan and a measured trace of it:
 degrees, time by term, memory by term of the fullest stage, and which terms make the difference.
@@ -57,6 +72,8 @@ trace.
 Exit codes: 0 done, 2 an input is unusable.
 """,
 )
+_WIDTH = 80
+"""Columns into a pipe, as other first screens."""
 _FEW = 0.005
 """Of a step: terms that differ by less are left out."""
 
@@ -83,27 +100,40 @@ def _execute(raw: dict[str, Any]) -> int:
     if json_path is not None:
         emit(json_path, comparison_document(found), command=_NAME)
     if json_path != "-":
-        show(make_console(sys.stdout), found)
+        show(make_console(sys.stdout, _WIDTH), found)
     return 0
 
 
 def show(console: Console, found: Comparison) -> None:
     """Print both step times, degrees that differ, and terms by how much they differ."""
     first, second = found.first, found.second
-    print_plain(console, f"1: {first.name} ({first.kind})", style="bold")
-    print_plain(console, f"2: {second.name} ({second.kind})", style="bold")
+    for number, side in enumerate((first, second), start=1):
+        name = escape(f"{number}: {side.name} ({side.kind})")
+        # a path stays in one piece, to be pasted
+        console.print(name, style="bold", soft_wrap=True)
+        if side.line:
+            print_line(console, side.line)
     per = "sequence" if found.per_sample else "step"
     one, two = (sum(pair[side] for pair in found.terms_s.values()) for side in (0, 1))
     share = f", {(two / one - 1) * 100:+.2f} %" if one > 0 else ""
-    print_plain(
-        console, f"{per}: {format_seconds(one)} and {format_seconds(two)}{share}", style="bold"
-    )
+    rows = [(per, f"{format_seconds(one)} and {format_seconds(two)}{share}")]
+    if first.tokens_per_s is not None and second.tokens_per_s is not None:
+        rates = (first.tokens_per_s, second.tokens_per_s)
+        rows.append(("per GPU", f"{rates[0]:,.0f} and {rates[1]:,.0f} tokens/s"))
+    fits = (first.fits, second.fits)
+    if None not in fits:
+        words = " and ".join(
+            f"{format_odds(side.odds_of_oom or 0.0)}{'' if side.fits else ' (does not fit)'}"
+            for side in (first, second)
+        )
+        rows.append(("out of memory", words))
+    console.print()
+    for label, text in rows:
+        print_line(console, f"{label:<14} {text}", style="bold")
     if found.degrees:
-        print_heading(console, "what differs")
-        table = make_table("", "1", "2", spaced=True)
-        for name, pair in found.degrees.items():
-            table.add_row(name.replace("_", " "), *(escape(str(value)) for value in pair))
-        console.print(table)
+        _show_degrees(console, found.degrees)
+    elif first.degrees and first.line == second.line:
+        print_plain(console, "both have the same degrees, model and cluster")
     print_heading(console, f"time of a {per}")
     table = make_table("term", "1", "2", "difference", "of 1", spaced=True)
     shown = [
@@ -123,10 +153,13 @@ def show(console: Console, found: Comparison) -> None:
         console.print(table)
     if len(shown) < len(found.terms_s):
         others = len(found.terms_s) - len(shown)
-        print_item(console, f"{others} more differ by less than {_FEW * 100:g} % of it")
+        more = "more " if shown else ""
+        words = "term differs" if others == 1 else "terms differ"
+        print_item(console, f"{others} {more}{words} by less than {_FEW * 100:g} % of it")
     if found.memory_bytes:
-        print_heading(console, "memory of the fullest stage")
         differ = [(name, pair) for name, pair in found.memory_bytes.items() if pair[0] != pair[1]]
+        if differ:
+            print_heading(console, "memory of the fullest stage")
         table = make_table("term", "1", "2", "difference", spaced=True)
         for name, (a, b) in differ[:8]:
             sign = "-" if b < a else "+"
@@ -143,6 +176,40 @@ def show(console: Console, found: Comparison) -> None:
         print_plain(console, f"peak {' and '.join(format_bytes(peak or 0) for peak in peaks)}")
     for note in found.notes:
         print_item(console, note)
+
+
+_CELL = 24
+"""Columns of a value in the table of degrees; what is longer stands below it."""
+
+
+def _show_degrees(console: Console, degrees: Mapping[str, tuple[Any, Any]]) -> None:
+    """Print what differs, one degree a row; long words one side a line."""
+    print_heading(console, "what differs")
+    said = {
+        name.replace("_", " "): [_folded(value) for value in pair] for name, pair in degrees.items()
+    }
+    table = make_table("", "1", "2", spaced=True)
+    long = {name for name, words in said.items() if max(map(len, words)) > _CELL}
+    for name in (name for name in said if name not in long):
+        table.add_row(name, *map(escape, said[name]))
+    if len(long) < len(said):
+        console.print(table)
+    for name in (name for name in said if name in long):
+        for number, words in enumerate(said[name], start=1):
+            print_line(console, f"{name if number == 1 else '':<{len(name)}}  {number}: {words}")
+
+
+def _folded(value: Any) -> str:
+    """Return a degree in words; of layers of chunks each size with how many chunks have it."""
+    if isinstance(value, bool) or value is None:
+        return "" if value is None else "yes" if value else "no"
+    if not isinstance(value, list):
+        return str(value)
+    sizes = [size for stage in value for size in (stage if isinstance(stage, list) else [stage])]
+    counts = Counter(sizes).most_common()
+    if len(counts) == 1:
+        return f"{sizes[0]} each"
+    return ", ".join(f"{size} in {number}" for size, number in counts)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.fields import option, rows_of
@@ -36,7 +35,11 @@ _NAME = "autopar-explain"
 class ExplainSpec:
     """What is explained."""
 
-    plan: str = option(help="plan or strategy file", panel="Question", positional=True)
+    plan: str = option(
+        help="launch, plan or strategy file, or a trainer's script",
+        panel="Question",
+        positional=True,
+    )
     why_not: tuple[str, ...] = option(
         (),
         help="rule such as tp=8: the best plan with it; repeats",
@@ -50,7 +53,7 @@ COMMAND = Command(
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
     without=frozenset(
-        {"evaluate", "frontier", "output-config-path", "verbose", "goal", "tokens-per-s"}
+        {"evaluate", "frontier", "plot", "output-config-path", "verbose", "goal", "tokens-per-s"}
     ),
     panels=("Question", *PANELS),
     first=("Question",),
@@ -58,7 +61,8 @@ COMMAND = Command(
     intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
 
 PLAN.json is a launch or plan file of ours, which names its inputs and options, or anyone's strategy
-file, with the options of autopar-search that describe model and hardware.
+file, with the options of autopar-search that describe model and hardware. A script or configuration
+of a trainer is explained as the launch that it is, with --hardware CARD:NxG.
 Options given here replace those of the file: another budget, cluster or batch.
 
 Exit codes: 0 done, 2 an input is unusable.
@@ -81,11 +85,10 @@ def _execute(raw: dict[str, Any]) -> int:
 
     path = str(raw.pop("plan"))
     why_not = tuple(raw.pop("why-not", ()))
-    if path.endswith(".json") and Path(path).is_file():
-        from search.uniform.files import is_launch
+    from search.uniform.imported import holds_launch
 
-        if is_launch(path):
-            return _explain_launch(path, raw, why_not)
+    if holds_launch(path):
+        return _explain_launch(path, raw, why_not)
     document = PlanDocument.read(path)
     stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
     request = build_request({**stored, **raw})
@@ -180,13 +183,14 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, answer, evaluated
     from search.uniform.engines import engine_space
-    from search.uniform.files import against_entry, launch_document, read_launch
+    from search.uniform.files import against_entry, launch_document
+    from search.uniform.imported import launch_in
 
     request = build_request(raw)
     if request.engine is not None:
         raise OptionError(f"--engine: {path} is a launch of its trainer; leave it out")
     refuse_options_of_plans(path, request)
-    stored = read_launch(path, request.given)
+    stored = launch_in(path, request.given, lambda text: say(f"{_NAME}: {text}"))
     engine = engine_space(stored.engine)
     question = replace(stored.question, engines=(engine,), top=0, price=request.output.price)
     asked = [(rule, _fixed(rule, question.fixed)) for rule in why_not]

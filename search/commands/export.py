@@ -184,7 +184,7 @@ COMMAND = Command(
     usage="PLAN.json --to ENGINE [OPTIONS]",
     fills=(ExportSpec, *FILLS),
     without=frozenset(
-        {"evaluate", "frontier", "html", "trace", "output-config-path", "top", "time-limit"}
+        {"evaluate", "frontier", "plot", "html", "trace", "output-config-path", "top", "time-limit"}
         | {"verbose", "goal", "tokens-per-s"}
     ),
     panels=(_EXPORT, *PANELS),

@@ -69,16 +69,18 @@ def run(arguments: Sequence[str]) -> int:
 def _answered(raw: Mapping[str, object]) -> int:
     """Answer with launches, with plans whose layers may differ, or with the best of both."""
     request = build_request(raw)
+    if request.output.plot_path is not None:
+        request = build_request({**raw, "frontier": True})
     # before anything is searched
     _pictures(request, [request.inputs.model])
+    _check_plot(request.output.plot_path)
     path = request.output.evaluate
     _check_goal(request)
-    if path is not None and path.endswith(".json") and Path(path).is_file():
-        from search.uniform.files import is_launch
-
-        if is_launch(path):
-            return _evaluate_launch(request, path)
     if path is not None:
+        from search.uniform.imported import holds_launch
+
+        if holds_launch(path):
+            return _evaluate_launch(request, path)
         return _execute(_priced(request, path, raw))
     from search.route import route_of, with_site
 
@@ -101,6 +103,17 @@ def _answered(raw: Mapping[str, object]) -> int:
     return code
 
 
+def _check_plot(path: str | None) -> None:
+    """Raise OptionError or InstallError where the frontier cannot be drawn."""
+    if path is None:
+        return
+    from autopar.command.show import require_matplotlib
+
+    if not path.lower().endswith((".png", ".svg")):
+        raise OptionError(f"--plot is {path!r:.60}, expected a file that ends in .png or .svg")
+    require_matplotlib("--plot")
+
+
 def _check_goal(request: Request) -> None:
     """Raise OptionError where a goal has nothing to choose from, or a rate no goal."""
     goal, path = request.output.goal, request.output.evaluate
@@ -119,12 +132,13 @@ def _evaluate_launch(request: Request, path: str) -> int:
     from search.route import refuse_options_of_plans
     from search.uniform.answer import Answer, evaluated
     from search.uniform.engines import engine_space
-    from search.uniform.files import launch_document, read_launch
+    from search.uniform.files import launch_document
+    from search.uniform.imported import launch_in
 
     if request.engine is not None:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     refuse_options_of_plans(path, request)
-    stored = read_launch(path, request.given)
+    stored = launch_in(path, request.given, lambda text: say(f"{_NAME}: {text}"))
     question = dataclasses.replace(stored.question, price=request.output.price)
     pictures = _pictures(request, [path])
     engine = engine_space(stored.engine)
@@ -173,7 +187,9 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         files[target] = document_text(launch_document(found, asked).model_dump())
         outputs = {"--json": request.output.json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
-    drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True))
+    # which takes longer than drawing: somebody who waits is told for what
+    doing = "drawing" if pictures.html is None else "searching other batches and clusters"
+    drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True), doing)
     exit_code = 0 if found.best is not None else INFEASIBLE
     ways: tuple[Remedy, ...] = ()
     if found.best is None:
@@ -289,12 +305,15 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     from search.pictures.files import pictures_of
 
     found = pictures_of(request.output.html_path, request.output.trace_path)
-    refuse_clashes({"--json": request.output.json_path, **found.outputs}, files_read(read))
+    own = {"--json": request.output.json_path, "--plot": request.output.plot_path}
+    refuse_clashes({**own, **found.outputs}, files_read(read))
     return found
 
 
-def _drawn(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> dict[Path, str]:
-    return working("drawing", draw) if pictures.any else {}
+def _drawn(
+    pictures: Pictures, draw: Callable[[], dict[Path, str]], doing: str = "drawing"
+) -> dict[Path, str]:
+    return working(doing, draw) if pictures.any else {}
 
 
 def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
@@ -423,6 +442,13 @@ def _execute(
     try:
         # before anything is printed, which somebody may not read to its end
         says = _write(request, session, result, paths, document, engines)
+        if request.output.plot_path is not None and frontier is not None:
+            from autopar.command.run import say_kept
+            from search.report.plan import save_frontier
+
+            plot = Path(request.output.plot_path)
+            save_frontier(frontier, plot, session.title, say_kept(_NAME))
+            says.insert(0, f"wrote {plot}")
     finally:
         # what was found is shown even where files cannot be written; stdout holds the document
         # and nothing else

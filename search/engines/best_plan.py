@@ -13,6 +13,7 @@ whole space. Which requests are answered so, and which by launches, is `search.r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, product
@@ -196,6 +197,8 @@ def choose_any(
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
             why = _short(refused).removeprefix(f"{engine}{_NOTHING}")
+            # in how many parts is for who asks that engine alone
+            why = re.sub(r" \(\d+ of \d+ parts of its space\)", "", why)
             line = EngineBest(engine=engine, samples_per_s=None, reason=why)
             lines.append(line)
             continue

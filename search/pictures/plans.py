@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from autopar.documents.catalog import shipped_path
 from autopar.plans import PUBLISHED_RUNS, Plan, Prediction
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.pictures.charts import Point, Series, scatter, table
@@ -68,7 +69,8 @@ def plan_page(
         sections=tuple(sections),
         assumptions=(*session.defaults, *session.calibrated),
         inputs=tuple(
-            (source.role, f"{source.path}{' (estimated)' if source.estimated else ''}")
+            # a page is sent to others, who have no use for where something is installed
+            (source.role, (shipped_path(source.path) or source.path) + _mark(source.estimated))
             for source in session.sources
         ),
         intervals=tuple(_intervals(session, prediction)),
@@ -77,6 +79,10 @@ def plan_page(
             *session.notes,
         ),
     )
+
+
+def _mark(estimated: bool) -> str:
+    return " (estimated)" if estimated else ""
 
 
 def _facts(session: Session, plan: Plan, prediction: Prediction) -> Iterator[Fact]:
@@ -88,8 +94,21 @@ def _facts(session: Session, plan: Plan, prediction: Prediction) -> Iterator[Fac
     yield Fact(label="step", value=format_seconds(prediction.step_time_s), note=note)
     rate = prediction.samples_per_s
     yield Fact(label="samples/s", value=f"{rate:,.4g}", note=f"global batch {plan.global_batch:,}")
-    tokens = rate * session.spec.layers[0].seq_length / plan.world_size
-    yield Fact(label="tokens/s per GPU", value=f"{tokens:,.0f}", note=f"{plan.world_size:,} GPUs")
+    found = session.throughput(plan, prediction)
+    if found is not None:
+        least, most = found.ends or (1.0, 1.0)
+        tokens, between = found.tokens_per_s, ""
+        if least < most:
+            between = f"{tokens * least:,.0f} to {tokens * most:,.0f}; "
+        yield Fact(
+            label="tokens/s per GPU",
+            value=f"{tokens:,.0f}",
+            note=f"{between}{tokens * plan.world_size:,.0f} on {plan.world_size:,} GPUs",
+        )
+        if found.mfu is not None:
+            share = found.mfu * 100
+            between = f"{share * least:.1f} to {share * most:.1f}, " if least < most else ""
+            yield Fact(label="MFU", value=f"{share:.1f} %", note=f"{between}of the 16-bit peak")
     fullest = max(prediction.stages, key=lambda stage: stage.reserved_bytes)
     yield Fact(
         label="peak memory",

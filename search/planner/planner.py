@@ -56,6 +56,7 @@ __all__ = [
     "TableSolution",
     "finite",
     "restrict",
+    "solve_by_family",
     "solve_stage",
     "solve_tables",
     "stage_mask",
@@ -684,6 +685,32 @@ def _degrees(plan: Plan) -> list[str]:
         ("ulysses" if ulysses else "tp") + str(t) + (f"-cp{c}" if c > 1 else "")
         for t, ulysses, c in kinds
     ]
+
+
+_LOOKED_AT = 4
+"""Plans that differ somehow for each family that is shown."""
+
+
+def solve_by_family(planner: Planner, top: int) -> SearchResult:
+    """Return the answer of a planner, with alternatives of other families, `top` of them at most.
+
+    Plans that differ in embedding and head, or in who shards what, are of one family: stages and
+    degrees of layers. The fastest of each stands for it.
+    """
+    result = planner.solve(top=_LOOKED_AT * top)
+    if result.plan is None:
+        return result
+    families = {_family(result.plan)}
+    kept: list[Alternative] = []
+    for other in result.alternatives:
+        if _family(other.plan) not in families and len(kept) < top:
+            families.add(_family(other.plan))
+            kept.append(other)
+    return replace(result, alternatives=tuple(kept))
+
+
+def _family(plan: Plan) -> tuple[object, ...]:
+    return plan.num_stages, frozenset((one.tp, one.ulysses, one.cp) for one in plan.layers)
 
 
 def _calibrated(options: SearchOptions) -> tuple[Source, ...]:

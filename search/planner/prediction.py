@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from autopar.arrays import F64
+from autopar.command.asking import frame, shown_table
 from autopar.errors import InputError
 from autopar.estimate.accuracy import RunClass, class_of_sources
 from autopar.plans import (
@@ -108,9 +110,12 @@ class SearchStats:
     wall_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SearchResult:
-    """Answer of one search; `plan` is None when it is `infeasible`, or none was found in time."""
+    """Answer of one search; `plan` is None when it is `infeasible`, or none was found in time.
+
+    In a notebook it is a sentence and a table; every plan of it is thousands of characters long.
+    """
 
     status: Status
     plan: Plan | None
@@ -133,6 +138,31 @@ class SearchResult:
     """What the time limit kept from being searched, in words."""
     synthetic: bool = False
     """True when some input exercises the code and describes no machine."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints of it, without a head."""
+        found: dict[str, Any] = _reports("files").result_document(self).content()
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return its plans, best first: how one says it, seconds of a step, samples/s."""
+        found: list[dict[str, Any]] = _reports("headline").result_rows(self)
+        return found
+
+    def to_frame(self) -> Any:
+        """Return its plans as a pandas.DataFrame; raises InstallError without pandas."""
+        return frame(self.rows())
+
+    def __repr__(self) -> str:
+        return f"SearchResult({_reports('headline').result_words(self)})"
+
+    def _repr_html_(self) -> str:
+        return shown_table(_reports("headline").result_words(self), self.rows())
+
+
+def _reports(name: str) -> Any:
+    """Return a module of the reports, which know results: that way round nothing is imported."""
+    return import_module(f"search.report.{name}")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
 from autopar.command.show import (
@@ -19,13 +19,14 @@ from autopar.command.show import (
     wrapped,
 )
 from autopar.records import dataclass
-from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from autopar.units import GIB, format_bytes, format_figure, format_odds, format_seconds
 from search.engines.job import ALIKE
 
 if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
     from autopar.training.throughput import Throughput
     from search.engines.best_plan import EngineBest
+    from search.planner.prediction import SearchResult
 
 __all__ = [
     "NEXT",
@@ -38,6 +39,8 @@ __all__ = [
     "one_line",
     "plan_memory_rows",
     "print_rows",
+    "result_rows",
+    "result_words",
     "rows_height",
     "shortened",
     "show_engines",
@@ -142,6 +145,38 @@ def _micro_batch(plan: Plan, dps: Iterable[int]) -> str:
     return f"{sizes[0]:g}" if len(sizes) == 1 else f"{sizes[0]:g} to {sizes[-1]:g}"
 
 
+def result_words(result: SearchResult) -> str:
+    """Return the answer of a search in a line: its plan and figures, or why there is none."""
+    plan, found = result.plan, result.prediction
+    if plan is None or found is None:
+        why = result.infeasibility
+        return f"{result.status}: {'no plan was found in time' if why is None else why.reason}"
+    speed = f"{format_seconds(found.step_time_s)}, {found.samples_per_s:,.5g} samples/s"
+    return f"{result.status}: {one_line(plan)}: {speed}"
+
+
+def result_rows(result: SearchResult) -> list[dict[str, Any]]:
+    """Return the plan of a search and its alternatives as rows, best first."""
+    if result.plan is None or result.prediction is None:
+        return []
+    best = {
+        "plan": one_line(result.plan),
+        "step_time_s": result.prediction.step_time_s,
+        "samples_per_s": result.prediction.samples_per_s,
+        "probability_faster": None,
+    }
+    others = [
+        {
+            "plan": one_line(other.plan),
+            "step_time_s": other.step_time_s,
+            "samples_per_s": other.samples_per_s,
+            "probability_faster": other.probability_faster,
+        }
+        for other in result.alternatives
+    ]
+    return [best, *others]
+
+
 # --------------------------------------------------------------------------------------------------
 # Figures
 
@@ -198,7 +233,7 @@ def figure_rows(found: Throughput, samples_per_s: float, price: float | None = N
         low, high = map(format_seconds, found.interval_s)
         step += f" ({low} to {high})" if low != high else f" (stays {low})"
     return [
-        ("step", f"{step}, {samples_per_s:,.5g} samples/s"),
+        ("step", f"{step}, {format_figure(samples_per_s, 5)} samples/s"),
         *throughput_rows(found, price),
     ]
 
@@ -209,7 +244,7 @@ def throughput_rows(found: Throughput, price: float | None = None) -> Rows:
     rates = [f"{found.tokens_per_s:,.0f} tokens/s{_between(found.tokens_per_s, ends, ',.0f')}"]
     if found.flop_per_s is not None:
         tera = found.flop_per_s / 1e12
-        rates.append(f"{tera:,.4g} TFLOP/s{_between(tera, ends, ',.3g')}")
+        rates.append(f"{format_figure(tera)} TFLOP/s{_between(tera, ends, 3)}")
     lines = [("per GPU", ", ".join(rates))]
     shares = [("MFU", found.mfu)]
     if found.computes_again:
@@ -222,19 +257,28 @@ def throughput_rows(found: Throughput, price: float | None = None) -> Rows:
     if words:
         lines.append(("MFU", ", ".join(words) + " of the 16-bit peak" * (len(words) == 1)))
     slow = None if ends is None else (1.0 / ends[1], 1.0 / ends[0])
-    hours = f"{found.gpu_hours:,.4g}{_between(found.gpu_hours, slow, ',.4g')} a billion tokens"
+    hours = f"{format_figure(found.gpu_hours)}{_between(found.gpu_hours, slow, 4)} a billion tokens"
     if price is not None:
         cost = found.cost(price)
-        hours += f", ${cost:,.4g}{_between(cost, slow, ',.4g', '$')}"
+        hours += f", ${format_figure(cost)}{_between(cost, slow, 4, '$')}"
     lines.append(("GPU-hours", hours))
     return lines
 
 
-def _between(value: float, ends: tuple[float, float] | None, style: str, unit: str = "") -> str:
-    """Return ` (low to high)` of a value at both ends of an interval; nothing without one."""
+def _between(
+    value: float, ends: tuple[float, float] | None, style: str | int, unit: str = ""
+) -> str:
+    """Return ` (low to high)` of a value at both ends of an interval; nothing without one.
+
+    style : a format, or how many digits.
+    """
     if ends is None:
         return ""
-    return f" ({unit}{value * ends[0]:{style}} to {unit}{value * ends[1]:{style}})"
+    low, high = (
+        format(value * end, style) if isinstance(style, str) else format_figure(value * end, style)
+        for end in ends
+    )
+    return f" ({unit}{low} to {unit}{high})"
 
 
 def plan_memory_rows(prediction: Prediction) -> Rows:

@@ -268,7 +268,7 @@ def _show_alternatives(
     if not others:
         return
     print_heading(console, f"other degrees of {best.engine.title}")
-    table = make_table("slower", "odds", "peak", "launch", words_last=True)
+    table = make_table("slower", "faster in", "peak", "launch", words_last=True)
     runs, step = first.assessment.runs, first.assessment.step
     # beside the launches stand the heading and the names of the columns
     for other in others[: None if room is None else max(room - 3, 1)]:
@@ -289,11 +289,11 @@ def _show_alternatives(
         )
     console.print(table)
     if room is None:
-        print_line(console, "odds: of being the faster one all the same", style="dim")
+        print_line(console, "faster in: odds of being the faster one all the same", style="dim")
 
 
-_LAUNCH_COLUMN = 51
-"""Beside share, odds and peak in 80 columns."""
+_LAUNCH_COLUMN = 48
+"""Beside share, odds and peak of 80 columns."""
 
 
 def _show_space(console: Console, answer: Answer, best: EngineAnswer) -> None:
@@ -419,6 +419,9 @@ def show_against(
     terms = other.terms_against(one.best)
     differ = sorted(terms.items(), key=lambda item: -abs(item[1]))[:4]
     words = [f"{name} {value * 1e3:+.3g} ms" for name, value in differ if abs(value) >= 1e-6]
+    rest = sum(terms.values()) - sum(value for _, value in differ)
+    if abs(rest) >= 1e-6:
+        words.append(f"others {rest * 1e3:+.3g} ms")
     if words:
         print_line(console, f"of a sequence: {', '.join(words)}")
 

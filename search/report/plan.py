@@ -7,13 +7,29 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.command import show
 from autopar.command.console import Console, escape
-from autopar.command.show import make_table, print_item, print_line, print_plain, wrapped
+from autopar.command.show import (
+    COLOURS,
+    GRID,
+    MARKERS,
+    QUIET,
+    drawn,
+    make_table,
+    print_item,
+    print_line,
+    print_plain,
+    save_figure,
+    wrapped,
+)
+from autopar.output import Aside
 from autopar.plans import PUBLISHED_RUNS
 from autopar.records import replace
 from autopar.sources import stack_source, stacks_of
@@ -46,6 +62,7 @@ __all__ = [
     "plan_headline",
     "plan_runs",
     "print_heading",
+    "save_frontier",
     "show_alternatives",
     "show_evaluation",
     "show_frontier",
@@ -476,6 +493,54 @@ def show_frontier(console: Console, results: list[SearchResult]) -> None:
             escape(one_line(result.plan, batch=True)),
         )
     console.print(table)
+
+
+def save_frontier(
+    results: Sequence[SearchResult], path: Path, title: str, aside: Aside | None = None
+) -> None:
+    """Draw the best throughput over the memory of a GPU, as .png or .svg.
+
+    From one budget to the next larger one the same plan is the best. aside : as `autopar.output`
+    has it. Raises OptionError where the file cannot be written, InstallError without matplotlib.
+    """
+    points: list[tuple[float, float, str]] = []
+    for result in results:
+        budget = result.options.get("memory_constraint_bytes")
+        if result.plan is None or result.prediction is None or not isinstance(budget, int | float):
+            continue
+        words = textwrap.shorten(one_line(result.plan), 48, placeholder=" ..")
+        points.append((budget / GIB, result.prediction.samples_per_s, words))
+    points.sort()
+    with drawn("--plot") as figure_of:
+        figure = figure_of(figsize=(8.0, 4.5), layout="constrained")
+        plot = figure.subplots()
+        gib, speed = [one[0] for one in points], [one[1] for one in points]
+        plot.step(gib, speed, where="post", color=COLOURS[0], marker=MARKERS[0], markersize=4)
+        # names of many plans would lie upon each other: those of both ends and the largest steps
+        gains = [b - a for a, b in pairwise(speed)]
+        steps = sorted(range(len(gains)), key=lambda at: -gains[at])[:_NAMED_POINTS]
+        for at in {0, len(points) - 1, *(step + 1 for step in steps)} if points else ():
+            left = gib[at] < (gib[0] + gib[-1]) / 2
+            plot.annotate(
+                points[at][2],
+                (gib[at], speed[at]),
+                xytext=(6 if left else -6, -9),
+                textcoords="offset points",
+                ha="left" if left else "right",
+                fontsize=7,
+                color=QUIET,
+            )
+        plot.set_title(title, loc="left")
+        plot.set_xlabel("memory of a GPU, GiB", color=QUIET)
+        plot.set_ylabel("samples/s", color=QUIET)
+        plot.set_ylim(bottom=0.0)
+        plot.grid(color=GRID)
+        plot.set_axisbelow(True)
+        save_figure(figure, path, "--plot", aside)
+
+
+_NAMED_POINTS = 3
+"""Plans that a picture of a frontier names beside the first."""
 
 
 def infeasible_sentence(

@@ -6,11 +6,12 @@ what a choice does not hold of a launch is kept beside it (`autopar.training.lau
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autopar.command.answers import OUTPUTS
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
@@ -36,11 +37,20 @@ from search.uniform.choice import (
     recompute_words,
 )
 from search.uniform.engines import EngineSpace, engine_space, launch_of, variants
+from search.uniform.files import StoredLaunch, is_launch, read_launch
 from search.writing.differences import losses_of, without_effect
 from search.writing.place import Engine
 from search.writing.stages import parts_in_order
 
-__all__ = ["ImportedLaunch", "TakenOver", "choice_of", "import_launch", "taken_over"]
+__all__ = [
+    "ImportedLaunch",
+    "TakenOver",
+    "choice_of",
+    "holds_launch",
+    "import_launch",
+    "launch_in",
+    "taken_over",
+]
 
 _TRAINERS: Mapping[str, Engine] = {
     "Megatron-LM": "megatron",
@@ -101,6 +111,43 @@ def import_launch(source: Engine | None, path: str, raw: Mapping[str, object]) -
         request=request,
         notes=(*_notes(file), *losses_of(launch, found, "a launch file")),
     )
+
+
+def holds_launch(path: str) -> bool:
+    """Return whether a file is a launch file of ours, or a script or configuration of a trainer.
+
+    JSON is ours, or a plan of anyone: what DeepSpeed starts is told by the script that names it.
+    """
+    if not Path(path).is_file() or path.endswith(".gz"):
+        return False
+    return is_launch(path) if path.endswith(".json") else True
+
+
+def launch_in(
+    path: str, given: Mapping[str, object], notice: Callable[[str], None]
+) -> StoredLaunch:
+    """Return the launch of such a file, with the question that it answers.
+
+    given : options as typed; of a trainer's file they name the cluster. notice : takes sentences on
+    how it was read. Raises InputError.
+    """
+    if path.endswith(".json"):
+        return read_launch(path, given)
+    raw = {name: given[name] for name in given if name not in OUTPUTS | _OF_COMMANDS}
+    found = import_launch(None, path, raw)
+    for note in found.notes:
+        notice(f"{path}: {note}")
+    return StoredLaunch(
+        engine=found.engine,
+        question=found.question,
+        request=found.request,
+        choice=found.choice,
+        launch=found.launch,
+    )
+
+
+_OF_COMMANDS = frozenset({"evaluate", "verbose", "price"})
+"""Options that say what is done with a launch, not which question it answers."""
 
 
 def _cluster(path: str, hardware: str | None) -> tuple[str, int]:

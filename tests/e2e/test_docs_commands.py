@@ -132,6 +132,42 @@ def test_running_job_shows_what_is_predicted(name: str, folder: Path) -> None:
     assert [figure for figure in figures if f" {figure} |" not in text] == []
 
 
+_SECOND = {
+    "megatron": None,
+    "torchtitan": "--max-pp-deg 1 --no-async-grad-reduce --default-dp-type zero2 --disable-sdp",
+}
+"""Options of the second pair of columns of a table, in the place of those of the command."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(_SECOND))
+def test_tables_of_the_running_job_are_of_today(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every tensor degree of a table, searched with the command above it."""
+    page = "docs/running-job.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (words,) = (words for words in commands(page) if words[-1] == f"{name}.json")
+    table = text.partition(f"{name}.json")[2].partition("| `T` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\|(.+)\|$", table.replace("*", ""), re.MULTILINE)
+    shown = {cells[0].strip(): cells[1:] for cells in (row.split("|") for row in rows[1:])}
+    assert set(shown) == {"1", "2", "4", "8"}
+    base = words[1 : words.index("0.1") + 1]
+    for degree, cells in shown.items():
+        pin = f"tp={degree},vtp={degree}"
+        asked = [re.sub(r"tp=\d,vtp=\d", pin, word) for word in words[1:-1]]
+        lines = [asked]
+        if _SECOND[name] is not None:
+            lines.append([*base, *str(_SECOND[name]).split(), "--pin", pin, "--output-config-path"])
+        for at, line in enumerate(lines):
+            capsys.readouterr()
+            assert cli.run([*line, "none", "--json", "-"]) == 0
+            found = json.loads(capsys.readouterr().out)
+            most = max(stage["reserved_bytes"] for stage in found["memory"])
+            figures = [f"{found['samples_per_s']:.5g}", f"{most / 2**30:.2f} GiB"]
+            assert [cell.strip() for cell in cells[2 * at : 2 * at + 2]] == figures, (degree, at)
+
+
 def test_python_examples_run(folder: Path) -> None:
     """docs/python.md shows every name of the interface, and its examples run in their order."""
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")

@@ -202,3 +202,10 @@ def test_pages_of_questions_name_commands_that_run() -> None:
         words = {word for code in codes for word in _OPTION.findall(code)}
         assert words - known == set(), path.name
         assert all(shlex.split(code) for code in codes)
+
+
+def test_a_first_screen_that_is_explained_is_one_of_the_gallery() -> None:
+    """docs/launches.md goes through the figures of an answer, which the gallery has of today."""
+    text = (DOCS / "launches.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```\n(llama3-70b .*?)\n\.\.\.\n```$", text, re.DOTALL | re.MULTILINE)
+    assert shown in (DOCS / "gallery.md").read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ from autopar.hardware import Curve
 from autopar.output import write_files
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
+from search.commands import search as search_command
 from search.options import SearchOptions, option_record
 from search.planner.core import ABI_VERSION
 from search.planner.prediction import SearchResult
@@ -348,3 +349,18 @@ def test_runs_with_the_same_violation_share_a_sentence() -> None:
     heads = [text for text in found if ": heads(" in text]
     assert len(heads) == 1
     assert heads[0].startswith("layers 0-1, 3, 5, 7, ...: heads(16) % tp(3) = 1 != 0")
+
+
+def test_the_frontier_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--plot` asks for it, writes before anything is printed, and the same bytes again."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--num-layers", "4")
+    assert search_command.run([*words, "--plot", "front.svg"]) == 0
+    drawn = Path("front.svg").read_text()
+    assert "memory of a GPU, GiB" in drawn
+    assert search_command.run([*words, "--frontier", "--plot", "front.svg"]) == 0
+    assert Path("front.svg").read_text() == drawn
+    assert not list(tmp_path.glob("*.bak*"))
+    assert search_command.run([*words, "--plot", "front.pdf"]) == 2
+    assert search_command.run([*words, "--engine", "megatron", "--plot", "front.svg"]) == 2

@@ -284,7 +284,8 @@ def test_stopped_search_is_exit_0_with_its_gap(
 def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     """What is missing is said with what it takes."""
     assert explain_cli.run([]) == 2
-    said = "autopar-explain: PLAN is missing; it takes: plan or strategy file\n"
+    said = "autopar-explain: PLAN is missing; it takes: launch, plan or strategy file, "
+    said += "or a trainer's script\n"
     assert capsys.readouterr().err == said
 
 

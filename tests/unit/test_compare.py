@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,39 @@ def test_a_script_is_the_launch_that_it_was_written_of(
     assert seen["second"]["step_time_s"] == pytest.approx(seen["first"]["step_time_s"])
     assert seen["second"]["peak_bytes"] == pytest.approx(seen["first"]["peak_bytes"])
     assert [row["name"] for row in seen["degrees"]] == []
+
+
+def test_a_screen_says_what_fits_and_breaks_no_word(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of chunks each size, of flags a word; in 80 columns, also of what does not fit."""
+    one = found(2, pp=2, vpp=2, cp=1)
+    Path("one.json").write_text(json.dumps(one.to_dict()))
+    assert export_command.run(["one.json", "--to", "megatron", "--out", "."]) == 0
+    text = Path("megatron_args.sh").read_text()
+    size = re.compile(r"(--micro-batch-size) \d+")
+    assert size.search(text)
+    Path("more.sh").write_text(size.sub(r"\1 8", text))
+    capsys.readouterr()
+
+    assert command.run(["one.json", "more.sh", "--hardware", "h100:1x8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("  tp2 pp2 dp2") for line in lines)
+    assert any("out of memory  " in line and line.endswith("(does not fit)") for line in lines)
+    assert any("tokens/s" in line for line in lines)
+    rows = [line.split("  ")[0] for line in lines]
+    assert "micro batch size" in rows
+    assert "layers of chunks" not in rows
+
+    capsys.readouterr()
+    two = found(2, pp=4, vpp=2, ep=1, tp_overlap=True)
+    Path("two.json").write_text(json.dumps(two.to_dict()))
+    assert command.run(["one.json", "two.json"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^layers of chunks +8 each +4 each$", text, re.MULTILINE)
+    seen = autopar.compare(one, autopar.search("llama3-8b", "h200:1x8", **{**SMALL, "tp": 2}))
+    assert {"name": "cluster", "first": "h100-80gb_1x8", "second": "h200_1x8"} in seen["degrees"]
 
 
 def test_batches_that_differ_are_compared_by_sequence(folder: Path) -> None:

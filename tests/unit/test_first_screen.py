@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autopar.command.show import wrapped
+from autopar.units import format_figure
 from search.commands import explain, search as search_command
 from search.report.headline import SCREEN_HEIGHT, SCREEN_WIDTH, shortened
 
@@ -148,3 +150,25 @@ def test_plans_are_cut_between_words(words: str, width: int, short: str) -> None
     """What is left out is marked, and the cut fits."""
     assert shortened(words, width) == short
     assert len(short) <= width
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1399.8, 3, "1,400"),
+        (12345.0, 4, "12,340"),
+        (9999.9, 4, "10,000"),
+        (580.24, 4, "580.2"),
+        (0.0123456, 4, "0.01235"),
+        (128.8432, 5, "128.84"),
+    ],
+)
+def test_figures_have_no_exponent(value: float, digits: int, text: str) -> None:
+    """Dollars and TFLOP/s of large jobs are read by people."""
+    assert format_figure(value, digits) == text
+
+
+def test_shares_stand_on_one_line() -> None:
+    """No line begins with a percent sign, nor with a number whose sign is on the one before."""
+    found = wrapped("memory 88.76 of 79.65 GiB; out of memory > 99.9 %", 47)
+    assert found == ["memory 88.76 of 79.65 GiB; out of memory", "> 99.9 %"]

@@ -14,7 +14,13 @@ import pytest
 import autopar
 import search
 from autopar.command import completion, shipped
-from autopar.documents.catalog import card_names, model_names, site_names, stack_names
+from autopar.documents.catalog import (
+    card_names,
+    find_card,
+    model_names,
+    site_names,
+    stack_names,
+)
 from autopar.entry import SUBCOMMANDS
 from autopar.estimate.card import load_card
 from autopar.estimate.stack import load_stack
@@ -258,3 +264,23 @@ def test_python_offers_what_a_user_needs() -> None:
     assert set(autopar.__all__) <= set(dir(autopar))
     with pytest.raises(AttributeError, match="no_such"):
         _ = autopar.no_such  # type: ignore[attr-defined]
+
+
+def test_a_card_of_another_gpu_has_its_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peaks of other element types keep their share of that in 16 bits, and say so."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--like", "h100", "--bf16", "494.7", "--hbm", "2000", "--out", "half.json"]
+    assert shipped.run(words, "cards") == 0
+    own = json.loads(Path("half.json").read_text())
+    other = json.loads(find_card("h100").read_text())
+    for name in ("bf16", "fp16", "fp8", "fp32", "vector_bf16"):
+        key = f"{name}_flop_per_s"
+        assert own["device"][key]["value"] == pytest.approx(other["device"][key]["value"] / 2)
+        assert "given by hand" in own["device"][key]["basis"]
+    slower = autopar.search("llama3-8b", "half.json:1x8", engine="megatron", tp=2, pp=1)
+    faster = autopar.search("llama3-8b", "h100:1x8", engine="megatron", tp=2, pp=1)
+    rates = [one.rows()[0]["tokens_per_s_per_gpu"] for one in (slower, faster)]
+    assert 0.4 < rates[0] / rates[1] < 0.7
+    assert slower.rows()[0]["mfu"] > faster.rows()[0]["mfu"]

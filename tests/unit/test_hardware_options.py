@@ -334,8 +334,12 @@ def test_command_reads_every_option() -> None:
 
 
 def test_help_needs_neither_torchrun_nor_torch() -> None:
-    """`--help` is on stdout, in groups, and names every option."""
-    done = command("--help", COLUMNS="100")
+    """`--help all` is on stdout, in groups, and names every option; `--help` is one screen."""
+    screen = command("--help", COLUMNS="100")
+    assert screen.returncode == 0, screen.stderr
+    assert "torchrun --standalone" in screen.stdout
+    assert len(screen.stdout.splitlines()) <= 24
+    done = command("--help", "all", COLUMNS="100")
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

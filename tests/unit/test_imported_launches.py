@@ -13,7 +13,7 @@ from autopar.memory.launch import Launch, Optimizer, Recompute, TorchTrainer
 from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
 from search.check.read import read_checked
-from search.commands import check, export, search
+from search.commands import check, explain, export, search
 from search.uniform.files import is_launch, read_launch
 from search.writing.differences import without_effect
 from search.writing.place import Engine, Place
@@ -333,3 +333,28 @@ def test_a_plan_does_not_go_to_megatron_bridge(capsys: pytest.CaptureFixture[str
     assert export.run(["plan.json", "--to", "megatron-bridge"]) == 2
 
     assert "takes launches of megatron" in capsys.readouterr().err
+
+
+def test_a_script_is_priced_and_explained_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--evaluate` and `autopar-explain` read what a trainer is started with, as compare does."""
+    path = files_of(megatron(), "megatron")
+    assert not path.endswith(".json")
+    assert search.run(["--evaluate", path]) == 2
+    assert "says neither cards nor how many" in capsys.readouterr().err
+
+    assert export.run(["--from", "megatron", path, *HARDWARE, "--out", "own.json"]) == 0
+    assert search.run(["--evaluate", "own.json", "--json", "-"]) == 0
+    own = json.loads(capsys.readouterr().out)["launch"]
+    assert search.run(["--evaluate", path, *HARDWARE, "--price", "2", "--json", "-"]) == 0
+    its = json.loads(capsys.readouterr().out)
+    assert its["status"] == "evaluated"
+    assert its["launch"]["degrees"] == own["degrees"]
+    assert its["launch"]["samples_per_s"] == own["samples_per_s"]
+
+    assert explain.run([path, *HARDWARE, "--why-not", "tp=8"]) == 0
+    assert capsys.readouterr().out.lstrip().startswith("why not tp=8")
+    Path("notes.txt").write_text("no launch\n")
+    assert search.run(["--evaluate", "notes.txt", *HARDWARE]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

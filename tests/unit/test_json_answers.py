@@ -61,6 +61,7 @@ ASKED: Mapping[str, tuple[str, tuple[str, ...], int]] = {
     "cards": ("cards", (), 0),
     "sites": ("sites", (), 0),
     "stacks": ("stacks", (), 0),
+    "no such model": ("estimate", ("llama3-8b",), 2),
     "no folder": ("profile show", ("none",), 2),
     "illegal plan": ("plan", ("none.json",), 2),
 }
@@ -88,6 +89,47 @@ def test_every_answer_has_the_head_and_its_exit_code(
         assert set(found) == {*HEAD, "error"}
     else:
         assert len(found) > len(HEAD)
+
+
+FORMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "a launch": ("search", (*LAUNCH, "--output-config-path", "none")),
+    "every engine": ("search", (*SMALL, "--tp", "2", "--output-config-path", "none")),
+    "ways out": ("search", ("--model", "llama2-7b", "--hardware", "rtx-4090:1x4")),
+    "a goal": (
+        "search",
+        (
+            *("--model", "llama3-8b", "--hardware", "h100:2x8", "--settle-bsz", "32"),
+            *("--goal", "cost", "--engine", "megatron", "--tp", "2"),
+            *("--output-config-path", "none"),
+        ),
+    ),
+    "a plan": ("search", (*SMALL, "--engine", "none", "--output-config-path", "plan.json")),
+    "a launch explained": ("explain", ("launch.json", "--why-not", "tp=4", "--why-not", "tp=3")),
+    "a plan explained": ("explain", ("autopar_plan_plan.json", "--why-not", "tp=4")),
+    "what if": (
+        "explore",
+        (*LAUNCH, "--hardware", "h200:1x8"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FORMS)
+def test_one_schema_has_all_keys_of_an_answer(
+    case: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its command: whoever checks an answer needs no other file, and a new key is in it."""
+    jsonschema = pytest.importorskip("jsonschema")
+    if "explained" in case:
+        run("search", *LAUNCH, "--output-config-path", "launch.json")
+        run("search", *SMALL, "--engine", "none", "--output-config-path", "plan.json")
+    capsys.readouterr()
+    name, words = FORMS[case]
+    assert run(name, *words, "--json", "-") == (3 if case == "ways out" else 0)
+    found = json.loads(capsys.readouterr().out)
+    schema = jsonschema.Draft202012Validator(json_schemas()["answer"])
+    schema.validate(found)
+    assert not schema.is_valid({**found, "no_such_key": 1})
 
 
 def test_error_names_file_and_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +245,34 @@ def test_what_a_notebook_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(InstallError, match="pip install pandas"):
         cards.to_frame()
+
+
+def test_what_a_notebook_shows_of_a_plan() -> None:
+    """A result of Python's own functions is a line and a table, not every field of every layer."""
+    found = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
+    assert repr(found).startswith("SearchResult(optimal: ")
+    assert len(repr(found)) < 300
+    assert "samples/s" in repr(found)
+    rows = found.rows()
+    assert len(rows) == 1 + len(found.alternatives)
+    # alternatives differ in more than the embedding, as those of the command
+    kinds = [
+        (one.num_stages, {(layer.tp, layer.cp) for layer in one.layers})
+        for one in (found.plan, *(other.plan for other in found.alternatives))
+        if one is not None
+    ]
+    assert all(kinds.count(kind) == 1 for kind in kinds)
+    assert found.prediction is not None
+    assert rows[0]["step_time_s"] == found.prediction.step_time_s
+    assert found._repr_html_().count("<tr>") == 1 + len(rows)
+    seen = found.to_dict()
+    assert seen["samples_per_s"] == found.prediction.samples_per_s
+    assert json.loads(json.dumps(seen)) == seen
+
+    none = autopar.plan("llama3-70b", "a100-80gb:1x8")
+    assert none.rows() == []
+    assert repr(none).startswith("SearchResult(infeasible: ")
+    assert none.to_dict()["plan"] is None
 
 
 def test_exit_codes_in_the_docs() -> None:

@@ -315,6 +315,10 @@ def test_a_launch_is_explained_and_compared_with_others(
     assert heading in compared
     assert " % against this one, peak " in compared
     assert "of a sequence: " in compared
+    # what is listed adds up to what is said
+    terms = re.findall(r"([+-][\d.e-]+) ms", compared.partition("of a sequence: ")[2])
+    rates = [float(one.replace(",", "")) for one in re.findall(r"([\d.,]+) samples/s", shown)[:2]]
+    assert sum(map(float, terms)) == pytest.approx(1e3 / rates[0] - 1e3 / rates[1], rel=0.01)
 
     # the same as a search with that degree alone
     best = _answer(engine="megatron", tp="1").best

@@ -106,6 +106,31 @@ _TAKEN = (
     ("--system h200:4x8", "hardware", "h200:4x8"),
     ("--model_path llama3-8b", "model", "llama3-8b"),
     ("--backend megatron-core", "engine", "megatron"),
+    # one hyphen: vLLM, run scripts of Megatron-Bridge, shells
+    ("-tp 4", "tp", (4,)),
+    ("-vp 4", "vpp", (4,)),
+    ("-ng 64", "gpus", 64),
+    ("-gb 512", "global-batch-size", 512),
+    ("-o plans", "output-config-path", "plans"),
+    ("-v", "verbose", True),
+    # Megatron-Bridge, NeMo, and further words of the others
+    ("--compute_dtype fp8_mx", "precision", ("mxfp8",)),
+    ("trainer.devices=8", "gpus-per-node", 8),
+    ("model.activations_checkpoint_granularity=full", "recompute", ("full",)),
+    ("--recompute-modules core_attn mlp", "recompute", ("core_attn+mlp",)),
+    ("--recompute-modules=core_attn,moe_act", "recompute", ("core_attn+moe_act",)),
+    ("--decoder-seq-length 8192", "seq-length", (8192,)),
+    ("--max-model-len 8192", "seq-length", (8192,)),
+    ("--fsdp full_shard", "zero", (3,)),
+    ("--sharding_strategy SHARD_GRAD_OP", "zero", (2,)),
+    ("--fsdp_reshard_after_forward false", "zero", (2,)),
+    ("--parallelism.fsdp_reshard_after_forward always", "zero", (3,)),
+    ("--zero3", "zero", (3,)),
+    ("--use_fsdp", "zero", (3,)),
+    ("bf16.enabled=true", "mixed-precision", "bf16"),
+    ("--vram 40", "memory-constraint", 40 * 2**30),
+    ("--price-per-hour 2", "price", 2.0),
+    ("--goal cheapest", "goal", "cost"),
 )
 
 _ASKED = (
@@ -147,6 +172,36 @@ _ASKED = (
     ("--offload-optimiser 1", "did you mean --offload-optimizer?"),
     ("--precison bf16", "did you mean --precision?"),
     ("--time-limits 5", "did you mean --time-limit?"),
+    # words of which the nearest option is another matter
+    ("--num-experts 8", "did you mean --model"),
+    ("--moe-router-topk 2", "did you mean --model"),
+    ("--model.flavor 8B", "did you mean --model"),
+    ("--recompute-num-layers 2", "did you mean --recompute 'block N'"),
+    ("--activation_checkpoint.selective_ac_option op", "did you mean --recompute op?"),
+    ("--quantize.linear.float8.recipe_name rowwise", "did you mean --precision fp8"),
+    ("--quantization fp8", "did you mean --precision fp8"),
+    ("--enable-expert-parallel", "did you mean --ep N?"),
+    ("--ulysses_sequence_parallel_size 4", "did you mean --cp N --cp-kind a2a"),
+    ("--use-ulysses", "did you mean --cp N --cp-kind a2a"),
+    ("--parallelism_config_dp_shard_size 8", "did you mean --zero 3, --dp N or both?"),
+    ("--dp-shard 8", "did you mean --zero 3, --dp N or both?"),
+    ("--vocab_sdp 1", "did you mean --pin vzero3=1?"),
+    ("zero_optimization.offload_optimizer.device=cpu", "did you mean --offload-optimizer 1?"),
+    ("--whynot tp=8", "autopar-explain FILE --why-not tp=8"),
+    ("--sdp 1", "did you mean --zero 3?"),
+    ("--ddp", "did you mean --zero 0?"),
+    ("--offload_param cpu", "weights stay on the GPUs here"),
+    ("--max-num-seqs 256", "of serving"),
+    ("--gpu h100", "did you mean --hardware h100:8x8 (which) or --gpus N (how many)?"),
+    ("--cost 2", "did you mean --price X (dollars of a GPU-hour) or --goal cost?"),
+    ("--compile.enable", "did you mean --stack torchtitan-compiled?"),
+    ("--interleave 2", "did you mean --vpp N?"),
+    ("--no-recompute", "did you mean --recompute none?"),
+    ("--seq-length 128k", "give 131072 or 128000"),
+    ("--memory-constraint 75000MiB", "it is a number of GiB: 73.24"),
+    ("--memory-constraint 80GB", "it is a number of GiB: 74.51"),
+    ("--global-batch-size 4M", "give 4194304 or 4000000, of samples"),
+    ("-zz 4", "-zz: this option is unknown"),
     ("--zzzzzz", "see --help"),
 )
 
@@ -172,6 +227,17 @@ def test_other_words_get_a_sentence_that_helps(line: str, said: str) -> None:
 
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--overlap-grad-reduce", "--overlap-param-gather", "--train-iters 100", "--fsdp_version 2"],
+)
+def test_words_that_change_no_plan_are_left_out(line: str) -> None:
+    """With a sentence that says why."""
+    said: list[str] = []
+    assert COMMAND.read(shlex.split(line), said.append) == {}
+    assert "accepted and ignored" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +302,7 @@ def test_help_is_one_screen_then_groups(command) -> None:
     lines = screen.splitlines()
 
     # others have options of their own besides
-    assert len(lines) <= (30 if command in (COMMAND, EXPLAIN) else 36)
+    assert len(lines) <= (26 if command in (COMMAND, EXPLAIN) else 36)
     assert max(map(len, lines)) <= SCREEN_WIDTH
     groups = [line.split()[0] for line in lines[lines.index("") :] if line.startswith("  ")]
     for row in command.rows:
@@ -246,6 +312,27 @@ def test_help_is_one_screen_then_groups(command) -> None:
     assert command.help_of(["all"]) == command.help_text
     # whatever else stands behind it: help is for command lines that are not right yet
     assert command.help_of(["nonsense"]) == screen
+
+
+@pytest.mark.parametrize("command", sorted(SUBCOMMANDS))
+def test_help_of_every_command_is_a_screen_or_two(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long one is a screen of 24 lines, behind which every group has a word of its own."""
+    module = import_module(SUBCOMMANDS[command][1])
+    found = getattr(module, "COMMAND", None)
+    if found is None:  # a list, or a front door of others
+        return
+    screen = found.help_of()
+    assert len(screen.splitlines()) <= (40 if found.first is None else 36)
+    if found.first is None:
+        return
+    assert max(map(len, screen.splitlines())) <= SCREEN_WIDTH
+    panels = {row.panel for row in found.rows}
+    groups = [line.split()[0] for line in screen.partition("--help GROUP")[2].splitlines()[1:]]
+    assert len(groups) == len(panels)
+    shown = "".join(found.help_of([group]) for group in groups)
+    assert all(row.label in shown.replace("[no-]", "") for row in found.rows)
 
 
 def test_help_of_an_option_says_its_spellings() -> None:

@@ -294,6 +294,18 @@ def test_a_plan_has_the_same_page(planned: tuple[Session, Page]) -> None:
     assert sum(value for _, _, value in page.waterfall) == pytest.approx(page.timeline.step_s)
 
 
+def test_a_page_of_a_plan_has_the_rates_and_no_place_of_a_machine(
+    planned: tuple[Session, Page],
+) -> None:
+    """Rates of a GPU with their ends, as launches have; inputs by their place among the shipped."""
+    _, page = planned
+    facts = {fact.label: fact for fact in page.facts}
+    assert re.fullmatch(r"[\d,]+ to [\d,]+; [\d,]+ on \d+ GPUs", facts["tokens/s per GPU"].note)
+    assert re.fullmatch(r"[\d.]+ to [\d.]+, of the 16-bit peak", facts["MFU"].note)
+    assert page.inputs
+    assert all(not value.startswith("/") for _, value in page.inputs)
+
+
 def test_a_plan_that_cannot_run_has_no_picture() -> None:
     impossible = replace(PREDICTION, stages=(), problems=("tp 3 does not divide 16 heads",))
     with pytest.raises(InputError, match="tp 3 does not divide"):

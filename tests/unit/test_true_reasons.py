@@ -136,3 +136,55 @@ def test_a_rule_of_why_not_is_checked() -> None:
     """Before anything is searched."""
     with pytest.raises(OptionError):
         freed((), "fast please")
+
+
+def test_a_strategy_file_names_the_plan_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Galvatron's file says neither model nor cluster; ours, which was written with it, does."""
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", "llama2-7b", "--hardware", "a100-80gb:2x8", "--engine", "none")
+    assert search.run([*words, "--output-config-path", "own.json"]) == 0
+    capsys.readouterr()
+    assert explain.run(["own.json"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("give autopar_plan_own.json beside it, which says model and hardware")
+    Path("autopar_plan_own.json").unlink()
+    assert explain.run(["own.json"]) == 2
+    assert "give the plan's --hardware" in capsys.readouterr().err
+
+
+def test_an_engine_without_a_plan_says_why_without_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How its space was divided is nothing to who asks all engines."""
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", "llama2-7b", "--hardware", "rtx-4090:1x4", "--seq-length", "2048")
+    assert search.run([*words, "--num-layers", "16", "--memory-constraint", "4"]) == 3
+    text = capsys.readouterr().out
+    assert "galvatron: nothing fits" in text
+    assert "parts of its space" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "llama2-7b"), "give --hardware CARD:NxG to ask trainers"),
+        (("--hardware", "a100-80gb:1x8"), "give --model to ask trainers"),
+        ((), ""),
+        (("--model", "llama2-7b", "--engine", "none"), ""),
+    ],
+)
+def test_what_is_not_named_says_who_answered(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model alone is planned for the shipped cluster, by nobody's launches: that is said."""
+    monkeypatch.chdir(tmp_path)
+    assert search.run([*words, "--output-config-path", "none"]) == 0
+    err = capsys.readouterr().err
+    assert ("answered with plans whose layers may differ" in err) == bool(said)
+    assert said in err
