@@ -482,6 +482,7 @@ def _torch_recompute(model: Model) -> tuple[str, ...]:
 
 
 _LAYOUTS = "unequal chunks but those whose longest stage is shortest"
+_FEW = "fewer micro-batches than stages"
 _BY_LAYER = "degrees that differ by layer (--engine galvatron)"
 
 ENGINES: tuple[EngineSpace, ...] = (
@@ -512,6 +513,7 @@ ENGINES: tuple[EngineSpace, ...] = (
             "rings of ranks that exchange heads (--cp-comm-type a2a+p2p)",
             "parts of modules, or whole layers, on the host (--cpu-offloading)",
             "recomputation of several layers at once (uniform N)",
+            _FEW,
             _LAYOUTS,
             _BY_LAYER,
         ),
@@ -541,6 +543,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         left_out=(
             "torch.compile, and with it asynchronous tensor parallelism",
             "recomputation of every n-th layer",
+            _FEW,
             _LAYOUTS,
             _BY_LAYER,
         ),

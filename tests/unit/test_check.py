@@ -379,6 +379,27 @@ def test_what_the_environment_has_to_say(
     assert all(said is not None and text.startswith(said) for text in found)
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"--tp-comm-overlap": True}, "--tp-comm-overlap needs GPUs of NVIDIA"),
+        (
+            {"--num-experts": 8, "--moe-token-dispatcher-type": "flex"},
+            "--moe-token-dispatcher-type flex needs GPUs of NVIDIA",
+        ),
+    ],
+)
+def test_libraries_of_one_maker_are_not_on_the_devices_of_another(
+    more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    path = written(tmp_path, {"MODEL_ARGS": {**LLAMA, **more}, "ENV_VARS": variables})
+    for gpu, illegal in (("mi300x", True), ("h100-80gb", False)):
+        file = read_checked(path, world_size=64, gpu=gpu)
+        found = [one.text for one in file.findings if one.kind == "illegal"]
+        assert any(text.startswith(said) for text in found) is illegal
+
+
 # --------------------------------------------------------------------------------------------------
 # Neighbours.
 
