@@ -6,13 +6,13 @@ makes a launch of a choice; what it refuses is raised as an InputError with its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal, cast
 
 from autopar.errors import InputError
 from autopar.memory.launch import (
-    AMPERE,
     BLACKWELL,
     HOPPER,
     AttentionKernel,
@@ -170,10 +170,14 @@ def _never(job: Job, tp: int) -> bool:
 # Megatron-LM
 
 
+_UNLINKED = re.compile(r"MI\d|RTX|L4|L40|T4|V100|A(2|10|16|30|40)(\D|$)|.*PCIE")
+"""Names of devices that NVLink does not join, or whose architecture the kernels below are not of;
+somebody's own card is taken for one that has both."""
+
+
 def _nvlinked(gpu: str) -> bool:
     """Return whether a device has the links that kernels of NVIDIA's libraries write through."""
-    name = gpu.upper()
-    return name.startswith((*BLACKWELL, *HOPPER, *AMPERE)) and "PCIE" not in name
+    return _UNLINKED.match(gpu.upper()) is None
 
 
 def _userbuffers(job: Job, tp: int) -> bool:
