@@ -22,7 +22,6 @@ from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
 
 __all__ = [
-    "AMPERE",
     "BLACKWELL",
     "HOPPER",
     "Attention",
@@ -48,7 +47,6 @@ AttentionKernel = Literal["fused", "flash", "unfused", "local"]
 """cuDNN's, FlashAttention, products with a softmax of their own, and those of Megatron itself."""
 
 
-AMPERE = ("A100", "A800")
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 BLACKWELL = ("GB200", "GB300", "B200", "B300")
 """How names of devices begin."""

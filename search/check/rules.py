@@ -211,6 +211,7 @@ def _chunks(setting: Setting) -> Iterator[str]:
 
 
 _Broken = Callable[[Setting], bool]
+_AMD = ("MI2", "MI3", "MI4")
 _NO_FP8 = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
 _HOPPER = ("H100", "H200", "H800", "H20", "GH200", "L40", "RTX-4090")
 
@@ -279,6 +280,10 @@ _TABLE: tuple[tuple[_Broken, str], ...] = (
      "--distribute-saved-activations and --sequence-parallel exclude each other"),
     (lambda s: s.has("tp-comm-overlap") and not s.scattered,
      "--tp-comm-overlap needs --sequence-parallel and --tensor-model-parallel-size above 1"),
+    (lambda s: s.has("tp-comm-overlap") and s.gpu.startswith(_AMD),
+     "--tp-comm-overlap needs GPUs of NVIDIA: Transformer Engine's userbuffers are theirs"),
+    (lambda s: s.dispatcher == "flex" and s.gpu.startswith(_AMD),
+     "--moe-token-dispatcher-type flex needs GPUs of NVIDIA: DeepEP and HybridEP are theirs"),
     (lambda s: s.has("defer-embedding-wgrad-compute")
      and s.number("pipeline-model-parallel-size") == 1,
      "--defer-embedding-wgrad-compute needs --pipeline-model-parallel-size above 1"),

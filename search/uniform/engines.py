@@ -6,13 +6,13 @@ makes a launch of a choice; what it refuses is raised as an InputError with its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal, cast
 
 from autopar.errors import InputError
 from autopar.memory.launch import (
-    AMPERE,
     BLACKWELL,
     HOPPER,
     AttentionKernel,
@@ -190,10 +190,14 @@ def overlaps_one(gpu: str) -> bool:
     return not gpu.upper().startswith(BLACKWELL)
 
 
+_UNLINKED = re.compile(r"MI\d|RTX|L4|L40|T4|V100|A(2|10|16|30|40)(\D|$)|.*PCIE")
+"""Names of devices that NVLink does not join, or whose architecture the kernels below are not of;
+somebody's own card is taken for one that has both."""
+
+
 def _nvlinked(gpu: str) -> bool:
     """Return whether a device has the links that kernels of NVIDIA's libraries write through."""
-    name = gpu.upper()
-    return name.startswith((*BLACKWELL, *HOPPER, *AMPERE)) and "PCIE" not in name
+    return _UNLINKED.match(gpu.upper()) is None
 
 
 def _userbuffers(job: Job, tp: int) -> bool:
@@ -512,6 +516,7 @@ def _torch_recompute(model: Model) -> tuple[str, ...]:
 
 
 _LAYOUTS = "unequal chunks but those whose longest stage is shortest"
+_FEW = "fewer micro-batches than stages"
 _BY_LAYER = "degrees that differ by layer (--engine galvatron)"
 
 ENGINES: tuple[EngineSpace, ...] = (
@@ -542,6 +547,7 @@ ENGINES: tuple[EngineSpace, ...] = (
             "rings of ranks that exchange heads (--cp-comm-type a2a+p2p)",
             "parts of modules, or whole layers, on the host (--cpu-offloading)",
             "recomputation of several layers at once (uniform N)",
+            _FEW,
             _LAYOUTS,
             _BY_LAYER,
         ),
@@ -571,6 +577,7 @@ ENGINES: tuple[EngineSpace, ...] = (
         left_out=(
             "asynchronous tensor parallelism of compiled layers",
             "recomputation of every n-th layer",
+            _FEW,
             _LAYOUTS,
             _BY_LAYER,
         ),

@@ -337,7 +337,8 @@ class _Search:
             if one.level == _LAYOUT:
                 # the slowest recomputation leaves the most room
                 assert one.options is not None, "a layout has options"
-                one = one._replace(at=one.options.slowest)
+                # once that is opened, what is left of the layout comes behind it
+                one = one._replace(at=max(one.at, one.options.slowest))
             self.open(one)
         self.queue = [*others, *self.queue]
         heapq.heapify(self.queue)

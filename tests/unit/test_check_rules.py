@@ -455,3 +455,49 @@ def test_advice_is_in_the_words_of_the_file(
         assert priced.step == neighbour.assessment.step
         assert priced.fullest.peak_bytes == neighbour.assessment.fullest.peak_bytes
         assert "--tp-comm-overlap" not in arguments or "--transformer-impl" not in arguments
+
+
+# --------------------------------------------------------------------------------------------------
+# Devices, and what stands beside the arguments
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        (DENSE, {"tp_comm_overlap": True}, "--tp-comm-overlap needs GPUs of NVIDIA"),
+        (MIXTURE, {"moe_token_dispatcher_type": "flex"}, "flex needs GPUs of NVIDIA"),
+    ],
+)
+def test_libraries_of_one_maker_are_not_on_the_devices_of_another(
+    base: dict[str, Any], changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    assert any(said in text for text in illegal(checked(tmp_path, base, gpu="mi300x", **changes)))
+    assert not any(said in text for text in illegal(checked(tmp_path, base, **changes)))
+
+
+_BESIDE = {"overlap_moe_expert_parallel_comm": True, "pipeline_model_parallel_size": 1}
+_HOSTED = {"fine_grained_activation_offloading": True, "offload_modules": "core_attn"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "said"),
+    [
+        (_BESIDE, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "_CONNECTIONS is 1, and exchanges"),
+        (_BESIDE, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, None),
+        (_HOSTED, {}, "NVTE_CPU_OFFLOAD_V1 is not set here, and --fine-grained-activation"),
+        (_HOSTED, {"NVTE_CPU_OFFLOAD_V1": "0"}, "NVTE_CPU_OFFLOAD_V1 is 0, and --fine-grained"),
+        (_HOSTED, {"NVTE_CPU_OFFLOAD_V1": "1"}, None),
+    ],
+)
+def test_settings_have_the_environment_that_they_need(
+    changes: dict[str, Any], variables: dict[str, str], said: str | None, tmp_path: Path
+) -> None:
+    checked(tmp_path, MIXTURE, **changes)
+    path = tmp_path / "launch.json"
+    document = json.loads(path.read_text())
+    document["ENV_VARS"] |= variables
+    path.write_text(json.dumps(document))
+    file = read_checked(str(path), world_size=32, gpu="h100-80gb")
+    found = [one.text for one in file.findings if "CONNECT" in one.text or "NVTE" in one.text]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]

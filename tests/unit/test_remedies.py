@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,8 @@ from search.commands import search as search_command
 from search.remedies import Remedy, remedies
 from search.request import build_request
 from search.route import route_of
-from search.uniform.answer import Question, answer, open_launches
+from search.uniform import solve
+from search.uniform.answer import Question, answer, open_launches, target_of
 
 SMALL = {"model": "llama2-7b", "hardware": "rtx-4090:1x4", "seq-length": "4096"}
 
@@ -106,6 +108,46 @@ def test_they_are_said_where_every_trainer_is_asked(capsys: pytest.CaptureFixtur
     assert f"{second['tokens_per_s_per_gpu']:,.0f}" == row[3]
     assert f"{second['host_bytes'] / 2**30:.2f}" == row[5]
     assert (last["options"], last["degrees"]["dp"]) == ("--lora 32 --lora-base nf4", 4)
+
+
+def test_looking_for_any_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a layout is not opened again from its slowest recomputation on."""
+    config = {
+        "model_type": "glm4_moe",
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 92,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "vocab_size": 151552,
+        "n_routed_experts": 160,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1536,
+        "first_k_dense_replace": 3,
+        "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+        "use_qk_norm": True,
+        "tie_word_embeddings": False,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    asked = {"model": str(path), "hardware": "b200:8x2", "engine": "megatron", "seq-length": "4096"}
+    question = open_launches(build_request({**asked, "lora": "32", "lora-base": "nf4"}))
+    opened = itertools.count()
+    open_one = solve._Search.open
+
+    def counted(search: solve._Search, entry: solve._Entry) -> None:
+        assert next(opened) < 5000
+        open_one(search, entry)
+
+    monkeypatch.setattr(solve._Search, "open", counted)
+    (engine,) = question.engines
+    space = solve.Uniform(engine, question.job, target_of(question, engine))
+    found = space.solve(question.fixed, counts=21)
+    assert not found.complete
 
 
 def _on_host(question: Question) -> Remedy:
