@@ -377,8 +377,9 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
     zero: tuple[int, ...] | None = None
-    if seed % 4 == 3:
-        # of one trainer alone pipelines have many schedules, and then a few of them
+    if seed % 4 == 3 and _training(seed) in (Training(), Training(offload=1.0)):
+        # of one trainer alone pipelines have many schedules, and then a few of them; it has no
+        # other training
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
     if seed % 4 == 1 and (engine is not ENGINES[0] or model.experts is None):
