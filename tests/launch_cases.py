@@ -269,7 +269,8 @@ def _with_states(d: _Draw, optimizer: Optimizer, precision: Precision) -> Optimi
         moments_bytes=moments,
         master_bytes=2 if aware and not twice else 4,
         offload=offload,
-        offload_master=aware and offload > 0,
+        # the host's optimizer is of the precision-aware one alone, which takes fp32 weights along
+        offload_master=offload > 0,
         overlap_offload=offload > 0 and d.yes(),
     )
 
@@ -431,6 +432,9 @@ def torch_launches(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"
     tp = one(1, 1, 2)
     cp = one(1, 1, 2) if keeper == "accelerate" else 1
     zero = one(0, 1, 2, 3) if keeper == "deepspeed" else one(0, 2, 3) if cp == 1 else one(2, 3)
+    if keeper == "deepspeed" and tp > 1:
+        # its tensor groups have no sharded weights beside them
+        zero = min(zero, 2)
     # copies of tensor groups are of parts alone
     shard = one(1, 2, 4) if zero or tp == 1 else 1
     split = shard > 1 or tp * cp == 1

@@ -111,30 +111,21 @@ _EXPOSED_EXPERTS = 0.5
 def _exposed_experts(job: Job) -> float:
     """Return what is visible of all dispatch and combine of a step, as a share.
 
-    A forward's run under the backward of another micro-batch, and the other way round. The forwards
-    of a warm-up have no backward beside them, nor as many backwards at the end a forward, so that
-    of a single micro-batch nothing is hidden (docs/user-guide/features/moe_a2a_overlap.md of
-    Megatron-LM). Counted on the last stage, whose warm-up is the shortest: those before it fill and
-    empty the pipeline meanwhile, which is its bubble.
+    Forwards of a warm-up have no backward beside them, nor backwards at the end a forward: of a
+    single micro-batch nothing is hidden (moe_a2a_overlap.md of Megatron-LM). Counted on the last
+    stage, whose warm-up is the shortest; what fills and empties those before it is the bubble.
     """
     if not job.overlap_experts:
         return 1.0
     chunks = job.vpp if job.pp > 1 else 1
     number = job.micro_batches * chunks
-    alone = warmup_chunks(
-        schedule_of_chunks(chunks),
-        job.pp - 1,
-        stages=job.pp,
-        chunks=chunks,
-        micro_batches=job.micro_batches,
-        ahead=1,
-    )
+    sizes = {"stages": job.pp, "chunks": chunks, "micro_batches": job.micro_batches}
+    alone = warmup_chunks(schedule_of_chunks(chunks), job.pp - 1, **sizes, ahead=1)
     return 1.0 - (1.0 - _EXPOSED_EXPERTS) * (number - alone) / number
 
 
 def _least_exposed_experts(job: Job) -> float:
-    """Return the same of many micro-batches, which of fewer is more."""
-    return _EXPOSED_EXPERTS if job.overlap_experts else 1.0
+    return _EXPOSED_EXPERTS if job.overlap_experts else 1.0  # of many micro-batches
 
 
 class StageTime(NamedTuple):
@@ -322,9 +313,8 @@ def own_times(job: Job, block: Block, known: KnownLayers) -> LayerTimes:
 def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Real, Real]:
     """Return what a layer's micro-batch takes of the device, and of the host, without ZeRO-3.
 
-    Or a half of a layer, or arrays of them. At least: as of a step of many micro-batches, whose
-    number the job need not say. times : parts and sends may be arrays that broadcast, of many
-    micro-batches and degrees.
+    Or a half of a layer, or arrays of them; at least, as of a step of many micro-batches. times :
+    parts and sends may be arrays that broadcast, of many micro-batches and degrees.
     """
     found, host = _layer(machine, job, times, 0.0, _least_exposed_experts(job))
     return sum(found.values()), host

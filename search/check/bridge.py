@@ -77,8 +77,11 @@ class _Place:
 
     def setting(self, settings: Settings) -> Setting:
         """Return the arguments as the rules have them."""
-        flags = words_of(flags_of_settings(settings, self.world_size))
-        return Setting(flags, self.world_size, self.gpu.upper())
+        flags = flags_of_settings(settings, self.world_size)
+        if settings.get("optimizer.use_precision_aware_optimizer") is True:
+            # the states that it has are read of the settings themselves
+            flags["use-precision-aware-optimizer"] = True
+        return Setting(words_of(flags), self.world_size, self.gpu.upper())
 
 
 def _read(source: Configuration, asked: Asked) -> CheckedFile:

@@ -198,7 +198,7 @@ def choose_any(
         except (InputError, InfeasibleError) as refused:
             why = _short(refused).removeprefix(f"{engine}{_NOTHING}")
             # in how many parts is for who asks that engine alone
-            why = re.sub(r" \(\d+ of \d+ parts of its space\)", "", why)
+            why = re.sub(r" \([0-9]+ of [0-9]+ parts of its space\)", "", why)
             line = EngineBest(engine=engine, samples_per_s=None, reason=why)
             lines.append(line)
             continue

@@ -190,7 +190,7 @@ def overlaps_one(gpu: str) -> bool:
     return not gpu.upper().startswith(BLACKWELL)
 
 
-_UNLINKED = re.compile(r"MI\d|RTX|L4|L40|T4|V100|A(2|10|16|30|40)(\D|$)|.*PCIE")
+_UNLINKED = re.compile(r"MI[0-9]|RTX|L4|L40|T4|V100|A(2|10|16|30|40)([^0-9]|$)|.*PCIE")
 """Names of devices that NVLink does not join, or whose architecture the kernels below are not of;
 somebody's own card is taken for one that has both."""
 

@@ -8,50 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from autopar.arrays import F64, I64, Bool
-from autopar.estimate.parts.replicas import beside_traffic_s
-from autopar.hardware import together_s
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from search.space import divisors
-from search.uniform.choice import NONE, Choice, Fixed, kept
-from search.uniform.engines import overlaps_one
-from search.uniform.layout import Arrangement, layouts
-from search.uniform.memory import Room
-from search.uniform.prices import (
-    Pipeline,
-    Prices,
-    Rows,
-    Unit,
-    arrangement_of,
-    layers_of,
-    partly_s,
+from search.uniform.bounds.hosted import (
+    hosted_s,
+    hosted_spread_bytes,
+    least_hosted_bytes,
+    sets_bytes,
+    sets_s,
+    whole_hosted_s,
 )
+from search.uniform.bounds.units import Rows, Unit, arrangement_of, partly_s
+from search.uniform.choice import FULL, NONE, Choice, Fixed, kept
+from search.uniform.engines import overlaps_one
+from search.uniform.layout import layouts
+from search.uniform.memory import Room
+from search.uniform.prices import Pipeline, Prices
 from search.uniform.space import Degrees, Space
 
 __all__ = [
+    "DEVICE",
     "Openings",
     "Options",
     "Saving",
     "Stages",
     "Staging",
-    "hosted_s",
-    "hosted_spread_bytes",
-    "least_hosted_bytes",
-    "sets_bytes",
-    "sets_s",
-    "whole_hosted_s",
 ]
 
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
 """Of what there is room for, and of bounds, so that sums in another order are no larger."""
-_DEVICE, _OPEN = -1, -2
+DEVICE, _OPEN = -1, -2
 """Nothing waits on the host; some set of modules, which one is open."""
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
 """Schedule -> one that is as fast or faster, with less memory, wherever it can be run."""
@@ -78,17 +73,26 @@ class Options(NamedTuple):
     places: I64
     """Of `Prices.words`, and behind these `block N` by N."""
     sets: I64
-    """Of `Hosted.words`; or `_DEVICE`, `_OPEN`."""
+    """Of `Hosted.words`; or `DEVICE`, `_OPEN`."""
 
     @property
     def slowest(self) -> int:
         """The last with nothing on the host, if there is one, whose bytes are the surest."""
-        plain = np.flatnonzero(self.sets == _DEVICE)
+        plain = np.flatnonzero(self.sets == DEVICE)
         return int(plain[-1]) if len(plain) else len(self.sets) - 1
 
     def only(self, some: I64) -> Options:
         """Return some of them."""
         return Options(self.values[some], self.places[some], self.sets[some])
+
+    def behind(self, at: int, which: Bool, least: float) -> Options:
+        """Return what is behind one of them, of which some are not below a value, in order."""
+        values = np.where(
+            which[at + 1 :], np.maximum(self.values[at + 1 :], least), self.values[at + 1 :]
+        )
+        order = np.argsort(values, kind="stable")
+        rest = self.only(at + 1 + order)
+        return rest._replace(values=values[order])
 
 
 class _Sizes:
@@ -624,10 +628,33 @@ class Openings:
         words, beside = np.flatnonzero(may), np.flatnonzero(hosted < np.inf)
         values = np.concatenate([of_words[words], of_blocks[numbers], hosted[beside]])
         places = np.concatenate([words, len(self.words) + numbers, beside])
-        sets = np.full(len(places), _DEVICE)
+        sets = np.full(len(places), DEVICE)
         sets[len(places) - len(beside) :] = _OPEN
         order = np.argsort(values, kind="stable")
         return Options(values[order], places[order], sets[order])
+
+    def no_faster(self, options: Options, at: int) -> Bool:
+        """Return which options compute again all that one of them does, and so take no less.
+
+        Whatever else they do: more is computed again, or waits on the host.
+        """
+        words = self.prices.words
+        place = int(options.places[at])
+        if place >= len(words) or words[place] == FULL:
+            return np.zeros(len(options.places), dtype=bool)
+        # of some layers of each chunk only what computes nothing again is known to be less
+        known = np.append(self._covers[place], words[place] == NONE)
+        return known[np.minimum(options.places, len(words))]
+
+    @cached_property
+    def _covers(self) -> Bool:
+        """[word, word]: the second computes again whatever the first does."""
+        sets = [
+            frozenset() if one == NONE else frozenset(one.split("+")) for one in self.prices.words
+        ]
+        return np.array(
+            [[one <= other or FULL in other for other in sets] for one in sets], dtype=bool
+        )
 
     def saving(self, options: Options, at: int) -> Saving:
         """Return what one of some options does about activations."""
@@ -635,7 +662,7 @@ class Openings:
         words = self.prices.words
         recompute = words[place] if place < len(words) else f"block {place - len(words)}"
         if one < 0:
-            return Saving(recompute, NONE if one == _DEVICE else None)
+            return Saving(recompute, NONE if one == DEVICE else None)
         return Saving(recompute, self.prices.hosted.words[one])
 
     def least_spread(self, unit: Unit, choice: Choice) -> float:
@@ -701,101 +728,3 @@ class Openings:
                 found.append(int(at))
         order = np.array(found, dtype=np.int64)
         return Options(values[order], np.full(len(order), word), order)
-
-
-# --------------------------------------------------------------------------------------------------
-# Activations on the host. A set of modules is enumerated where its recomputation and layout are
-# looked at; before that, any set that frees enough is bounded by what copies of as many bytes
-# take at least. Seen of them is sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+ of c bytes over a
-# link of r bytes/s beside forwards of f and backwards of b seconds, which for sums C, F, B of
-# the layers of a stage or model is (C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
-
-
-def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes: F64) -> F64:
-    """Return the whole model's seconds by recomputation with so much of it on the host.
-
-    rows : of shardings; freed_bytes : [sharding, recomputation], of a micro-batch, no more than
-    modules leave; so is the result.
-    """
-    number = unit.number
-    forward = unit.forward_s @ number
-    copied = freed_bytes / unit.bounds.padding
-    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ number - forward)
-    device = np.array([one.device_of_all_s[:-2] for one in rows])
-    more = np.array([one.more for one in rows])
-    return np.asarray(together_s(device + seen * more, rows[0].host_of_all_s[:-2]))
-
-
-def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
-    """Return what is seen of copies to the host and back."""
-    copy = copied_bytes / prices.link_bytes_per_s
-    found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
-    return found
-
-
-def hosted_s(
-    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
-) -> F64:
-    """Return `stages_s` by recomputation with what frees enough on the host.
-
-    limit_bytes : by recomputation, of the fullest stage; no less than `least_hosted_bytes`.
-    """
-    stages, sharded = prices.stage_bytes(unit, choice, arrangement), prices.rows_s(unit, choice)
-    layers = arrangement.layers.astype(np.float64)
-    lacking = np.array([one.words for one in stages]).T * _ROUNDING - limit_bytes[:, None]
-    times = np.array([one.most for one in stages])
-    copied = np.maximum(0.0, lacking) / (times * unit.bounds.padding)
-    forward = layers @ unit.forward_s
-    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ layers.T - forward)
-    every = layers_of(unit, arrangement)
-    device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
-    device += seen * sharded.more[:, None]
-    return prices.pipeline_s(unit, choice, arrangement, device, host)
-
-
-def hosted_spread_bytes(unit: Unit, sizes: F64, freed: F64) -> F64:
-    """Return `many_spread_bytes` by recomputation, whatever is on the host.
-
-    sizes, freed : its results, [i, row].
-    """
-    found: F64 = sizes[:, :-2] - freed[:, :-2] * (unit.bounds.leaves @ unit.number)
-    return found
-
-
-def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
-    """Return bytes of the fullest stage at least by recomputation, whatever is on the host."""
-    stages = prices.stage_bytes(unit, choice, arrangement)
-    gone = [one.words - unit.bounds.leaves @ one.live for one in stages]
-    least: F64 = np.max(gone, axis=0) * _ROUNDING
-    return least
-
-
-def sets_s(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
-    """Return `stages_s` by set of modules on the host, beside one recomputation."""
-    layers = layers_of(unit, arrangement)
-    copied = prices.hosted.has @ unit.bounds.gone.copied[word]
-    device, host = unit.device_s[word], unit.host_s[word]
-    forward = np.minimum(unit.forward_s, device)
-    seen = _copies_s(prices, copied, forward, device - forward)
-    traffic = prices.rows_s(unit, choice).traffic_s
-    rows = np.asarray(beside_traffic_s(prices.target.machine, device + seen, traffic))
-    of_host = np.tile(host @ layers.T, (len(rows), 1))
-    return prices.pipeline_s(unit, choice, arrangement, rows @ layers.T, of_host)
-
-
-def sets_bytes(
-    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int
-) -> F64:
-    """Return bytes that the fullest stage has at least, by set, beside one recomputation."""
-    gone, has = unit.bounds.gone, prices.hosted.has
-    copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
-    found = []
-    for one in prices.stage_bytes(unit, choice, arrangement):
-        size = one.words[word] - blocks @ one.live
-        if one.kind is not None:
-            # in its backward a layer has its own again
-            more = unit.bounds.made[one.kind] + copied[:, one.kind] - one.forward
-            size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
-        found.append(size)
-    least: F64 = np.max(found, axis=0) * _ROUNDING
-    return least

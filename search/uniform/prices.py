@@ -10,22 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Job as StepJob, Mlp, Recomputation, parameters
-from autopar.estimate.layer import LayerTimes, Real, Sends, optimizer_time_s
+from autopar.estimate.layer import LayerTimes, Sends, optimizer_time_s
 from autopar.estimate.parts.replicas import (
     beside_traffic_s,
+    dense_group,
     dense_traffic_s,
+    expert_group,
     expert_traffic_s,
+    reduction_s,
     table_traffic_s,
 )
 from autopar.estimate.parts.updates import host_of
-from autopar.estimate.stack import STRAGGLERS
+from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
     again_seconds,
@@ -36,30 +38,31 @@ from autopar.estimate.step import (
     stage_transfer_s,
     step_time,
 )
-from autopar.hardware import together_s
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch, Recompute, chunks_of_sizes
 from autopar.pipeline.schedules import SCHEDULES, Schedule
-from autopar.records import dataclass, replace
+from autopar.records import replace
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
 from search.space import divisors
+from search.uniform.bounds.units import (
+    Half,
+    Kinds,
+    Rows,
+    Unit,
+    Weights,
+    attention_of,
+    both_s,
+    degrees_of,
+    layers_of,
+    rows_of,
+)
 from search.uniform.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
 from search.uniform.engines import EngineSpace, Job, launch_of
-from search.uniform.layout import Arrangement, arranged
+from search.uniform.layout import Arrangement
 from search.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 
-__all__ = [
-    "Kinds",
-    "Pipeline",
-    "Prices",
-    "Rows",
-    "Unit",
-    "arrangement_of",
-    "degrees_of",
-    "layers_of",
-    "partly_s",
-]
+__all__ = ["Pipeline", "Prices"]
 
 Pipeline = tuple[Schedule, int]
 """A schedule and the chunks of a stage."""
@@ -68,114 +71,8 @@ _ROUNDING = 1.0 - 1e-9
 """So that sums in another order are no larger than the exact ones."""
 _MORE = 1.0 + 1e-9
 """The same of what there is room for."""
-
-
-class Rows(NamedTuple):
-    """Seconds of a micro-batch at a sharding."""
-
-    device_s: F64
-    """[recomputation, kind], as those of a unit."""
-    first_s: float
-    last_s: float
-    device_of_all_s: F64
-    host_of_all_s: F64
-    """[recomputation]: of the whole model."""
-    whole_s: F64
-    """The same of device and host together."""
-    again: F64
-    """Of the whole model, the device's seconds and the host's, nothing of it made again; and what a
-    byte adds to each at least, of those that layers which are made again whole do not save."""
-    traffic_s: F64
-    """[kind]: of the traffic beside each layer, at least."""
-    more: F64
-    """[recomputation]: what a second more of the device adds at least: less than one where the
-    traffic of sharded weights takes longer than a layer."""
-
-
-class Kinds(NamedTuple):
-    """Kinds of layers that a model has."""
-
-    blocks: tuple[Block, ...]
-    """One layer of each."""
-    of_layers: tuple[int, ...]
-    """Of every layer in execution order."""
-    parameters: tuple[tuple[float, float], ...]
-    """Of each kind, those of experts and the others."""
-    number: F64
-    """[kind]: layers of the model."""
-    further: F64
-    """[kind]: those of its modules of further tokens."""
-
-
-class _Half(NamedTuple):
-    """Seconds of a layer, or of its attention or its MLP, for one micro-batch."""
-
-    device_s: F64
-    host_s: F64
-    """[recomputation], with those of nothing and of whole layers behind."""
-    forward_s: float
-
-
-class _Weights(NamedTuple):
-    """Elements of a rank of one kind of layer."""
-
-    number: int
-    """Layers of this kind in the model."""
-    dense: float
-    experts: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Unit:
-    """What choices of the same degrees, micro-batch and precision have in common."""
-
-    choice: Choice
-    """Of one stage, on as few ranks as these degrees have."""
-    job: StepJob
-    kinds: tuple[int, ...]
-    """Of every layer in execution order."""
-    blocks: tuple[Block, ...]
-    """One layer of each kind."""
-    weights: tuple[_Weights, ...]
-    number: F64
-    """[kind]: layers of the model."""
-    further: F64
-    """[kind]: those of its modules of further tokens, which stand in front of the head."""
-    device_s: F64
-    host_s: F64
-    """[recomputation, kind]: of a micro-batch of one layer; the last two rows are those of nothing
-    and of whole layers."""
-    forward_s: F64
-    """[kind]: of the device, what of a layer is its forward."""
-    first_s: float
-    last_s: float
-    """Of embedding, and of head and loss, with all of further tokens but their layers."""
-    bounds: Bounds
-
-    @cached_property
-    def layer_s(self) -> tuple[float, ...]:
-        """Of every layer in execution order."""
-        plain = self.device_s[-2].tolist()
-        return tuple(plain[kind] for kind in self.kinds)
-
-    @property
-    def end_s(self) -> float:
-        """Of what comes behind the last layer."""
-        return self.last_s + float(self.device_s[-2] @ self.further)
-
-
-def degrees_of(choice: Choice) -> tuple[object, ...]:
-    """Return what choices of one unit have in common."""
-    return (
-        *_attention_of(choice),
-        *(choice.ep, choice.etp, choice.dispatcher, choice.overlap_experts),
-    )
-
-
-def _attention_of(choice: Choice) -> tuple[object, ...]:
-    """Return what a layer without experts depends on."""
-    degrees = choice.tp, choice.tp_overlap, choice.cp, choice.cp_kind
-    return *degrees, choice.micro_batch, choice.precision
+_LARGE = 1e9
+"""Times the weights of a stage, whose transfer is then as fast as any."""
 
 
 class Prices:
@@ -200,7 +97,7 @@ class Prices:
         self._rows: dict[object, Rows] = {}
         self._traffic: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
-        self._halves: dict[object, _Half] = {}
+        self._halves: dict[object, Half] = {}
         self._ends: dict[object, tuple[float, float]] = {}
         self._empty: dict[object, F64] = {}
         self._kinds: dict[object, Launch] = {}
@@ -210,6 +107,7 @@ class Prices:
         self._timings: dict[Choice, Timing | None] = {}
         self._accounts: dict[tuple[Choice, int], Account] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
+        self._reductions: dict[object, float] = {}
         self._zero = engine.zero[-1]
         nodes = max(1.0, job.world / target.machine.card.max_gpus_per_node)
         self.stragglers = 1.0 + STRAGGLERS * math.log2(nodes)
@@ -321,7 +219,7 @@ class Prices:
             kinds=kinds.of_layers,
             blocks=kinds.blocks,
             weights=tuple(
-                _Weights(int(count), dense / job.tp, experts / (job.ep * job.etp))
+                Weights(int(count), dense / job.tp, experts / (job.ep * job.etp))
                 for (experts, dense), count in zip(kinds.parameters, kinds.number, strict=True)
             ),
             number=kinds.number,
@@ -334,7 +232,7 @@ class Prices:
             bounds=self._memory(plain, kinds.of_layers),
         )
 
-    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> _Half:
+    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> Half:
         """Return the seconds of a layer of a kind from its attention's and its MLP's.
 
         Attention depends on nothing of experts, and these see the tokens that a rank routes,
@@ -343,7 +241,7 @@ class Prices:
         block = self.kinds.blocks[at]
         if block.attention is None or block.mlp is None:
             return self._half(job, block, (*degrees_of(plain), at))
-        attention = _attention_of(plain)
+        attention = attention_of(plain)
         alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
         other = replace(block, attention=None)
@@ -357,7 +255,7 @@ class Prices:
             key = attention if routed is job else (routed.seq,)
             second = self._half(routed, other, (*key, *way, at, "experts"))
         # each half has the host code of a layer in it
-        return _Half(
+        return Half(
             first.device_s + second.device_s,
             first.host_s + second.host_s - self._empty_s(job),
             first.forward_s + second.forward_s,
@@ -370,14 +268,14 @@ class Prices:
             self._empty[job.graphs] = self._by_word(job, nothing).host_s
         return self._empty[job.graphs]
 
-    def _half(self, job: StepJob, block: Block, key: object) -> _Half:
+    def _half(self, job: StepJob, block: Block, key: object) -> Half:
         """Return the seconds of a layer or of a half of one, which `key` has the degrees of."""
         found = self._halves.get(key)
         if found is None:
             found = self._halves[key] = self._by_word(job, self.known.times(job, block))
         return found
 
-    def _by_word(self, job: StepJob, times: LayerTimes) -> _Half:
+    def _by_word(self, job: StepJob, times: LayerTimes) -> Half:
         """Return the device's and host's seconds of a layer by recomputation, of none, of all."""
         machine = self.target.machine
         plain = seconds_of_times(machine, job, times)
@@ -389,7 +287,7 @@ class Prices:
         )
         for row, one in zip((device, host), full, strict=True):
             row[self.modules.full] = row[-1] = one
-        return _Half(device, host, forward_seconds(machine, job, times))
+        return Half(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
         """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
@@ -402,7 +300,7 @@ class Prices:
             def launch(zero: int) -> Launch:
                 return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
 
-            known = self._layers.setdefault(_attention_of(own), {})
+            known = self._layers.setdefault(attention_of(own), {})
             modules, hosted = self.modules, self.hosted
             found = Bounds(launch(self._zero), modules, hosted, kinds, launch, known)
             self._bounds[key] = found
@@ -446,7 +344,7 @@ class Prices:
                 traffic, table = self._least_traffic_s(unit, choice)
                 device = np.asarray(beside_traffic_s(self.target.machine, device, traffic))
             visible = min(1.0, self.target.machine.stack.figures.overlap["fully_sharded"])
-            found = self._rows[key] = _rows_of(unit, device, traffic, table, visible)
+            found = self._rows[key] = rows_of(unit, device, traffic, table, visible)
         return found
 
     def _least_traffic_s(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
@@ -557,13 +455,14 @@ class Prices:
         sharded = self.rows_s(unit, choice)
         device[:, first] += sharded.first_s
         device[:, last] += sharded.last_s
-        times = _both_s(device, host) + send
+        times = both_s(device, host) + send
         if splits:
             pipeline = (number * times + begin).max(axis=1)
         else:
             longest = times.max(axis=1)
             others = times @ arrangement.times - longest
             pipeline = number * longest + others / chunks
+        pipeline = pipeline + self._visible_s(unit, choice, pipeline)
         found: F64 = (self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING
         return found
 
@@ -583,6 +482,55 @@ class Prices:
             job = replace(unit.job, pp=choice.pp, vpp=choice.vpp, dp=dp)
             found = self._transfers[key] = stage_transfer_s(self.target.machine, job)
         return found
+
+    def _visible_s(self, unit: Unit, choice: Choice, pipeline_s: F64) -> F64 | float:
+        """Return what is seen of summing gradients behind a pipeline that takes so long at least.
+
+        What hides in the last backward grows with the pipeline, by less than that does.
+        """
+        degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
+        key = (*degrees, choice.zero, choice.precision)
+        found = self._reductions.get(key)
+        if found is None:
+            found = self._reductions[key] = self._reduction_s(unit, choice)
+        if not found:
+            return 0.0
+        hiding = self.target.machine.stack.figures.overlap["gradients"]
+        window = hiding * pipeline_s / self.micro_batches(choice)
+        return np.maximum(0.0, found - window) + HIDDEN_REDUCTION * found
+
+    def _reduction_s(self, unit: Unit, choice: Choice) -> float:
+        """Return the seconds of summing the gradients of an average stage, and of gathering its
+        weights, at least.
+
+        At the rate of very large tensors, which none exceeds, so that it is linear in the weights
+        and no more than of the largest stage. Of the numbers of copies that a sharding may have,
+        the least.
+        """
+        if choice.zero == 3 or unit.job.frozen:
+            return 0.0
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
+        job = self._step_job(unit.bounds.variant(choice.zero))
+        dense = sum(one.number * one.dense for one in unit.weights) / choice.pp
+        experts = sum(one.number * one.experts for one in unit.weights) / choice.pp
+        least = math.inf
+        for copies in numbers:
+            own = replace(
+                job,
+                pp=choice.pp,
+                dp=data,
+                gpus=self.job.world,
+                replicas=copies,
+                zero=choice.zero,
+                ep=choice.ep,
+                etp=choice.etp,
+            )
+            held = {dense_group(own): dense * _LARGE}
+            if experts:
+                held[expert_group(own)] = experts * _LARGE
+            least = min(least, sum(reduction_s(self.target.machine, own, held)[:2]) / _LARGE)
+        return least
 
     def _update_s(self, unit: Unit, choice: Choice) -> float:
         """Return what the optimizer takes of an average stage: no less than of the largest.
@@ -742,55 +690,6 @@ class Prices:
     def _step_job(self, launch: Launch) -> StepJob:
         job = job_of_launch(launch)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
-
-
-def _rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: float) -> Rows:
-    """Return a unit's seconds with others of the device.
-
-    traffic_s : beside layers, by kind; table_s : of a table's; visible : share of the shorter of
-    traffic and layer that is seen.
-
-    No sum of stages is below `whole_s`: the time of device and host together is convex and of the
-    first degree.
-    """
-    first, last = unit.first_s + table_s, unit.last_s + table_s
-    number = unit.number + unit.further
-    device, host = device_s @ number + first + last, unit.host_s @ number
-    freed = np.maximum(unit.bounds.sizes.plain - unit.bounds.sizes.full, 1e-300)
-    more = [
-        max(0.0, float(((rows[-1] - rows[-2]) / freed).min())) for rows in (device_s, unit.host_s)
-    ]
-    again = np.array([device[-2], host[-2], *more])
-    both = _both_s(device, host)
-    longer = (unit.device_s[:-2] >= traffic_s).all(axis=1)
-    share = np.where(longer, 1.0, visible)
-    return Rows(device_s, first, last, device, host, both, again, traffic_s, share)
-
-
-def partly_s(again: F64, freed_bytes: Real) -> F64:
-    """Return a whole model's seconds with as many layers made again as save so many bytes less.
-
-    again : [..., 4] of `Rows`; freed_bytes : a number, or [...].
-    """
-    device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
-    return _both_s(device, host)
-
-
-def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
-    """Return a choice's layout by kinds of layers."""
-    # put-off gradients of weights keep more alive on later stages, up to what the first one has
-    return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
-
-
-def layers_of(unit: Unit, arrangement: Arrangement) -> F64:
-    """Return [stage, kind], layers of modules of further tokens in front of the head."""
-    layers = arrangement.layers.astype(np.float64)
-    layers[arrangement.ends[1]] += unit.further
-    return layers
-
-
-def _both_s(device_s: F64, host_s: F64) -> F64:
-    return np.asarray(together_s(device_s, host_s))
 
 
 def _step_words(recompute: str) -> Recomputation:

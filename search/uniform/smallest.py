@@ -15,9 +15,9 @@ import numpy as np
 from autopar.errors import InputError
 from autopar.memory.launch import Launch
 from autopar.records import replace
+from search.uniform.bounds.units import Unit, arrangement_of
 from search.uniform.choice import Choice
 from search.uniform.openings import Openings, Options
-from search.uniform.prices import Unit, arrangement_of
 from search.uniform.space import Degrees, Space
 
 __all__ = ["Smallest", "smallest_launch"]

@@ -22,11 +22,12 @@ from autopar.estimate.step import StepTime
 from autopar.memory.launch import Launch
 from autopar.records import dataclass, replace
 from search.check.assessment import Assessment, Target
+from search.uniform.bounds.units import Unit, arrangement_of
 from search.uniform.choice import NONE, Choice, Fixed
 from search.uniform.engines import EngineSpace, Job
 from search.uniform.memory import Room
-from search.uniform.openings import Openings, Options
-from search.uniform.prices import Prices, Unit, arrangement_of
+from search.uniform.openings import DEVICE, Openings, Options
+from search.uniform.prices import Prices
 from search.uniform.smallest import smallest_launch
 from search.uniform.space import Space
 
@@ -430,24 +431,37 @@ class _Search:
         assert entry.options is not None, "a layout has options"
         options = entry.options
         recompute, offload = self.openings.saving(options, entry.at)
-        if entry.at + 1 < len(options.places):
-            at = entry.at + 1
-            self.push(
-                float(entry.options.values[at]),
-                _LAYOUT,
-                entry.choice,
-                unit=entry.unit,
-                options=entry.options,
-                at=at,
-            )
         if offload is None:
+            self.push_behind(entry, options)
             choice = replace(entry.choice, recompute=recompute)
             self.open_sets(choice, entry.unit)
             return
         choice = replace(entry.choice, recompute=recompute, offload=offload)
         step = self.price(choice, entry.unit)
+        self.push_behind(entry, options, step)
         if step is not None and offload == NONE:
             self.push_copies(choice, step, entry)
+
+    def push_behind(self, entry: _Entry, options: Options, step: StepTime | None = None) -> None:
+        """Push the savings of a layout behind the one that was looked at, whose step is given.
+
+        What computes as much again, and more, takes no less.
+        """
+        at = entry.at + 1
+        if at >= len(options.places):
+            return
+        if step is not None and options.sets[entry.at] == DEVICE:
+            least = step.total_s * _ROUNDING / entry.choice.global_batch
+            which = self.openings.no_faster(options, entry.at)
+            options, at = options.behind(entry.at, which, least), 0
+        self.push(
+            float(options.values[at]),
+            _LAYOUT,
+            entry.choice,
+            unit=entry.unit,
+            options=options,
+            at=at,
+        )
 
     def push_copies(self, choice: Choice, step: StepTime, entry: _Entry) -> None:
         """Push more copies of what is sharded than the fewest, by what they take at least."""

@@ -17,9 +17,10 @@ import pytest
 from autopar.pipeline.schedules import SCHEDULES
 from search.check.assessment import Target
 from search.uniform import memory, openings, prices, solve, space
+from search.uniform.bounds import hosted as on_host, units
+from search.uniform.bounds.units import arrangement_of
 from search.uniform.choice import NONE, Fixed
 from search.uniform.memory import Room
-from search.uniform.prices import arrangement_of
 from search.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question
 
@@ -165,7 +166,7 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
-        part = prices.partly_s(rows.again, max(0.0, float(spread[-2]) - peak) / most[-2])
+        part = units.partly_s(rows.again, max(0.0, float(spread[-2]) - peak) / most[-2])
         assert found.spread_s(choice, (pipeline,), float(part), sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()
@@ -369,7 +370,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         openings.Openings, "fastest_sets", lambda old: lambda self, *args: old(self, *args[:3])
     ),
     "copies to the host take twice as long": (
-        openings, "_copies_s", lambda old: scaled(old, 2.0)
+        on_host, "_copies_s", lambda old: scaled(old, 2.0)
     ),
     "bytes beside modules on the host are 5 % too high": (
         openings, "sets_bytes", lambda old: scaled(old, 1.05)

@@ -194,7 +194,6 @@ _ASKED = (
     ("--max-num-seqs 256", "of serving"),
     ("--gpu h100", "did you mean --hardware h100:8x8 (which) or --gpus N (how many)?"),
     ("--cost 2", "did you mean --price X (dollars of a GPU-hour) or --goal cost?"),
-    ("--compile.enable", "did you mean --stack torchtitan-compiled?"),
     ("--interleave 2", "did you mean --vpp N?"),
     ("--no-recompute", "did you mean --recompute none?"),
     ("--seq-length 128k", "give 131072 or 128000"),
