@@ -111,7 +111,7 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     from profiler.hardware.command import run
 
-    out = " ".join(lab.during(run, "--help").out.split())
+    out = " ".join(lab.during(run, "--help", "all").out.split())
     for operation in ("allreduce", "p2p", "all2all", "overlap"):
         assert operation in out
     said = lab.during(run, "allreduce_sp", expected=2).err

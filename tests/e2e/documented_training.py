@@ -189,7 +189,7 @@ def _(lab: Lab) -> None:
     "profile-plan runs a plan to check it; training is the work of the engines that plans go to.",
 )
 def _(lab: Lab) -> None:
-    out = lab.ask("profile-plan", "--help").out
+    out = lab.ask("profile-plan", "--help", "all").out
     assert "an executor for checking, not a trainer" in " ".join(out.split())
 
 
