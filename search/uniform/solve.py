@@ -445,12 +445,14 @@ class _Search:
     def push_behind(self, entry: _Entry, options: Options, step: StepTime | None = None) -> None:
         """Push the savings of a layout behind the one that was looked at, whose step is given.
 
-        What computes as much again, and more, takes no less.
+        What computes as much again, and more, takes no less under schedules that are timed by whole
+        stages; others by forwards and backwards, of which hosts give either a share.
         """
         at = entry.at + 1
         if at >= len(options.places):
             return
-        if step is not None and options.sets[entry.at] == DEVICE:
+        whole = entry.choice.pp == 1 or entry.choice.schedule in ("1f1b", "interleaved")
+        if step is not None and whole and options.sets[entry.at] == DEVICE:
             least = step.total_s * _ROUNDING / entry.choice.global_batch
             which = self.openings.no_faster(options, entry.at)
             options, at = options.behind(entry.at, which, least), 0

@@ -195,6 +195,14 @@ def test_more_answers(seed: int) -> None:
     check(found, fresh(found))
 
 
+def test_more_that_is_made_again_may_shorten_a_pipeline() -> None:
+    """Of GPipe's sweeps, whose forwards and backwards a slow host gives other shares then."""
+    found = question(219, most=200)
+    assert found.best is not None
+    assert found.best.choice.schedule == "gpipe"
+    check(found, fresh(found))
+
+
 @pytest.mark.parametrize("seed", [31, 63, 95])
 def test_a_host_without_room_is_said(seed: int) -> None:
     """Where all states have to lie there, and the device has room: as the launch with least."""
