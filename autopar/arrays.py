@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["F64", "I64", "Bool"]
-
 F64 = NDArray[np.float64]
 """Seconds, bytes, rates: everything that is measured, fitted or predicted."""
 I64 = NDArray[np.int64]

@@ -13,27 +13,6 @@ import sys
 from functools import partial
 from importlib import import_module
 
-__all__ = [
-    "SUBCOMMANDS",
-    "check",
-    "compare",
-    "enter",
-    "estimate",
-    "explain",
-    "explore",
-    "export",
-    "hardware",
-    "main",
-    "model",
-    "plan",
-    "profile_estimate",
-    "run_subcommand",
-    "search",
-    "show",
-    "site",
-    "verify",
-]
-
 SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "search": ("autopar-search", "search.commands.search", "find the fastest plan that fits"),
     "explain": (

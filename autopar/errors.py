@@ -21,29 +21,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    "EXIT_CODES",
-    "FAILED",
-    "INFEASIBLE",
-    "INTERRUPTED",
-    "TERMINATED",
-    "UNUSABLE",
-    "AutoparError",
-    "DocumentError",
-    "InfeasibleError",
-    "InfeasibleExecution",
-    "InputError",
-    "InstallError",
-    "OptionError",
-    "UnsupportedError",
-    "VariantError",
-    "did_you_mean",
-    "fitted",
-    "nearest",
-    "nearest_words",
-]
-
-
 FAILED, UNUSABLE, INFEASIBLE, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 EXIT_CODES: Mapping[int, str] = {
     0: "done",

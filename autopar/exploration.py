@@ -12,8 +12,6 @@ from autopar.documents.checks import StrictObject, published
 from autopar.objects import ConfigDict, Field
 from autopar.training.launch_file import DegreesEntry
 
-__all__ = ["ChoiceEntry", "EffectEntry", "ExplorationDocument", "GroupEntry", "LeadEntry"]
-
 _EXAMPLE: dict[str, Any] = {
     "format": "autopar-exploration",
     "version": 1,

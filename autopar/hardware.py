@@ -19,23 +19,6 @@ from autopar.sources import Source
 from autopar.statistics import rising_fit
 from autopar.units import MIB, format_message
 
-__all__ = [
-    "COLLECTIVES",
-    "COMMUNICATOR_BYTES",
-    "OPERATIONS",
-    "Curve",
-    "HardwareProfile",
-    "Hiding",
-    "HostCalls",
-    "Operation",
-    "Speed",
-    "falling_times",
-    "host_calls",
-    "partial_spread",
-    "together_s",
-]
-
-
 COMMUNICATOR_BYTES = 64 * MIB
 """Buffers of one communicator; charged only when the hardware is estimated."""
 

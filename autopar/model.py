@@ -16,28 +16,6 @@ from autopar.errors import InputError
 from autopar.records import dataclass
 from autopar.sources import Source
 
-__all__ = [
-    "LatentSpec",
-    "LayerMemory",
-    "LayerProfile",
-    "LayerSpec",
-    "ModelProfile",
-    "ModelSpec",
-    "OtherMemory",
-    "OtherTime",
-    "ShardedTime",
-    "TimePoint",
-    "attention_weights",
-    "embedding_parameter_counts",
-    "final_norm_parameters",
-    "head_dim",
-    "layer_norms",
-    "model_parameter_count",
-    "mtp_parameter_count",
-    "padded_vocab_size",
-    "parameter_count",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSpec:

@@ -36,41 +36,22 @@ from typing import (
 if TYPE_CHECKING:
     # to a type checker they are pydantic's
     from pydantic import (
-        AliasChoices,
-        BaseModel,
-        BeforeValidator,
-        ConfigDict,
-        Field,
-        PlainValidator,
-        RootModel,
-        TypeAdapter,
+        AliasChoices as AliasChoices,
+        BaseModel as BaseModel,
+        BeforeValidator as BeforeValidator,
+        ConfigDict as ConfigDict,
+        Field as Field,
+        PlainValidator as PlainValidator,
+        RootModel as RootModel,
+        TypeAdapter as TypeAdapter,
         ValidationError,
-        WithJsonSchema,
-        create_model,
-        field_validator,
-        model_serializer,
-        model_validator,
+        WithJsonSchema as WithJsonSchema,
+        create_model as create_model,
+        field_validator as field_validator,
+        model_serializer as model_serializer,
+        model_validator as model_validator,
     )
-    from pydantic.fields import FieldInfo
-
-__all__ = [
-    "AliasChoices",
-    "BaseModel",
-    "BeforeValidator",
-    "ConfigDict",
-    "Field",
-    "FieldInfo",
-    "PlainValidator",
-    "RootModel",
-    "TypeAdapter",
-    "WithJsonSchema",
-    "create_model",
-    "field_validator",
-    "model_serializer",
-    "model_validator",
-    "refusal",
-]
-
+    from pydantic.fields import FieldInfo as FieldInfo
 
 _T = TypeVar("_T")
 

@@ -21,16 +21,6 @@ from typing import IO
 
 from autopar.errors import OptionError
 
-__all__ = [
-    "Aside",
-    "Begun",
-    "begun",
-    "refuse_clashes",
-    "safe_name",
-    "write_files",
-    "write_text",
-]
-
 Aside = Callable[[Path, Path], None]
 """Takes the path of a file that gets another content, and where the earlier one is from now on."""
 

@@ -17,31 +17,6 @@ from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass
 
-__all__ = [
-    "PUBLISHED_RUNS",
-    "LayerRun",
-    "LayerStrategy",
-    "Module",
-    "PipelineType",
-    "Plan",
-    "Prediction",
-    "StagePrediction",
-    "VocabStrategy",
-    "WidestCell",
-    "ZeroDefault",
-    "chunk_problems",
-    "data_degree",
-    "expert_problems",
-    "fewest_microbatches",
-    "layer_problems",
-    "refinements",
-    "tensor_degrees",
-    "violations",
-    "vocab_problems",
-    "width_problems",
-]
-
-
 PipelineType = Schedule
 ZeroDefault = Literal["ddp", "zero1", "zero2"]
 """What data ranks share of a layer without ZeRO-3: nothing, the optimizer, or gradients as well."""

@@ -20,22 +20,6 @@ from pathlib import Path
 from autopar.errors import DocumentError
 from autopar.records import dataclass
 
-__all__ = [
-    "AGAIN",
-    "IMPOSSIBLE",
-    "Doubt",
-    "Figure",
-    "Law",
-    "contradictions",
-    "doubtful_bandwidths",
-    "doubtful_link",
-    "doubtful_parameters",
-    "doubtful_rate",
-    "doubtful_table",
-    "notes_of",
-    "once",
-]
-
 AGAIN = "measure it again, or remove the key where the others suffice"
 IMPOSSIBLE = 10.0
 """A value this many times beyond what its neighbours allow is refused."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # to a type checker they are the standard ones
-    from dataclasses import Field, dataclass, replace
+    from dataclasses import Field, dataclass as dataclass, replace as replace
 else:
 
     def dataclass(cls=None, /, **options):
@@ -62,8 +62,6 @@ else:
             found.__post_init__()
         return found
 
-
-__all__ = ["dataclass", "replace"]
 
 _KNOWN = frozenset({"eq", "frozen", "kw_only", "order", "repr"})
 _DATA = ("__init__", "__dataclass_fields__", "__dataclass_params__", "__match_args__")

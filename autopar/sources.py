@@ -8,17 +8,6 @@ from pathlib import Path
 
 from autopar.records import dataclass
 
-__all__ = [
-    "NAMED_BY_DEFAULT",
-    "NAMED_BY_FILES",
-    "NAMED_BY_OPTION",
-    "STACK_ROLE",
-    "Source",
-    "stack_source",
-    "stacks_of",
-    "with_stack_named_by",
-]
-
 STACK_ROLE = "software stack"
 """Role of the trainer's software that numbers are of."""
 NAMED_BY_FILES = "named by sidecars"

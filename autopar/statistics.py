@@ -21,29 +21,6 @@ from autopar.documents.sidecar import Form, Term
 from autopar.records import dataclass
 from autopar.units import format_seconds
 
-__all__ = [
-    "BAD_FIT",
-    "INTERVAL",
-    "REACH",
-    "USABLE_SPREAD",
-    "FittedTimes",
-    "LatencyBandwidth",
-    "Summary",
-    "bootstrap_times",
-    "fit_times",
-    "latency_bandwidth_fit",
-    "median_half_width",
-    "nonnegative_fit",
-    "nonnegative_fits",
-    "relative_spread",
-    "relative_weights",
-    "rising_fit",
-    "summarize",
-    "terms_of",
-    "warnings_of",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Small non-negative least squares, exact and without scipy.
 #

@@ -7,24 +7,6 @@ readers and writers use the factors below.
 
 from __future__ import annotations
 
-__all__ = [
-    "GB",
-    "GIB",
-    "KIB",
-    "MIB",
-    "MS",
-    "format_bytes",
-    "format_count",
-    "format_duration",
-    "format_exact_size",
-    "format_figure",
-    "format_magnitude",
-    "format_message",
-    "format_odds",
-    "format_seconds",
-    "format_size",
-]
-
 MS = 1e-3
 """Seconds in a millisecond."""
 KIB = 1 << 10

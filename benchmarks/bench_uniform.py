@@ -23,7 +23,7 @@ from typing import Any
 
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.card import load_card
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.memory.launch import Model
 from autopar.records import dataclass

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autopar.estimate.card import load_card
 from autopar.estimate.job import Experts
 from autopar.estimate.kernel_constants import ELEMENT_BYTES, KernelsSection
-from autopar.estimate.layer import Machine
+from autopar.estimate.parts.operations import Machine
 from autopar.estimate.stack import load_stack
 from autopar.estimate.step import step_time
 from benchmarks.ledger import group_of, read_runs

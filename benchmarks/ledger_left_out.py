@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autopar.estimate.accuracy import Accuracy, RunClass
 from autopar.estimate.collectives import SiteFactors
-from autopar.estimate.layer import Machine
+from autopar.estimate.parts.operations import Machine
 from autopar.estimate.step import step_time
 from benchmarks.ledger import classes_of, statistics_of
 from benchmarks.ledger_constants import (

@@ -16,7 +16,7 @@ from typing import Any
 
 from autopar.estimate.card import Card, load_card
 from autopar.estimate.job import Attention, Block, Experts, Job, Mlp
-from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.parts.operations import Machine, machine_of
 from autopar.estimate.site import Site, load_site
 from autopar.estimate.stack import Stack, load_stack
 from autopar.records import dataclass

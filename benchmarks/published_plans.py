@@ -20,7 +20,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.card import load_card
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.memory.launch import chunks_of_sizes
 from autopar.memory.profile import launch_model

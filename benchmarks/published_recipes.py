@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.card import load_card
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.units import format_bytes, format_seconds
 from search.check.assessment import Assessment, Target, assess

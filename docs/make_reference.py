@@ -19,9 +19,9 @@ from autopar import errors
 from autopar.command.aliases import ALIASES, FAMILIES
 from autopar.command.fields import Row, written
 from autopar.command.options import MOST_USED, Command
-from autopar.command.run import INTERRUPTED
 from autopar.documents.schemas import json_schemas
 from autopar.entry import SUBCOMMANDS
+from autopar.errors import INTERRUPTED
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Written by docs/make_reference.py: `make docs-reference`. -->\n"
@@ -182,8 +182,7 @@ def _exit_page() -> Iterator[str]:
     yield "# Exit codes\n\n"
     yield "Of all commands. Results go to stdout, the sentence that says why to stderr.\n\n"
     kinds: dict[int, list[type[errors.AutoparError]]] = {}
-    for name in errors.__all__:
-        kind = getattr(errors, name)
+    for _, kind in sorted(vars(errors).items()):
         if isinstance(kind, type) and issubclass(kind, errors.AutoparError):
             kinds.setdefault(kind.exit_code, []).append(kind)
     rows = [("0", "done", "")]

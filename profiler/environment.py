@@ -26,32 +26,6 @@ from autopar.errors import InputError, InstallError
 from autopar.records import dataclass
 from profiler.hardware.options import HardwareOptions
 
-__all__ = [
-    "ENVIRONMENT_PREFIX",
-    "METADATA",
-    "Compared",
-    "Metadata",
-    "MetadataRow",
-    "RankInfo",
-    "check_alike",
-    "check_torch_version",
-    "collect",
-    "comparable",
-    "cpu_name",
-    "driver_version",
-    "first_line",
-    "gpu_clocks",
-    "host_labels",
-    "launched_ranks",
-    "machine_metadata",
-    "nvidia_smi",
-    "recorded_environment",
-    "require_torch",
-    "run_metadata",
-    "summarize_hosts",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The circumstances that a run records, and which of them make two runs incomparable.
 #

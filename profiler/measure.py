@@ -30,26 +30,6 @@ from profiler.options import MeasuringOptions
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BLOCK",
-    "DeviceTimer",
-    "Forecast",
-    "ForecastPart",
-    "HostTimer",
-    "Policy",
-    "Progress",
-    "Timer",
-    "choose_loops",
-    "expected_seconds",
-    "make_timer",
-    "next_block",
-    "out_of_memory",
-    "policy_of",
-    "torch_dtype",
-    "warmups",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The only clocks of the profilers: what is measured never times itself.
 #

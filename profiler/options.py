@@ -14,8 +14,6 @@ from autopar.errors import OptionError
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = ["FILES", "HOW", "SECONDS", "SIZES", "MeasuringOptions", "SizeOptions", "check_out"]
-
 HOW, FILES, SIZES = "How to measure", "Files", "Sizes of the model"
 """Headings of the help that several have."""
 SECONDS = "seconds above {above} up to {high}"

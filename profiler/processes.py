@@ -23,22 +23,6 @@ from profiler.measure import Timer, make_timer, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Session",
-    "apply",
-    "available_bytes",
-    "choose_backend",
-    "claim_errors",
-    "connect",
-    "container_bytes",
-    "introduce",
-    "open_session",
-    "recipe",
-    "refusal",
-    "sharing",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # How the ranks of a run find each other: the launcher's store, and what each says of itself.
 

@@ -36,20 +36,6 @@ from autopar.errors import DocumentError, InputError, OptionError
 from autopar.records import dataclass
 from profiler.environment import Metadata
 
-__all__ = [
-    "Content",
-    "Counts",
-    "DocumentFile",
-    "Lock",
-    "Record",
-    "incomparable",
-    "is_damage",
-    "next_run_id",
-    "read_document",
-    "run_number",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Care for files: a directory is probed and locked, and what stands in the way is kept.
 

@@ -28,8 +28,6 @@ from autopar.records import dataclass
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-__all__ = ["Trouble", "Watch"]
-
 _BEAT_S = 0.5
 """Seconds between two signs of life of a rank."""
 _SILENT_S = 3.0

@@ -21,7 +21,7 @@ _HOMES = {
     "Planner": "search.planner.planner",
     "SearchOptions": "search.options",
     "SearchResult": "search.planner.prediction",
-    "solve_stage": "search.planner.planner",
+    "solve_stage": "search.planner.core",
 }
 
 

@@ -27,8 +27,6 @@ from search.uniform.choice import (
     Training,
 )
 
-__all__ = ["DegreeOptions", "fixed_of", "rules_of", "training_of", "with_training_precision"]
-
 _DEGREES = "Degrees"
 _TRAINING = "Fine-tuning"
 _MOST = 1 << 24

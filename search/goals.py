@@ -20,8 +20,6 @@ from search.space import divisors
 from search.uniform.answer import Question
 from search.uniform.choice import Training
 
-__all__ = ["Reached", "Tried", "chosen_cluster", "clusters_of", "too_small"]
-
 _STATES_BYTES = 12
 """Of a parameter at least, over all GPUs, with Adam: two moments and a weight of 32 bits."""
 

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from autopar.hardware import HardwareProfile
     from autopar.model import ModelProfile, ModelSpec
 
-__all__ = ["open_documents", "search_options"]
-
-
 _GIB_KEYS = {"memory_constraint_gib": "memory_constraint_bytes", "context_gib": "context_bytes"}
 _TUPLES = ("pin", "forbid")
 

@@ -19,21 +19,6 @@ from autopar.units import GIB
 if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
 
-__all__ = [
-    "LARGEST_BATCH",
-    "LARGEST_MEMORY_GIB",
-    "MOST_BATCHES",
-    "PANELS",
-    "SPACE_PANEL",
-    "Engine",
-    "EngineChoice",
-    "OutputSpec",
-    "ProfileMode",
-    "SearchOptions",
-    "Shares",
-    "option_record",
-]
-
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
 """What runs plans, by the name of the module of `search.engines` that hands them over."""
 EngineChoice = Literal[

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from autopar.estimate.card import Card
     from autopar.estimate.site import Site
 
-__all__ = [
-    "Places",
-    "card_shape",
-    "card_with_shape",
-    "find_places",
-    "find_site_of",
-    "is_bare_card",
-    "is_measured_only",
-    "measured_shape",
-    "named_card",
-]
-
 _CARD = re.compile(r".+:[^/\\]*")
 """What is meant as CARD:NxG, well formed or not."""
 _PRECISIONS = ("bf16", "fp16", "fp32")

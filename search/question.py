@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.fields import rows_of, written
+from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.spec import length_key
 from autopar.errors import DocumentError, InputError, VariantError
 from autopar.hardware import HardwareProfile
@@ -24,7 +25,6 @@ from search.places import named_card
 from search.request import (
     BATCH_OPTIONS,
     DEFAULT_HARDWARE,
-    DEFAULT_MODEL,
     InputSpec,
     Once,
     check_memory,
@@ -41,17 +41,6 @@ if TYPE_CHECKING:
     from autopar.training.throughput import Throughput
     from search.planner.planner import Planner
     from search.planner.prediction import SearchResult
-
-__all__ = [
-    "Session",
-    "WhyNot",
-    "ask_why_not",
-    "check_known",
-    "evaluate_file",
-    "open_session",
-    "read_plan_for",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # Prices a plan or strategy file of anyone: legal or not, within the budget or over it.

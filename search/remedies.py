@@ -19,8 +19,6 @@ from search.uniform.obstacle import obstacle
 if TYPE_CHECKING:
     from search.uniform.solve import Solution
 
-__all__ = ["Remedy", "remedies"]
-
 _LAYERS = 2000
 """Of launches of one trainer whose memory is counted, together: most often the first one fits."""
 _ENOUGH = 4

@@ -37,30 +37,6 @@ if TYPE_CHECKING:
     from autopar.model import ModelProfile, ModelSpec
     from autopar.sources import Source
 
-__all__ = [
-    "BATCH_OPTIONS",
-    "DEFAULT_HARDWARE",
-    "DEFAULT_MODEL",
-    "FILLS",
-    "ROWS",
-    "InputSpec",
-    "Once",
-    "Request",
-    "Shorthands",
-    "build_request",
-    "check_memory",
-    "extended",
-    "fill_options",
-    "load_inputs",
-    "load_placed",
-    "located_request",
-    "measured_hardware",
-    "model_spec",
-    "stored_request",
-    "with_places",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Finds and loads what a search rests on: model, profile and hardware, measured or estimated.
 

@@ -16,8 +16,8 @@ from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
 from search.degrees import DegreeOptions, rules_of
 from search.engines.best_plan import BestPart, EngineBest, choose_any, sweeps
-from search.engines.job import ALIKE, EXPORTERS, Engine
-from search.options import Shares
+from search.engines.job import ALIKE, EXPORTERS
+from search.options import Engine, Shares
 from search.places import card_shape, find_site_of, named_card
 from search.request import BATCH_OPTIONS, Request, extended, model_spec, with_places
 
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from autopar.model import ModelSpec
     from search.uniform.answer import Answer, EngineAnswer, Question
     from search.uniform.engines import EngineSpace
-
-__all__ = [
-    "TRAINERS",
-    "Both",
-    "Route",
-    "best_of_both",
-    "refuse_options_of_plans",
-    "route_of",
-    "with_rules",
-    "with_site",
-]
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines that have launches: `ENGINES` of `search.uniform.engines`, which not all questions need.

@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from search.uniform.answer import Question
     from search.uniform.choice import Choice
 
-__all__ = [
-    "TRACE_TERMS",
-    "Comparison",
-    "Side",
-    "both_sides",
-    "compare",
-    "comparison_document",
-    "is_trace",
-    "read_trace",
-    "side_of_plan",
-    "side_of_trace",
-    "traced",
-    "under_common_names",
-]
-
 _F64 = NDArray[np.float64]
 
 

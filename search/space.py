@@ -16,25 +16,6 @@ from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault, fewest_micr
 from autopar.records import dataclass
 from search.options import SearchOptions
 
-__all__ = [
-    "GRAMMAR",
-    "PRESETS",
-    "TOKENS_OF_RANK",
-    "Rule",
-    "Rules",
-    "SearchSpace",
-    "Table",
-    "build_space",
-    "check_batches",
-    "context_degrees",
-    "divisors",
-    "freed",
-    "global_batches",
-    "next_batch",
-    "parse_rules",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The grammar of `--pin` and `--forbid`, as predicates that the search asks while it enumerates.
 #

@@ -31,28 +31,6 @@ if TYPE_CHECKING:
     from search.route import Both
     from search.uniform.answer import Answer as Launches, EngineAnswer
 
-__all__ = [
-    "AXES",
-    "MOST_COMBINATIONS",
-    "TRAINED",
-    "Answer",
-    "By",
-    "Choice",
-    "Effect",
-    "Figures",
-    "Group",
-    "Lead",
-    "Parts",
-    "check_values",
-    "choices",
-    "effects",
-    "grouped",
-    "leads",
-    "price_of",
-    "search_one",
-    "value_of",
-]
-
 AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
 """Options of a search of which every value is a choice, in the order in which they are combined."""
 TRAINED = ("model", "seq-length")

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from benchmarks.ledger import read_runs
 from search.check.assessment import Target
 from search.check.read import read_checked

@@ -14,7 +14,7 @@ from autopar.documents.json import JsonDocument
 from autopar.estimate.card import Card, load_card
 from autopar.estimate.collectives import SiteFactors
 from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
-from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.parts.operations import Machine, machine_of
 from autopar.estimate.site import Site as Cluster, read_site
 from autopar.estimate.stack import Stack, load_stack
 from tests.oracles.step import Site

@@ -11,19 +11,6 @@ from dataclasses import field, replace
 
 from autopar.records import dataclass
 
-__all__ = [
-    "ALIASES",
-    "AMBIGUOUS",
-    "ELSEWHERE",
-    "FAMILIES",
-    "HINTS",
-    "JOINED",
-    "MANUAL",
-    "SHORT",
-    "VALUES",
-    "Family",
-]
-
 _SAME: tuple[tuple[str, str], ...] = (
     # what is trained
     ("model", "model-size model-name model-name-or-path model-path"),

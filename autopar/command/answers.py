@@ -26,21 +26,6 @@ from autopar.errors import (
     OptionError,
 )
 
-__all__ = [
-    "HEAD",
-    "OUTPUTS",
-    "SCHEMA",
-    "Running",
-    "answers_stdout",
-    "error_document",
-    "give",
-    "headed",
-    "is_answer",
-    "running",
-    "running_now",
-    "without_head",
-]
-
 SCHEMA = "autopar/answer/1"
 """Of the head; another number where a key of it changes its meaning or goes."""
 HEAD = ("schema", "command", "release", "exit_code", "question", "notices")

@@ -26,18 +26,6 @@ from autopar.entry import SUBCOMMANDS
 from autopar.errors import InputError, InstallError, OptionError, did_you_mean
 from autopar.units import GIB
 
-__all__ = [
-    "Answer",
-    "ask",
-    "check",
-    "compare",
-    "explain",
-    "frame",
-    "rows_of",
-    "search",
-    "shown_table",
-]
-
 _LISTS = ("models", "cards", "sites", "stacks")
 _ROWS = 12
 """Rows of a table that a notebook shows."""

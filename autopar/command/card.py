@@ -15,8 +15,6 @@ from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
 
-__all__ = ["CardSpec", "is_asked", "like_card", "write_card"]
-
 _PANEL = "A card of one's own: what differs from a shipped one"
 _KEYS = {
     "memory": ("device", "memory_bytes"),

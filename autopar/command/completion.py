@@ -21,8 +21,6 @@ from autopar.entry import SUBCOMMANDS
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["SHELLS", "VARIABLE", "complete", "show", "tree"]
-
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_AUTOPAR_COMPLETE"
 """What a script of ours sets when it asks for words."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import rich.console
     import rich.table
 
-__all__ = ["WIDTH", "Column", "Console", "Table", "escape", "make_console"]
-
 WIDTH = 100
 """Most columns of a result, and those of one that no terminal shows."""
 _LEAST = 70

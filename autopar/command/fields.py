@@ -22,23 +22,6 @@ from autopar.command.meaning import meant
 from autopar.errors import OptionError, did_you_mean
 from autopar.records import dataclass
 
-__all__ = [
-    "Kind",
-    "Row",
-    "convert",
-    "given_options",
-    "json_option",
-    "make",
-    "missing",
-    "option",
-    "read_values",
-    "rows_of",
-    "unknown",
-    "validate",
-    "words_of",
-    "written",
-]
-
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
 

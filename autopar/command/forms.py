@@ -16,20 +16,6 @@ from autopar.exploration import ExplorationDocument
 from autopar.objects import Field
 from autopar.training.launch_file import DegreesEntry, LaunchDocument, LaunchEntry
 
-__all__ = [
-    "AgainstEntry",
-    "EffortEntry",
-    "FoundEntry",
-    "LaunchAnswer",
-    "PlanAnswer",
-    "RemedyEntry",
-    "RuleEntry",
-    "SearchedEntry",
-    "TriedEntry",
-    "WhyNotEntry",
-    "with_forms",
-]
-
 
 class EffortEntry(StrictObject):
     """What a search over the launches of one trainer did."""

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from autopar.command.aliases import ALIASES, AMBIGUOUS, ELSEWHERE, HINTS
 from autopar.errors import nearest
 
-__all__ = ["meant"]
-
 _TYPO = 0.8
 """Likeness of letters from which on a name is taken for a mistyped one."""
 _ENOUGH = 0.42

@@ -32,17 +32,6 @@ from autopar.errors import OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 
-__all__ = [
-    "HELP_WIDTH",
-    "MOST_USED",
-    "REPEATED",
-    "SCREEN_WIDTH",
-    "Command",
-    "files_among",
-    "normalise",
-    "own_names",
-]
-
 MOST_USED = "Most used"
 """Heading of the options that say they belong there; it comes where the first of them would."""
 REPEATED = "Choices: each of them may be given several times"

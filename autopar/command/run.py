@@ -20,23 +20,6 @@ from autopar.errors import INTERRUPTED, TERMINATED, UNUSABLE, AutoparError, fitt
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "DEBUG_VARIABLE",
-    "INTERRUPTED",
-    "Failure",
-    "answer_failure",
-    "describe_failure",
-    "end_of_rank",
-    "environment_rank",
-    "guarded",
-    "make_stdout_usable",
-    "one_line",
-    "reader_left",
-    "say",
-    "say_kept",
-    "visible",
-]
-
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
 """Environment variable that asks for tracebacks instead of sentences."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -24,8 +24,6 @@ from autopar.records import dataclass
 if TYPE_CHECKING:
     from mcp.server import MCPServer
 
-__all__ = ["COMMAND", "ServeSpec", "main", "run", "server"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSpec:

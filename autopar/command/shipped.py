@@ -12,17 +12,6 @@ from autopar.command.options import Command
 from autopar.records import dataclass
 from autopar.units import GIB
 
-__all__ = [
-    "COMMAND",
-    "ListSpec",
-    "card_rows",
-    "main",
-    "model_rows",
-    "run",
-    "site_rows",
-    "stack_rows",
-]
-
 What = Literal["models", "cards", "stacks", "sites"]
 
 
@@ -84,7 +73,8 @@ def run(arguments: Sequence[str], what: What) -> int:
 
 def _print(listed: _List, raw: dict[str, Any]) -> int:
     asked = make(ListSpec, read_values(listed.command.rows, raw))
-    from autopar.command.show import make_console, print_plain, print_table, write_result
+    from autopar.command.console import make_console
+    from autopar.command.show import print_plain, print_table, write_result
 
     if listed.command is _CARDS:
         spec = make(CardSpec, read_values(listed.command.rows, raw))

@@ -16,36 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from autopar.command.answers import give, headed
-from autopar.command.console import WIDTH, Column, Console, Table, escape, make_console
+from autopar.command.console import Column, Console, Table, escape
 from autopar.command.run import say_kept
 from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
 from autopar.output import Aside, write_files
 from autopar.units import GB
-
-__all__ = [
-    "COLOURS",
-    "GRID",
-    "MARKERS",
-    "OPERATION_NAMES",
-    "QUIET",
-    "WIDTH",
-    "drawn",
-    "format_rate",
-    "make_console",
-    "make_table",
-    "print_heading",
-    "print_item",
-    "print_line",
-    "print_pair",
-    "print_plain",
-    "print_table",
-    "require_matplotlib",
-    "save_figure",
-    "wrapped",
-    "write_result",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # Pictures of commands, PNG or SVG, in one style; matplotlib is optional.

@@ -28,20 +28,6 @@ from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import format_seconds
 
-__all__ = [
-    "CALIBRATION_FORMAT",
-    "CALIBRATION_VERSION",
-    "MOST",
-    "MOST_S",
-    "SANE",
-    "Calibration",
-    "CalibrationDocument",
-    "Interval",
-    "device_of",
-    "read_calibration",
-    "write_calibration",
-]
-
 CALIBRATION_FORMAT = "autopar-calibration"
 # 1: first version.
 CALIBRATION_VERSION = 1

@@ -17,39 +17,6 @@ from autopar.errors import DocumentError, InputError, nearest_words
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = [
-    "ALLREDUCE_FILES",
-    "DEFAULT_MODEL",
-    "HARDWARE_FOLDER",
-    "SITE_FOLDER",
-    "Content",
-    "card_names",
-    "find_card",
-    "find_configs",
-    "find_document",
-    "find_hardware",
-    "find_model",
-    "find_site",
-    "hardware_folders",
-    "hardware_names",
-    "is_shipped_folder",
-    "locate",
-    "located_options",
-    "model_file_name",
-    "model_folder",
-    "model_folders",
-    "model_names",
-    "portable_options",
-    "portable_path",
-    "published_name",
-    "require_inputs",
-    "shipped_path",
-    "site_files",
-    "site_names",
-    "stack_names",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Chooses the model file in a directory: documented name, then published releases' names.
 

@@ -32,26 +32,6 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
     from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
-__all__ = [
-    "DOCUMENTS",
-    "FLAG",
-    "INT",
-    "MOST_ERRORS",
-    "PatternDocument",
-    "Quantity",
-    "Rule",
-    "StrictObject",
-    "Value",
-    "check_version",
-    "document_errors",
-    "key_error",
-    "load_document",
-    "number",
-    "published",
-    "validate_document",
-    "whole_number",
-]
-
 INT = "[1-9][0-9]{0,8}"
 """A positive integer inside a key; bounded, so that int() of it cannot fail."""
 

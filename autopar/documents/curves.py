@@ -27,17 +27,6 @@ from autopar.records import dataclass
 from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 
-__all__ = [
-    "HardwareFile",
-    "PricedCurves",
-    "SidecarCurves",
-    "hardware_sidecar",
-    "priced_curves",
-    "reference_bytes",
-    "sidecar_curves",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The sidecars of the hardware files: what they add to a profile, and what of a profile they hold.
 #

@@ -51,24 +51,6 @@ from autopar.plausible import (
 from autopar.records import dataclass
 from autopar.units import GB, MIB, MS
 
-__all__ = [
-    "BUSY",
-    "MAKE_HARDWARE",
-    "MAX_BYTES_PER_S",
-    "UNIT_FACTORS",
-    "BandwidthUnit",
-    "HardwareEntry",
-    "hardware_entries",
-    "hardware_file_name",
-    "hardware_shapes",
-    "kind_of_name",
-    "read_hardware",
-    "read_hardware_dir",
-    "shape_of_name",
-    "write_hardware",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The documented names of the hardware files, and the shape of the cluster that they say.
 

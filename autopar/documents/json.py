@@ -16,8 +16,6 @@ from autopar.errors import DocumentError
 from autopar.output import Aside, write_files
 from autopar.records import dataclass
 
-__all__ = ["JsonDocument", "load_object", "shorten", "write_json"]
-
 _MAX_BYTES = 256 << 20
 """Far above any document; keeps a wrong path from filling the memory."""
 _DEEPEST = 64

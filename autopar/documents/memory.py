@@ -38,18 +38,6 @@ from autopar.plausible import Doubt, Figure, Law, doubtful_parameters, doubtful_
 from autopar.records import dataclass
 from autopar.units import MIB
 
-__all__ = [
-    "MAKE_MEMORY",
-    "POSITIONS",
-    "MemoryTables",
-    "is_of_paddle",
-    "memory_content",
-    "memory_doubts",
-    "read_cells",
-    "read_memory",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Reads what the sidecar of a memory file has beside documented tables: Ulysses, and backwards.
 #

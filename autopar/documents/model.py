@@ -49,17 +49,6 @@ from autopar.records import dataclass
 from autopar.sources import Source, stacks_of
 from autopar.units import MIB
 
-__all__ = [
-    "SHIPPED_PRECISION",
-    "ModelMemory",
-    "memory_keys",
-    "read_model_memory",
-    "read_model_profile",
-    "with_shipped_memory",
-    "write_model_profile",
-]
-
-
 _Document = TypeVar("_Document", bound=BaseModel)
 
 

@@ -37,37 +37,6 @@ if TYPE_CHECKING:
 
     from autopar.sources import Source
 
-__all__ = [
-    "PLAN_FILE_FORMAT",
-    "PLAN_FILE_VERSION",
-    "AlternativeEntry",
-    "AnswerDocument",
-    "AnswerErrorEntry",
-    "EngineEntry",
-    "FrontierEntry",
-    "InfeasibilityEntry",
-    "InputEntry",
-    "LayerRunEntry",
-    "MemoryEntry",
-    "OptionsEntry",
-    "PeakSource",
-    "PlanDocument",
-    "PredictionEntry",
-    "ResultDocument",
-    "StageEntry",
-    "StatisticsEntry",
-    "ThroughputEntry",
-    "VersionsEntry",
-    "WidestCellEntry",
-    "document_text",
-    "finite",
-    "plain",
-    "read_strategy",
-    "spread_of",
-    "write_document",
-    "write_strategy",
-]
-
 # --- values ----------------------------------------------------------------------------------
 
 

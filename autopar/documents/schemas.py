@@ -17,26 +17,6 @@ from autopar.documents.checks import (
 )
 from autopar.objects import BeforeValidator
 
-__all__ = [
-    "DOCUMENTS",
-    "LIST",
-    "AllreduceDocument",
-    "ComputationDocument",
-    "Degrees",
-    "LayerActivations",
-    "LayerBySeq",
-    "LayerEntry",
-    "MemoryDocument",
-    "OtherBySeq",
-    "OtherEntry",
-    "OverlapDocument",
-    "P2pDocument",
-    "RawRun",
-    "SpTimeDocument",
-    "json_schemas",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Pydantic models of the documented files: which keys exist, in which unit, in which range.
 #

@@ -33,42 +33,6 @@ from autopar.objects import BaseModel, Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
-__all__ = [
-    "REPLACES",
-    "SIDECAR_VERSION",
-    "Bytes",
-    "BytesOrZero",
-    "BytesPerSecond",
-    "CurveData",
-    "DocumentKind",
-    "FitCell",
-    "Form",
-    "HidingData",
-    "LayerTimes",
-    "Loaded",
-    "Measurement",
-    "ModelMeasurement",
-    "OtherTimes",
-    "Part",
-    "Run",
-    "Seconds",
-    "SecondsOrZero",
-    "Sidecar",
-    "Straggler",
-    "TensorKind",
-    "Term",
-    "TimeCoefficients",
-    "TimeFit",
-    "append_run",
-    "describe_model",
-    "load_with_sidecar",
-    "newest_cells",
-    "read_sidecar",
-    "sidecar_path",
-    "write_sidecar",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # What one measuring run leaves in a sidecar: raw samples by cell, and the curves made of them.
 #

@@ -30,18 +30,6 @@ from autopar.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.objects import create_model
 from autopar.units import format_count
 
-__all__ = [
-    "FORMAT",
-    "ModelDocument",
-    "bare_spec",
-    "length_key",
-    "load_spec",
-    "parse_own",
-    "resized",
-    "write_spec",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Parses `model.json`, our own file that describes a model.
 

@@ -41,16 +41,6 @@ from autopar.units import format_count
 if TYPE_CHECKING:
     from pydantic import ValidationInfo
 
-__all__ = [
-    "Strategy",
-    "galvatron_document",
-    "paddle_document",
-    "parse_strategy",
-    "strategy_document",
-    "strategy_file_name",
-    "unsaid_by_galvatron",
-]
-
 _MAX_DEGREE = 1 << 24
 _T = TypeVar("_T")
 

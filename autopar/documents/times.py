@@ -19,26 +19,6 @@ from autopar.model import LayerProfile, ModelProfile, ModelSpec, OtherTime, Shar
 from autopar.plausible import Doubt, Figure, Law, contradictions, notes_of, once
 from autopar.units import MS, format_count
 
-__all__ = [
-    "MAKE_COMPUTATION",
-    "Times",
-    "computation_content",
-    "computation_doubts",
-    "computation_keys",
-    "layer_times_of",
-    "other_times_of",
-    "read_layer_times",
-    "read_other_times",
-    "read_times",
-    "required",
-    "seqs_of",
-    "seqs_of_model",
-    "seqs_text",
-    "sidecar_doubts",
-    "type_of_model",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Reads and writes what the sidecar of a computation file adds: `layer_times`, `other_times`.
 #

@@ -30,18 +30,6 @@ from autopar.objects import Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import Source, stacks_of
 
-__all__ = [
-    "COVERAGE",
-    "Accuracy",
-    "AccuracyDocument",
-    "RunClass",
-    "class_of_sources",
-    "load_accuracy",
-    "probability_faster",
-    "quantile_interval",
-    "read_accuracy",
-]
-
 COVERAGE = 0.90
 """Share of runs whose measured time the interval of their estimate contains."""
 

@@ -47,20 +47,6 @@ if TYPE_CHECKING:
     from autopar.estimate.site import Site
     from autopar.estimate.stack import Stack
 
-__all__ = [
-    "FORMAT",
-    "Card",
-    "CardDocument",
-    "Link",
-    "estimate_hardware",
-    "load_card",
-    "nodes_joined",
-    "parse_hardware",
-    "read_card",
-    "require_node",
-]
-
-
 FORMAT = "autopar-card"
 """Value of `format` that tells a card from other documents."""
 

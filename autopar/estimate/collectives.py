@@ -22,22 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from autopar.records import dataclass
 
-__all__ = [
-    "NOMINAL",
-    "TRANSFER_SYNCHRONISE_S",
-    "Exchange",
-    "GroupShape",
-    "Network",
-    "Protocol",
-    "SiteFactors",
-    "allreduce_busbw_limit",
-    "bus_bytes_per_s",
-    "collective_time_s",
-    "distinct_ranks",
-    "moe_exchange_time_s",
-    "p2p_time_s",
-]
-
 F64 = NDArray[np.float64]
 
 TRANSFER_SYNCHRONISE_S = 80e-6

@@ -18,8 +18,6 @@ from autopar.model import ModelProfile
 from autopar.output import write_files
 from autopar.records import dataclass
 
-__all__ = ["COMMAND", "EstimatedFiles", "main", "run"]
-
 _WHAT, _HOW = "What to estimate", "How"
 
 

@@ -21,31 +21,6 @@ from autopar.records import dataclass, replace
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
 from autopar.training.offload import HostAdam
 
-__all__ = [
-    "FP32_STATES",
-    "Attention",
-    "Block",
-    "Experts",
-    "Job",
-    "LatentAttention",
-    "Mamba",
-    "Mlp",
-    "Module",
-    "Precision",
-    "Recomputation",
-    "adapter_parameters",
-    "attention_matrices",
-    "blocks_of",
-    "job_of_plan",
-    "layer_blocks",
-    "mamba_inputs",
-    "mtp_blocks",
-    "parameters",
-    "projection_targets",
-    "stage_blocks",
-    "type_blocks",
-]
-
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 Module = Literal[
     "layernorm",

@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
     from autopar.estimate.card import Card
 
-__all__ = [
-    "DTYPES",
-    "ELEMENT_BYTES",
-    "MEMORY_CLASSES",
-    "AttentionFigures",
-    "Constants",
-    "Dtype",
-    "Figure",
-    "Kernels",
-    "KernelsSection",
-    "MemoryClass",
-    "Quality",
-    "kernels_of",
-]
-
 Quality = Literal["measured", "derived", "nominal"]
 """Fitted to measured kernels; carried over from such, or from training runs; or assumed."""
 Dtype = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]

@@ -22,19 +22,6 @@ from autopar.arrays import F64, Bool
 from autopar.estimate.kernel_constants import ELEMENT_BYTES, Kernels
 from autopar.estimate.memory_bound import memory_bound_s
 
-__all__ = [
-    "LinearTimes",
-    "Phase",
-    "attention_pairs",
-    "attention_s",
-    "gemm_s",
-    "grouped_gemm_s",
-    "grouped_linear_s",
-    "linear_s",
-    "ring_attention_s",
-    "unfused_attention_s",
-]
-
 Phase = Literal["forward", "backward"]
 
 # --------------------------------------------------------------------------------------------------

@@ -42,46 +42,17 @@ from autopar.estimate.memory_bound import cross_entropy_s, elements_s, embedding
 from autopar.estimate.parts.experts import expert_parts, expert_sends
 from autopar.estimate.parts.linear import Beside, linear_parts, mlp_parts
 from autopar.estimate.parts.operations import (
-    Kind,
     Machine,
     Part,
     Real,
     Sends,
     Split,
     accumulation_bytes,
-    as_number,
     element_part,
-    group,
-    machine_of,
     split_of,
     transfer_s,
 )
-from autopar.estimate.parts.updates import host_of, optimizer_time_s, weights_cast_s
-
-__all__ = [
-    "Kind",
-    "LayerTimes",
-    "Machine",
-    "Part",
-    "Real",
-    "Sends",
-    "Split",
-    "as_number",
-    "context_sends",
-    "embedding_times",
-    "group",
-    "head_sends_s",
-    "head_times",
-    "host_of",
-    "layer_parts",
-    "layer_times",
-    "machine_of",
-    "mtp_times",
-    "optimizer_time_s",
-    "split_of",
-    "tensor_sends",
-    "transfer_s",
-]
+from autopar.estimate.parts.updates import weights_cast_s
 
 
 class LayerTimes(NamedTuple):

@@ -13,16 +13,6 @@ from numpy.typing import ArrayLike
 from autopar.arrays import F64
 from autopar.estimate.kernel_constants import ELEMENT_BYTES, Kernels, MemoryClass
 
-__all__ = [
-    "cast_s",
-    "cross_entropy_s",
-    "elements_s",
-    "embedding_s",
-    "memory_bound_s",
-    "optimizer_s",
-    "permute_s",
-]
-
 _EMBEDDING_BYTES = 8.0
 """Per element of the result: 2 bytes read, 2 written, and 4 for the mask and the sum of ranks."""
 _PERMUTE_BYTES = {"forward": 8.0, "backward": 12.0}

@@ -37,23 +37,6 @@ if TYPE_CHECKING:
     from autopar.estimate.card import Card
     from autopar.estimate.site import Site
 
-__all__ = [
-    "STACKS",
-    "STATE_BYTES_PER_PARAMETER",
-    "VOCAB_DEGREES",
-    "Kernels",
-    "ShardKind",
-    "activation_bytes",
-    "backward_bytes",
-    "check_rates",
-    "checkpoint_bytes",
-    "estimate_model",
-    "layer_flop",
-    "logits_peak_bytes",
-    "other_memory",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # What layers and vocabulary keep until their backward, by the operations that keep it.
 #
@@ -495,7 +478,7 @@ def estimate_model(
     """
     from autopar.estimate.card import load_card  # the planner needs the counts alone
     from autopar.estimate.job import blocks_of, type_blocks
-    from autopar.estimate.layer import machine_of
+    from autopar.estimate.parts.operations import machine_of
     from autopar.estimate.profile import cells_job, layer_cells, mean_cells, other_cells
     from autopar.estimate.stack import load_stack
 

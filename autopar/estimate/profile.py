@@ -15,19 +15,11 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.estimate.job import Block, Experts, Job, parameters
-from autopar.estimate.layer import (
-    Machine,
-    Part,
-    Split,
-    embedding_times,
-    head_times,
-    layer_parts,
-    optimizer_time_s,
-)
+from autopar.estimate.layer import embedding_times, head_times, layer_parts
+from autopar.estimate.parts.operations import Machine, Part, Split
+from autopar.estimate.parts.updates import optimizer_time_s
 from autopar.hardware import HostCalls, host_calls, together_s
 from autopar.model import OtherTime, ShardedTime, TimePoint
-
-__all__ = ["cells_job", "layer_cells", "mean_cells", "other_cells"]
 
 _Kind = Literal["sp", "tp", "ulysses"]
 

@@ -39,27 +39,6 @@ from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MIB
 
-__all__ = [
-    "FORMAT",
-    "LARGE_BYTES",
-    "PARTS",
-    "CollectiveTime",
-    "Fitted",
-    "Site",
-    "SiteDocument",
-    "StepTime",
-    "StepWork",
-    "collective_s",
-    "data_parallel_work",
-    "fit_factors",
-    "gemm_flop",
-    "load_site",
-    "read_site",
-    "relative_gemm_rate",
-    "step_time_s",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The document.
 

@@ -26,18 +26,6 @@ from autopar.objects import Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import STACK_ROLE, Source
 
-__all__ = [
-    "BYTE_CLASSES",
-    "DEFAULT_STACK",
-    "FORMAT",
-    "HIDDEN_REDUCTION",
-    "STRAGGLERS",
-    "Stack",
-    "StackDocument",
-    "load_stack",
-    "read_stack",
-]
-
 FORMAT = "autopar-stack"
 """Value of `format` that tells a stack from other documents."""
 

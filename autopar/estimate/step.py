@@ -28,19 +28,14 @@ from autopar.estimate.job import (
 )
 from autopar.estimate.layer import (
     LayerTimes,
-    Machine,
-    Part,
-    Real,
-    Sends,
-    as_number,
     embedding_times,
     head_sends_s,
     head_times,
     layer_times,
     mtp_times,
     tensor_sends,
-    transfer_s,
 )
+from autopar.estimate.parts.operations import Machine, Part, Real, Sends, as_number, transfer_s
 from autopar.estimate.parts.replicas import (
     Group,
     data_shards,
@@ -65,22 +60,6 @@ from autopar.pipeline.formulas import step_s
 from autopar.pipeline.orders import rank_of, warmup_chunks
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import dataclass, replace
-
-__all__ = [
-    "TERMS",
-    "KnownLayers",
-    "StageTime",
-    "StepTime",
-    "again_seconds",
-    "ends_seconds",
-    "forward_seconds",
-    "held_blocks",
-    "own_times",
-    "routed_alone",
-    "seconds_of_times",
-    "stage_transfer_s",
-    "step_time",
-]
 
 TERMS = (
     "gemm",

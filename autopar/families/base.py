@@ -23,19 +23,6 @@ from autopar.families.consistency import (
 from autopar.model import LayerSpec, ModelSpec
 from autopar.objects import BaseModel, ConfigDict
 
-__all__ = [
-    "Config",
-    "Layers",
-    "Ratio",
-    "Section",
-    "Switch",
-    "Whole",
-    "WholeOrZero",
-    "divided_width",
-    "read_rotary",
-    "runs_of",
-]
-
 Whole = Annotated[int, whole_number(1, MOST_SIZE)]
 WholeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]
 Layers = Annotated[int, whole_number(1, MOST_LAYERS)]

@@ -22,8 +22,6 @@ from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
 from autopar.model import ModelSpec
 
-__all__ = ["parse_hugging_face"]
-
 _FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What files call the number of experts."""

@@ -13,8 +13,6 @@ from autopar.documents.checks import Value
 from autopar.errors import DocumentError
 from autopar.model import LayerSpec
 
-__all__ = ["MOST_LAYERS", "MOST_SIZE", "RATIO", "checked_layer", "is_ratio"]
-
 MOST_LAYERS = 10**4
 MOST_SIZE = 10**9
 """Largest plausible number of layers, and of any other whole number."""

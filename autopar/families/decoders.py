@@ -25,8 +25,6 @@ from autopar.families.base import (
 )
 from autopar.model import LayerSpec, ModelSpec
 
-__all__ = ["DECODERS", "Decoder", "Mistral", "Qwen2", "Qwen3"]
-
 _NARROW = ("sliding_attention", "chunked_attention")
 
 

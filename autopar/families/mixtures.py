@@ -15,8 +15,6 @@ from autopar.families.base import Config, Switch, Whole, WholeOrZero
 from autopar.families.decoders import Decoder, Mistral, Qwen3
 from autopar.model import LatentSpec, LayerSpec
 
-__all__ = ["MIXTURES"]
-
 
 class _Mixtral(Mistral):
     """Every layer has experts, of the width that dense layers would have."""

@@ -16,8 +16,6 @@ from autopar.families.base import Config, Layers, Ratio, Switch, Whole, divided_
 from autopar.model import LayerSpec, ModelSpec
 from autopar.objects import AliasChoices, BaseModel, Field
 
-__all__ = ["OTHERS"]
-
 _NAMES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 
 

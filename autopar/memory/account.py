@@ -19,8 +19,6 @@ from autopar.memory.states import States, states_of
 from autopar.records import dataclass, replace
 from autopar.training.offload import Offload
 
-__all__ = ["Account", "Term", "account_of", "host_bytes_of", "moment_terms"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Term:

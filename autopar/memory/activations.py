@@ -16,22 +16,6 @@ from autopar.training.adapters import needs_input
 from autopar.training.mixtures import taken_share, worst_skew
 from autopar.training.offload import OffloadModule
 
-__all__ = [
-    "adapter_saved_bytes",
-    "chunk_parts",
-    "chunk_saved_bytes",
-    "copied_qkv_bytes",
-    "input_bytes",
-    "layer_saved_bytes",
-    "left_parts",
-    "offloaded_bytes",
-    "offloaded_parts",
-    "routed_tokens",
-    "routing_skew",
-    "saved_parts",
-    "scores",
-]
-
 
 def scores(launch: Launch) -> int:
     """Return the elements of one layer's attention scores on a rank: b*n/t*(s/c)*s."""

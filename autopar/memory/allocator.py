@@ -13,8 +13,6 @@ from collections.abc import Iterable
 
 from autopar.units import MIB
 
-__all__ = ["RESERVED_RATIOS", "Pool", "recycled_bytes", "reserved_bytes", "rounding_bytes"]
-
 RESERVED_RATIOS = (1.02, 1.04, 1.11)
 """Reserved over allocated: lowest, median and highest of 32 published pairs, 23 of them of the
 fullest rank of a stage (`benchmarks.published_peaks`); all had room for more."""

@@ -13,18 +13,6 @@ from autopar.memory.launch import Chunk, Launch, Software
 from autopar.memory.parameters import Weight
 from autopar.units import KIB, MIB
 
-__all__ = [
-    "accumulation_bytes",
-    "cublas_bytes",
-    "engine_workspace_bytes",
-    "gather_bytes",
-    "mask_bytes",
-    "overlap_bytes",
-    "pipeline_bytes",
-    "rotary_bytes",
-    "routing_bytes",
-]
-
 _HOPPER_CUBLAS = 32 * MIB
 _OTHER_CUBLAS = 8 * MIB + 128 * KIB
 """cuBLAS's workspace where none is configured: the default that PyTorch documents for Hopper, and

@@ -21,28 +21,6 @@ from autopar.records import dataclass
 from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
 
-__all__ = [
-    "BLACKWELL",
-    "HOPPER",
-    "Attention",
-    "AttentionKernel",
-    "Checkpointing",
-    "Chunk",
-    "Degrees",
-    "Experts",
-    "Latent",
-    "Launch",
-    "Model",
-    "Optimizer",
-    "Precision",
-    "Recompute",
-    "Software",
-    "TorchTrainer",
-    "chunks_of_sizes",
-    "default_attention",
-    "even_chunks",
-]
-
 AttentionKernel = Literal["fused", "flash", "unfused", "local"]
 """cuDNN's, FlashAttention, products with a softmax of their own, and those of Megatron itself."""
 

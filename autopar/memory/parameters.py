@@ -14,18 +14,6 @@ from autopar.memory.launch import Chunk, Launch
 from autopar.records import dataclass
 from autopar.training.adapters import Target, adapted_widths, base_bytes
 
-__all__ = [
-    "Weight",
-    "adapter_widths",
-    "attention_weights",
-    "chunk_weights",
-    "frozen_bytes",
-    "head_weight",
-    "layer_weights",
-    "mlp_weights",
-    "stage_weights",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:

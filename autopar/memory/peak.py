@@ -28,20 +28,6 @@ from autopar.plans import Module
 from autopar.records import dataclass, replace
 from autopar.training.offload import Offload
 
-__all__ = [
-    "Peak",
-    "backward_bytes",
-    "deferred_head_bytes",
-    "dispatched_bytes",
-    "gathered_bytes",
-    "head_bytes",
-    "kept_logits_bytes",
-    "logits_bytes",
-    "peak_of",
-    "peaks",
-    "transfer_bytes",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:

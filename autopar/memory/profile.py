@@ -46,14 +46,6 @@ from autopar.model import (
 from autopar.plans import tensor_degrees
 from autopar.sources import Source
 
-__all__ = [
-    "launch_model",
-    "megatron_launch",
-    "megatron_model",
-    "with_megatron_memory",
-    "with_memory_of",
-]
-
 _TOKEN_BYTES = 12
 """Of a token of a micro-batch: its number and the next one's, its place, its weight in the loss."""
 

@@ -13,21 +13,6 @@ from typing import Literal, cast
 from autopar.errors import InputError
 from autopar.records import dataclass
 
-__all__ = [
-    "BUCKETS",
-    "KEEPERS",
-    "Buckets",
-    "Keeper",
-    "Kept",
-    "Of",
-    "Passing",
-    "Phase",
-    "PrecisionKind",
-    "StateRecipe",
-    "Zero",
-    "recipe_of",
-]
-
 Keeper = Literal[
     "megatron",
     "megatron-fsdp",

@@ -19,20 +19,6 @@ from autopar.memory.activations import offloaded_bytes
 from autopar.memory.allocator import RESERVED_RATIOS
 from autopar.memory.launch import Launch
 
-__all__ = [
-    "CONTEXT_BYTES",
-    "PEAK_RATIOS",
-    "LaunchKind",
-    "few_runs_of",
-    "kind_of",
-    "odds_of_any",
-    "odds_of_kind",
-    "odds_of_more",
-    "odds_of_ratio",
-    "reserve_share",
-    "reserved_interval",
-]
-
 LaunchKind = Literal["dense", "experts", "few runs", "offloaded", "torch layers"]
 
 CONTEXT_BYTES = 1 << 30

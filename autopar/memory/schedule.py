@@ -14,8 +14,6 @@ from autopar.pipeline import orders
 from autopar.pipeline.schedules import default_group
 from autopar.records import dataclass
 
-__all__ = ["Event", "Moment", "micro_batch_group", "moments", "order", "warmup_chunks"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Event:

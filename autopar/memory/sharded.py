@@ -22,17 +22,6 @@ from autopar.memory.schedule import Moment, moments
 from autopar.records import dataclass, replace
 from autopar.units import MIB
 
-__all__ = [
-    "Instant",
-    "Part",
-    "Unit",
-    "instants",
-    "recipe_of_launch",
-    "sharded_moments",
-    "sharded_parts",
-    "units_of",
-]
-
 _CUBLAS = 32 * MIB
 _THREADS = 2
 """Handles of cuBLAS, of the forward's and of the backward's thread."""

@@ -14,16 +14,6 @@ from autopar.memory.launch import Launch, Precision
 from autopar.memory.parameters import Weight, frozen_bytes
 from autopar.records import dataclass
 
-__all__ = [
-    "MASTER_BYTES",
-    "MOMENTS_BYTES",
-    "Buffer",
-    "States",
-    "buffers_of",
-    "states_of",
-    "states_per_parameter",
-]
-
 MOMENTS_BYTES = 8
 """Adam's two moments in fp32."""
 MASTER_BYTES = 4

@@ -14,18 +14,6 @@ from autopar.memory.activations import adapter_saved_bytes, routed_tokens
 from autopar.memory.launch import Chunk, Launch, TorchTrainer
 from autopar.training.adapters import needs_input
 
-__all__ = [
-    "again_bytes",
-    "backward_gradients_bytes",
-    "chunk_saved_bytes",
-    "final_bytes",
-    "input_bytes",
-    "logits",
-    "loss_bytes",
-    "products",
-    "whole_parts",
-]
-
 Parts = Iterator[tuple[str, int]]
 
 

@@ -27,9 +27,6 @@ from autopar.pipeline.replay import replay
 from autopar.pipeline.schedules import SCHEDULES, Schedule, check_schedule, default_group
 from autopar.records import dataclass
 
-__all__ = ["bubble_s", "in_flight", "step_s"]
-
-
 # --------------------------------------------------------------------------------------------------
 # Time.
 

@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 
-__all__ = ["Action", "Kind", "actions", "live_peak", "part_of", "rank_of", "warmup_chunks"]
-
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; its gradients of inputs, and of weights, apart."""
 

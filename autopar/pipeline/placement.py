@@ -18,8 +18,6 @@ from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.records import dataclass
 
-__all__ = ["Placement", "alike_counts", "place_layers", "spread_count", "stage_seconds"]
-
 _MOVES = 200
 """Single layers that are moved at most; few are."""
 

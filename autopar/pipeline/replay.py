@@ -15,8 +15,6 @@ from autopar.pipeline.orders import Action, actions, live_peak, part_of, rank_of
 from autopar.pipeline.schedules import Schedule, check_schedule
 from autopar.records import dataclass
 
-__all__ = ["Replay", "Seconds", "Timed", "by_chunk", "replay"]
-
 
 class Timed(NamedTuple):
     """A piece of work and when it ran, in seconds since the step began."""

@@ -11,20 +11,6 @@ from typing import Literal, get_args
 from autopar.errors import InputError
 from autopar.records import dataclass
 
-__all__ = [
-    "SCHEDULES",
-    "SHORT_NAMES",
-    "TORCH_NAMES",
-    "Engine",
-    "Facts",
-    "Schedule",
-    "check_schedule",
-    "default_group",
-    "schedule_named",
-    "schedule_of_chunks",
-    "schedule_problem",
-]
-
 Schedule = Literal[
     "1f1b",
     "gpipe",

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     # the help of commands reads records, and needs no arrays
     from autopar.arrays import F64
 
-__all__ = [
-    "TARGETS",
-    "Adapters",
-    "BaseKind",
-    "Target",
-    "adapted_widths",
-    "adapter_elements",
-    "base_bytes",
-    "needs_input",
-]
-
 Target = Literal["query", "key", "value", "projection", "fc1", "fc2", "expert_fc1", "expert_fc2"]
 """A matrix that adapters stand beside: of attention, of a dense MLP (and of one that every token
 visits), of routed experts. `fc1` is all that is in front of the activation."""

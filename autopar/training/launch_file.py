@@ -12,8 +12,6 @@ from autopar.documents.plan import EngineEntry
 from autopar.objects import ConfigDict, Field
 from autopar.pipeline.schedules import Schedule
 
-__all__ = ["FORMAT", "DegreesEntry", "HardwareEntry", "LaunchDocument", "LaunchEntry"]
-
 FORMAT = "autopar-launch"
 _Count = Annotated[int, Field(ge=1, le=1 << 28)]
 _Layers = Annotated[int, Field(ge=0, le=1 << 16)]

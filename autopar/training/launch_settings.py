@@ -17,8 +17,6 @@ from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError, did_you_mean
 from autopar.memory.launch import Launch
 
-__all__ = ["different_fields", "settings_of", "with_settings"]
-
 _KEY = "settings"
 
 

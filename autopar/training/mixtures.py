@@ -11,15 +11,6 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 
-__all__ = [
-    "NATURAL_LOSSES",
-    "NATURAL_SKEW",
-    "NaturalLoss",
-    "published_loss",
-    "taken_share",
-    "worst_skew",
-]
-
 
 class NaturalLoss(NamedTuple):
     """A model's rate with forced balance, and with the routing that it learns."""

@@ -12,19 +12,6 @@ from typing import Literal, get_args
 from autopar.errors import InputError
 from autopar.records import dataclass
 
-__all__ = [
-    "ADAM_BYTES",
-    "HOST_SHARES",
-    "OFFLOADED",
-    "Host",
-    "HostAdam",
-    "Offload",
-    "OffloadModule",
-    "copy_s",
-    "exposed_s",
-    "host_update_s",
-]
-
 OffloadModule = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
 ]

@@ -28,8 +28,6 @@ from autopar.estimate.job import (
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = ["BILLION", "Throughput", "hardware_flop", "model_flop", "spec_flop", "throughput_entry"]
-
 BILLION = 1e9
 """Tokens that GPU-hours and money are of."""
 _HOUR_S = 3600.0

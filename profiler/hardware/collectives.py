@@ -20,25 +20,6 @@ from profiler.hardware.options import Group
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "COLLECTIVES",
-    "PERIOD",
-    "Buffers",
-    "Collective",
-    "Member",
-    "first_difference",
-    "labelled",
-    "make_room",
-    "out_of_place",
-    "random_values",
-    "summand",
-    "summed_in_place",
-    "tile",
-    "total",
-    "transfer",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # What measured tensors hold: random values while they are timed, known ones in a check.
 #

@@ -25,8 +25,6 @@ from profiler.hardware.options import (
     check_world,
 )
 
-__all__ = ["COMMAND", "main", "run", "run_rank"]
-
 _NAME, _MODULE = "autopar", "profiler.hardware"
 _Options = TypeVar("_Options")
 COMMAND = Command(

@@ -26,21 +26,6 @@ from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
 from profiler.hardware.options import Cluster, HardwareOptions
 
-__all__ = [
-    "KINDS",
-    "MEASURED_FOR",
-    "MIN_SP_TIME_SIZES",
-    "REPLACES",
-    "UNITS",
-    "Documents",
-    "derive",
-    "family",
-    "kinds_of",
-    "newest_measurements",
-    "requested_kinds",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Which measurements stand in which sidecar, and which of several runs count.
 

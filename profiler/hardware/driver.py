@@ -26,18 +26,6 @@ from profiler.measure import Policy, Timer, choose_loops, next_block, warmups
 from profiler.processes import Session
 from profiler.watch import Watch
 
-__all__ = [
-    "OVERLAP_PREFIX",
-    "STRAGGLER_RATIO",
-    "Driver",
-    "GroupTimes",
-    "combined",
-    "identity",
-    "stragglers",
-    "unmeasured",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # From the times of groups to the measurement of a cell: who counts, and who is slow.
 

@@ -19,37 +19,6 @@ from autopar.records import dataclass
 from autopar.units import GIB, KIB, MIB
 from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
 
-__all__ = [
-    "COLLECTIVES",
-    "MAX_BYTES",
-    "OPERATIONS",
-    "OVERLAPPED",
-    "OVERLAP_SIZES_BYTES",
-    "PANELS",
-    "PIPELINE",
-    "STRIDED",
-    "Backend",
-    "Cell",
-    "Cluster",
-    "DocumentedSizes",
-    "Dtype",
-    "Group",
-    "HardwareOptions",
-    "Round",
-    "Scope",
-    "build_options",
-    "check_shape",
-    "check_world",
-    "divisors",
-    "parse_groups",
-    "parse_operations",
-    "parse_size",
-    "parse_sizes",
-    "plan_cells",
-    "rounds",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The options, as one validated value.
 

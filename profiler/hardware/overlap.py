@@ -20,30 +20,6 @@ from typing import Any, Protocol
 
 from autopar.records import dataclass
 
-__all__ = [
-    "LEAST_SHARED",
-    "OVERLAP_WINDOW_S",
-    "QUANTITIES",
-    "Lanes",
-    "OverlapPlan",
-    "OverlapSamples",
-    "Played",
-    "Queues",
-    "Slowdowns",
-    "StreamLanes",
-    "ThreadLanes",
-    "Track",
-    "efficiency",
-    "evidence",
-    "inside",
-    "interleaved",
-    "local_overlap",
-    "measure_overlap",
-    "plan_overlap",
-    "slowdowns",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Two queues of work that start together: GEMMs in one lane, communications in the other.
 #

@@ -28,8 +28,6 @@ from profiler.hardware.documents import (
 from profiler.hardware.options import Cluster, HardwareOptions
 from profiler.record import Content, DocumentFile, Record, incomparable, run_number
 
-__all__ = ["HardwareRecord", "relabelled"]
-
 
 class HardwareRecord(Record[Measurement]):
     """The measurements of a cluster in one directory; owned by rank 0."""

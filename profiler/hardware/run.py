@@ -30,18 +30,6 @@ from profiler.processes import Session, open_session
 from profiler.record import Record
 from profiler.watch import Trouble, Watch
 
-__all__ = [
-    "SAMPLE_S",
-    "RunState",
-    "describe",
-    "forecast",
-    "measure_missing",
-    "probe_policy",
-    "run",
-    "watched",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Predicts how long a run takes, for `--dry-run`: short probes, then the driver's own rules.
 #

@@ -18,19 +18,6 @@ from autopar.units import format_count
 from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.options import ModelOptions
 
-__all__ = [
-    "DEFAULT_DEGREES",
-    "ModelCell",
-    "length_cases",
-    "plan_cells",
-    "seqs_text",
-    "stack_counts",
-    "tensor_degrees",
-    "tensor_kinds",
-    "with_seq_lengths",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # At which sequence lengths and tensor degrees a model is profiled, and how they are written.
 

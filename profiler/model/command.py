@@ -10,8 +10,6 @@ from autopar.command.options import Command
 from profiler.model.options import PANELS, DocumentedRanges, ModelOptions, build_options
 from profiler.options import SizeOptions
 
-__all__ = ["COMMAND", "main", "run"]
-
 _RESUME = "interrupted; the same command with --resume goes on"
 
 COMMAND = Command(

@@ -36,19 +36,6 @@ from profiler.model.layers.parallel import sole_group
 from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 
-__all__ = [
-    "PARTS",
-    "End",
-    "ExactMemory",
-    "count_memory",
-    "count_step",
-    "held_bytes",
-    "layer_memory",
-    "local_tensor",
-    "vocab_memory",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Counts the memory of one training step, storage by storage, with or without contents.
 #

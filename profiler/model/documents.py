@@ -51,29 +51,6 @@ from autopar.units import MS, format_count
 from profiler.model.cells import seqs_text
 from profiler.model.options import GALVATRON_BATCHES, Mode
 
-__all__ = [
-    "ON_DEVICE",
-    "STATE_BYTES_PER_PARAMETER",
-    "ModelDocument",
-    "Size",
-    "bad_fits",
-    "cell_name",
-    "derive_computation",
-    "derive_memory",
-    "device_differences",
-    "few_batches",
-    "fit_cells",
-    "fit_name",
-    "fits_through",
-    "forward_s",
-    "largest_cell",
-    "layer_differences",
-    "main_fits",
-    "missing_cells",
-    "unsteady_times",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Fits of measured cells, in the forms in which a planner uses their times, and what is wrong.
 #

@@ -42,24 +42,6 @@ from profiler.model.timing import (
 )
 from profiler.processes import available_bytes
 
-__all__ = [
-    "ADAM_BYTES",
-    "OUT_OF_MEMORY",
-    "CellPart",
-    "Measurer",
-    "ModuleMeasurer",
-    "SpecMeasurer",
-    "build_half",
-    "cell_part",
-    "counted_as",
-    "filled_with",
-    "is_out_of_memory",
-    "needed_bytes",
-    "shortage",
-    "time_cell",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # One half of a layer, attention or MLP, with its norm and its residual connection.
 

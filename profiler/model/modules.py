@@ -20,28 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = [
-    "Built",
-    "HubFactory",
-    "HubModel",
-    "LayerCall",
-    "blamed",
-    "call",
-    "capture_layers",
-    "check_positions",
-    "check_weights",
-    "fake_tensors",
-    "find_layers",
-    "first_line",
-    "hub_factory",
-    "made_here",
-    "main_output",
-    "needs_values",
-    "replace_tensors",
-    "typical_layer",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Modules of others made of tensors that have shapes and no contents.
 #

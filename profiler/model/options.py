@@ -18,28 +18,6 @@ from autopar.errors import OptionError
 from autopar.records import dataclass
 from profiler.options import FILES, HOW, SIZES, MeasuringOptions, SizeOptions, check_out
 
-__all__ = [
-    "DEFAULT_BATCHES",
-    "GALVATRON_BATCHES",
-    "MAX_DEGREE",
-    "MAX_NUMBER",
-    "PANELS",
-    "DeviceChoice",
-    "DocumentedRanges",
-    "Dtype",
-    "Mode",
-    "ModelOptions",
-    "ProfileType",
-    "Source",
-    "TensorImplementation",
-    "Unit",
-    "build_options",
-    "parse_batches",
-    "parse_degrees",
-    "parse_seq_lengths",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Reads batch sizes, sequence lengths and tensor degrees: lists and ranges in, numbers out.
 

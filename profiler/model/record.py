@@ -31,13 +31,6 @@ from profiler.model.documents import ModelDocument, derive_computation, derive_m
 from profiler.model.options import Mode, ModelOptions
 from profiler.record import Content, DocumentFile, Record, incomparable
 
-__all__ = [
-    "ModelRecord",
-    "model_differences",
-    "model_metadata",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The circumstances of a profiling run, and which of them forbid to continue an earlier one.
 

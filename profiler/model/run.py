@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autopar.command.console import make_console
 from autopar.command.run import say, visible
-from autopar.command.show import make_console
 from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import length_key
@@ -34,16 +34,6 @@ from profiler.model.shipped import is_counted
 from profiler.model.sources import ModelSource, load_source
 from profiler.model.timing import OPTIMIZER_SHARE
 from profiler.show.tables import show_fits
-
-__all__ = [
-    "describe",
-    "forecast",
-    "measure_cells",
-    "profile_paths",
-    "run",
-    "work",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # Predicts how long a run takes, for `--dry-run`: a few cells are measured, the rest is scaled.

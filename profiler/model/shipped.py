@@ -42,16 +42,6 @@ from profiler.model.options import ModelOptions
 from profiler.model.record import model_differences
 from profiler.record import read_document
 
-__all__ = [
-    "ShippedMemory",
-    "count_shipped",
-    "is_counted",
-    "main",
-    "shipped_cells",
-    "write_shipped",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Tells whether a counted memory file that came with a model already says what a run would count.
 #

@@ -42,18 +42,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = [
-    "Factory",
-    "ModelSource",
-    "ModuleSource",
-    "SpecSource",
-    "load_source",
-    "module_source",
-    "parallelized",
-    "rehearse",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Layers of others laid out over a tensor group by their own plan, as one of its ranks sees them.
 #

@@ -32,22 +32,6 @@ from profiler.measure import (
 from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
 
-__all__ = [
-    "APART",
-    "DEVICE_SAMPLE_S",
-    "OPTIMIZER_SHARE",
-    "Allocated",
-    "Passes",
-    "Timed",
-    "allocated_by",
-    "explain_difference",
-    "figures_of",
-    "optimizer_step",
-    "sample",
-    "time_module",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The passes of a module, and their samples: what runs while a clock does, and what between.
 #

@@ -28,32 +28,6 @@ from profiler.plan.weights import (
     layer_shapes,
 )
 
-__all__ = [
-    "SCHEDULES",
-    "Axes",
-    "Cube",
-    "Held",
-    "Layout",
-    "RunArithmetic",
-    "StageArithmetic",
-    "StaticReport",
-    "Weights",
-    "check_job",
-    "cube_of",
-    "entry_layouts",
-    "examine",
-    "has_whole_experts",
-    "layer_layout",
-    "layer_streams",
-    "layouts",
-    "micro_batches_in_flight",
-    "num_encoder_layers",
-    "stage_weights",
-    "stream_lengths",
-    "vocab_layout",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Which ranks of a stage work together in which layer: a cube of mesh axes for a whole plan.
 #

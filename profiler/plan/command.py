@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from profiler.plan.job import PlanJob
     from profiler.plan.question import Question
 
-__all__ = [
-    "COMMAND",
-    "MismatchError",
-    "UncheckedError",
-    "dispatch",
-    "main",
-    "refuse_illegal",
-    "run",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Runs a mode of `profile-plan` on this rank, shows what it found and writes it down.
 
@@ -99,7 +88,8 @@ def _tell(
     *found: object,
 ) -> None:
     """Write the document of what was found where it is asked for, and print it as tables."""
-    from autopar.command.show import make_console, write_result
+    from autopar.command.console import make_console
+    from autopar.command.show import write_result
     from profiler.plan.report import show_head
 
     if options.json is not None:

@@ -30,13 +30,6 @@ from profiler.plan.job import DryRunRank, PlanJob
 from profiler.plan.stage import Stage, build_stages, open_groups
 from profiler.plan.units import gradient_of
 
-__all__ = [
-    "dry_run",
-    "fake_world",
-    "first_ranks",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # A job of any number of ranks of which one exists: process groups that send nothing.
 

@@ -27,23 +27,6 @@ from profiler.model.layers.sharding import held_tokens
 from profiler.plan.arithmetic import Axes, Cube, Layout, stream_lengths
 from profiler.plan.job import PlanJob
 
-__all__ = [
-    "Batch",
-    "Block",
-    "Piece",
-    "PlanGroups",
-    "fill",
-    "global_tokens",
-    "is_exchanged",
-    "local_batch",
-    "local_shape",
-    "pieces_of",
-    "relayout",
-    "shapes",
-    "tokens_of",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The process groups of a plan: one mesh of all stages, and the groups of every layout.
 

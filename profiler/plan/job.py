@@ -24,24 +24,6 @@ from profiler.options import SECONDS, SIZES, SizeOptions
 if TYPE_CHECKING:
     from autopar.documents.plan import PeakSource
 
-__all__ = [
-    "PANELS",
-    "TOLERANCE",
-    "Backend",
-    "DeviceChoice",
-    "DryRunRank",
-    "GlobalOptions",
-    "Mode",
-    "PlanJob",
-    "PlanOptions",
-    "Precision",
-    "RunResult",
-    "Verdict",
-    "build_options",
-    "judge",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The options of the command.
 

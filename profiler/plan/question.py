@@ -18,15 +18,6 @@ from autopar.records import dataclass
 from profiler.options import SizeOptions
 from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions, Precision
 
-__all__ = [
-    "Question",
-    "ask",
-    "chosen_layers",
-    "make_plan",
-    "scale_down",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Scales a plan down: fewer layers and samples, the same stages, ranks and kinds of strategies.
 

@@ -30,28 +30,6 @@ from profiler.plan.job import DryRunRank, Mode, PlanJob, RunResult, Verdict
 from profiler.plan.question import Question
 from profiler.plan.weights import held
 
-__all__ = [
-    "AT_THE_PEAK",
-    "FORMAT",
-    "VERSION",
-    "BookedPart",
-    "Fit",
-    "book",
-    "difference",
-    "dry_run_document",
-    "fits_of",
-    "illegal_document",
-    "no_prediction",
-    "print_some",
-    "run_document",
-    "show_dry_run",
-    "show_head",
-    "show_run",
-    "show_static",
-    "static_document",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Small parts of the tables of `profile-plan`: figures, differences, rows that are too many.
 

@@ -47,19 +47,6 @@ from profiler.plan.units import Replica, gradient_of, sums_by_itself
 from profiler.processes import choose_backend, claim_errors, connect, introduce
 from profiler.watch import Trouble, Watch
 
-__all__ = [
-    "LossScaler",
-    "OutOfMemoryError",
-    "Stopwatch",
-    "Trainer",
-    "choose_device",
-    "met",
-    "reference_steps",
-    "run_in_world",
-    "run_plan",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Training steps of one rank's stage: micro-batches in the schedule's order, norms and times.
 

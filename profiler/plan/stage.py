@@ -44,16 +44,6 @@ from profiler.plan.exchange import (
 from profiler.plan.job import PlanJob
 from profiler.plan.units import Replica, Shard, gradient_of, make_root
 
-__all__ = [
-    "Part",
-    "Stage",
-    "build_stage",
-    "build_stages",
-    "open_groups",
-    "padded_spec",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The stage of a rank: its layers in order, with what lies between them.
 

@@ -19,16 +19,6 @@ from profiler.model.counting import local_tensor
 from profiler.model.layers.parallel import all_gather
 from profiler.plan.job import Precision
 
-__all__ = [
-    "Replica",
-    "Shard",
-    "gradient_of",
-    "make_optimizer",
-    "make_root",
-    "sums_by_itself",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Parameters that every rank of a data group has whole: ddp, ZeRO-1, and groups of one rank.
 #

@@ -13,16 +13,6 @@ from typing import NamedTuple
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, layer_norms, padded_vocab_size
 
-__all__ = [
-    "Tensors",
-    "expert_shapes",
-    "final_norm",
-    "first_shapes",
-    "held",
-    "last_shapes",
-    "layer_shapes",
-]
-
 
 class Tensors(NamedTuple):
     """Tensors of one shape: rows, elements of a row, and how many tensors there are."""

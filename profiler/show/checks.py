@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from autopar.documents.checks import document_errors, validate_document
+from autopar.documents.checks import DOCUMENTS, document_errors, validate_document
 from autopar.documents.hardware import (
     BUSY,
     MAKE_HARDWARE,
@@ -25,7 +25,7 @@ from autopar.documents.hardware import (
 )
 from autopar.documents.json import load_object
 from autopar.documents.memory import MAKE_MEMORY, memory_content, memory_doubts
-from autopar.documents.schemas import DOCUMENTS, ComputationDocument, MemoryDocument
+from autopar.documents.schemas import ComputationDocument, MemoryDocument
 from autopar.documents.sidecar import (
     DocumentKind,
     Measurement,
@@ -65,22 +65,6 @@ from profiler.show.read import (
     series_of,
     stragglers,
 )
-
-__all__ = [
-    "CHECKS",
-    "Change",
-    "Comparison",
-    "Verdict",
-    "circumstances",
-    "compare",
-    "comparison_document",
-    "monotone",
-    "obstacles",
-    "pairs",
-    "plausible",
-    "validate",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # Numbers that no machine has: times that fall with size, links faster than memory, wrong units.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from autopar.documents.hardware import BandwidthUnit
     from profiler.show.read import Folder
 
-__all__ = ["COMMAND", "ShowOptions", "main", "run"]
-
 _WHAT, _DIFF, _PICTURES = "What to show", "Comparison", "Pictures"
 
 
@@ -148,7 +146,7 @@ def _load(path: Path, unit: BandwidthUnit | None, *, models: bool = False) -> Fo
 
 
 def _show(asked: ShowOptions) -> int:
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from profiler.show.pictures import check_suffix, save_picture
     from profiler.show.read import folder_document
     from profiler.show.tables import has_fits, show_folder, show_model
@@ -172,7 +170,7 @@ def _show(asked: ShowOptions) -> int:
 
 
 def _diff(asked: ShowOptions, other: Path) -> int:
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from profiler.show.checks import (
         circumstances,
         compare,
@@ -230,7 +228,7 @@ def _diff(asked: ShowOptions, other: Path) -> int:
 
 
 def _validate(asked: ShowOptions) -> int:
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from profiler.show.checks import validate
     from profiler.show.read import load_folder
     from profiler.show.tables import show_findings

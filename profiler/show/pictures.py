@@ -35,20 +35,6 @@ from profiler.show.read import (
     stamps,
 )
 
-__all__ = [
-    "ASCII",
-    "UNICODE",
-    "Marks",
-    "Quantity",
-    "check_suffix",
-    "draw",
-    "plots",
-    "save_picture",
-    "show_curves",
-    "value_of",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Latency-bandwidth curves in characters: points, p5-p95 bars and fitted lines, both axes log.
 

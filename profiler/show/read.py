@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from autopar.documents.checks import MOST_ERRORS, document_errors, validate_document
+from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors, validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
     HardwareEntry,
@@ -22,7 +22,6 @@ from autopar.documents.hardware import (
     kind_of_name,
 )
 from autopar.documents.json import JsonDocument, load_object
-from autopar.documents.schemas import DOCUMENTS
 from autopar.documents.sidecar import (
     DocumentKind,
     Measurement,
@@ -43,33 +42,6 @@ from autopar.statistics import (
 )
 from autopar.units import format_count
 from profiler.hardware.documents import UNITS, newest_measurements
-
-__all__ = [
-    "Finding",
-    "Folder",
-    "HardwareFile",
-    "Point",
-    "Profile",
-    "Series",
-    "SeriesKey",
-    "Severity",
-    "Shape",
-    "bus_bytes_per_s",
-    "cell_warnings",
-    "finding",
-    "folder_document",
-    "is_of_model",
-    "kind_of",
-    "load_folder",
-    "point_key",
-    "reference_cell",
-    "scope_by_shape",
-    "series_of",
-    "stamps",
-    "stragglers",
-    "time_of",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # The kinds of file that `profile-show` knows by their names, and the shape a name says.

@@ -43,23 +43,6 @@ from profiler.show.read import (
     stragglers,
 )
 
-__all__ = [
-    "SECTIONS",
-    "has_fits",
-    "show_bandwidth",
-    "show_comparison",
-    "show_findings",
-    "show_fits",
-    "show_folder",
-    "show_head",
-    "show_model",
-    "show_overlap",
-    "show_p2p",
-    "show_times",
-    "show_troubles",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Fitted times of a model as a table; `profile-model` ends with it, `profile-show` shows all.
 

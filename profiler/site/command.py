@@ -9,8 +9,6 @@ from autopar.command.options import Command
 from profiler.hardware.command import run_rank
 from profiler.site.options import PANELS, SiteOptions, build_options, check_world
 
-__all__ = ["COMMAND", "main", "run"]
-
 _MODULE = "profiler.site"
 COMMAND = Command(
     name=f"torchrun ... -m {_MODULE}",

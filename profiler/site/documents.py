@@ -41,9 +41,6 @@ from profiler.hardware.record import relabelled
 from profiler.record import Content, Record, incomparable
 from profiler.site.options import GEMM, HOST, MEMCOPY, SiteOptions
 
-__all__ = ["Asked", "SiteRecord", "collective_times", "figures", "site_metadata", "site_path"]
-
-
 # --------------------------------------------------------------------------------------------------
 # The figures.
 

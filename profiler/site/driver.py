@@ -24,9 +24,6 @@ from profiler.processes import Session
 from profiler.site.options import GEMM, HOST, SiteOptions, gemm_size
 from profiler.watch import Watch
 
-__all__ = ["SMALL_LAYER", "SiteDriver", "forecast_site", "repetitions", "settled"]
-
-
 # --------------------------------------------------------------------------------------------------
 # What of a row of repetitions counts.
 

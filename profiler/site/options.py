@@ -26,20 +26,6 @@ from profiler.hardware.options import (
 )
 from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
 
-__all__ = [
-    "GEMM",
-    "HOST",
-    "MEMCOPY",
-    "PANELS",
-    "SiteOptions",
-    "build_options",
-    "check_world",
-    "default_name",
-    "gemm_size",
-    "guess_card",
-    "plan_cells",
-]
-
 _WHAT, _WHERE, _SAID = "What to measure", "Machine", "What is said of it"
 PANELS = (_WHAT, HOW, _WHERE, _SAID, FILES)
 GEMM, MEMCOPY, HOST = "gemm", "memcopy", "host_layer"

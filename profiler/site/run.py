@@ -6,8 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from autopar.command.console import make_console
 from autopar.command.run import say, visible
-from autopar.command.show import make_console, print_heading, print_line, print_table
+from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import Measurement
 from autopar.documents.spec import load_spec
@@ -42,8 +43,6 @@ from profiler.site.options import (
     plan_cells,
 )
 from profiler.watch import Watch
-
-__all__ = ["described", "run"]
 
 
 def run(options: SiteOptions, argv: Sequence[str]) -> int:

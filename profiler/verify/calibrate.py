@@ -23,22 +23,6 @@ from profiler.verify.compare import Comparison, interval_of, read_priced, resamp
 from profiler.verify.folder import Folder
 from profiler.verify.plans import Candidate, Lines
 
-__all__ = [
-    "FEWEST",
-    "LEAST",
-    "Calibrated",
-    "Factor",
-    "Fitted",
-    "Subject",
-    "TimeColumns",
-    "calibrate",
-    "calibration_document",
-    "fit_bytes",
-    "fit_times",
-    "left_out_s",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Fits the calibration: factors that bring predictions nearest to what was measured.
 #

@@ -16,18 +16,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from autopar import __version__
-from autopar.command.console import Console, escape
+from autopar.command.console import Console, escape, make_console
 from autopar.command.fields import make, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import visible
-from autopar.command.show import (
-    make_console,
-    make_table,
-    print_heading,
-    print_item,
-    print_plain,
-    write_result,
-)
+from autopar.command.show import make_table, print_heading, print_item, print_plain, write_result
 from autopar.documents.calibration import device_of, write_calibration
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import write_json
@@ -65,21 +58,6 @@ from profiler.verify.plans import SMALL_MODEL, Candidate, Lines, choose_plans, c
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = [
-    "COMMAND",
-    "FORMAT",
-    "VERSION",
-    "Verification",
-    "find_device",
-    "main",
-    "planned_commands",
-    "run",
-    "show_verification",
-    "verify",
-    "verify_document",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # One verification from beginning to end: profile, search, run in rounds, compare, calibrate.

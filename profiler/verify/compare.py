@@ -20,23 +20,6 @@ from autopar.documents.plan import PlanDocument, StageEntry
 from autopar.errors import DocumentError
 from autopar.records import dataclass
 
-__all__ = [
-    "NUM_RESAMPLES",
-    "ComparedPlan",
-    "Comparison",
-    "MeasuredPlan",
-    "RunSamples",
-    "compare",
-    "interval_of",
-    "predicted_bytes",
-    "ranks_of",
-    "read_priced",
-    "read_run",
-    "resampled_s",
-    "spearman",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # What the runs of the plans found, beside what was predicted of them.
 

@@ -31,27 +31,6 @@ from autopar.errors import AutoparError, InstallError, OptionError
 from autopar.records import dataclass
 from autopar.sources import Source
 
-__all__ = [
-    "MINIMUM_PLANS",
-    "OWN_FOLDERS",
-    "PANELS",
-    "Command",
-    "CommandError",
-    "Device",
-    "Folder",
-    "Start",
-    "Usage",
-    "VerifyOptions",
-    "checked_options",
-    "differences",
-    "environment",
-    "profile_sources",
-    "question_of",
-    "require_own_inputs",
-    "start_process",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The options, and the question that they ask.
 

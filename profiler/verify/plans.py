@@ -22,19 +22,6 @@ from autopar.records import dataclass
 from profiler.verify.compare import read_priced
 from profiler.verify.folder import Command, CommandError, Device, Folder, VerifyOptions
 
-__all__ = [
-    "SMALL_MODEL",
-    "Candidate",
-    "Contrast",
-    "Lines",
-    "choose_plans",
-    "contrasts",
-    "describe",
-    "plain_plan",
-    "priced",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Command lines: profile the machine and the model, search, price a plan, run it.
 

@@ -31,8 +31,6 @@ from search.configuration import Configuration, read_configuration
 from search.launches.accelerate import deepspeed_document, read_accelerate
 from search.launches.keys import flattened, words_of_values
 
-__all__ = ["ACCELERATE"]
-
 _MOVES: frozenset[Move] = frozenset({"recompute"})
 _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
           "fsdp_sharding_strategy", "fsdp_use_orig_params", "fsdp_sync_module_states")  # fmt: skip

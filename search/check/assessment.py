@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autopar.errors import InputError
 from autopar.estimate.accuracy import Accuracy, RunClass
 from autopar.estimate.job import Job
-from autopar.estimate.layer import Machine
+from autopar.estimate.parts.operations import Machine
 from autopar.estimate.step import StepTime, step_time
 from autopar.memory.account import Account, account_of, host_bytes_of
 from autopar.memory.launch import Launch
@@ -21,8 +21,6 @@ from autopar.memory.risk import odds_of_any, odds_of_more
 from autopar.records import dataclass
 from autopar.training.throughput import Throughput, hardware_flop, model_flop
 from search.check.job import job_of_launch
-
-__all__ = ["Assessment", "Target", "Timing", "assess", "timing_of"]
 
 
 @dataclass(frozen=True, kw_only=True)

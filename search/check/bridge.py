@@ -34,8 +34,6 @@ from search.launches.bridge import (
 from search.launches.bridge_keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.launches.bridge_recipes import Settings
 
-__all__ = ["BRIDGE"]
-
 _STACK = "megatron-core"
 _FLAG = re.compile(r"--[a-z0-9]+(?:-[a-z0-9]+)*|(?<![\w-])[a-z0-9]+(?:-[a-z0-9]+)+")
 """Arguments of Megatron-LM in a sentence, with hyphens in front or without."""

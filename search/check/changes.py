@@ -11,17 +11,6 @@ from typing import Literal, get_args
 from autopar.errors import InputError
 from autopar.memory.launch import Chunk, Launch, even_chunks
 
-__all__ = [
-    "MOVES",
-    "Changes",
-    "Move",
-    "arguments_of",
-    "changed_words",
-    "changes_of",
-    "ends_of",
-    "laid_out",
-]
-
 Changes = tuple[tuple[str, str | None, str | None], ...]
 """Flag, value before, value after; None: the flag is not there, empty: without a value."""
 Move = Literal[

@@ -27,16 +27,6 @@ from search.launches.deepspeed import HARMLESS_OF_HF, read_deepspeed
 from search.launches.keys import flattened, words_of_values
 from search.launches.megatron import ReadLaunch
 
-__all__ = [
-    "DEEPSPEED",
-    "STACK",
-    "ScriptedFile",
-    "broken_of_deepspeed",
-    "idle_of_deepspeed",
-    "launched_world",
-    "script_flags",
-]
-
 STACK = "torchtitan-eager"
 """No runs of DeepSpeed's own software are known: eager layers of torch are nearest."""
 _MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})

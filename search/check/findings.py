@@ -23,8 +23,6 @@ from search.check.rules import (
 from search.launches.arguments import Ignored
 from search.launches.megatron_names import RELEASES, alike, concern_of
 
-__all__ = ["Finding", "findings_of"]
-
 Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
 
 

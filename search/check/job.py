@@ -25,8 +25,6 @@ from autopar.memory.activations import offloaded_bytes
 from autopar.memory.launch import Launch, Precision as LaunchPrecision
 from autopar.memory.sharded import recipe_of_launch
 
-__all__ = ["job_of_launch"]
-
 _FP8: dict[str, Precision] = {
     "delayed": "fp8",
     "tensorwise": "fp8",

@@ -27,8 +27,6 @@ from search.launches.megatron import (
     unread_parts,
 )
 
-__all__ = ["MEGATRON", "MegatronWords", "same_launch"]
-
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
 """Arguments that every launch of Megatron-LM has most of."""
 _STACK = "megatron-core"

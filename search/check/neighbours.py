@@ -29,8 +29,6 @@ from search.check.changes import (
     laid_out,
 )
 
-__all__ = ["Neighbour", "Neighbours", "neighbours_of"]
-
 _BEAM = 4
 """Launches of each number of changes from which the next are tried."""
 _GAIN = 0.005

@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from autopar.errors import InputError
-from autopar.estimate.layer import Machine
+from autopar.estimate.parts.operations import Machine
 from autopar.estimate.step import StepTime, step_time
 from autopar.memory.account import account_of
 from autopar.memory.launch import Launch, Precision
 from autopar.records import dataclass
 from search.check.job import job_of_launch
-
-__all__ = ["PRECISIONS", "PrecisionName", "PrecisionTerms", "launch_in", "precision_terms"]
 
 PrecisionName = Literal["bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 """In what products of layers are: 16 bits; 8 with a scale of a tensor, of 128 x 128 elements or of

@@ -17,8 +17,6 @@ from search.check.trainer import Asked, CheckedFile, Trainer
 from search.configuration import Configuration, read_configuration
 from search.launches.megatron_names import harmless
 
-__all__ = ["TRAINERS", "named_card", "read_checked", "trainer_of"]
-
 TRAINERS: tuple[Trainer, ...] = (TORCHTITAN, ACCELERATE, DEEPSPEED, BRIDGE, MEGATRON)
 """In the order in which a file is held to them: those with keys of their own first, since scripts
 of others have flags of Megatron-LM as well."""

@@ -15,17 +15,6 @@ from autopar.memory.launch import Launch
 from search.engines.megatron_arguments import violated_rules
 from search.launches.arguments import is_open
 
-__all__ = [
-    "VIRTUAL",
-    "OpenValueError",
-    "Setting",
-    "Words",
-    "broken_before",
-    "broken_rules",
-    "decided",
-    "ramp_start",
-]
-
 _LAYOUT = ("layers(", "--pipeline-model-parallel-layout")
 _WARNED = (
     "--sequence-parallel needs",

@@ -30,8 +30,6 @@ from search.launches.torchtitan import (
     read_titan,
 )
 
-__all__ = ["TORCHTITAN"]
-
 _MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batch", "recompute"})
 _BEFORE_HOPPER = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
 

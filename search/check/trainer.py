@@ -20,8 +20,6 @@ from search.configuration import Configuration
 from search.launches.arguments import Ignored, UnpricedError
 from search.launches.megatron import ReadLaunch
 
-__all__ = ["Asked", "Attempt", "CheckedFile", "Trainer", "attempt", "world_size_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:

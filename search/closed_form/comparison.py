@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from autopar.estimate.stack import Stack
     from search.request import InputSpec
 
-__all__ = [
-    "KINDS",
-    "MODELS",
-    "OF_STEP",
-    "OF_WATERFALL",
-    "TERMS",
-    "Column",
-    "Comparison",
-    "Difference",
-    "Interval",
-    "PlanQuestion",
-    "compare",
-    "load_question",
-]
-
 MODELS: Mapping[str, str] = {
     "bottom_up": "bottom-up",
     "planner": "planner",
@@ -421,7 +406,7 @@ def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, fl
 
 def _bottom_up(question: PlanQuestion) -> Column:
     from autopar.estimate.accuracy import load_accuracy
-    from autopar.estimate.layer import machine_of
+    from autopar.estimate.parts.operations import machine_of
     from autopar.estimate.step import step_time
 
     stack = question.stack

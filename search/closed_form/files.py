@@ -30,22 +30,6 @@ from autopar.units import GIB
 from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
 from search.closed_form.tensor2d.documents import Model, System as Tensor2dSystem
 
-__all__ = [
-    "Known",
-    "application_of",
-    "calculon_from_card",
-    "calculon_system",
-    "execution_keys",
-    "input_files",
-    "load_application",
-    "load_execution",
-    "load_model",
-    "model_of",
-    "structure_of",
-    "tensor2d_from_card",
-    "tensor2d_system",
-]
-
 _System = TypeVar("_System", CalculonSystem, Tensor2dSystem)
 _Sizes = TypeVar("_Sizes", Application, Model)
 

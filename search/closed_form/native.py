@@ -17,31 +17,6 @@ from autopar.errors import InputError, nearest
 from autopar.records import dataclass
 from search.planner.core import core
 
-__all__ = [
-    "ABSENT",
-    "GO_ON",
-    "LARGEST",
-    "OBJECTIVES",
-    "DocumentField",
-    "Halt",
-    "Objective",
-    "Switches",
-    "array_of",
-    "calculon",
-    "check_choice",
-    "check_count",
-    "check_flag",
-    "check_names",
-    "check_threads",
-    "given_rows",
-    "integers",
-    "interruptible",
-    "packed_rows",
-    "plain_columns",
-    "tensor2d",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Columns of values by name, as rows that the compiled engines read.
 

@@ -13,8 +13,6 @@ from autopar.units import GIB, format_seconds
 from search.closed_form.questions import Answer, Part, Point
 from search.report.closed_form import by_strategy, efficiencies
 
-__all__ = ["PICTURES", "save_pictures"]
-
 PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")
 """Names of the files, without their kind."""
 

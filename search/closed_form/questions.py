@@ -37,30 +37,6 @@ from search.closed_form.tensor2d.engine import (
     unpack_candidate,
 )
 
-__all__ = [
-    "NOBODY",
-    "Answer",
-    "Asked",
-    "Axis",
-    "CalculonSearch",
-    "Columns",
-    "Each",
-    "Part",
-    "Point",
-    "Search",
-    "Tensor2dSearch",
-    "Watched",
-    "calculon_memory",
-    "calculon_time",
-    "degrees_of",
-    "parse_axis",
-    "switches_of",
-    "tensor2d_memory",
-    "tensor2d_time",
-    "variants",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Questions of the kind "what if": numbers of a document replaced by a range of others.
 

@@ -22,8 +22,6 @@ from autopar.records import dataclass
 from search.closed_form.native import Halt
 from search.closed_form.questions import Answer, Columns, Each, Search, Watched
 
-__all__ = ["PointFile", "Session"]
-
 
 class PointFile:
     """A CSV file that has its name only once it is whole.

@@ -16,15 +16,6 @@ from autopar.records import dataclass
 from autopar.units import GIB
 from search.closed_form.calculon import Application, Execution, System, evaluate
 
-__all__ = [
-    "SOURCE",
-    "Check",
-    "Errors",
-    "errors_of",
-    "validate",
-]
-
-
 SOURCE = "arXiv 2205.05198"
 _VOCAB = 51200
 """Of all four models; the published model of Calculon has none."""

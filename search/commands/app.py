@@ -13,20 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from autopar.command import run as commands
 from autopar.command.answers import answers_stdout, give, headed, without_head
 from autopar.command.options import Command
-from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
-
-__all__ = [
-    "Model",
-    "emit",
-    "files_read",
-    "leave",
-    "refuse_nonsense",
-    "run_model",
-    "working",
-    "write_answer",
-    "write_object",
-    "write_results",
-]
+from autopar.errors import INTERRUPTED, DocumentError, InputError, OptionError, did_you_mean
 
 _Result = TypeVar("_Result")
 
@@ -78,7 +65,7 @@ def _wait(thread: threading.Thread, text: str) -> None:
 
 def leave(code: int) -> None:
     """End the process with an exit code, without waiting for a search that was interrupted."""
-    if code != commands.INTERRUPTED:
+    if code != INTERRUPTED:
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()

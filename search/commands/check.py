@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from search.check.trainer import CheckedFile
     from search.pictures.files import Pictures
 
-__all__ = ["COMMAND", "CheckSpec", "main", "run"]
-
 _NAME = "autopar-check"
 _WHAT, _WHERE, _OUT = "Launch", "Where it runs", "Answer"
 _CARD = "h100-80gb"
@@ -112,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _execute(raw: dict[str, Any]) -> int:
     # heavy imports stay out of --help
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from autopar.errors import DocumentError, OptionError
     from autopar.output import refuse_clashes
     from search.check.read import named_card, read_checked
@@ -245,7 +243,7 @@ class _Place(NamedTuple):
 
     def target(self, stack: str) -> Target:
         """Return what prices a launch of such software; raises InputError for an unknown one."""
-        from autopar.estimate.layer import machine_of
+        from autopar.estimate.parts.operations import machine_of
         from autopar.estimate.stack import load_stack
         from search.check.assessment import Target
 

@@ -7,18 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autopar.command.console import Console, escape
+from autopar.command.console import Console, escape, make_console
 from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.command.show import (
-    make_console,
-    make_table,
-    print_heading,
-    print_item,
-    print_line,
-    print_plain,
-)
+from autopar.command.show import make_table, print_heading, print_item, print_line, print_plain
 from autopar.records import dataclass
 from autopar.units import format_bytes, format_odds, format_seconds
 from search.commands.app import emit, leave, working
@@ -27,8 +20,6 @@ from search.request import FILLS, build_request
 
 if TYPE_CHECKING:
     from search.side_by_side import Comparison
-
-__all__ = ["COMMAND", "CompareSpec", "main", "run", "show"]
 
 _NAME = "autopar-compare"
 

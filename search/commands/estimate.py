@@ -20,16 +20,6 @@ from search.commands.app import Model, leave, refuse_nonsense, run_model, write_
 if TYPE_CHECKING:
     from search.closed_form.validation import Check
 
-__all__ = [
-    "COMMAND",
-    "MODELS",
-    "CalculonSpec",
-    "EstimateSpec",
-    "Tensor2dSpec",
-    "main",
-    "run",
-]
-
 _NAME = "autopar-estimate"
 _IN, _OUT = "Inputs", "Output"
 _EXAMPLES = {"config": "dp=2,tp=8,pp=4,mbs=1", "placement": "nv_tp=8,nv_dp=1,nv_pp=1"}
@@ -236,7 +226,7 @@ def _compare(asked: EstimateSpec) -> int:
             asked.json, {"plans": [comparison_document(one) for one in comparisons]}, command=_NAME
         )
     if asked.json != "-":
-        from autopar.command.show import make_console
+        from autopar.command.console import make_console
 
         console = make_console(sys.stdout)
         if len(comparisons) == 1:
@@ -247,7 +237,7 @@ def _compare(asked: EstimateSpec) -> int:
 
 
 def _validate(name: str, json: str | None) -> int:
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from autopar.documents import catalog
     from search.closed_form.files import calculon_system
     from search.closed_form.validation import validate
@@ -320,7 +310,7 @@ def _calculon(raw: dict[str, Any]) -> int:
     if asked.json is not None:
         write_answer(asked.json, statistics, command=_NAME)
     if asked.json != "-":
-        from autopar.command.show import make_console
+        from autopar.command.console import make_console
         from search.report.closed_form import show_execution
 
         show_execution(
@@ -412,7 +402,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     if given.json is not None:
         write_answer(given.json, priced, command=_NAME)
     if given.json != "-":
-        from autopar.command.show import make_console
+        from autopar.command.console import make_console
         from search.report.closed_form import show_candidate
 
         degrees = " ".join(f"{key}={value}" for key, value in config.items())

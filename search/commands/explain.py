@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from search.uniform.answer import Question
     from search.uniform.solve import Solution
 
-__all__ = ["COMMAND", "ExplainSpec", "main", "run"]
-
 _NAME = "autopar-explain"
 
 
@@ -94,7 +92,7 @@ def _execute(raw: dict[str, Any]) -> int:
     request = build_request({**stored, **raw})
     _check_rules(why_not)
 
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from autopar.output import refuse_clashes
     from search.options import option_record
     from search.pictures.files import pictures_of
@@ -175,7 +173,7 @@ def _execute(raw: dict[str, Any]) -> int:
 
 def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> int:
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from autopar.output import refuse_clashes
     from search.pictures.files import pictures_of
     from search.report.headline import SCREEN_WIDTH

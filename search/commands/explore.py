@@ -22,7 +22,7 @@ from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
 from search.commands.app import Model, leave, run_model, write_answer
-from search.commands.what_if import COMMAND, execute as execute_what_ifs
+from search.commands.what_if import COMMAND as COMMAND, execute as execute_what_ifs
 
 if TYPE_CHECKING:
     from search.closed_form.calculon import System
@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     from search.closed_form.questions import Answer, Asked, Axis, Search
     from search.closed_form.session import PointFile, Session
     from search.closed_form.tensor2d import Strategy
-
-__all__ = [
-    "COMMAND",
-    "MODELS",
-    "AnswerSpec",
-    "AskedSpec",
-    "CalculonSpaceSpec",
-    "Question",
-    "Tensor2dSpaceSpec",
-    "TunerSpec",
-    "execute",
-    "main",
-    "run",
-]
 
 _NAME = "autopar-explore"
 _IN, _SPACE, _ASK, _TUNERS, _OUT = "Inputs", "Space", "Question", "Tuners", "Output"
@@ -595,7 +581,8 @@ def _wait_with_bar(session: Session) -> None:
 
 
 def _show(question: Question, answers: Sequence[Answer]) -> None:
-    from autopar.command.show import make_console, print_plain
+    from autopar.command.console import make_console
+    from autopar.command.show import print_plain
     from search.report import closed_form as report
 
     console = make_console(sys.stdout)
@@ -678,7 +665,8 @@ def _tune(raw: Mapping[str, Any]) -> int:
 
         write_answer(files.json, tuning_document(result), command=_NAME)
     if files.json != "-":
-        from autopar.command.show import make_console, print_plain
+        from autopar.command.console import make_console
+        from autopar.command.show import print_plain
         from search.report.closed_form import show_tuning
 
         console = make_console(sys.stdout)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from autopar.command.console import make_console
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say, visible
-from autopar.command.show import make_console, print_item, print_plain
+from autopar.command.show import print_item, print_plain
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError, UnsupportedError
 from autopar.records import dataclass
@@ -32,17 +33,6 @@ if TYPE_CHECKING:
     from search.uniform.files import StoredLaunch
     from search.uniform.solve import Solution
     from search.writing.place import Engine
-
-__all__ = [
-    "COMMAND",
-    "ExportSpec",
-    "main",
-    "overfull_lines",
-    "refusal_lines",
-    "run",
-    "show_export",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # What `autopar-export` prints: the report, a refusal, and what keeps everything.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from search.route import Route
     from search.uniform.answer import Answer
 
-__all__ = ["COMMAND", "main", "run"]
-
 _NAME = "autopar-search"
 _PRICING_DEFAULTS = (
     *("--hardware", "--time-profiling-path", "--memory-constraint", "--time-profile-mode"),
@@ -293,7 +291,7 @@ def _goal_entry(reached: Reached | None) -> dict[str, object]:
 
 def _console() -> Console:
     """Return the console of a report: 80 columns into a pipe."""
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
     from search.report.headline import SCREEN_WIDTH
 
     return make_console(sys.stdout, SCREEN_WIDTH)

@@ -28,8 +28,6 @@ from search.what_if import AXES
 if TYPE_CHECKING:
     from search.what_if import Answer, Choice, Group
 
-__all__ = ["COMMAND", "WhatIfSpec", "execute"]
-
 _NAME = "autopar-explore"
 _ASK, _OUT = "Answer", "Files"
 _QUIET_S, _EVERY_S = 2.0, 5.0
@@ -164,7 +162,7 @@ def execute(raw: Mapping[str, Any]) -> int:
         says = _write(spec, words, groups, files, exit_code)
     finally:
         if spec.json != "-":
-            from autopar.command.show import make_console
+            from autopar.command.console import make_console
 
             show_answers(make_console(sys.stdout), groups, spec.by)
     for line in says:

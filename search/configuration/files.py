@@ -19,17 +19,6 @@ from autopar.records import dataclass
 from search.configuration.shell import script_command
 from search.configuration.shell_values import Command
 
-__all__ = [
-    "Configuration",
-    "arguments_in",
-    "dump_yaml",
-    "flags_of",
-    "flags_of_document",
-    "load_yaml",
-    "read_configuration",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # YAML. PyYAML reads it; it is written here, since the engines' own files have lists on one line and
 # mappings below their keys, which no one style of PyYAML gives.

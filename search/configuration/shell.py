@@ -52,8 +52,6 @@ from search.configuration.shell_values import (
     world_flags,
 )
 
-__all__ = ["script_command"]
-
 _SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")
 _DECLARE = frozenset({"export", "declare", "readonly", "typeset", "local"})
 _READS = frozenset({"read", "mapfile", "readarray"})

@@ -28,8 +28,6 @@ from search.configuration.shell_values import (
     sum_of,
 )
 
-__all__ = ["Expansion", "Shell"]
-
 _PARAMETER = re.compile(
     rf"(?P<mark>[#!])?(?P<name>{NAME}|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?"
     r"(?P<op>:?[-=?+]|\#\#?|%%?|//?|\^\^?|,,?|:)?(?P<word>.*)",

@@ -15,33 +15,6 @@ from typing import NamedTuple, NoReturn
 
 from autopar.errors import DocumentError
 
-__all__ = [
-    "ASSIGNMENT",
-    "DEEPEST",
-    "NAME",
-    "Arithmetic",
-    "Assignment",
-    "Body",
-    "Case",
-    "Chain",
-    "For",
-    "Function",
-    "Group",
-    "If",
-    "Loop",
-    "Not",
-    "Piece",
-    "Scanner",
-    "Simple",
-    "Statement",
-    "Test",
-    "Word",
-    "assignment_of",
-    "is_command",
-    "parse",
-    "plain_text",
-]
-
 NAME = r"[A-Za-z_]\w*"
 ASSIGNMENT = re.compile(rf"({NAME})(?:\[([^\]]*)\])?(\+?)=", re.DOTALL)
 """Name, index, `+` and `=` in front of a value."""

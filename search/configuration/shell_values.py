@@ -14,21 +14,6 @@ from fnmatch import fnmatchcase
 from autopar.records import dataclass
 from search.configuration.shell_syntax import NAME
 
-__all__ = [
-    "Command",
-    "Condition",
-    "Undecided",
-    "Unknown",
-    "glued",
-    "program_of",
-    "runs_ranks",
-    "settled",
-    "split_flags",
-    "sum_of",
-    "undecided",
-    "world_flags",
-]
-
 
 class Unknown(str):
     """A value that only running tells, as it is written."""

@@ -23,8 +23,6 @@ from search.options import SearchOptions
 if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
 
-__all__ = ["Assumptions", "LayerModel"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerModel:

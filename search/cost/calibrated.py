@@ -26,15 +26,6 @@ from search.cost.tables import LayerRows, PricedRows
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
 
-__all__ = [
-    "calibrated",
-    "calibrated_bytes",
-    "calibrated_host",
-    "calibrated_layer",
-    "calibrated_vocab",
-    "calibration_doubts",
-]
-
 _Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime, Curve)
 _Priced = TypeVar("_Priced", bound=PricedRows)
 

@@ -18,18 +18,6 @@ from autopar.errors import InputError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import dataclass
 
-__all__ = [
-    "Asking",
-    "CurveTable",
-    "Documented",
-    "Groups",
-    "Message",
-    "curve_s",
-    "half_allreduces",
-    "together",
-]
-
-
 _BLOCK = 1 << 14
 """Messages on curves that are looked up together: large enough to be quick, small for a cache."""
 _MOST_TOGETHER = 1 << 20

@@ -32,36 +32,6 @@ from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
 from search.cost.tables import Rows
 from search.options import SearchOptions
 
-__all__ = [
-    "NUM_REPLICAS",
-    "OTHER",
-    "PASSES",
-    "ComputeFit",
-    "ComputeFits",
-    "DrawnFits",
-    "DrawnOtherFits",
-    "Draws",
-    "LayerDraws",
-    "MeasuredTime",
-    "OtherDraws",
-    "OtherFits",
-    "Pass",
-    "attention_share",
-    "fit_computation",
-    "fit_layer_time",
-    "fit_measured",
-    "fit_other",
-    "fit_other_time",
-    "has_percentiles",
-    "layer_memory",
-    "measured_cells",
-    "other_cells",
-    "other_memory",
-    "repeated",
-    "shard_name",
-]
-
-
 _Note = Callable[[str], None]
 
 

@@ -23,31 +23,6 @@ from search.cost.recipes import KINDS, KindBytes, Recipe
 from search.cost.tables import Pricing, Rows
 from search.options import SearchOptions
 
-__all__ = [
-    "ActivationBytes",
-    "Reserve",
-    "activation_bytes",
-    "bucket_bytes",
-    "communicator_bytes",
-    "gathered_bytes",
-    "gathered_weight_bytes",
-    "last_matrix",
-    "layer_backward_bytes",
-    "layer_shared_bytes",
-    "layer_transient_bytes",
-    "listed_rows",
-    "loss_bytes",
-    "reducing_bytes",
-    "reserve_of",
-    "stage_fixed_bytes",
-    "state_bytes",
-    "tensor_bytes",
-    "to_bytes",
-    "token_bytes",
-    "ulysses_bytes",
-    "unit_bytes",
-]
-
 
 def to_bytes(values: F64) -> I64:
     """Return whole bytes, rounded up (a millionth of a byte of float noise is ignored)."""

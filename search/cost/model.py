@@ -83,9 +83,6 @@ from search.cost.vocabulary import VocabModel, VocabRows, plan_messages, vocab_r
 from search.options import SearchOptions
 from search.space import Table
 
-__all__ = ["CostModel", "PricedTables"]
-
-
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 

@@ -23,20 +23,6 @@ from autopar.records import dataclass
 from search.cost.tables import Pricing, Rows, sum_of
 from search.options import SearchOptions
 
-__all__ = [
-    "Alone",
-    "LayerTime",
-    "estimated_time",
-    "overlap_s",
-    "overlapped_backward_s",
-    "reduction_seen_s",
-    "sends_seen_s",
-    "stragglers_share",
-    "tensor_seen_s",
-    "with_stragglers",
-    "without_host",
-]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerTime:

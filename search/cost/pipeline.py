@@ -20,20 +20,6 @@ from autopar.plans import PipelineType
 from autopar.records import dataclass
 from search.cost.tables import PlanTables
 
-__all__ = [
-    "Evaluation",
-    "Event",
-    "ReplayResult",
-    "evaluate",
-    "in_flight",
-    "replay",
-    "replay_schedule_s",
-    "replica_step_times",
-    "stage_kind",
-    "vocab_position",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Event-level replay of one training step: only what depends on what, no formula.
 #

@@ -14,8 +14,6 @@ from autopar.memory.recipes import StateRecipe, recipe_of
 from autopar.records import dataclass
 from search.options import SearchOptions
 
-__all__ = ["KINDS", "Kind", "KindBytes", "Recipe"]
-
 Kind = Literal["ddp", "zero1", "zero2", "zero3"]
 KINDS: tuple[Kind, ...] = ("ddp", "zero1", "zero2", "zero3")
 

@@ -50,26 +50,6 @@ from search.cost.recipes import Recipe
 from search.options import SearchOptions
 from search.space import Table
 
-__all__ = [
-    "POSITIONS",
-    "STAGE_KINDS",
-    "ActivationLayout",
-    "Grid",
-    "LayerRows",
-    "PlanTables",
-    "PricedRows",
-    "Pricing",
-    "Rows",
-    "build_grid",
-    "build_rows",
-    "joined",
-    "note_groups",
-    "rows_at",
-    "sum_of",
-    "table_arrays",
-    "which_rows",
-]
-
 POSITIONS = ("only", "first", "last")
 """Where vocabulary layers stand: p == 1 has 'only'; otherwise the first and the last stage."""
 STAGE_KINDS = ("only", "first", "middle", "last")

@@ -29,26 +29,6 @@ from search.cost.overlap import (
 )
 from search.cost.tables import ActivationLayout, Pricing, Rows
 
-__all__ = [
-    "BACKWARD_FACTOR",
-    "Exchange",
-    "OptimizerCurve",
-    "Way",
-    "fit_optimizer",
-    "gradient_messages",
-    "layer_time",
-    "layout_of",
-    "optimizer_s",
-    "plan_exchange",
-    "redistribution",
-    "redistribution_s",
-    "ring_s",
-    "send_s",
-    "tensor_parallel_messages",
-    "ulysses_messages",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The optimizer step as it was measured: seconds over the parameters that a rank updates.
 #

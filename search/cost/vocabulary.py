@@ -45,9 +45,6 @@ from search.cost.tables import (
 from search.cost.time import BACKWARD_FACTOR, OptimizerCurve, gradient_messages, optimizer_s
 from search.space import Table
 
-__all__ = ["VocabModel", "VocabRows", "plan_messages", "tied_parameters", "vocab_rows"]
-
-
 _STATE_BYTES_DOCUMENTED = 16.0
 """Bytes per parameter in the model states of the documented memory file."""
 

@@ -45,19 +45,6 @@ from search.engines.nearest import (
     whole_sequences,
 )
 
-__all__ = [
-    "FILE",
-    "HEAD",
-    "RING_KEYS",
-    "SPACE",
-    "VERSION",
-    "common_keys",
-    "fsdp_keys",
-    "launch_lines",
-    "lower",
-    "parallelism_keys",
-]
-
 VERSION = "1.15.0"
 FILE = "autopar_accelerate.yaml"
 HEAD = f"# For accelerate {VERSION}, written by autopar-export.\n"

@@ -24,24 +24,13 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
 from autopar.records import dataclass
 from autopar.units import GIB
-from search.engines.job import EXPORTERS, Engine, Job, Part, Space, lower_for, space_of
-from search.options import SPACE_PANEL, SearchOptions, Shares
+from search.engines.job import EXPORTERS, Job, Part, Space, lower_for, space_of
+from search.options import SPACE_PANEL, Engine, SearchOptions, Shares
 from search.places import named_card
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import ROWS, Once, Request, extended, fill_options, with_places
 from search.space import context_degrees, divisors
-
-__all__ = [
-    "BestPart",
-    "EngineBest",
-    "answered",
-    "as_engine",
-    "choose",
-    "choose_any",
-    "sweeps",
-]
-
 
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""

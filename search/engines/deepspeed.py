@@ -41,8 +41,6 @@ from search.engines.nearest import (
     whole_sequences,
 )
 
-__all__ = ["SPACE", "VERSION", "lower", "zero_stage"]
-
 VERSION = "0.19.8"
 _FILE = "autopar_deepspeed.json"
 _TITLE = "DeepSpeed"

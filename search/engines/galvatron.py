@@ -37,16 +37,6 @@ from search.engines.job import (
     torchrun,
 )
 
-__all__ = [
-    "ENGINE_VERSION",
-    "SPACE",
-    "import_galvatron",
-    "is_complete",
-    "lower",
-    "strategy_text",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Galvatron configurations -> plan: the JSON mode's file, and the GLOBAL mode in YAML or flags.
 

@@ -13,13 +13,11 @@ from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, OptionError
 from autopar.plans import Plan, Prediction, violations
 from search.engines.best_plan import as_engine
-from search.engines.job import Engine, Job, space_of
+from search.engines.job import Job, space_of
 from search.engines.reprice import Price
-from search.options import SearchOptions
+from search.options import Engine, SearchOptions
 from search.question import Session, check_known, open_session, read_plan_for
 from search.request import Request, model_spec
-
-__all__ = ["job_of", "num_layers_of", "pricer_of", "world_size_of"]
 
 
 def job_of(

@@ -15,55 +15,6 @@ from autopar.plans import Plan
 from autopar.records import dataclass
 from search.options import Engine, SearchOptions
 
-__all__ = [
-    "ALIKE",
-    "EVERY_MICROBATCH",
-    "EXPORTERS",
-    "IMPORTERS",
-    "MODEL_GRADIENTS",
-    "NODE_RANK",
-    "ONE_DEGREE",
-    "ONE_STAGE",
-    "RENDEZVOUS",
-    "REPLICAS",
-    "ROTARY_BASE",
-    "SCRIPT_NOTE",
-    "SCRIPT_WEIGHTS",
-    "SHARDED_OPTIMIZER",
-    "SINGLE_STAGE",
-    "UNIFORM",
-    "ZERO3",
-    "Engine",
-    "Import",
-    "Imported",
-    "Job",
-    "Loss",
-    "Lower",
-    "Lowered",
-    "Nodes",
-    "Part",
-    "SearchFields",
-    "Space",
-    "as_typed",
-    "different",
-    "further_parts",
-    "has_one_kind",
-    "importer_for",
-    "inert",
-    "layer_ranges",
-    "lower_for",
-    "one_line",
-    "per_value",
-    "required",
-    "samples_of_a_rank",
-    "search_fields",
-    "search_words",
-    "shell_lines",
-    "space_of",
-    "torchrun",
-]
-
-
 ALIKE = 0.005
 """Share by which steps of one plan differ between the planner's price and that of a launch, in the
 median: docs/analytic.md. A plan whose layers may differ has to be faster by more."""

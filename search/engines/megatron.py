@@ -64,9 +64,6 @@ from search.engines.megatron_files import (
 )
 from search.space import divisors
 
-__all__ = ["SPACE", "checkpoints_first", "lower", "model_arguments"]
-
-
 # --------------------------------------------------------------------------------------------------
 # A model as arguments of Megatron-LM's pretrain_gpt.py.
 

@@ -30,24 +30,6 @@ from autopar.records import dataclass
 from search.configuration import Configuration, arguments_in, flags_of_document
 from search.engines.job import Imported
 
-__all__ = [
-    "SEVERAL",
-    "Argument",
-    "Arguments",
-    "Flag",
-    "LayoutError",
-    "MegatronDegrees",
-    "communication",
-    "engine_vocab",
-    "exchange_problems",
-    "import_megatron",
-    "layout_string",
-    "parse_layout",
-    "stage_sizes",
-    "violated_rules",
-]
-
-
 Argument = tuple[str, tuple[str, ...]]
 """A flag without its hyphens in front, and its words; none for a flag that is only there."""
 Arguments = Mapping[str, tuple[str, ...]]

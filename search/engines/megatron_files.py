@@ -14,23 +14,6 @@ from search.configuration import dump_yaml
 from search.engines.job import Nodes, one_line, required, torchrun
 from search.engines.megatron_arguments import Argument
 
-__all__ = [
-    "DATA",
-    "ENGINE_VERSION",
-    "FILL_IN",
-    "NO_MASKS",
-    "OPTIMIZER",
-    "SCRIPT",
-    "YAML",
-    "Environment",
-    "Sections",
-    "command",
-    "connections",
-    "quoted",
-    "script_text",
-    "yaml_text",
-]
-
 ENGINE_VERSION = "main of September 2026"
 SCRIPT = "megatron_args.sh"
 YAML = "megatron_args.yaml"

@@ -18,17 +18,6 @@ from autopar.plans import LayerStrategy, Plan, VocabStrategy, data_degree, viola
 from autopar.records import dataclass
 from search.engines.job import Job, Loss, per_value
 
-__all__ = [
-    "DataMode",
-    "Reach",
-    "keeps_whole_sequences",
-    "kv_heads_problems",
-    "nearest",
-    "refuse_stages",
-    "summed_in_precision",
-    "whole_sequences",
-]
-
 DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
 

@@ -41,8 +41,6 @@ from search.engines.job import (
     shell_lines,
 )
 
-__all__ = ["SPACE", "VERSION", "import_paddlenlp", "lower"]
-
 VERSION = "galvatron of paddlenlp/experimental, 2025"
 _TITLE = "PaddleNLP"
 _FILE = "fine_grained_config.json"

@@ -18,18 +18,6 @@ from autopar.units import GIB, format_seconds
 from search.engines.job import EXPORTERS, Job, Lower, Lowered, lower_for, search_words
 from search.space import divisors
 
-__all__ = [
-    "Choice",
-    "Price",
-    "advised",
-    "change_sentence",
-    "choose",
-    "export_document",
-    "import_document",
-    "lowered_files",
-]
-
-
 Price = Callable[[Plan, Mapping[str, bool | str]], Prediction]
 """Prices a plan with these fields of `SearchOptions` changed; InputError where the inputs cannot,
 such as memory tables that were measured otherwise."""

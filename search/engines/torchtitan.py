@@ -37,15 +37,6 @@ from search.engines.job import (
 )
 from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
 
-__all__ = [
-    "SPACE",
-    "VERSION",
-    "lower",
-    "model_source",
-    "plain",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The model of a torchtitan recipe, written out of torchtitan's blocks by our spec.
 #

@@ -26,8 +26,6 @@ from search.launches.deepspeed import (
 from search.launches.keys import Keys, flattened
 from search.launches.megatron import ReadLaunch
 
-__all__ = ["deepspeed_document", "read_accelerate"]
-
 _HARMLESS = frozenset(
     {
         "compute_environment", "debug", "downcast_bf16", "dynamo_config", "enable_cpu_affinity",

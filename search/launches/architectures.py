@@ -13,8 +13,6 @@ from autopar.documents.spec import load_spec
 from autopar.memory.launch import Model
 from autopar.memory.profile import launch_model
 
-__all__ = ["architecture", "architecture_names"]
-
 Sizes = dict[str, Any]
 """Fields of Megatron-Core's `TransformerConfig` and of Bridge's `GPTModelProvider`; the rest is
 theirs by default."""

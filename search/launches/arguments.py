@@ -15,8 +15,6 @@ from autopar.records import dataclass
 from search.configuration import flags_of_document
 from search.engines.megatron_arguments import SEVERAL
 
-__all__ = ["Ignored", "LaunchArguments", "UnpricedError", "is_open", "words_of"]
-
 
 class UnpricedError(DocumentError):
     """A launch that may well run, and has something that nobody here can price."""

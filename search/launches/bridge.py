@@ -38,16 +38,6 @@ from search.launches.bridge_recipes import (
 )
 from search.launches.megatron import ReadLaunch, read_launch
 
-__all__ = [
-    "BridgeFile",
-    "Given",
-    "flags_of_settings",
-    "is_bridge",
-    "launch_of_settings",
-    "other_keys",
-    "read_bridge",
-]
-
 _PROGRAMS = re.compile(
     r"(.*/)?(setup_experiment|run_script|run_recipe|launch_with_nemo_run|bootstrap)\.py"
     r"|(.*/)?scripts/training/train\.sh"

@@ -11,19 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "ARGUMENTS",
-    "DATASET_LENGTHS",
-    "FLAG_OF_KEY",
-    "HARMLESS_KEYS",
-    "KEYS",
-    "SHORT",
-    "UNLESS_TRUE",
-    "VALUES",
-    "WHERE_TRUE",
-    "argument_settings",
-]
-
 VALUES: Mapping[str, str] = {
     **{
         f"model.{name}": name.replace("_", "-")

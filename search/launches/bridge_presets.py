@@ -13,8 +13,6 @@ from functools import cache
 
 from autopar.records import dataclass
 
-__all__ = ["Preset", "preset_of", "preset_variants"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:

@@ -16,16 +16,6 @@ from autopar.records import dataclass
 from search.launches.architectures import architecture, architecture_names
 from search.launches.bridge_presets import Preset, preset_of, preset_variants
 
-__all__ = [
-    "PRECISIONS",
-    "Recipe",
-    "Settings",
-    "layout_of",
-    "named_recipe",
-    "performance_recipe",
-    "precision_settings",
-]
-
 Settings = dict[str, Any]
 """Values by dotted key; None is `null`."""
 

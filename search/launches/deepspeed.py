@@ -35,15 +35,6 @@ from search.launches.keys import Keys, flattened
 from search.launches.megatron import ReadLaunch
 from search.launches.models import model_named
 
-__all__ = [
-    "HARMLESS_OF_HF",
-    "TrainerScript",
-    "deepspeed_batch",
-    "read_deepspeed",
-    "script_of",
-    "torch_launch",
-]
-
 _HARMLESS = frozenset(
     {
         "activation_checkpointing", "aio", "autotuning", "checkpoint", "comms_logger",

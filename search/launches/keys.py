@@ -14,8 +14,6 @@ from autopar.errors import DocumentError
 from autopar.records import dataclass
 from search.launches.arguments import Ignored, UnpricedError
 
-__all__ = ["Keys", "flattened", "words_of_values"]
-
 _MOST = 10**9
 """Above any size or degree."""
 

@@ -37,15 +37,6 @@ from search.launches.arguments import Ignored, LaunchArguments, is_open, words_o
 from search.launches.megatron_names import OTHER_MODELS, UNPRICED, concern_of, harmless
 from search.launches.release import Release, software_of
 
-__all__ = [
-    "ReadLaunch",
-    "arguments_of_configuration",
-    "launch_of_configuration",
-    "read_launch",
-    "underscored",
-    "unread_parts",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLaunch:

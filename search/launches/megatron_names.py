@@ -11,15 +11,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-__all__ = [
-    "OTHER_MODELS",
-    "RELEASES",
-    "UNPRICED",
-    "alike",
-    "concern_of",
-    "harmless",
-]
-
 RELEASES = "core 0.8 to 0.16 and main of 2026"
 """Of which the names are."""
 

@@ -24,8 +24,6 @@ from autopar.model import ModelSpec
 from autopar.records import dataclass
 from search.launches.architectures import architecture
 
-__all__ = ["FLAVOURS", "flavour", "model_named", "model_of_config"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:

@@ -12,8 +12,6 @@ from typing import Any, Literal, cast
 from autopar.memory.launch import AttentionKernel, Software, default_attention
 from autopar.records import dataclass
 
-__all__ = ["Release", "software_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Release:

@@ -34,8 +34,6 @@ from search.launches.keys import Keys, flattened
 from search.launches.megatron import ReadLaunch
 from search.launches.models import FLAVOURS, flavour
 
-__all__ = ["Generation", "TitanDegrees", "degrees_of", "generation_of", "keys_of", "read_titan"]
-
 Generation = Literal["2024", "2025", "0.2"]
 _HARMLESS = frozenset(
     {

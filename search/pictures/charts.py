@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from autopar.records import dataclass
 
-__all__ = ["Point", "Series", "bars", "colour_of", "lines", "scatter", "stacks", "table", "ticks"]
-
 _COLOURS = {
     "gemm": "c1",
     "forward": "c1",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from search.question import Session
     from search.uniform.answer import Answer
 
-__all__ = ["Pictures", "pictures_of"]
-
 
 class Pictures(NamedTuple):
     """Files that are asked for; None is not."""

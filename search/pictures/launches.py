@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer, Question
     from search.uniform.solve import Solution
 
-__all__ = ["answer_page", "checked_page"]
-
 _TERMS = {
     "gemm": "products",
     "attention": "attention",

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autopar.estimate.job import Block, Job
-from autopar.estimate.layer import LayerTimes, Part
+from autopar.estimate.layer import LayerTimes
+from autopar.estimate.parts.operations import Part
 from autopar.estimate.step import KnownLayers, StageTime, ends_seconds, own_times
 from autopar.memory.launch import Chunk
-
-__all__ = ["Piece", "layer_pieces"]
 
 
 class Piece(NamedTuple):

@@ -15,8 +15,6 @@ from autopar.plans import Prediction
 from autopar.records import dataclass
 from search.pictures.timeline import Timeline, Track
 
-__all__ = ["StageMemory", "launch_memory", "plan_memory"]
-
 _JOINED = {
     "saved activations": "activations",
     "rounding of activations": "activations",

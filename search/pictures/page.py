@@ -23,8 +23,6 @@ from search.pictures.layers import Piece
 from search.pictures.memory import StageMemory
 from search.pictures.timeline import STREAMS, Span, Timeline, Track, stream_of
 
-__all__ = ["Fact", "Page", "Section", "page_text"]
-
 _FOLDER = Path(__file__).parent
 _KINDS = "FBIW"
 _LEAST = 5e-4

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from search.planner.prediction import Alternative, SearchResult
     from search.question import Session
 
-__all__ = ["plan_page"]
-
 
 def plan_page(
     session: Session,

@@ -28,18 +28,6 @@ from search.report.plan import PARTS
 if TYPE_CHECKING:
     from search.cost.pipeline import Event
 
-__all__ = [
-    "STREAMS",
-    "Span",
-    "Stream",
-    "Timeline",
-    "Track",
-    "Work",
-    "launch_timeline",
-    "plan_timeline",
-    "stream_of",
-]
-
 Stream = Literal["compute", "tensor", "context", "experts", "pipeline", "data", "host"]
 """Of a rank: its kernels, collectives by axis, and what it waits for of its host."""
 STREAMS: tuple[Stream, ...] = get_args(Stream)

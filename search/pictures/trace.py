@@ -15,8 +15,6 @@ from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.pictures.timeline import Span, Stream, Timeline, Track, Work
 
-__all__ = ["TraceNames", "names_of", "trace_text"]
-
 Dialect = Literal["megatron", "torch"]
 
 _THREADS: dict[Stream, int] = {

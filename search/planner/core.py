@@ -16,27 +16,18 @@ if TYPE_CHECKING:
 
     from search.cost.tables import PlanTables
 
-__all__ = [
-    "ABI_VERSION",
-    "StageSolution",
-    "TableChoice",
-    "TableSolution",
-    "core",
-    "solve_stage",
-    "solve_tables",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # The compiled module, checked to be of this version of the package.
 
 
 try:
-    import _autopar_core as core
+    import _autopar_core
 except ImportError as error:  # pragma: no cover - depends on the installation
     raise InstallError(
         f"the C++ core is not built; run `make build` in a checkout, or reinstall autopar ({error})"
     ) from error
+
+core = _autopar_core
 
 # History of the interface between Python and C++; both sides carry the number.
 #   1  the planner

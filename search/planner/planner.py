@@ -27,11 +27,9 @@ from search.cost.tables import PlanTables, joined
 from search.interface import open_documents, search_options
 from search.options import SearchOptions, option_record
 from search.planner.core import (
-    StageSolution,
     TableChoice,
     TableSolution,
     core,
-    solve_stage,
     solve_tables,
 )
 from search.planner.prediction import (
@@ -48,20 +46,6 @@ from search.space import Rules, SearchSpace, Table, build_space, global_batches,
 
 if TYPE_CHECKING:
     from _autopar_core import Knowledge
-
-__all__ = [
-    "FRONTIER_STEPS",
-    "Planner",
-    "StageSolution",
-    "TableSolution",
-    "finite",
-    "restrict",
-    "solve_by_family",
-    "solve_stage",
-    "solve_tables",
-    "stage_mask",
-]
-
 
 # --------------------------------------------------------------------------------------------------
 # Pins and forbidden rules on priced tables: what the planner may not use becomes invalid.

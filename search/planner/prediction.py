@@ -45,23 +45,6 @@ from search.cost.pipeline import (
 from search.cost.tables import LayerRows, PlanTables
 from search.cost.vocabulary import VocabRows
 
-__all__ = [
-    "Alternative",
-    "Infeasibility",
-    "SearchResult",
-    "SearchStats",
-    "Searched",
-    "Status",
-    "drawn_step_times",
-    "interval_s",
-    "predict",
-    "probabilities_faster",
-    "published_class",
-    "unpriced",
-    "widest_cell",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # What a search returns; the prediction of its plan is `autopar.plans.Prediction`.
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from search.check.neighbours import Neighbour, Neighbours
     from search.check.trainer import CheckedFile
 
-__all__ = ["assessed_entry", "check_document", "degrees_line", "show_check", "show_peak"]
-
 _SMALL = 0.005
 """Share of a peak below which terms are shown in one line."""
 

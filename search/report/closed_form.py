@@ -31,25 +31,6 @@ if TYPE_CHECKING:
     from search.closed_form.tuners import TuningResult
     from search.closed_form.validation import Check
 
-__all__ = [
-    "WIDTH",
-    "by_strategy",
-    "efficiencies",
-    "json_document",
-    "none_sentence",
-    "show_answer",
-    "show_candidate",
-    "show_execution",
-    "show_frontier",
-    "show_lists",
-    "show_scaling",
-    "show_sweep",
-    "show_tuning",
-    "show_validation",
-    "tuning_document",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Shows what searches of an analytic model found: the best, where their time goes, what scales.
 #

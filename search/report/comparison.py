@@ -17,8 +17,6 @@ from search.closed_form.comparison import KINDS, MODELS, TERMS
 if TYPE_CHECKING:
     from search.closed_form.comparison import Column, Comparison, Difference, Interval
 
-__all__ = ["comparison_document", "show_comparison", "show_overview"]
-
 _FIRST = "bottom_up"
 """The model that the others are compared with where several plans are shown."""
 _NAME_WIDTH = 24

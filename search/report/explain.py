@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from autopar.plans import Plan
     from search.question import Session, WhyNot
 
-__all__ = [
-    "Perturbation",
-    "add_bandwidth",
-    "explanation_document",
-    "perturb",
-    "show_best",
-    "show_explanation",
-    "show_why_not",
-]
-
 _WORTH = 1e-3
 """Gains below a thousandth are no bottleneck."""
 

@@ -60,17 +60,6 @@ from search.places import named_card
 from search.planner.prediction import Alternative, SearchResult
 from search.request import ROWS
 
-__all__ = [
-    "engine_entries",
-    "evaluation_document",
-    "frontier_entries",
-    "options_digest",
-    "output_paths",
-    "output_texts",
-    "plan_document",
-    "result_document",
-]
-
 _NAMED = frozenset(
     {
         *("nodes", "gpus-per-node", "gpus", "memory-constraint", "mixed-precision"),

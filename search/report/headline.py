@@ -28,25 +28,6 @@ if TYPE_CHECKING:
     from search.engines.best_plan import EngineBest
     from search.planner.prediction import SearchResult
 
-__all__ = [
-    "NEXT",
-    "SCREEN_HEIGHT",
-    "SCREEN_WIDTH",
-    "Headline",
-    "Rows",
-    "figure_rows",
-    "layers_line",
-    "one_line",
-    "plan_memory_rows",
-    "print_rows",
-    "result_rows",
-    "result_words",
-    "rows_height",
-    "shortened",
-    "show_engines",
-    "throughput_rows",
-]
-
 SCREEN_WIDTH, SCREEN_HEIGHT = 80, 24
 """What somebody sees at once of an answer."""
 NEXT = "autopar-explain FILE (why), autopar-export FILE (run), --verbose"

@@ -33,18 +33,6 @@ if TYPE_CHECKING:
     from search.uniform.answer import Answer, EngineAnswer
     from search.uniform.solve import Solution
 
-__all__ = [
-    "infeasible_lines",
-    "launch_headline",
-    "remedy_line",
-    "rests_on",
-    "show_against",
-    "show_answer",
-    "show_evaluated",
-    "show_infeasible",
-    "show_more_memory",
-]
-
 
 def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal: str = "") -> None:
     """Print the best launch in the units of logs, each engine's own, and what they rest on.

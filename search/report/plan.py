@@ -56,23 +56,6 @@ if TYPE_CHECKING:
     from search.engines.best_plan import EngineBest
     from search.planner.prediction import Infeasibility, SearchResult
 
-__all__ = [
-    "PARTS",
-    "infeasible_sentence",
-    "plan_headline",
-    "plan_runs",
-    "print_heading",
-    "save_frontier",
-    "show_alternatives",
-    "show_evaluation",
-    "show_frontier",
-    "show_memory",
-    "show_plan",
-    "show_result",
-    "show_waterfall",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Sections of a report: the plan, the step time, memory, alternatives, and how they are set.
 #

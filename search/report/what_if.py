@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from autopar.command.console import Console
     from search.what_if import Answer, Choice, Group, Lead
 
-__all__ = [
-    "PICTURE",
-    "command_of",
-    "exploration",
-    "first_commands",
-    "save_picture",
-    "show_answers",
-    "slugs",
-    "varied_axes",
-]
-
 PICTURE = "what_if"
 """Name of the picture, without its kind."""
 _COLUMNS = {"global-batch-size": "batch"}

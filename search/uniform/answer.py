@@ -31,18 +31,6 @@ if TYPE_CHECKING:
     from search.engines.best_plan import EngineBest
     from search.uniform.solve import Solution, Solved, Uniform
 
-__all__ = [
-    "Answer",
-    "EngineAnswer",
-    "Question",
-    "answer",
-    "better_batch",
-    "evaluated",
-    "joined_gpus",
-    "open_launches",
-    "target_of",
-]
-
 _TOKENS = 4 << 20
 """Of a step where nobody says its batch: what models of today are trained with at first."""
 
@@ -496,7 +484,7 @@ def evaluated(
 def target_of(question: Question, engine: EngineSpace) -> Target:
     """Return where an engine's launches run, with its own software."""
     from autopar.estimate.accuracy import load_accuracy
-    from autopar.estimate.layer import machine_of
+    from autopar.estimate.parts.operations import machine_of
     from autopar.estimate.stack import load_stack
     from search.check.assessment import Target
 

@@ -18,28 +18,6 @@ from autopar.records import dataclass
 from autopar.training.adapters import Adapters, BaseKind
 from autopar.training.offload import Offload, OffloadModule
 
-__all__ = [
-    "BASES",
-    "FULL",
-    "MODULES",
-    "NONE",
-    "PRECISIONS",
-    "BaseName",
-    "Choice",
-    "ContextKind",
-    "Dispatcher",
-    "Fixed",
-    "OptimizerName",
-    "Precision",
-    "Training",
-    "kept",
-    "offload_of",
-    "offload_words",
-    "recompute_of",
-    "recompute_words",
-    "trained",
-]
-
 Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 """Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements; 4 bits scaled
 per 16 elements (the last two on Blackwell)."""

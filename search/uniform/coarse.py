@@ -16,26 +16,20 @@ from autopar.arrays import F64, I64
 from autopar.estimate.job import Attention, Block, Experts, Job as StepJob, Mlp
 from autopar.estimate.layer import (
     LayerTimes,
-    Machine,
-    Part,
-    Sends,
-    Split,
     context_sends,
     embedding_times,
     head_sends_s,
     head_times,
     layer_parts,
     mtp_times,
-    split_of,
     tensor_sends,
 )
 from autopar.estimate.parts.experts import expert_sends
+from autopar.estimate.parts.operations import Machine, Part, Sends, Split, split_of
 from autopar.estimate.step import seconds_of_times
 from autopar.hardware import together_s
 from autopar.records import replace
 from search.uniform.choice import Choice, ContextKind, Dispatcher, Precision
-
-__all__ = ["Laid", "Ways", "Whole"]
 
 _ROUNDING = 1.0 - 1e-9
 """Arrays are summed in another order than single launches, whose sums are not to be below them."""

@@ -44,16 +44,6 @@ from search.uniform.choice import (
     trained,
 )
 
-__all__ = [
-    "ENGINES",
-    "EngineSpace",
-    "Job",
-    "engine_space",
-    "launch_of",
-    "overlaps_one",
-    "variants",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

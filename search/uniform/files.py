@@ -42,18 +42,6 @@ from search.uniform.choice import FULL, MODULES, NONE, Choice
 from search.uniform.engines import engine_space, launch_of
 from search.uniform.solve import Solution
 
-__all__ = [
-    "StoredLaunch",
-    "against_entry",
-    "degrees_entry",
-    "file_name",
-    "is_launch",
-    "launch_document",
-    "read_launch",
-    "remedy_entry",
-    "result_document",
-]
-
 
 def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
     """Return every degree of a choice, those that follow from the others too."""

@@ -42,16 +42,6 @@ from search.writing.differences import losses_of, without_effect
 from search.writing.place import Engine
 from search.writing.stages import parts_in_order
 
-__all__ = [
-    "ImportedLaunch",
-    "TakenOver",
-    "choice_of",
-    "holds_launch",
-    "import_launch",
-    "launch_in",
-    "taken_over",
-]
-
 _TRAINERS: Mapping[str, Engine] = {
     "Megatron-LM": "megatron",
     "Megatron-Bridge": "megatron-bridge",

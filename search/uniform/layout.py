@@ -23,8 +23,6 @@ from autopar.pipeline.placement import alike_counts, spread_count
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import dataclass
 
-__all__ = ["Arrangement", "Layout", "arranged", "balanced_sizes", "layouts"]
-
 Layout = tuple[tuple[Chunk, ...], ...]
 """Chunks of every stage."""
 _ENDS = ((0, 0), (1, 1), (0, 1), (1, 0))

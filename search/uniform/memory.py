@@ -36,20 +36,6 @@ from autopar.training.offload import Offload, OffloadModule
 from search.uniform.choice import FULL, NONE, recompute_of
 from search.uniform.layout import Arrangement
 
-__all__ = [
-    "Bounds",
-    "Gone",
-    "Hosted",
-    "Live",
-    "Modules",
-    "Room",
-    "Sizes",
-    "StageBytes",
-    "live_forwards",
-    "states_of_launch",
-]
-
-
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
 
 

@@ -27,8 +27,6 @@ from search.uniform.choice import NONE, Choice, Fixed
 from search.uniform.engines import EngineSpace, Job
 from search.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
-__all__ = ["obstacle"]
-
 _Values = Mapping[str, Any]
 """Values of some fields of a choice, and `dp`."""
 

@@ -34,16 +34,6 @@ from search.uniform.memory import Room
 from search.uniform.prices import Pipeline, Prices
 from search.uniform.space import Degrees, Space
 
-__all__ = [
-    "DEVICE",
-    "Openings",
-    "Options",
-    "Saving",
-    "Stages",
-    "Staging",
-]
-
-
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
 """Of what there is room for, and of bounds, so that sums in another order are no larger."""
 DEVICE, _OPEN = -1, -2

@@ -16,7 +16,8 @@ import numpy as np
 from autopar.arrays import F64, I64
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Job as StepJob, Mlp, Recomputation, parameters
-from autopar.estimate.layer import LayerTimes, Sends, optimizer_time_s
+from autopar.estimate.layer import LayerTimes
+from autopar.estimate.parts.operations import Sends
 from autopar.estimate.parts.replicas import (
     beside_traffic_s,
     dense_group,
@@ -26,7 +27,7 @@ from autopar.estimate.parts.replicas import (
     reduction_s,
     table_traffic_s,
 )
-from autopar.estimate.parts.updates import host_of
+from autopar.estimate.parts.updates import host_of, optimizer_time_s
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.estimate.step import (
     KnownLayers,
@@ -61,8 +62,6 @@ from search.uniform.choice import FULL, NONE, Choice, Fixed, Precision, kept, re
 from search.uniform.engines import EngineSpace, Job, launch_of
 from search.uniform.layout import Arrangement
 from search.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
-
-__all__ = ["Pipeline", "Prices"]
 
 Pipeline = tuple[Schedule, int]
 """A schedule and the chunks of a stage."""

@@ -20,8 +20,6 @@ from search.uniform.choice import Choice
 from search.uniform.openings import Openings, Options
 from search.uniform.space import Degrees, Space
 
-__all__ = ["Smallest", "smallest_launch"]
-
 
 class Smallest(NamedTuple):
     """A launch, and the bytes of its fullest stage."""

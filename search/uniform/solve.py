@@ -31,8 +31,6 @@ from search.uniform.prices import Prices
 from search.uniform.smallest import smallest_launch
 from search.uniform.space import Space
 
-__all__ = ["GRACE_S", "Effort", "Shortage", "Solution", "Solved", "Uniform", "solve"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:

@@ -22,8 +22,6 @@ from search.uniform.coarse import Laid, Ways, Whole
 from search.uniform.memory import states_of_launch
 from search.uniform.prices import Prices
 
-__all__ = ["CONTEXT_KINDS", "MICRO_BATCHES", "Degrees", "Space"]
-
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Sequences of a micro-batch that are tried where nobody says how many."""
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "a2a")

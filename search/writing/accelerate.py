@@ -28,8 +28,6 @@ from search.writing import deepspeed
 from search.writing.place import Draft, Place, refuse_others
 from search.writing.transformers import model_for, script_words
 
-__all__ = ["write"]
-
 _TITLE = "accelerate"
 _Section = dict[str, Any]
 

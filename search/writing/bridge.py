@@ -25,8 +25,6 @@ from search.writing import megatron
 from search.writing.place import Draft, Place, refuse_others, step_count
 from search.writing.stages import context_words, even_ends, layout_of
 
-__all__ = ["VERSION", "recipe_of", "settings_of", "write"]
-
 _TITLE = "Megatron-Bridge"
 VERSION = "0.6.0"
 _FILE = "bridge_overrides.sh"

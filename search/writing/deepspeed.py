@@ -20,8 +20,6 @@ from search.writing.differences import buckets_at
 from search.writing.place import Draft, Place, refuse_others
 from search.writing.transformers import model_for, script_words
 
-__all__ = ["FILE", "configuration", "refuse_splits", "write"]
-
 FILE = "autopar_deepspeed.json"
 _TITLE = "DeepSpeed"
 _Section = dict[str, Any]

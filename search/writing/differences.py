@@ -14,8 +14,6 @@ from autopar.memory.recipes import BUCKETS, Buckets, Zero
 from autopar.training.launch_settings import different_fields
 from autopar.training.offload import Offload
 
-__all__ = ["buckets_at", "losses_of", "without_effect"]
-
 _RELEASE = (
     "gpu",
     "kept_dummies",

@@ -33,15 +33,6 @@ from search.space import divisors
 from search.writing.place import Draft, Place, refuse_others, spec_of, step_count
 from search.writing.stages import context_words, layer_pattern, stage_arguments
 
-__all__ = [
-    "asked_attention",
-    "environment_of",
-    "flex_backend",
-    "notes_of",
-    "sections_of",
-    "write",
-]
-
 _TITLE = "Megatron-LM"
 
 

@@ -16,17 +16,6 @@ from autopar.memory.launch import Launch, Model
 from autopar.model import ModelSpec
 from autopar.records import dataclass
 
-__all__ = [
-    "ENGINES",
-    "Draft",
-    "Engine",
-    "Place",
-    "WrittenLaunch",
-    "refuse_others",
-    "spec_of",
-    "step_count",
-]
-
 Engine = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate"]
 """Who can be handed a launch, and whose files are read as one."""
 ENGINES: tuple[Engine, ...] = get_args(Engine)

@@ -13,15 +13,6 @@ from autopar.memory.launch import Chunk, Degrees, Launch, even_chunks
 from autopar.pipeline.orders import rank_of
 from search.engines.megatron_arguments import Argument, Flag
 
-__all__ = [
-    "context_words",
-    "even_ends",
-    "layer_pattern",
-    "layout_of",
-    "parts_in_order",
-    "stage_arguments",
-]
-
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
 _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"

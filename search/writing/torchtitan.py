@@ -19,8 +19,6 @@ from search.launches.models import FLAVOURS, flavour
 from search.writing.place import Draft, Place, refuse_others
 from search.writing.stages import parts_in_order
 
-__all__ = ["VERSION", "flavour_of", "write"]
-
 VERSION = "0.2.2"
 _TITLE = f"torchtitan {VERSION}"
 _FILE = "autopar_torchtitan.toml"

@@ -18,8 +18,6 @@ from autopar.training.adapters import Adapters, Target
 from search.launches.models import model_named
 from search.writing.place import Place, spec_of
 
-__all__ = ["NamedModel", "model_for", "script_words"]
-
 _FOLDER = "model"
 
 

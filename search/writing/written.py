@@ -19,8 +19,6 @@ from search.writing import accelerate, bridge, deepspeed, megatron, torchtitan
 from search.writing.differences import losses_of
 from search.writing.place import Draft, Engine, Place, WrittenLaunch
 
-__all__ = ["LAUNCH", "TITLES", "checked", "unwritten", "written"]
-
 LAUNCH = "launch.sh"
 """The file that the command stands in, beside the others."""
 

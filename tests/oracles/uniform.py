@@ -15,7 +15,7 @@ from functools import cached_property
 from autopar.errors import InputError
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.card import load_card
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.estimate.step import KnownLayers, step_time
 from autopar.memory.account import account_of, host_bytes_of

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autopar.errors import InputError
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.card import load_card
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, Facts
 from search.check.assessment import Target

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.estimate.card import load_card
 from autopar.estimate.job import job_of_plan
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.estimate.step import StepTime, step_time
 from autopar.hardware import HardwareProfile

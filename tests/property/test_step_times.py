@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Experts, Job, stage_blocks
-from autopar.estimate.layer import Machine, layer_times, machine_of
+from autopar.estimate.layer import layer_times
+from autopar.estimate.parts.operations import Machine, machine_of
 from autopar.estimate.step import TERMS, KnownLayers, seconds_of_times, step_time
 from tests.often import often
 from tests.step_cases import (

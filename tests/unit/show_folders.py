@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autopar.command.show import make_console
+from autopar.command.console import make_console
 from autopar.documents.json import write_json
 from autopar.documents.sidecar import (
     SIDECAR_VERSION,

@@ -9,7 +9,8 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.estimate.job import Experts as Mixture, Job, adapter_parameters
-from autopar.estimate.layer import layer_times, machine_of
+from autopar.estimate.layer import layer_times
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.step import step_time
 from autopar.memory.account import Account, account_of
 from autopar.memory.activations import saved_parts

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from autopar.command.answers import OUTPUTS
+from autopar.command.console import make_console
 from autopar.command.options import Command
 from autopar.command.run import Failure, describe_failure, one_line, visible
-from autopar.command.show import make_console, make_table, print_item, print_line, print_pair
-from autopar.documents.checks import MOST_ERRORS, document_errors
+from autopar.command.show import make_table, print_item, print_line, print_pair
+from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors
 from autopar.documents.json import load_object
-from autopar.documents.schemas import DOCUMENTS
 from autopar.documents.spec import load_spec
 from autopar.entry import SUBCOMMANDS
 from autopar.errors import DocumentError, OptionError, fitted

@@ -16,7 +16,7 @@ import pytest
 
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mlp
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.step import step_time
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from search.check.assessment import Target, assess
 from search.check.changes import changed_words
 from search.check.neighbours import neighbours_of

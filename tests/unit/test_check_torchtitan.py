@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.step import step_time
 from autopar.memory.account import account_of
 from autopar.memory.launch import Degrees, Launch, even_chunks

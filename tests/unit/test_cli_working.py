@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autopar.command.options import HELP_WIDTH
-from autopar.command.run import INTERRUPTED
+from autopar.errors import INTERRUPTED
 from autopar.model import LayerProfile, OtherTime, TimePoint
 from autopar.units import GIB
 from search.commands import explain as explain_cli, search as cli

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from autopar.command.run import INTERRUPTED, describe_failure, guarded
-from autopar.errors import AutoparError, InfeasibleError, InstallError, OptionError
+from autopar.command.run import describe_failure, guarded
+from autopar.errors import INTERRUPTED, AutoparError, InfeasibleError, InstallError, OptionError
 from tests.warm import new_interpreter
 
 COMMANDS = {

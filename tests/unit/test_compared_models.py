@@ -13,7 +13,7 @@ import pytest
 from autopar.documents.spec import load_spec
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.job import job_of_plan
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import DEFAULT_STACK
 from autopar.estimate.step import step_time
 from autopar.plans import LayerStrategy, VocabStrategy

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.command.show import make_console
+from autopar.command.console import make_console
 from autopar.model import ModelProfile, ShardedTime
 from autopar.plans import LayerStrategy, Plan, Prediction
 from search.cost.model import CostModel

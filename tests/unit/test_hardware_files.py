@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from autopar.documents.catalog import find_card, find_site
-from autopar.documents.checks import validate_document
+from autopar.documents.checks import DOCUMENTS as MODELS, validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
     hardware_file_name,
@@ -21,7 +21,7 @@ from autopar.documents.hardware import (
     read_hardware_dir,
     write_hardware,
 )
-from autopar.documents.schemas import DOCUMENTS as MODELS, json_schemas
+from autopar.documents.schemas import json_schemas
 from autopar.documents.sidecar import DocumentKind, Run, append_run, read_sidecar, sidecar_path
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile

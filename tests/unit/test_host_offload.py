@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from autopar.estimate.layer import machine_of, optimizer_time_s
+from autopar.estimate.parts.operations import machine_of
+from autopar.estimate.parts.updates import optimizer_time_s
 from autopar.memory.account import account_of
 from autopar.memory.launch import (
     Attention,

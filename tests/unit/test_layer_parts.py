@@ -9,7 +9,8 @@ import pytest
 from autopar.errors import InputError
 from autopar.estimate.collectives import moe_exchange_time_s
 from autopar.estimate.job import Attention, Block, Experts, Job, Mamba, Mlp
-from autopar.estimate.layer import LayerTimes, Machine, group, layer_times, machine_of, transfer_s
+from autopar.estimate.layer import LayerTimes, layer_times
+from autopar.estimate.parts.operations import Machine, group, machine_of, transfer_s
 from autopar.estimate.step import step_time
 from tests.step_cases import CARDS, DENSE, STACKS, card_named, job_with, stack_named
 

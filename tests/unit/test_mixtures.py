@@ -10,7 +10,8 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.estimate.job import Attention, Block, Experts, Job
-from autopar.estimate.layer import Machine, Sends, layer_times, machine_of, transfer_s
+from autopar.estimate.layer import layer_times
+from autopar.estimate.parts.operations import Machine, Sends, machine_of, transfer_s
 from autopar.estimate.step import step_time
 from autopar.memory.activations import routed_tokens
 from autopar.memory.launch import (

@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings, strategies as st
 from autopar.errors import InputError
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.card import load_card
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.stack import load_stack
 from autopar.memory.launch import Launch
 from autopar.memory.schedule import micro_batch_group

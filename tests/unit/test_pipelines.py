@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.step import step_time
 from autopar.pipeline import (
     SCHEDULES,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 
 from autopar.command import run
-from autopar.command.show import make_console
+from autopar.command.console import make_console
 from autopar.documents.plan import read_strategy
 from profiler.plan import command as plan_cli
 from profiler.plan.job import DryRunRank, RunResult, judge

@@ -11,7 +11,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.estimate.card import load_card
 from autopar.estimate.job import Experts, Job, blocks_of, job_of_plan, stage_blocks
-from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.parts.operations import Machine, machine_of
 from autopar.estimate.stack import load_stack
 from autopar.estimate.step import StepTime, step_time
 from autopar.model import ModelSpec, padded_vocab_size

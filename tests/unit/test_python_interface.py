@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import search
+from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.sources import STACK_ROLE
 from search.options import SearchOptions
 from search.planner.core import solve_tables
-from search.request import DEFAULT_HARDWARE, DEFAULT_MODEL, InputSpec, load_inputs
+from search.request import DEFAULT_HARDWARE, InputSpec, load_inputs
 from tests.oracles.instances import small_instance
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.command.show import make_console
+from autopar.command.console import make_console
 from autopar.documents.hardware import write_hardware
 from autopar.estimate import estimate_hardware
 from autopar.sources import Source

@@ -18,7 +18,7 @@ from autopar.estimate.card import estimate_hardware, load_card
 from autopar.estimate.collectives import GroupShape, SiteFactors, collective_time_s
 from autopar.estimate.kernel_constants import kernels_of
 from autopar.estimate.kernels import gemm_s
-from autopar.estimate.layer import machine_of
+from autopar.estimate.parts.operations import machine_of
 from autopar.estimate.site import (
     LARGE_BYTES,
     CollectiveTime,

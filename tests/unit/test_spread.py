@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from autopar.command.show import make_console
+from autopar.command.console import make_console
 from autopar.documents.hardware import write_hardware
 from autopar.hardware import OPERATIONS, Curve, HardwareProfile, Speed
 from autopar.plans import LayerStrategy, Plan, VocabStrategy

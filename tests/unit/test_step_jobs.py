@@ -22,7 +22,7 @@ from autopar.estimate.job import (
     stage_blocks,
     type_blocks,
 )
-from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.parts.operations import Machine, machine_of
 from autopar.estimate.step import step_time
 from autopar.model import ModelSpec, layer_norms, parameter_count
 from benchmarks.ledger_models import known_architecture

@@ -17,7 +17,7 @@ from autopar.estimate.job import (
     Mamba,
     mtp_blocks,
 )
-from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.parts.operations import Machine, machine_of
 from autopar.estimate.step import step_time
 from tests.step_cases import card_named, job_with, stack_named
 

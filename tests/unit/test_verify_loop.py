@@ -262,7 +262,7 @@ def test_report_and_document_say_the_same(
     files: Path, found: tuple[Verification, Machine, Path]
 ) -> None:
     """Every plan with its figures, the correlation, the factors; 100 columns are enough."""
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
 
     verification, _, work = found
     out = io.StringIO()
@@ -295,7 +295,7 @@ def test_factors_that_fit_nothing_else_are_advised_against(
     files: Path, found: tuple[Verification, Machine, Path]
 ) -> None:
     """A left-out error that is no better than before: the report says so, and so does the JSON."""
-    from autopar.command.show import make_console
+    from autopar.command.console import make_console
 
     verification, _, work = found
     assert verification.calibrated is not None

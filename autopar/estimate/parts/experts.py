@@ -35,8 +35,6 @@ from autopar.estimate.parts.operations import (
 )
 from autopar.training.mixtures import taken_share
 
-__all__ = ["expert_parts", "expert_sends"]
-
 _ROUTER_BYTES = 40.0
 """Per token and expert, forward and backward each: scores, their softmax, the chosen ones and the
 maps of who goes where, in fp32 and int32 (counted from Megatron-Core's router)."""

@@ -23,8 +23,6 @@ from autopar.estimate.parts.operations import (
 )
 from autopar.training.adapters import Target, adapted_widths, base_bytes
 
-__all__ = ["Beside", "adapter_parts", "dequantised_parts", "linear_parts", "mlp_parts"]
-
 Beside = Sequence[tuple[Target, Real]]
 """What of a matrix adapters can stand beside, with its outputs on a rank."""
 

@@ -23,24 +23,6 @@ from autopar.estimate.site import Site
 from autopar.estimate.stack import Stack
 from autopar.records import dataclass
 
-__all__ = [
-    "Kind",
-    "Machine",
-    "Part",
-    "Real",
-    "Sends",
-    "Split",
-    "accumulation_bytes",
-    "as_number",
-    "cast_parts",
-    "element_part",
-    "group",
-    "machine_of",
-    "product_part",
-    "split_of",
-    "transfer_s",
-]
-
 Kind = Literal["gemm", "attention", "memory", "cast"]
 
 

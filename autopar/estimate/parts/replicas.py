@@ -15,23 +15,6 @@ from autopar.estimate.parts.operations import Machine, Real, transfer_s
 from autopar.estimate.parts.updates import optimizer_time_s
 from autopar.training.adapters import base_bytes
 
-__all__ = [
-    "Group",
-    "beside_traffic_s",
-    "data_shards",
-    "dense_group",
-    "dense_traffic_s",
-    "expert_group",
-    "expert_shards",
-    "expert_traffic_s",
-    "frozen_bytes",
-    "gradient_bytes",
-    "reduction_s",
-    "sharding_s",
-    "table_traffic_s",
-    "update_s",
-]
-
 
 class Group(NamedTuple):
     """Ranks that hold the same weights, `stride` apart, and what they shard of them."""

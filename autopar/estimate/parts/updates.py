@@ -12,14 +12,6 @@ from autopar.estimate.memory_bound import cast_s, optimizer_s
 from autopar.estimate.parts.operations import Machine
 from autopar.training.offload import Host, copy_s, exposed_s, host_update_s
 
-__all__ = [
-    "activation_copies_s",
-    "host_of",
-    "optimizer_time_s",
-    "weight_copies_s",
-    "weights_cast_s",
-]
-
 
 def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) -> float:
     """Return the seconds of an update of `own` parameters with `resident` gradients.

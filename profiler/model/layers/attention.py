@@ -20,8 +20,6 @@ from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGr
 from profiler.model.layers.recompute import discarding, recomputed
 from profiler.model.layers.sharding import Sharding, held_tokens
 
-__all__ = ["Attention", "LatentAttention", "Norm", "has_norm_biases"]
-
 _ROTARY_BASE = 10000.0
 
 

@@ -24,8 +24,6 @@ from profiler.model.layers.parallel import TensorGroup
 from profiler.model.layers.recompute import discarding, recomputed
 from profiler.model.layers.sharding import Sharding
 
-__all__ = ["build_layer", "layer_inputs", "made_of"]
-
 
 @contextlib.contextmanager
 def made_of(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:

@@ -21,8 +21,6 @@ from autopar.records import dataclass
 from profiler.model.layers.parallel import all_gather, reduce_scatter
 from profiler.model.layers.sharding import ContextExchange
 
-__all__ = ["ContextGroup", "context_attention"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ContextGroup:

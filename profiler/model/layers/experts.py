@@ -25,8 +25,6 @@ from profiler.model.layers.parallel import (
 from profiler.model.layers.recompute import discarding, recomputed
 from profiler.model.layers.sharding import Sharding
 
-__all__ = ["EXPERT_WEIGHTS", "Experts", "Mlp"]
-
 EXPERT_WEIGHTS = "experts"
 """What holds the weights of the experts in `Experts`, as names of parameters say it."""
 

@@ -19,16 +19,6 @@ from torch.nn import functional
 
 from autopar.errors import InputError
 
-__all__ = [
-    "attention",
-    "layer_norm",
-    "open_attention",
-    "rms_norm",
-    "rotary",
-    "statistics_like",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # RMSNorm and LayerNorm that keep exactly what a GPU's fused kernels keep.
 #

@@ -19,21 +19,6 @@ from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.records import dataclass
 
-__all__ = [
-    "ColumnParallel",
-    "LocalGroup",
-    "RowParallel",
-    "SoleRank",
-    "TensorGroup",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "reduce_scatter",
-    "sole_group",
-    "timed_group",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Collectives of one rank: of a process group, of a group that has no other rank, or of none.
 #

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["discarding", "recomputed"]
-
 
 def recomputed(function: Any, *arguments: Any, dropout: float = 0.0) -> Any:
     """Return what a function returns, of which the backward keeps the arguments alone."""

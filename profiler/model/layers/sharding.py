@@ -13,8 +13,6 @@ from autopar.model import LayerSpec
 from autopar.plans import Module
 from autopar.records import dataclass
 
-__all__ = ["Checkpoint", "ContextExchange", "Routing", "Sharding", "held_tokens", "not_divided"]
-
 Checkpoint = Literal["none", "full", "selective"]
 ContextExchange = Literal["ring", "all_gather"]
 """How ranks of a context group get each other's keys and values: one rank's after the other, or all

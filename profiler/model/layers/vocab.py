@@ -27,15 +27,6 @@ from profiler.model.layers.parallel import (
 from profiler.model.layers.sharding import Routing, Sharding, held_tokens
 from profiler.model.modules import Built
 
-__all__ = [
-    "VocabPart",
-    "build_stack",
-    "build_vocab",
-    "take_encoder_norm",
-    "vocab_inputs",
-]
-
-
 VocabPart = Literal["only", "first", "last"]
 
 

@@ -17,8 +17,6 @@ from autopar.objects import BaseModel, BeforeValidator, ConfigDict, Field, model
 from autopar.units import GIB
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
-__all__ = ["CHOICES", "DATATYPE_BYTES", "OPERATIONS", "Application", "Execution", "System"]
-
 DATATYPE_BYTES = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 CHOICES = {
     "datatype": tuple(DATATYPE_BYTES),

@@ -38,24 +38,6 @@ from search.closed_form.native import (
     plain_columns,
 )
 
-__all__ = [
-    "COMPAT",
-    "CORRECT",
-    "EXECUTION",
-    "LAYER_FIGURES",
-    "OUTCOME",
-    "REASONS",
-    "STATISTICS",
-    "Quirks",
-    "evaluate",
-    "evaluate_many",
-    "open_model",
-    "pack_executions",
-    "refusal",
-    "statistic_names",
-    "unpack_execution",
-]
-
 
 class Quirks(Switches):
     """Defects of the published Calculon to reproduce."""

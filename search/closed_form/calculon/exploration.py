@@ -39,16 +39,6 @@ from search.closed_form.native import (
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = [
-    "Exploration",
-    "PricedExecution",
-    "Space",
-    "explore",
-    "peers",
-    "priced_execution",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Which ranks talk to which: the groups of every processor of an execution.
 #

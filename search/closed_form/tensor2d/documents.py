@@ -8,16 +8,6 @@ from autopar.documents.checks import StrictObject, Value, key_error, number
 from autopar.objects import Field, model_validator
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
-__all__ = [
-    "ATTENTIONS",
-    "STRATEGIES",
-    "Attention",
-    "CandidateFile",
-    "Model",
-    "Strategy",
-    "System",
-]
-
 Strategy = Literal["1d", "2d", "2d-seqp"]
 STRATEGIES: tuple[Strategy, ...] = ("1d", "2d", "2d-seqp")
 """Tensor parallelism over heads; SUMMA over rows and columns; heads beside context parallelism."""

@@ -42,27 +42,6 @@ from search.closed_form.tensor2d.documents import (
     System,
 )
 
-__all__ = [
-    "CANDIDATE",
-    "COLLECTIVES",
-    "COMPAT",
-    "CORRECT",
-    "OPERATIONS",
-    "OUTCOME",
-    "PRODUCT",
-    "REASONS",
-    "STATISTICS",
-    "Quirks",
-    "evaluate",
-    "evaluate_many",
-    "known_model",
-    "link_s",
-    "native_engine",
-    "pack_candidates",
-    "refusal",
-    "unpack_candidate",
-]
-
 
 class Quirks(Switches):
     """Defects of the published model of two dimensions to reproduce."""

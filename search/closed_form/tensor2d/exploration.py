@@ -42,17 +42,6 @@ from search.closed_form.tensor2d.engine import (
     unpack_candidate,
 )
 
-__all__ = [
-    "PricedCandidate",
-    "Survey",
-    "assignments",
-    "divisors",
-    "explore",
-    "fastest_placement",
-    "survey",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # How ranks of groups can share fast domains: the placements of one candidate.
 #

@@ -20,16 +20,6 @@ import numpy as np
 from autopar.errors import InputError, InstallError
 from search.closed_form.tuners.tune import CHUNK, Domain, Pricer, Record, price_range
 
-__all__ = [
-    "LOCAL",
-    "RAY_SEARCHES",
-    "cluster",
-    "price_all_on_ray",
-    "price_with_ray_tune",
-    "price_with_smac",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Connects to Ray, which is an optional extra, and lets go of it again.
 

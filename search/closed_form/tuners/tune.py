@@ -30,24 +30,6 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import core_schema
 
-__all__ = [
-    "CHUNK",
-    "Domain",
-    "Priced",
-    "Pricer",
-    "Record",
-    "TraceStep",
-    "TuningResult",
-    "TuningSpace",
-    "draw_sample",
-    "load_space",
-    "price_all",
-    "price_range",
-    "price_sample",
-    "result_of",
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Domains of a space, as its file says them.
 

@@ -21,15 +21,6 @@ from search.uniform.choice import Choice
 from search.uniform.layout import Arrangement
 from search.uniform.prices import Prices
 
-__all__ = [
-    "hosted_s",
-    "hosted_spread_bytes",
-    "least_hosted_bytes",
-    "sets_bytes",
-    "sets_s",
-    "whole_hosted_s",
-]
-
 _ROUNDING = 1.0 - 1e-9
 """So that sums in another order are no larger than the exact ones."""
 

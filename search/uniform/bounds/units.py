@@ -13,28 +13,13 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.estimate.job import Block, Job as StepJob
-from autopar.estimate.layer import Real
+from autopar.estimate.parts.operations import Real
 from autopar.hardware import together_s
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import dataclass
 from search.uniform.choice import Choice
 from search.uniform.layout import Arrangement, arranged
 from search.uniform.memory import Bounds
-
-__all__ = [
-    "Half",
-    "Kinds",
-    "Rows",
-    "Unit",
-    "Weights",
-    "arrangement_of",
-    "attention_of",
-    "both_s",
-    "degrees_of",
-    "layers_of",
-    "partly_s",
-    "rows_of",
-]
 
 
 class Rows(NamedTuple):
