@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -135,13 +136,20 @@ _ROWS: dict[type, tuple[Row, ...]] = {}
 
 
 def _rows(cls: type) -> tuple[Row, ...]:
-    # annotations are texts; those of fields that are no options may name what is not imported
-    space = vars(sys.modules[cls.__module__])
     return tuple(
-        _row(field, field.type if not isinstance(field.type, str) else eval(field.type, space))
+        _row(field, _type_of(cls, field))
         for field in dataclasses.fields(cls)
         if _KEY in field.metadata
     )
+
+
+def _type_of(cls: type, field: dataclasses.Field[Any]) -> Any:
+    """Return the type of a field, by the names of the module that declares it."""
+    if not isinstance(field.type, str):
+        return field.type
+    # annotations are texts; those of fields that are no options may name what is not imported
+    owner = next(base for base in cls.__mro__ if field.name in get_annotations(base))
+    return eval(field.type, vars(sys.modules[owner.__module__]))
 
 
 def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
@@ -225,6 +233,15 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[row.name] = convert(row, value) if isinstance(value, str) else value
     return found
+
+
+def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
+    """Return option name -> value in base units of the options of dataclasses that are given.
+
+    given : option, with hyphens or underscores -> text, or value. Errors as `read_values`.
+    """
+    raw = {name.replace("_", "-"): value for name, value in given.items()}
+    return read_values([row for cls in classes for row in rows_of(cls)], raw)
 
 
 def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
 from autopar.records import dataclass
 from autopar.units import GIB, KIB, MIB
-from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
+from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out
 
 # --------------------------------------------------------------------------------------------------
 # The options, as one validated value.
@@ -32,9 +32,6 @@ _ELEMENT_BYTES = 4
 _UNITS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB}
 _SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE | re.ASCII)
 _FACTOR = re.compile(r"[x*]([0-9]{1,6})", re.IGNORECASE | re.ASCII)
-
-Backend = Literal["auto", "nccl", "gloo"]
-Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 
 
 def parse_operations(names: Sequence[str]) -> tuple[str, ...]:
@@ -137,20 +134,19 @@ def _factor(text: str) -> int:
     return int(match[1])
 
 
-_WHAT, _WHERE, _DOCUMENTED = "What to measure", "Machine", "Documented spellings"
-PANELS = (_WHAT, HOW, _WHERE, FILES, _DOCUMENTED)
-_MAX_RANKS = 1 << 20
+_DOCUMENTED = "Documented spellings"
+PANELS = (WHAT, HOW, MACHINE, FILES, _DOCUMENTED)
 _SIZES = "64K:1G:x2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareOptions(MeasuringOptions):
+class HardwareOptions(RankOptions):
     """Options of one measuring run; defaults are those of the command."""
 
     operations: tuple[str, ...] = option(
         OPERATIONS,
         help="allreduce, p2p, all2all, allgather, reducescatter, overlap; or all",
-        panel=_WHAT,
+        panel=WHAT,
         positional=True,
         metavar="OPERATION",
         parse=lambda names: parse_operations(names),
@@ -161,7 +157,7 @@ class HardwareOptions(MeasuringOptions):
         parse_sizes(_SIZES),
         name="sizes",
         help="message sizes: FROM:TO:xFACTOR or a comma list; K, M, G are powers of 1024",
-        panel=_WHAT,
+        panel=WHAT,
         metavar="SIZES",
         parse=parse_sizes,
         shown=_SIZES,
@@ -172,7 +168,7 @@ class HardwareOptions(MeasuringOptions):
         32 << 20,
         name="reference-size",
         help="size whose bandwidth the documented files hold",
-        panel=_WHAT,
+        panel=WHAT,
         metavar="SIZE",
         parse=lambda text: parse_size(text, "--reference-size"),
         shown="32M",
@@ -181,49 +177,22 @@ class HardwareOptions(MeasuringOptions):
     groups: tuple[int, ...] | None = option(
         None,
         help="group sizes such as 2,4,8, or all divisors of the number of ranks",
-        panel=_WHAT,
+        panel=WHAT,
         metavar="SIZES",
         parse=parse_groups,
         shown="all",
         most_used=True,
     )
     """Group sizes; None is every divisor of the world size above 1."""
-    dtype: Dtype = option(
-        "auto", help="elements of the messages; auto: bf16 on GPUs, fp32 on CPUs", panel=_WHAT
-    )
     isolated: bool = option(
         False,
         help="one group at a time; otherwise all groups of a size at once, as in training",
-        panel=_WHAT,
-    )
-    timeout_s: float = option(
-        60.0,
-        name="timeout",
-        help="a single operation that takes longer has failed, and ends the run",
-        panel=HOW,
-        metavar="S",
-        above=0,
-        high=100_000,
-        expects=SECONDS,
-    )
-    check: bool = option(
-        True, help="compare the result of every operation with the expected one, once", panel=HOW
+        panel=WHAT,
     )
     cuda_graph: bool = option(
         False,
         help="launch from CUDA graphs, which takes the launch cost out of small messages",
         panel=HOW,
-    )
-    backend: Backend = option(
-        "auto",
-        help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU",
-        panel=_WHERE,
-        most_used=True,
-    )
-    allow_shared_gpu: bool = option(
-        False,
-        help="run several ranks on one GPU to exercise the code; files are marked synthetic",
-        panel=_WHERE,
     )
     out: Path = option(
         HARDWARE_FOLDER,
@@ -237,19 +206,19 @@ class HardwareOptions(MeasuringOptions):
         help="largest groups of all2all; the other collectives serve data parallelism as well",
         panel=_DOCUMENTED,
         shown="all",
-        between=(1, _MAX_RANKS),
+        between=(1, MAX_RANKS),
     )
     max_pp_deg: int | None = option(
-        None, help="most pipeline stages of p2p", panel=_DOCUMENTED, between=(1, _MAX_RANKS)
+        None, help="most pipeline stages of p2p", panel=_DOCUMENTED, between=(1, MAX_RANKS)
     )
     num_nodes: int | None = option(
-        None, help="machines, compared with torchrun's", panel=_DOCUMENTED, between=(1, _MAX_RANKS)
+        None, help="machines, compared with torchrun's", panel=_DOCUMENTED, between=(1, MAX_RANKS)
     )
     num_gpus_per_node: int | None = option(
         None,
         help="ranks of a machine, compared with torchrun's",
         panel=_DOCUMENTED,
-        between=(1, _MAX_RANKS),
+        between=(1, MAX_RANKS),
     )
 
     def __post_init__(self) -> None:
@@ -300,8 +269,7 @@ def build_options(**given: object) -> HardwareOptions:
     ------
     OptionError: a value is unusable, or two options contradict each other.
     """
-    raw = {name.replace("_", "-"): value for name, value in given.items()}
-    values = read_values((*rows_of(HardwareOptions), *rows_of(DocumentedSizes)), raw)
+    values = read_given(given, HardwareOptions, DocumentedSizes)
     documented = make(DocumentedSizes, values).text
     if documented is not None:
         if "sizes" in values:
@@ -513,7 +481,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
         return cell.size_bytes != options.reference_bytes and not overlap
 
     cells = [
-        _cell(operation, group_size, consecutive, size, cluster, options.isolated)
+        arranged(operation, group_size, consecutive, size, cluster, isolated=options.isolated)
         for operation, group_size, consecutive, of_operation in plan
         for size in of_operation
     ]
@@ -521,16 +489,18 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
     return tuple(sorted(cells, key=waits))
 
 
-def _cell(
+def arranged(
     operation: str,
     group_size: int,
     consecutive: bool,
     size_bytes: int,
     cluster: Cluster,
-    isolated: bool,
+    *,
+    isolated: bool = False,
 ) -> Cell:
-    arranged = rounds(operation, group_size, consecutive, cluster.world_size, isolated)
-    scopes = {cluster.scope(group) for groups in arranged for group in groups}
+    """Return the cell of an operation with its groups on a cluster; arguments as `rounds`."""
+    found = rounds(operation, group_size, consecutive, cluster.world_size, isolated)
+    scopes = {cluster.scope(group) for groups in found for group in groups}
     # one group that crosses nodes makes it a cell of the network
     order: tuple[Scope, ...] = ("inter-node", "intra-node", "one device")
     return Cell(
@@ -538,6 +508,6 @@ def _cell(
         group_size=group_size,
         consecutive=consecutive,
         size_bytes=size_bytes,
-        rounds=arranged,
+        rounds=found,
         scope=next((scope for scope in order if scope in scopes), "one device"),
     )

@@ -26,7 +26,7 @@ from profiler.hardware.options import Cell, HardwareOptions, check_shape, check_
 from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
 from profiler.hardware.record import HardwareRecord
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds, policy_of
-from profiler.processes import Session, open_session
+from profiler.processes import Session, open_session, watched
 from profiler.record import Record
 from profiler.watch import Trouble, Watch
 
@@ -215,10 +215,10 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     ------
     AutoparError: the run cannot begin. Later trouble is reported and ends the process.
     """
-    session = open_session(options)
+    session = open_session(options, cuda_graph=options.cuda_graph)
     check_world(options, session.world_size)
     check_shape(options, session.cluster)
-    return watched(
+    return run_watched(
         session,
         lambda watch, state: _measure_all(session, watch, state, options, argv),
         out=options.out,
@@ -226,32 +226,20 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     )
 
 
-def watched(
+def run_watched(
     session: Session, body: Callable[[Watch, RunState], int], *, out: Path, timeout_s: float
 ) -> int:
     """Return what `body` returns, under watch: trouble is recorded in `out` and ends the process.
 
-    timeout_s : no step of the watch takes longer. The session is closed at the end.
+    timeout_s : no step of the watch takes longer. The process groups are closed at the end.
     """
     state = RunState()
-    watch = Watch(
-        session.watch_store,
-        rank=session.rank,
-        hosts=session.cluster.hosts,
-        pids=[info.pid for info in session.infos],
-        timeout_s=timeout_s,
-        finish=lambda trouble: _finish(state, session, out, trouble),
-    )
-    watch.start()
-    try:
-        code = body(watch, state)
-        watch.step("the end of the process groups")
-        session.close()  # under watch: NCCL lets nobody leave before all do
-    except BaseException as error:
-        watch.fail(error)
-        raise
-    watch.close()
-    return code
+
+    def finish(trouble: Trouble) -> None:
+        _finish(state, session, out, trouble)
+
+    with watched(session, timeout_s=timeout_s, finish=finish) as watch:
+        return body(watch, state)
 
 
 def measure_missing(

@@ -30,7 +30,7 @@ from profiler.model.layers.parallel import sole_group, timed_group
 from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import build_stack, build_vocab, vocab_inputs
 from profiler.model.modules import Built, blamed, call, fake_tensors, first_line, main_output
-from profiler.model.options import Dtype, ModelOptions, Unit
+from profiler.model.options import ModelOptions, Unit
 from profiler.model.sources import ModuleSource, rehearse
 from profiler.model.timing import (
     DEVICE_SAMPLE_S,
@@ -40,6 +40,7 @@ from profiler.model.timing import (
     figures_of,
     time_module,
 )
+from profiler.options import Precision
 from profiler.processes import available_bytes
 
 # --------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def cell_part(
     cell: ModelCell,
     *,
     unit: Unit,
-    dtype: Dtype,
+    dtype: Precision,
     device: torch.device | str,
     group_of: Callable[[int], Any] = sole_group,
 ) -> CellPart:
@@ -149,7 +150,7 @@ def time_cell(
     cell: ModelCell,
     *,
     unit: Unit = "all",
-    dtype: Dtype,
+    dtype: Precision,
     device: torch.device,
     policy: Policy,
     backward: bool = True,

@@ -11,12 +11,21 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
 from autopar.records import dataclass
-from profiler.options import FILES, HOW, SIZES, MeasuringOptions, SizeOptions, check_out
+from profiler.options import (
+    FILES,
+    HOW,
+    SIZES,
+    DeviceChoice,
+    MeasuringOptions,
+    Precision,
+    SizeOptions,
+    check_out,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Reads batch sizes, sequence lengths and tensor degrees: lists and ranges in, numbers out.
@@ -112,8 +121,6 @@ def _range(option: str, text: str, example: str) -> list[int]:
 Mode = Literal["static", "batch", "sequence"]
 ProfileType = Literal["computation", "memory"]
 Source = Literal["auto", "device", "exact"]
-DeviceChoice = Literal["auto", "cuda", "cpu"]
-Dtype = Literal["bf16", "fp16", "fp32"]
 TensorImplementation = Literal["megatron", "dtensor"]
 Unit = Literal["all", "attention", "mlp"]
 
@@ -226,7 +233,9 @@ class ModelOptions(MeasuringOptions):
         panel=HOW,
         most_used=True,
     )
-    dtype: Dtype = option("bf16", help="type of weights and activations", panel=HOW, most_used=True)
+    dtype: Precision = option(
+        "bf16", help="type of weights and activations", panel=HOW, most_used=True
+    )
     out: Path | None = option(
         None,
         help="folder of all files; otherwise models/NAME/configs, and times in its folder of the "
@@ -304,15 +313,13 @@ def build_options(tell: Callable[[str], None] | None = None, /, **given: object)
     OptionError: a value is unusable, or two options contradict each other.
     """
     say = tell or (lambda _: None)
-    raw = {name.replace("_", "-"): value for name, value in given.items()}
-    if "model" not in raw and "mode" in raw:
+    if "model" not in given and "mode" in given:
         # the documented `profile-model --mode sequence` names none
-        raw["model"] = DEFAULT_MODEL
+        given["model"] = DEFAULT_MODEL
         say(f"no --model given, profiling the shipped {DEFAULT_MODEL}")
-    if not raw.get("model"):
+    if not given.get("model"):
         raise _no_model()
-    fills = (ModelOptions, DocumentedRanges, SizeOptions)
-    values = read_values([row for cls in fills for row in rows_of(cls)], raw)
+    values = read_given(given, ModelOptions, DocumentedRanges, SizeOptions)
     mode: Mode = values.get("mode", ModelOptions.mode)
     ranges = make(DocumentedRanges, values)
     batches = (ranges.min_batch, ranges.max_batch, ranges.batch_step)

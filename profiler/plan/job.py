@@ -12,14 +12,24 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from autopar.command.fields import json_option, make, option, read_values, rows_of, validate
+from autopar.command.fields import json_option, make, option, read_given, validate
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
 from autopar.records import dataclass
 from profiler.model.layers.sharding import ContextExchange, Routing
-from profiler.options import SECONDS, SIZES, SizeOptions
+from profiler.options import (
+    MAX_RANKS,
+    MAX_REPETITIONS,
+    MAX_SIZE,
+    SIZES,
+    Backend,
+    DeviceChoice,
+    Precision,
+    SizeOptions,
+    duration,
+)
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PeakSource
@@ -28,14 +38,8 @@ if TYPE_CHECKING:
 # The options of the command.
 
 
-Precision = Literal["bf16", "fp16", "fp32"]
 Mode = Literal["static", "dryrun", "run"]
-Backend = Literal["auto", "nccl", "gloo"]
-DeviceChoice = Literal["auto", "cuda", "cpu"]
 
-_MAX_WORLD = 1 << 20
-_MAX_SIZE = 1 << 28
-_MAX_STEPS = 10**6
 _MAX_LAYERS = 1 << 16
 _STAGES = ("first", "last", "largest", "all")
 _WHAT, _HOW, _DRY, _FILES = "What to check", "How to run it", "Dry run", "Files"
@@ -70,10 +74,10 @@ class GlobalOptions:
     """One strategy for all layers, as GLOBAL mode describes it; None is what was not given."""
 
     pp_deg: int | None = option(
-        None, help="stages", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
+        None, help="stages", panel=_GLOBAL, shown="1", between=(1, MAX_RANKS)
     )
     global_tp_deg: int | None = option(
-        None, help="tensor degree", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD), off=-1
+        None, help="tensor degree", panel=_GLOBAL, shown="1", between=(1, MAX_RANKS), off=-1
     )
     global_tp_consec: bool | None = option(
         None, help="tensor groups of neighbours, or strided", panel=_GLOBAL, shown="on", off=-1
@@ -84,7 +88,7 @@ class GlobalOptions:
         help="micro-batches",
         panel=_GLOBAL,
         shown="one per stage",
-        between=(1, _MAX_SIZE),
+        between=(1, MAX_SIZE),
         off=-1,
     )
     global_checkpoint: bool | None = option(
@@ -98,7 +102,7 @@ class GlobalOptions:
         choices={"gpipe": "gpipe", "pipedream_flush": "1f1b", "1f1b": "1f1b"},
     )
     vocab_tp: int | None = option(
-        None, help="degree of embedding and head", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
+        None, help="degree of embedding and head", panel=_GLOBAL, shown="1", between=(1, MAX_RANKS)
     )
     vocab_sp: bool | None = option(
         None, help="that degree divides the sequence (Ulysses)", panel=_GLOBAL, shown="off"
@@ -107,7 +111,7 @@ class GlobalOptions:
         None, help="ZeRO-3 for embedding and head", panel=_GLOBAL, shown="off"
     )
     global_train_batch_size: int | None = option(
-        None, help="samples of a step", panel=_GLOBAL, between=(1, _MAX_SIZE)
+        None, help="samples of a step", panel=_GLOBAL, between=(1, MAX_SIZE)
     )
     default_dp_type: Literal["ddp", "zero1", "zero2"] | None = option(
         None, help="what layers without ZeRO-3 do", panel=_GLOBAL, shown="ddp"
@@ -165,7 +169,7 @@ class PlanOptions:
         help="sequence length",
         panel=_WHAT,
         shown="the plan file's, or the model's own",
-        between=(1, _MAX_SIZE),
+        between=(1, MAX_SIZE),
     )
     mode: Mode | None = option(
         None,
@@ -183,23 +187,23 @@ class PlanOptions:
         most_used=True,
     )
     global_batch: int | None = option(
-        None, help="another global batch than the plan's", panel=_WHAT, between=(1, _MAX_SIZE)
+        None, help="another global batch than the plan's", panel=_WHAT, between=(1, MAX_SIZE)
     )
     num_microbatches: int | None = option(
         None,
         name="microbatches",
         help="another number of micro-batches than the plan's",
         panel=_WHAT,
-        between=(1, _MAX_SIZE),
+        between=(1, MAX_SIZE),
     )
     world_size: int | None = option(
-        None, help="ranks of a plan that does not say them", panel=_WHAT, between=(1, _MAX_WORLD)
+        None, help="ranks of a plan that does not say them", panel=_WHAT, between=(1, MAX_RANKS)
     )
     steps: int = option(
         2,
         help="steps that are compared with one process",
         panel=_HOW,
-        between=(1, _MAX_STEPS),
+        between=(1, MAX_REPETITIONS),
         of="steps",
         most_used=True,
     )
@@ -207,7 +211,7 @@ class PlanOptions:
         3,
         help="steps after them that are timed",
         panel=_HOW,
-        between=(0, _MAX_STEPS),
+        between=(0, MAX_REPETITIONS),
         most_used=True,
     )
     seed: int = option(0, help="of weights and tokens", panel=_HOW, between=(0, (1 << 63) - 1))
@@ -261,15 +265,11 @@ class PlanOptions:
     reference: bool = option(
         True, help="run one process without parallelism to compare with", panel=_HOW
     )
-    timeout_s: float = option(
+    timeout_s: float = duration(
         300.0,
         name="timeout",
         help="a step, or the building of stages, that takes longer has failed",
         panel=_HOW,
-        metavar="S",
-        above=0,
-        high=100_000,
-        expects=SECONDS,
     )
     ranks: tuple[str, ...] = option(
         ("first", "last", "largest"),
@@ -305,9 +305,7 @@ def build_options(**given: object) -> PlanOptions:
     ------
     OptionError: a value is unusable, two options contradict each other, or nothing says a plan.
     """
-    raw = {name.replace("_", "-"): value for name, value in given.items()}
-    fills = (PlanOptions, GlobalOptions, SizeOptions)
-    values = read_values([row for cls in fills for row in rows_of(cls)], raw)
+    values = read_given(given, PlanOptions, GlobalOptions, SizeOptions)
     options = make(
         PlanOptions,
         values,

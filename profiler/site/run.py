@@ -27,7 +27,7 @@ from autopar.hardware import OPERATIONS
 from autopar.model import ModelSpec, padded_vocab_size
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.hardware.options import Cluster
-from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, watched
+from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, run_watched
 from profiler.measure import policy_of
 from profiler.processes import Session, open_session
 from profiler.record import read_document
@@ -55,8 +55,8 @@ def run(options: SiteOptions, argv: Sequence[str]) -> int:
     # before anything is measured, since it is needed at the end
     spec = load_spec(options.model)
     padded_vocab_size(spec)
-    session = open_session(options.session)
-    return watched(
+    session = open_session(options)
+    return run_watched(
         session,
         lambda watch, state: _measure_all(session, watch, state, options, spec, argv),
         out=options.out,

@@ -30,6 +30,7 @@ from autopar.documents.json import load_object, write_json
 from autopar.errors import AutoparError, InstallError, OptionError
 from autopar.records import dataclass
 from autopar.sources import Source
+from profiler.options import FILES, HOW, MAX_REPETITIONS, MAX_SIZE
 
 # --------------------------------------------------------------------------------------------------
 # The options, and the question that they ask.
@@ -42,8 +43,8 @@ MINIMUM_PLANS = 8
 OWN_FOLDERS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
 """Folders inside of the work folder that are written, and emptied by --no-resume."""
 _MOST_RANKS = 1024
-_WHAT, _HOW, _FILES = "What to verify", "How to measure", "Files"
-PANELS = (_WHAT, _HOW, _FILES)
+_WHAT = "What to verify"
+PANELS = (_WHAT, HOW, FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class VerifyOptions:
         help="tokens of a sample",
         panel=_WHAT,
         shown="the model's own",
-        between=(1, 1 << 28),
+        between=(1, MAX_SIZE),
     )
     nproc: int = option(
         2, help="ranks, all on this machine", panel=_WHAT, between=(1, _MOST_RANKS), most_used=True
@@ -103,13 +104,13 @@ class VerifyOptions:
     )
     """None: that of the search."""
     repeats: int = option(
-        3, help="rounds; each starts every plan once, in turn", panel=_HOW, between=(1, 1000)
+        3, help="rounds; each starts every plan once, in turn", panel=HOW, between=(1, 1000)
     )
-    steps: int = option(5, help="timed steps of a start", panel=_HOW, between=(1, 10**6))
+    steps: int = option(5, help="timed steps of a start", panel=HOW, between=(1, MAX_REPETITIONS))
     device: Device | None = option(
         None,
         help="auto: GPUs where torch finds one for every rank",
-        panel=_HOW,
+        panel=HOW,
         choices={"auto": None, "cuda": "cuda", "cpu": "cpu"},
         shown="auto",
         most_used=True,
@@ -117,40 +118,40 @@ class VerifyOptions:
     precision: Literal["fp32", "bf16"] | None = option(
         None,
         help="auto: bf16 on GPUs, fp32 on CPUs",
-        panel=_HOW,
+        panel=HOW,
         choices={"auto": None, "bf16": "bf16", "fp32": "fp32"},
         shown="auto",
     )
     work: Path = option(
         Path("verify"),
         help="folder of everything that is measured and found",
-        panel=_FILES,
+        panel=FILES,
         metavar="DIR",
         most_used=True,
     )
     resume: bool = option(
         True,
         help="keep what DIR has of the same question; otherwise begin again",
-        panel=_FILES,
+        panel=FILES,
         most_used=True,
     )
     hardware: str | None = option(
         None,
         help="measured hardware files; otherwise measured quickly",
-        panel=_FILES,
+        panel=FILES,
         metavar="DIR",
         most_used=True,
     )
     profiles: str | None = option(
         None,
         help="measured files of the model; otherwise measured",
-        panel=_FILES,
+        panel=FILES,
         metavar="DIR",
         most_used=True,
     )
-    json: str | None = json_option(_FILES, most_used=True)
+    json: str | None = json_option(FILES, most_used=True)
     dry_run: bool = option(
-        False, help="print the commands; run nothing", panel=_FILES, most_used=True
+        False, help="print the commands; run nothing", panel=FILES, most_used=True
     )
 
     def __post_init__(self) -> None:
