@@ -387,6 +387,12 @@ class Forecast:
         """Expected duration of the whole run."""
         return sum(part.seconds for part in self.parts)
 
+    def show(self) -> int:
+        """Print the forecast; return the exit code of a run that does no more."""
+        sys.stdout.write(self.describe())
+        sys.stdout.flush()
+        return 0
+
     def describe(self) -> str:
         """Return the forecast as lines of text."""
         lines = [f"{self.heading} {'seconds':>8s}"]

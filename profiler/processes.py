@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -133,14 +133,10 @@ class Meeting:
     groups_store: Any
 
     def open_groups(self, backend: str, timeout_s: float) -> None:
-        """Make the process group of all ranks.
-
-        torch must not end this process when NCCL fails: our watch decides, and says why. torchrun
-        sets the variable in all of its ranks, so that a default would have no effect.
-        """
+        """Make the process group of all ranks."""
         import torch.distributed as dist
 
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        claim_errors(os.environ)
         # Without device_id, which would bind the ranks to one NCCL communicator from which torch
         # splits those of groups, a collective of all ranks: each group has one of its own, made on
         # first use.
@@ -151,6 +147,14 @@ class Meeting:
             world_size=len(self.infos),
             timeout=timedelta(seconds=timeout_s),
         )
+
+
+def claim_errors(environment: MutableMapping[str, str]) -> None:
+    """Keep torch from ending this process when NCCL fails: our watch decides, and says why.
+
+    torchrun sets the variable in all of its ranks, so that a default would have no effect.
+    """
+    environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 
 
 def meet(name: str, device: torch.device, timeout_s: float) -> Meeting:

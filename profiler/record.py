@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
@@ -18,23 +19,27 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
+from autopar.command.run import say, visible
 from autopar.documents.json import load_object, write_json
 from autopar.documents.sidecar import (
+    REPLACES,
     DocumentKind,
     Measurement,
     ModelMeasurement,
     Run,
     Sidecar,
+    counting_runs,
     read_sidecar,
     sidecar_path,
 )
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.records import dataclass
-from profiler.environment import Metadata
+from autopar.units import format_count
+from profiler.environment import Metadata, comparable
 
 # --------------------------------------------------------------------------------------------------
 # Care for files: a directory is probed and locked, and what stands in the way is kept.
@@ -303,6 +308,10 @@ class Content(NamedTuple):
 class Record(ABC, Generic[_M]):
     """The measurements of one run and those before it; its directories belong to this process."""
 
+    OWN_ROWS: ClassVar[Mapping[str, str]] = {}
+    """Keys of the metadata besides those of `profiler.environment`, and their meaning; equal in all
+    runs of a file."""
+
     def __init__(
         self,
         paths: Mapping[DocumentKind, Path],
@@ -349,7 +358,6 @@ class Record(ABC, Generic[_M]):
             # from here on the record releases the locks
             self._locks = stack.pop_all()
 
-    @abstractmethod
     def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
         """Return the metadata of this run, with what it says of the runs before it.
 
@@ -357,6 +365,30 @@ class Record(ABC, Generic[_M]):
         ------
         InputError: earlier runs that count are not comparable, and not to be replaced.
         """
+        if force:
+            # all of it counts no more; it stays in the sidecar
+            replaces = any(self._before(file) for file in self._asked)
+            return {**metadata, REPLACES: True} if replaces else metadata
+        for file in self._asked:
+            found: dict[str, None] = {}
+            for run in counting_runs(self._before(file)):
+                if "ok" in {cell.status for cell in self._cells(run)}:
+                    found |= dict.fromkeys(self._differences(file.kind, run.metadata, metadata))
+            if found:
+                raise incomparable(file.path, found)
+        return metadata
+
+    @abstractmethod
+    def _cells(self, run: Run) -> Sequence[_M]:
+        """Return the measurements of a run."""
+
+    def _before(self, file: DocumentFile) -> Sequence[Run]:
+        """Return the runs before this one that a file rests on."""
+        return file.earlier
+
+    def _differences(self, kind: DocumentKind, earlier: Metadata, now: Metadata) -> list[str]:
+        """Return why cells of two runs may not stand in one file, one clause each."""
+        return comparable(earlier, now, resume=True, own=self.OWN_ROWS)
 
     @abstractmethod
     def _contents(self, measurement: _M | None = None) -> Iterator[Content]:
@@ -415,6 +447,24 @@ class Record(ABC, Generic[_M]):
         keys = found if cells is None else [cell.key for cell in cells if cell.key in found]
         statuses = [found[key].status for key in keys]
         return Counts(statuses.count("ok"), statuses.count("failed"), statuses.count("skipped"))
+
+    def conclude(
+        self, sentences: Iterable[str], cells: Iterable[_Keyed] | None = None, *, more: str = ""
+    ) -> int:
+        """Say sentences, print the paths of the files and say how the cells ended.
+
+        cells : those that are counted, all without them; more : what is said behind the counts.
+        Returns 1 if cells failed, else 0.
+        """
+        counts = self.counts(cells)
+        for sentence in sentences:
+            say(sentence)
+        for path in self.paths():
+            sys.stdout.write(visible(f"{path}\n"))
+        sys.stdout.flush()
+        ok = format_count(counts.ok, "cell")
+        say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out{more}")
+        return 1 if counts.failed else 0
 
     def _move_damaged_aside(self) -> None:
         for file in self._asked:

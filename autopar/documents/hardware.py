@@ -6,6 +6,7 @@ converted here and nowhere else.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,9 @@ from autopar.documents.schemas import (
     OverlapDocument,
     P2pDocument,
     SpTimeDocument,
+    allreduce_key,
+    p2p_key,
+    sp_time_key,
 )
 from autopar.documents.sidecar import (
     DocumentKind,
@@ -116,9 +120,9 @@ BandwidthUnit = Literal["GB/s", "MiB/ms"]
 # MiB/ms of the file are 2^20 / 1e-3 bytes/s
 UNIT_FACTORS: dict[str, float] = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
 """What a value of a document in this unit is multiplied with to be in a base unit."""
-MAX_BYTES_PER_S = 1e14
+_MAX_BYTES_PER_S = 1e14
 """A collective faster than this (100,000 GB/s) was timed in another unit."""
-BUSY = 2.5
+_BUSY = 2.5
 """A slow-down above this says that the host was busy with something else."""
 
 
@@ -191,7 +195,7 @@ def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:
         ("allreduce", _allreduce_keys(profile)),
         (
             "p2p",
-            {f"pp_size_{p}": v / GB for p, v in sorted(profile.p2p_bytes_per_s.items())},
+            {p2p_key(p): v / GB for p, v in sorted(profile.p2p_bytes_per_s.items())},
         ),
         ("overlap", {"overlap_coe": profile.overlap_coefficient}),
     ]
@@ -215,7 +219,7 @@ def _allreduce_keys(profile: HardwareProfile) -> dict[str, float]:
         if size == world and not consecutive and table.get((world, True)) == value:
             continue  # documented files leave the alias out
         # bytes/s -> GB/s of 1e9 bytes
-        result[f"allreduce_size_{size}_consec_{int(consecutive)}"] = value / GB
+        result[allreduce_key(size, consecutive)] = value / GB
     return result
 
 
@@ -226,9 +230,8 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
         for size_bytes, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
             # what is not whole MiB has no documented key and is in the sidecar
             if size_bytes % MIB == 0:
-                key = f"{operation}_size_{size}_{int(size_bytes) // MIB}MB_time"
                 # s -> ms
-                result[key] = float(time_s) / MS
+                result[sp_time_key(operation, size, size_bytes)] = float(time_s) / MS
     return result
 
 
@@ -296,14 +299,16 @@ def read_hardware(
     links = hardware_entries("p2p", p2p_doc, _bandwidth_unit(p2p_file, bandwidth_unit))
     _check_groups(p2p_file.path, links, *shape)
     memory_speed = _memory_bytes_per_s(ar_file, p2p_file)
-    suspicious = notes_of(ar_file.path, _bandwidth_doubts(ar_entries, shape, memory_speed))
-    suspicious += notes_of(p2p_file.path, _bandwidth_doubts(links, shape, memory_speed))
+    suspicious: tuple[str, ...] = ()
+    for file, values in ((ar_file, ar_entries), (p2p_file, links)):
+        doubts = hardware_doubts(file.kind, values, shape, memory_speed)
+        suspicious += notes_of(file.path, doubts)
     # a single GPU has no links
     if world > 1 and not links:
         raise DocumentError(
             p2p_file.path,
             "this key is missing and is required",
-            key=f"pp_size_{world}",
+            key=p2p_key(world),
             remedy=MAKE_HARDWARE,
         )
 
@@ -313,10 +318,8 @@ def read_hardware(
     # below 1 both would run faster together than alone, which is noise
     if coefficient < 1.0:
         overlap_notes = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",)
-    if coefficient > BUSY:
-        usual = "1.1 to 1.3 is usual; the hosts may have been busy, measure it again"
-        name = overlap_file.path.name
-        suspicious += (f"suspicious: in {name} overlap_coe is {coefficient:g}, and {usual}",)
+    overlap_entries = hardware_entries("overlap", overlap_doc, "1")
+    suspicious += notes_of(overlap_file.path, hardware_doubts("overlap", overlap_entries, shape))
 
     files = [
         _with_notes(ar_file, ar_notes),
@@ -327,8 +330,9 @@ def read_hardware(
     if sp_time is not None:
         sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
         times = hardware_entries("sp_time", sp_doc, "ms")
-        documented = _curves(sp_file.path, times, *shape)
-        suspicious += notes_of(sp_file.path, _time_doubts(times))
+        _check_groups(sp_file.path, times, *shape)
+        suspicious += notes_of(sp_file.path, hardware_doubts("sp_time", times, shape))
+        documented = _curves(times)
         files.append(sp_file)
     bytes_per_s = {entry.group_size: entry.value for entry in links}
     priced = priced_curves(
@@ -455,7 +459,7 @@ def _allreduce(
             raise DocumentError(
                 path,
                 f"this key is missing and is required for {num_nodes} nodes x {gpus_per_node} GPUs",
-                key=f"allreduce_size_{world}_consec_1",
+                key=allreduce_key(world, True),
                 remedy=MAKE_HARDWARE,
             )
         values.setdefault((world, True), one)
@@ -464,23 +468,11 @@ def _allreduce(
     return {group: entry.value for group, entry in values.items()}, notes
 
 
-def _curves(
-    path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
-) -> dict[tuple[str, int], Curve]:
+def _curves(entries: Sequence[HardwareEntry]) -> dict[tuple[str, int], Curve]:
     points: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for entry in entries:
-        size_bytes = float(entry.size_bytes or 0)
-        # seconds written for ms look a thousand times too fast
-        if size_bytes / entry.value > MAX_BYTES_PER_S:
-            raise DocumentError(
-                path,
-                f"the value is {entry.written:g}, expected the time of one operation in ms "
-                f"(it means {size_bytes / entry.value / GB:.3g} GB/s: looks like seconds)",
-                key=entry.key,
-            )
         group = entry.operation, entry.group_size
-        points.setdefault(group, []).append((size_bytes, entry.value))
-    _check_groups(path, entries, num_nodes, gpus_per_node)
+        points.setdefault(group, []).append((float(entry.size_bytes or 0), entry.value))
     return {
         group: Curve(
             # curves are in order of size, keys in any
@@ -496,8 +488,41 @@ _BY_SIZE = Law(least=0.0, most=1.0, slack=2.0)
 1.1, and libraries change their algorithm with the size."""
 
 
+def hardware_doubts(
+    kind: DocumentKind,
+    entries: Sequence[HardwareEntry],
+    shape: tuple[int, int],
+    memory_bytes_per_s: float | None = None,
+    *,
+    unit: str = "",
+) -> Iterator[Doubt]:
+    """Yield values of a hardware file that are unlikely, or contradict others in it.
+
+    memory_bytes_per_s : of a device, where it is known. unit : said behind bandwidths.
+    """
+    if kind == "overlap":
+        yield from _coefficient_doubts(entries)
+    elif kind == "sp_time":
+        yield from _time_doubts(entries)
+    else:
+        yield from _bandwidth_doubts(entries, shape, memory_bytes_per_s, unit)
+
+
+def _coefficient_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
+    for entry in entries:
+        if entry.value > _BUSY:
+            yield Doubt(
+                key=entry.key,
+                problem=f"{entry.written:.4g}, and 1.1 to 1.3 is usual",
+                remedy="the hosts may have been busy, measure it again",
+            )
+
+
 def _bandwidth_doubts(
-    entries: Sequence[HardwareEntry], shape: tuple[int, int], memory_bytes_per_s: float | None
+    entries: Sequence[HardwareEntry],
+    shape: tuple[int, int],
+    memory_bytes_per_s: float | None,
+    unit: str,
 ) -> Iterator[Doubt]:
     """Yield bandwidths that contradict those of other groups on the same links."""
     num_nodes, gpus_per_node = shape
@@ -514,7 +539,7 @@ def _bandwidth_doubts(
             x=float(entry.group_size),
             y=entry.value,
             written=entry.written,
-            unit="",
+            unit=unit,
         )
         families.setdefault((inside, entry.consecutive), []).append(cell)
         doubt = doubtful_link(cell, memory_bytes_per_s)
@@ -525,9 +550,21 @@ def _bandwidth_doubts(
 
 
 def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
-    """Yield times of collectives that contradict those of other sizes."""
+    """Yield times of collectives in another unit, and those that contradict other sizes."""
     curves: dict[tuple[str, int], list[Figure]] = {}
     for entry in entries:
+        rate = (entry.size_bytes or 0) / entry.value
+        # seconds written for ms look a thousand times too fast
+        if rate > _MAX_BYTES_PER_S:
+            yield Doubt(
+                key=entry.key,
+                problem=f"{entry.written:g}, expected the time of one operation in ms "
+                f"(it means {rate / GB:.3g} GB/s: looks like seconds)",
+                remedy="write it in ms",
+                impossible=True,
+                factor=math.inf,
+            )
+            continue
         cell = Figure(
             key=entry.key,
             x=float(entry.size_bytes or 1),

@@ -336,6 +336,14 @@ class Cluster:
         return "intra-node" if len({self.hosts[rank] for rank in group}) == 1 else "inter-node"
 
 
+def cell_key(operation: str, group_size: int, consecutive: bool, size_bytes: float) -> str:
+    """Return the name of a cell in files and messages."""
+    kind = f"size_{group_size}_consec_{int(consecutive)}"
+    if operation in PIPELINE:
+        kind = f"stages_{group_size}"
+    return f"{operation}_{kind}_{size_bytes:.0f}B"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One operation in the groups of one size and kind, at one message size."""
@@ -352,10 +360,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Unique name of the cell in files and messages."""
-        if self.operation in PIPELINE:
-            return f"{self.operation}_stages_{self.group_size}_{self.size_bytes}B"
-        kind = int(self.consecutive)
-        return f"{self.operation}_size_{self.group_size}_consec_{kind}_{self.size_bytes}B"
+        return cell_key(self.operation, self.group_size, self.consecutive, self.size_bytes)
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
 from autopar.model import LayerSpec, ModelSpec, head_dim, parameter_count
 from autopar.records import dataclass
-from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.statistics import USABLE_SPREAD, summarize
+from autopar.units import format_bytes, format_seconds
 from profiler.environment import collect
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
@@ -258,9 +258,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
     measurer = _measurer(source, spec, options, device)
     measurer.rehearse(cells)
     if options.dry_run:
-        sys.stdout.write(forecast(cells, spec, measurer).describe())
-        sys.stdout.flush()
-        return 0
+        return forecast(cells, spec, measurer).show()
     info = collect(0, 0, device)
     metadata = model_metadata(info, argv, options, spec)
     kinds = tensor_kinds(options, own_module=own_module)
@@ -287,7 +285,9 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         for note in record.notes:
             say(note)
         measure_cells(record.missing(cells), measurer, record)
-        return _summary(record, cells, options)
+        show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
+        warnings = [f"warning: {warning}" for warning in record.warnings(cells)]
+        return record.conclude(warnings, cells)
 
 
 def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[DocumentKind, Path]:
@@ -346,8 +346,8 @@ def describe(measurement: ModelMeasurement) -> str:
     times = {name: summarize(samples) for name, samples in m.samples_s.items() if samples}
     parts = [f"{name} {format_seconds(s.median_s)}" for name, s in times.items()]
     forward = times["forward"]
-    spread = relative_spread(forward.low_s, forward.median_s, forward.high_s)
-    said = f"+-{100 * spread:.0f} %" if spread <= USABLE_SPREAD else "no usable interval"
+    usable = forward.spread <= USABLE_SPREAD
+    said = f"+-{100 * forward.spread:.0f} %" if usable else "no usable interval"
     return f"{m.key:<48s}  {', '.join(parts)} ({said})"
 
 
@@ -395,20 +395,6 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
         checks = [source.check_degree(degree) for degree in options.degrees or ()]
         warnings += [check for check in checks if check is not None]
     return warnings
-
-
-def _summary(record: ModelRecord, cells: Sequence[ModelCell], options: ModelOptions) -> int:
-    """Say what was found and written; return 1 if cells failed."""
-    counts = record.counts(cells)
-    show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
-    for warning in record.warnings(cells):
-        say(f"warning: {warning}")
-    for path in record.paths():
-        sys.stdout.write(visible(f"{path}\n"))
-    sys.stdout.flush()
-    ok = format_count(counts.ok, "cell")
-    say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out")
-    return 1 if counts.failed else 0
 
 
 @contextmanager

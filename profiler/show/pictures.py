@@ -21,7 +21,7 @@ from autopar.command.show import (
     save_figure,
 )
 from autopar.errors import InputError, OptionError
-from autopar.hardware import OPERATIONS
+from autopar.hardware import OPERATIONS, bus_bytes_per_s
 from autopar.output import Aside
 from autopar.records import dataclass
 from autopar.units import GB, format_seconds, format_size
@@ -30,7 +30,6 @@ from profiler.show.read import (
     Point,
     Series,
     SeriesKey,
-    bus_bytes_per_s,
     series_of,
     stamps,
 )

@@ -32,6 +32,7 @@ SMALL = {  # modules that are one idea and shorter: name, and why it stands alon
     "autopar/arrays.py": "imports numpy, which the light modules beside it must not",
     "autopar/sources.py": "what documents of every kind carry along",
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
+    "profiler/hardware/command.py": "light, as that of models",
     "profiler/site/command.py": "light, as that of models",
     "search/check/read.py": "the table of trainers, whose modules must not import it",
 }
