@@ -648,24 +648,3 @@ def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
         sidecar = sidecar.model_copy(update={"runs": [*old.runs, *new]})
     write_json(path, sidecar.model_dump(exclude_none=True))
     return path
-
-
-def append_run(document: Path | str, run: Run) -> Path:
-    """Append a run to the sidecar of a documented file.
-
-    Raises
-    ------
-    DocumentError: the file has no sidecar yet.
-    """
-    old = read_sidecar(document)
-    if old is None:
-        raise DocumentError(
-            sidecar_path(document),
-            "this file does not exist",
-            remedy="write the sidecar with its document first",
-        )
-    path = sidecar_path(document)
-    write_json(
-        path, old.model_copy(update={"runs": [*old.runs, run]}).model_dump(exclude_none=True)
-    )
-    return path

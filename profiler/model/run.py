@@ -19,7 +19,8 @@ from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
-from autopar.model import LayerSpec, ModelSpec, head_dim, parameter_count
+from autopar.estimate.model import layer_flop
+from autopar.model import LayerSpec, ModelSpec
 from autopar.records import dataclass
 from autopar.statistics import USABLE_SPREAD, summarize
 from autopar.units import format_bytes, format_seconds
@@ -50,16 +51,13 @@ _VARIATION = 0.05
 
 
 def work(spec: ModelSpec, cell: ModelCell) -> float:
-    """Return what a forward of a cell takes, in FLOP; in tokens where the sizes are unknown.
-
-    2 FLOP per parameter and token, and 4*S^2*width of the scores, halved where causal.
-    """
+    """Return what a forward of a cell takes, in FLOP; in tokens where the sizes are unknown."""
     counts = cell.num_layers or tuple(
         int(cell.part == "layer" and kind == cell.layer_type) for kind in range(len(spec.layers))
     )
     seqs = cell.seq_lengths if cell.part != "layer" else cell.seq_lengths * len(counts)
     total = sum(
-        count * _layer_work(layer, seq)
+        count * _layer_work(layer, seq, cell.encoder_seq_length or seqs[0])
         for count, layer, seq in zip(counts, spec.layers, seqs, strict=True)
     )
     if cell.part != "layer":
@@ -69,17 +67,10 @@ def work(spec: ModelSpec, cell: ModelCell) -> float:
     return cell.batch * total / cell.degree
 
 
-def _layer_work(layer: LayerSpec, seq: int) -> float:
+def _layer_work(layer: LayerSpec, seq: int, encoder_seq: int) -> float:
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         return float(seq * layer.hidden_size)
-    parameters = parameter_count(layer)
-    if layer.num_experts is not None and layer.experts_per_token is not None:
-        matrices = (3 if layer.gated_mlp else 2) * layer.hidden_size * layer.ffn_hidden_size
-        # a token visits few of the experts
-        parameters -= (layer.num_experts - layer.experts_per_token) * matrices
-    # 2 products (scores, values) of 2 FLOP for S * width each; half of it is masked
-    scores = 4.0 * seq * layer.num_heads * head_dim(layer) * (0.5 if layer.causal else 1.0)
-    return seq * (2.0 * parameters + scores)
+    return layer_flop(layer, seq, encoder_seq)
 
 
 def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> Forecast:
