@@ -24,6 +24,7 @@ from typing import Any, Literal, Self
 from autopar import __version__
 from autopar.errors import InputError, InstallError
 from autopar.records import dataclass
+from autopar.units import format_list
 
 # --------------------------------------------------------------------------------------------------
 # The circumstances that a run records, and which of them make two runs incomparable.
@@ -460,7 +461,7 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
         again = next(host for i, host in enumerate(blocks) if host in blocks[:i])
         ranks = [info.rank for info in infos if info.host == again]
         raise InputError(
-            f"the ranks of host {again} ({', '.join(map(str, ranks[:8]))}) do not follow one "
+            f"the ranks of host {again} ({format_list(ranks)}) do not follow one "
             f"another, expected {ranks[0]} to {ranks[0] + len(ranks) - 1}; start one torchrun per "
             "host, and give them their --node-rank by host"
         )

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from random import Random
 from statistics import NormalDist
 from types import TracebackType
@@ -196,6 +196,16 @@ def torch_dtype(name: str) -> torch.dtype:
         raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
     result: torch.dtype = getattr(torch, _DTYPES[name])
     return result
+
+
+@cache
+def renamed(name: str, older: str) -> Callable[..., Any]:
+    """Return a function of torch.distributed, by the name it had before torch 2.13 if need be."""
+    import torch.distributed as dist
+
+    # torch warns about the older names
+    found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

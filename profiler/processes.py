@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
+from autopar.units import format_list
 from profiler.environment import RankInfo, check_alike, collect
 from profiler.hardware.options import Cluster, Group, Round
-from profiler.measure import Timer, make_timer, torch_dtype
+from profiler.measure import Timer, make_timer, renamed, torch_dtype
 from profiler.options import RankOptions
 from profiler.watch import Trouble, Watch
 
@@ -110,10 +111,9 @@ def _collected(store: Any, start: str, world: int, timeout: timedelta) -> list[R
         store.wait(keys, timeout)
     except Exception:  # of different types, by store and by version
         absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        listed = ", ".join(absent[:8]) + (", ..." if len(absent) > 8 else "")
         raise InputError(
-            f"rank{'s' if len(absent) > 1 else ''} {listed} of {world} did not start within "
-            f"{timeout.total_seconds():g} s; {_REMEDY}"
+            f"rank{'s' if len(absent) > 1 else ''} {format_list(absent)} of {world} did not start "
+            f"within {timeout.total_seconds():g} s; {_REMEDY}"
         ) from None
     # once for all, so that the others ask one question each
     entries = [json.loads(store.get(key)) for key in keys]
@@ -275,16 +275,11 @@ def refusal(infos: Sequence[RankInfo]) -> InputError:
     host = next(info.host for info in infos if info.device_uuid == uuid)
     num_gpus = len({info.device_uuid for info in infos if info.host == host})
     return InputError(
-        f"{len(ranks)} ranks ({_listed(ranks)}) share 1 GPU on host {host}; such timings describe "
-        f"no machine; start at most {num_gpus} rank{'s' if num_gpus > 1 else ''} per host "
+        f"{len(ranks)} ranks ({format_list(ranks)}) share 1 GPU on host {host}; such timings "
+        f"describe no machine; start at most {num_gpus} rank{'s' if num_gpus > 1 else ''} per host "
         f"(--nproc-per-node {num_gpus}), or add --allow-shared-gpu to exercise the code, marked "
         "synthetic"
     )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    text = ", ".join(map(str, ranks[:8]))
-    return text + (", ..." if len(ranks) > 8 else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -371,13 +366,11 @@ class Session:
     def gather(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Return the values of all ranks, shape (world, n); n is the same on every rank."""
         import torch
-        import torch.distributed as dist
 
         own = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         found = own.new_empty(self.world_size * own.numel())
         # one tensor: a list of them costs a copy for every rank
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(found, own)
+        renamed("all_gather_single", "all_gather_into_tensor")(found, own)
         result: NDArray[np.float64] = found.cpu().numpy().reshape(self.world_size, -1)
         return result
 

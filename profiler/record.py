@@ -54,8 +54,10 @@ _LOCK_NAME = ".profiler.lock"
 class Lock:
     """Keeps other runs out of a directory until it is released or the process ends."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, option: str = "--out") -> None:
         """Take the lock of a directory.
+
+        option : that names it.
 
         Raises
         ------
@@ -69,8 +71,8 @@ class Lock:
             self._lock.acquire()
         except Timeout:
             raise OptionError(
-                f"--out {out}: another run is writing there; wait for its end, or choose another "
-                "--out"
+                f"{option} {out}: another run is writing there; wait for its end, or choose "
+                f"another {option}"
             ) from None
         except (NotImplementedError, OSError) as error:  # some cluster file systems have no locks
             self.note = f"{out} cannot be locked ({error}): let no other run write there"

@@ -15,6 +15,7 @@ from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
+from autopar.hardware import COLLECTIVES
 from autopar.records import dataclass
 from autopar.units import GIB, KIB, MIB
 from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out
@@ -298,7 +299,6 @@ Round = tuple[Group, ...]
 """Groups that work at the same time; no rank is in two of them."""
 Scope = Literal["one device", "intra-node", "inter-node"]
 
-COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
 STRIDED = frozenset({"allreduce"})
 """Collectives that are measured in strided groups too: the others are only priced there."""
 PIPELINE = ("p2p", "p2p_bidirectional")

@@ -200,7 +200,6 @@ OUT_OF_MEMORY = "out of memory"
 """How the reason of a cell begins for which there was no memory."""
 _SAMPLE_S = {"cuda": DEVICE_SAMPLE_S, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ADAM_BYTES = 16
 """Of a parameter: its copy in fp32, the gradient of that and two moments."""
 _LOGIT_BYTES = 12
@@ -338,7 +337,7 @@ def is_out_of_memory(measurement: ModelMeasurement) -> bool:
 
 def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> float:
     """Return roughly the bytes that timing a cell of a spec takes, in unsharded layers."""
-    element = _ELEMENT_BYTES[options.dtype]
+    element = torch_dtype(options.dtype).itemsize
     types = range(len(spec.layers)) if cell.layer_type is None else (cell.layer_type,)
     counts = cell.num_layers or tuple(int(cell.part == "layer") for _ in spec.layers)
     total = 0.0

@@ -47,18 +47,6 @@ _SAY, _GLOBAL = "What the plan does not say", "GLOBAL mode, without PLAN.json"
 PANELS = (_WHAT, _SAY, SIZES, _HOW, _DRY, _FILES, _GLOBAL)
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-        raise OptionError(
-            f"--num-layers: {shorten(text)} is no number of layers; write 4, or 2,2 for two types"
-        )
-    for part in parts:
-        if not 1 <= int(part) <= _MAX_LAYERS:
-            raise OptionError(f"--num-layers: expected 1 to {_MAX_LAYERS} layers, got {int(part)}")
-    return tuple(map(int, parts))
-
-
 def _ranks(text: str) -> tuple[str, ...]:
     parts = tuple(part.strip().lower() for part in text.split(","))
     for part in parts:
@@ -160,7 +148,8 @@ class PlanOptions:
         help="layers of the model, for each type",
         panel=_WHAT,
         metavar="N[,N]",
-        parse=_counts,
+        between=(1, _MAX_LAYERS),
+        of="layers",
         shown="its own",
     )
     seq_length: int | None = option(

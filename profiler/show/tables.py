@@ -20,7 +20,7 @@ from autopar.command.show import (
 )
 from autopar.documents.hardware import HardwareEntry
 from autopar.documents.sidecar import Measurement, TimeFit, newest_cells, read_sidecar
-from autopar.hardware import bus_bytes_per_s
+from autopar.hardware import COLLECTIVES, bus_bytes_per_s
 from autopar.statistics import BAD_FIT, USABLE_SPREAD, relative_spread
 from autopar.units import GB, GIB, MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns
@@ -244,7 +244,6 @@ def _listed(keys: Sequence[str], most: int) -> str:
 # Sections of hardware.
 
 
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
 _TIME_COLUMNS = 11
 
 
@@ -256,8 +255,8 @@ def show_bandwidth(console: Console, profile: Profile) -> None:
         (entry.operation, entry.group_size, entry.consecutive): entry
         for entry in (file.entries if file is not None else ())
     }
-    keys = [key for key in {**documented, **series} if key[0] in _COLLECTIVES]
-    keys.sort(key=lambda key: (_COLLECTIVES.index(key[0]), key[1], not key[2]))
+    keys = [key for key in {**documented, **series} if key[0] in COLLECTIVES]
+    keys.sort(key=lambda key: (COLLECTIVES.index(key[0]), key[1], not key[2]))
     rows = []
     size_bytes = _reference_bytes(profile)
     for key in keys:

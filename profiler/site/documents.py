@@ -24,6 +24,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import InputError
 from autopar.estimate.card import Card
+from autopar.estimate.kernel_constants import ELEMENT_BYTES
 from autopar.estimate.site import (
     FORMAT,
     CollectiveTime,
@@ -34,6 +35,7 @@ from autopar.estimate.site import (
 from autopar.hardware import OPERATIONS, bus_bytes_per_s
 from autopar.records import dataclass
 from autopar.statistics import summarize
+from autopar.units import format_list
 from profiler.environment import Metadata, RankInfo, machine_metadata
 from profiler.hardware.options import Cluster
 from profiler.hardware.record import ClusterRecord
@@ -44,7 +46,6 @@ from profiler.site.options import GEMM, HOST, MEMCOPY, SiteOptions
 # The figures.
 
 
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _SLOW = 1.1
 """A rank whose products take so much longer than the median rank's is named."""
 
@@ -180,7 +181,7 @@ _NO_LARGE = (
 
 def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any) -> list[str]:
     """Add the rate of matrix products and the clock; return sentences."""
-    side = math.isqrt(round(float(m.size_bytes) / _ELEMENT_BYTES[asked.dtype]))
+    side = math.isqrt(round(float(m.size_bytes) / ELEMENT_BYTES[asked.dtype]))
     notes = []
     rate = gemm_flop(side) / summarize(m.samples_s["time"]).median_s
     first = gemm_flop(side) / summarize(m.samples_s["first"]).median_s
@@ -200,11 +201,10 @@ def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any
     normal = float(np.median(m.group_medians_s))
     slow = [rank for rank, took in enumerate(m.group_medians_s) if took > _SLOW * normal]
     if slow:
-        said = ", ".join(f"{rank}" for rank in slow[:8]) + (", ..." if len(slow) > 8 else "")
         share = normal / max(m.group_medians_s)
         notes.append(
-            f"matrix products are slow on rank{'s' if len(slow) > 1 else ''} {said}: {share:.2f} "
-            "of the median rank's rate, for which all others wait in a training step"
+            f"matrix products are slow on rank{'s' if len(slow) > 1 else ''} {format_list(slow)}: "
+            f"{share:.2f} of the median rank's rate, for which all others wait in a training step"
         )
     return notes
 

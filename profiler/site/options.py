@@ -12,6 +12,7 @@ from pathlib import Path
 from autopar.command.fields import make, option, read_given
 from autopar.documents.catalog import SITE_FOLDER
 from autopar.errors import OptionError
+from autopar.hardware import COLLECTIVES
 from autopar.records import dataclass
 from profiler.hardware.options import Cell, Cluster, arranged, parse_size, parse_sizes
 from profiler.options import FILES, HOW, MACHINE, WHAT, RankOptions, budget, check_out, duration
@@ -20,7 +21,6 @@ _SAID = "What is said of it"
 PANELS = (WHAT, HOW, MACHINE, _SAID, FILES)
 GEMM, MEMCOPY, HOST = "gemm", "memcopy", "host_layer"
 """Operations beside the collectives."""
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
 _SIZES = "1M,16M,128M,512M"
 _GROUPS = (2, 4, 8)
 """Sizes of groups in a node beside that of all its ranks."""
@@ -204,7 +204,7 @@ def plan_cells(
     groups = [
         arranged(operation, ranks, consecutive, size, cluster)
         for ranks, consecutive in kinds
-        for operation in _COLLECTIVES
+        for operation in COLLECTIVES
         for size in _largest_first(options.sizes_bytes)
     ]
     return (*alone, *groups)

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self
 
-from filelock import FileLock, Timeout
-
 from autopar import __version__
 from autopar.command.fields import json_option, option, validate
 from autopar.command.run import one_line
@@ -31,6 +29,7 @@ from autopar.errors import AutoparError, InstallError, OptionError
 from autopar.records import dataclass
 from autopar.sources import Source
 from profiler.options import FILES, HOW, MAX_REPETITIONS, MAX_SIZE
+from profiler.record import Lock
 
 # --------------------------------------------------------------------------------------------------
 # The options, and the question that they ask.
@@ -433,15 +432,9 @@ class Folder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep every other call out of the folder; raises an OptionError where one is in it."""
-        # a second call is refused at once instead of waiting for minutes
-        lock = FileLock(self.path / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise OptionError(
-                f"--work: another autopar-verify works in {self.path}; wait for it, or choose "
-                "another folder"
-            ) from None
+        lock = Lock(self.path, "--work")
+        if lock.note is not None:
+            self.say(lock.note)
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.records import dataclass
+from profiler.measure import renamed
 
 # --------------------------------------------------------------------------------------------------
 # Collectives of one rank: of a process group, of a group that has no other rank, or of none.
@@ -74,11 +75,6 @@ def _is_real(group: Any) -> bool:
     return isinstance(group, dist.ProcessGroup)
 
 
-def _function(name: str, older: str) -> Any:
-    # torch renamed them and warns about the older names
-    return getattr(dist, name, None) or getattr(dist, older)
-
-
 def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Return the pieces of all ranks one after the other along dimension 0; not to be written."""
     # process groups take contiguous tensors alone
@@ -86,7 +82,7 @@ def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
     if not _is_real(group):
         return x if group is None else group.all_gather(x)
     out = x.new_empty((x.shape[0] * group.size(), *x.shape[1:]))
-    _function("all_gather_single", "all_gather_into_tensor")(out, x, group=group)
+    renamed("all_gather_single", "all_gather_into_tensor")(out, x, group=group)
     return out
 
 
@@ -96,7 +92,7 @@ def reduce_scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
     if not _is_real(group):
         return x if group is None else group.reduce_scatter(x)
     out = x.new_empty((x.shape[0] // group.size(), *x.shape[1:]))
-    _function("reduce_scatter_single", "reduce_scatter_tensor")(out, x, group=group)
+    renamed("reduce_scatter_single", "reduce_scatter_tensor")(out, x, group=group)
     return out
 
 
