@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
@@ -48,6 +48,8 @@ def budget(default: float) -> Any:
 class MeasuringOptions:
     """How often to measure, and what becomes of the files that are there."""
 
+    PANEL: ClassVar[str] = FILES
+
     iters: int = option(
         50,
         help="most timed repetitions",
@@ -66,19 +68,16 @@ class MeasuringOptions:
     """Of a cell; slow cells take fewer, at least one."""
     max_seconds: float = budget(2.0)
     """A cell goes on until it has the fewest repetitions allowed."""
-    resume: bool = option(
-        False, help="measure only what the files do not have yet", panel=FILES, most_used=True
-    )
-    force: bool = option(False, help="measure again and replace what there is", panel=FILES)
+    resume: bool = option(False, help="measure only what the files do not have yet", most_used=True)
+    force: bool = option(False, help="measure again and replace what there is")
     dry_run: bool = option(
         False,
         help="print what would be measured and how long it takes; write nothing",
-        panel=FILES,
         most_used=True,
     )
 
     host_names: bool = option(
-        False, help="store the names of hosts instead of labels such as host-3fa2", panel=FILES
+        False, help="store the names of hosts instead of labels such as host-3fa2"
     )
 
     def __post_init__(self) -> None:
@@ -93,6 +92,8 @@ class MeasuringOptions:
 class RankOptions(MeasuringOptions):
     """How the ranks of a cluster measure together."""
 
+    PANEL: ClassVar[str] = MACHINE
+
     dtype: Dtype = option(
         "auto", help="element type; auto: bf16 on GPUs, fp32 on CPUs", panel=WHAT, place=1
     )
@@ -105,15 +106,10 @@ class RankOptions(MeasuringOptions):
         True, help="compare the result of every operation with the expected one, once", panel=HOW
     )
     backend: Backend = option(
-        "auto",
-        help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU",
-        panel=MACHINE,
-        most_used=True,
+        "auto", help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU", most_used=True
     )
     allow_shared_gpu: bool = option(
-        False,
-        help="run several ranks on one GPU to exercise the code; files are marked synthetic",
-        panel=MACHINE,
+        False, help="run several ranks on one GPU to exercise the code; files are marked synthetic"
     )
 
 
@@ -121,25 +117,22 @@ class RankOptions(MeasuringOptions):
 class SizeOptions:
     """Sizes in place of the model's own; None is its own, or what follows from the others."""
 
+    PANEL: ClassVar[str] = SIZES
+
     hidden_size: int | None = option(
-        None, help="hidden size", panel=SIZES, shown="the model's own", between=(1, MAX_SIZE)
+        None, help="hidden size", shown="the model's own", between=(1, MAX_SIZE)
     )
-    num_heads: int | None = option(None, help="attention heads", panel=SIZES, between=(1, MAX_SIZE))
+    num_heads: int | None = option(None, help="attention heads", between=(1, MAX_SIZE))
     num_kv_heads: int | None = option(
-        None, help="key-value heads; else in proportion", panel=SIZES, between=(1, MAX_SIZE)
+        None, help="key-value heads; else in proportion", between=(1, MAX_SIZE)
     )
     head_dim: int | None = option(
-        None,
-        help="width of a head; else hidden size / heads",
-        panel=SIZES,
-        between=(1, MAX_SIZE),
+        None, help="width of a head; else hidden size / heads", between=(1, MAX_SIZE)
     )
     ffn_hidden_size: int | None = option(
-        None, help="width of the MLP; else in proportion", panel=SIZES, between=(1, MAX_SIZE)
+        None, help="width of the MLP; else in proportion", between=(1, MAX_SIZE)
     )
-    vocab_size: int | None = option(
-        None, help="words of the vocabulary", panel=SIZES, between=(1, MAX_SIZE)
-    )
+    vocab_size: int | None = option(None, help="words of the vocabulary", between=(1, MAX_SIZE))
 
     def __post_init__(self) -> None:
         validate(self)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
@@ -144,10 +144,11 @@ _SIZES = "64K:1G:x2"
 class HardwareOptions(RankOptions):
     """Options of one measuring run; defaults are those of the command."""
 
+    PANEL: ClassVar[str] = WHAT
+
     operations: tuple[str, ...] = option(
         OPERATIONS,
         help="allreduce, p2p, all2all, allgather, reducescatter, overlap; or all",
-        panel=WHAT,
         positional=True,
         metavar="OPERATION",
         parse=lambda names: parse_operations(names),
@@ -158,7 +159,6 @@ class HardwareOptions(RankOptions):
         parse_sizes(_SIZES),
         name="sizes",
         help="message sizes: FROM:TO:xFACTOR or a comma list; K, M, G are powers of 1024",
-        panel=WHAT,
         metavar="SIZES",
         parse=parse_sizes,
         shown=_SIZES,
@@ -169,7 +169,6 @@ class HardwareOptions(RankOptions):
         32 << 20,
         name="reference-size",
         help="size whose bandwidth the documented files hold",
-        panel=WHAT,
         metavar="SIZE",
         parse=lambda text: parse_size(text, "--reference-size"),
         shown="32M",
@@ -178,7 +177,6 @@ class HardwareOptions(RankOptions):
     groups: tuple[int, ...] | None = option(
         None,
         help="group sizes such as 2,4,8, or all divisors of the number of ranks",
-        panel=WHAT,
         metavar="SIZES",
         parse=parse_groups,
         shown="all",
@@ -186,9 +184,7 @@ class HardwareOptions(RankOptions):
     )
     """Group sizes; None is every divisor of the world size above 1."""
     isolated: bool = option(
-        False,
-        help="one group at a time; otherwise all groups of a size at once, as in training",
-        panel=WHAT,
+        False, help="one group at a time; otherwise all groups of a size at once, as in training"
     )
     cuda_graph: bool = option(
         False,
@@ -235,14 +231,16 @@ class HardwareOptions(RankOptions):
 class DocumentedSizes:
     """Message sizes as nccl-tests and Galvatron write them, in MiB."""
 
+    PANEL: ClassVar[str] = _DOCUMENTED
+
     start_mb: int | None = option(
-        None, help="smallest message in MiB", panel=_DOCUMENTED, shown="16", between=(1, 1 << 20)
+        None, help="smallest message in MiB", shown="16", between=(1, 1 << 20)
     )
     end_mb: int | None = option(
-        None, help="largest message in MiB", panel=_DOCUMENTED, shown="512", between=(1, 1 << 20)
+        None, help="largest message in MiB", shown="512", between=(1, 1 << 20)
     )
     scale: int | None = option(
-        None, help="factor between messages", panel=_DOCUMENTED, shown="2", between=(2, 1 << 20)
+        None, help="factor between messages", shown="2", between=(2, 1 << 20)
     )
 
     def __post_init__(self) -> None:

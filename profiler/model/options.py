@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import DEFAULT_MODEL
@@ -138,6 +138,8 @@ PANELS = (_WHAT, _SIZES, SIZES, HOW, FILES, _DOCUMENTED)
 class ModelOptions(MeasuringOptions):
     """Options of one profiling run; defaults are those of the command."""
 
+    PANEL: ClassVar[str] = _SIZES
+
     model: str = option(
         help="shipped name, config.json, model.json, hf:NAME, or py:package.module:factory",
         panel=_WHAT,
@@ -175,7 +177,6 @@ class ModelOptions(MeasuringOptions):
         (8,),
         name="bsz",
         help="batch sizes of the times: 8, 1:12, 1:64:x2 or 1,2,4",
-        panel=_SIZES,
         metavar="SIZES",
         parse=parse_batches,
         shown="by mode 8, 1:12, 1",
@@ -186,7 +187,6 @@ class ModelOptions(MeasuringOptions):
         None,
         name="seq",
         help="sequence lengths: 2048, 512:32768:x2, 1024,2048; [512,128]: one per layer type",
-        panel=_SIZES,
         metavar="LENGTHS",
         parse=parse_seq_lengths,
         shown="the model's own; in sequence mode five up to it",
@@ -197,7 +197,6 @@ class ModelOptions(MeasuringOptions):
         None,
         name="tp",
         help="tensor degrees",
-        panel=_SIZES,
         metavar="DEGREES",
         parse=parse_degrees,
         shown="those of 1,2,4,8 that the model allows",
@@ -205,17 +204,14 @@ class ModelOptions(MeasuringOptions):
     )
     """Increasing, with 1."""
     tp_impl: TensorImplementation = option(
-        "megatron",
-        help="what sequence parallelism keeps: shards (megatron) or gathered copies",
-        panel=_SIZES,
+        "megatron", help="what sequence parallelism keeps: shards (megatron) or gathered copies"
     )
     layernum_min: int = option(
-        2, help="fewest layers of the whole forwards", panel=_SIZES, between=(1, _MAX_LAYERS)
+        2, help="fewest layers of the whole forwards", between=(1, _MAX_LAYERS)
     )
     layernum_max: int = option(
         4,
         help="most layers of the whole forwards; their difference checks a layer's time",
-        panel=_SIZES,
         between=(1, _MAX_LAYERS),
     )
     """Layers of each type in the whole forwards that check a layer by difference."""
@@ -223,7 +219,6 @@ class ModelOptions(MeasuringOptions):
         None,
         name="make-vocab-size-divisible-by",
         help="pad the vocabulary to a multiple",
-        panel=_SIZES,
         shown="the model's own",
         between=(1, MAX_NUMBER),
     )
@@ -257,43 +252,28 @@ class ModelOptions(MeasuringOptions):
 class DocumentedRanges:
     """Sizes as the documentation and Galvatron write them."""
 
-    min_batch: int | None = option(
-        None, name="profile-min-batch-size", help="first batch size", panel=_DOCUMENTED
-    )
-    max_batch: int | None = option(
-        None, name="profile-max-batch-size", help="last batch size", panel=_DOCUMENTED
-    )
+    PANEL: ClassVar[str] = _DOCUMENTED
+
+    min_batch: int | None = option(None, name="profile-min-batch-size", help="first batch size")
+    max_batch: int | None = option(None, name="profile-max-batch-size", help="last batch size")
     batch_step: int | None = option(
-        None,
-        name="profile-batch-size-step",
-        help="between batch sizes",
-        panel=_DOCUMENTED,
-        shown="1",
+        None, name="profile-batch-size-step", help="between batch sizes", shown="1"
     )
-    min_seq: int | None = option(
-        None, name="profile-min-seq-length", help="first sequence length", panel=_DOCUMENTED
-    )
-    max_seq: int | None = option(
-        None, name="profile-max-seq-length", help="last sequence length", panel=_DOCUMENTED
-    )
+    min_seq: int | None = option(None, name="profile-min-seq-length", help="first sequence length")
+    max_seq: int | None = option(None, name="profile-max-seq-length", help="last sequence length")
     seq_step: int | None = option(
         None,
         name="profile-seq-length-step",
         help="between sequence lengths; without it each is twice the one before",
-        panel=_DOCUMENTED,
     )
     seq_length: tuple[tuple[int, ...], ...] | None = option(
         None,
         help="as --seq, where nothing else says lengths; in sequence mode the longest",
-        panel=_DOCUMENTED,
         metavar="LENGTHS",
         parse=parse_seq_lengths,
     )
     max_tp_deg: int | None = option(
-        None,
-        help="tensor degrees 1, 2, 4, ... up to this",
-        panel=_DOCUMENTED,
-        between=(1, MAX_DEGREE),
+        None, help="tensor degrees 1, 2, 4, ... up to this", between=(1, MAX_DEGREE)
     )
 
     def __post_init__(self) -> None:

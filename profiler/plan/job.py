@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from autopar.command.fields import json_option, make, option, read_given, validate
 from autopar.documents.json import shorten
@@ -61,52 +61,40 @@ def _ranks(text: str) -> tuple[str, ...]:
 class GlobalOptions:
     """One strategy for all layers, as GLOBAL mode describes it; None is what was not given."""
 
-    pp_deg: int | None = option(
-        None, help="stages", panel=_GLOBAL, shown="1", between=(1, MAX_RANKS)
-    )
+    PANEL: ClassVar[str] = _GLOBAL
+
+    pp_deg: int | None = option(None, help="stages", shown="1", between=(1, MAX_RANKS))
     global_tp_deg: int | None = option(
-        None, help="tensor degree", panel=_GLOBAL, shown="1", between=(1, MAX_RANKS), off=-1
+        None, help="tensor degree", shown="1", between=(1, MAX_RANKS), off=-1
     )
     global_tp_consec: bool | None = option(
-        None, help="tensor groups of neighbours, or strided", panel=_GLOBAL, shown="on", off=-1
+        None, help="tensor groups of neighbours, or strided", shown="on", off=-1
     )
-    sdp: bool | None = option(None, help="ZeRO-3 for the layers", panel=_GLOBAL, shown="off")
+    sdp: bool | None = option(None, help="ZeRO-3 for the layers", shown="off")
     chunks: int | None = option(
-        None,
-        help="micro-batches",
-        panel=_GLOBAL,
-        shown="one per stage",
-        between=(1, MAX_SIZE),
-        off=-1,
+        None, help="micro-batches", shown="one per stage", between=(1, MAX_SIZE), off=-1
     )
-    global_checkpoint: bool | None = option(
-        None, help="recompute every layer", panel=_GLOBAL, shown="off"
-    )
+    global_checkpoint: bool | None = option(None, help="recompute every layer", shown="off")
     pipeline_type: Literal["1f1b", "gpipe"] | None = option(
         None,
         help="schedule",
-        panel=_GLOBAL,
         shown="gpipe",
         choices={"gpipe": "gpipe", "pipedream_flush": "1f1b", "1f1b": "1f1b"},
     )
     vocab_tp: int | None = option(
-        None, help="degree of embedding and head", panel=_GLOBAL, shown="1", between=(1, MAX_RANKS)
+        None, help="degree of embedding and head", shown="1", between=(1, MAX_RANKS)
     )
     vocab_sp: bool | None = option(
-        None, help="that degree divides the sequence (Ulysses)", panel=_GLOBAL, shown="off"
+        None, help="that degree divides the sequence (Ulysses)", shown="off"
     )
-    embed_sdp: bool | None = option(
-        None, help="ZeRO-3 for embedding and head", panel=_GLOBAL, shown="off"
-    )
+    embed_sdp: bool | None = option(None, help="ZeRO-3 for embedding and head", shown="off")
     global_train_batch_size: int | None = option(
-        None, help="samples of a step", panel=_GLOBAL, between=(1, MAX_SIZE)
+        None, help="samples of a step", between=(1, MAX_SIZE)
     )
     default_dp_type: Literal["ddp", "zero1", "zero2"] | None = option(
-        None, help="what layers without ZeRO-3 do", panel=_GLOBAL, shown="ddp"
+        None, help="what layers without ZeRO-3 do", shown="ddp"
     )
-    use_ulysses: bool | None = option(
-        None, help="the tensor degree divides the sequence instead", panel=_GLOBAL
-    )
+    use_ulysses: bool | None = option(None, help="the tensor degree divides the sequence instead")
 
     def __post_init__(self) -> None:
         validate(self)
@@ -123,10 +111,11 @@ class GlobalOptions:
 class PlanOptions:
     """Options of one check of a plan; defaults are those of the command."""
 
+    PANEL: ClassVar[str] = _WHAT
+
     plan: Path | None = option(
         None,
         help="strategy file in any spelling, our plan file, or what autopar-search --json wrote",
-        panel=_WHAT,
         positional=True,
         metavar="PLAN.json",
         place=-2,
@@ -138,7 +127,6 @@ class PlanOptions:
     model: str | None = option(
         None,
         help="shipped name, config.json or model.json",
-        panel=_WHAT,
         metavar="MODEL",
         shown="the plan file's",
         most_used=True,
@@ -146,7 +134,6 @@ class PlanOptions:
     num_layers: tuple[int, ...] | None = option(
         None,
         help="layers of the model, for each type",
-        panel=_WHAT,
         metavar="N[,N]",
         between=(1, _MAX_LAYERS),
         of="layers",
@@ -156,14 +143,12 @@ class PlanOptions:
         None,
         name="seq",
         help="sequence length",
-        panel=_WHAT,
         shown="the plan file's, or the model's own",
         between=(1, MAX_SIZE),
     )
     mode: Mode | None = option(
         None,
         help="arithmetic; memory of tensors without contents; real processes",
-        panel=_WHAT,
         shown="run under torchrun, else static",
         place=-1,
         most_used=True,
@@ -171,22 +156,20 @@ class PlanOptions:
     layers: int | None = option(
         None,
         help="scale down to so many layers, at least one per stage, evenly spaced over the plan's",
-        panel=_WHAT,
         between=(1, _MAX_LAYERS),
         most_used=True,
     )
     global_batch: int | None = option(
-        None, help="another global batch than the plan's", panel=_WHAT, between=(1, MAX_SIZE)
+        None, help="another global batch than the plan's", between=(1, MAX_SIZE)
     )
     num_microbatches: int | None = option(
         None,
         name="microbatches",
         help="another number of micro-batches than the plan's",
-        panel=_WHAT,
         between=(1, MAX_SIZE),
     )
     world_size: int | None = option(
-        None, help="ranks of a plan that does not say them", panel=_WHAT, between=(1, MAX_RANKS)
+        None, help="ranks of a plan that does not say them", between=(1, MAX_RANKS)
     )
     steps: int = option(
         2,

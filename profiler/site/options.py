@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from autopar.command.fields import make, option, read_given
 from autopar.documents.catalog import SITE_FOLDER
@@ -39,6 +40,8 @@ def _parse_name(text: str) -> str:
 class SiteOptions(RankOptions):
     """Options of one measuring run; defaults are those of the command."""
 
+    PANEL: ClassVar[str] = WHAT
+
     gemm_seconds: float = duration(
         30.0,
         help="how long matrix products run back to back, until the clock has settled",
@@ -49,7 +52,6 @@ class SiteOptions(RankOptions):
     gemm_size: int | None = option(
         None,
         help="rows and columns of their matrices",
-        panel=WHAT,
         shown="8192 on GPUs, 1024 on CPUs",
         between=(16, 1 << 16),
     )
@@ -57,7 +59,6 @@ class SiteOptions(RankOptions):
         parse_sizes(_SIZES),
         name="sizes",
         help="sizes of the collectives; those of 16M and more make the factors",
-        panel=WHAT,
         metavar="SIZES",
         parse=parse_sizes,
         shown=_SIZES,
@@ -67,7 +68,6 @@ class SiteOptions(RankOptions):
         None,
         name="copy-size",
         help="size of the tensor that is copied; beyond any cache",
-        panel=WHAT,
         metavar="SIZE",
         parse=lambda text: parse_size(text, "--copy-size"),
         shown="1G on GPUs, 64M on CPUs",

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from autopar import __version__
 from autopar.command.fields import json_option, option, validate
@@ -50,10 +50,11 @@ PANELS = (_WHAT, HOW, FILES)
 class VerifyOptions:
     """Options of one verification; defaults are those of the command."""
 
+    PANEL: ClassVar[str] = _WHAT
+
     model: str | None = option(
         None,
         help="shipped name or model file; without it a small model that a CPU runs",
-        panel=_WHAT,
         metavar="MODEL",
         most_used=True,
     )
@@ -61,42 +62,26 @@ class VerifyOptions:
     layers: str | None = option(
         None,
         help="layers that are left of the model: 4, or 2,2",
-        panel=_WHAT,
         metavar="K",
         shown="all",
         most_used=True,
     )
     seq_length: int | None = option(
-        None,
-        name="seq",
-        help="tokens of a sample",
-        panel=_WHAT,
-        shown="the model's own",
-        between=(1, MAX_SIZE),
+        None, name="seq", help="tokens of a sample", shown="the model's own", between=(1, MAX_SIZE)
     )
     nproc: int = option(
-        2, help="ranks, all on this machine", panel=_WHAT, between=(1, _MOST_RANKS), most_used=True
+        2, help="ranks, all on this machine", between=(1, _MOST_RANKS), most_used=True
     )
-    batch: int = option(
-        8, help="global batch of a step", panel=_WHAT, between=(1, 1 << 20), most_used=True
-    )
+    batch: int = option(8, help="global batch of a step", between=(1, 1 << 20), most_used=True)
     plans: int = option(
-        4,
-        help="best plans of the search that are run",
-        panel=_WHAT,
-        between=(1, 100),
-        most_used=True,
+        4, help="best plans of the search that are run", between=(1, 100), most_used=True
     )
     contrast: int = option(
-        8,
-        help="plans beside them that differ in kind, for a range of times",
-        panel=_WHAT,
-        between=(0, 100),
+        8, help="plans beside them that differ in kind, for a range of times", between=(0, 100)
     )
     memory_constraint: float | None = option(
         None,
         help="memory of a rank for the search, GiB",
-        panel=_WHAT,
         above=0,
         high=1 << 20,
         expects="GiB above {above}",
