@@ -145,6 +145,11 @@ def print_line(console: Console, text: str, *, style: str | None = None) -> None
         console.print("  " + escape(line), style=style, soft_wrap=True)
 
 
+def print_note(console: Console, text: str) -> None:
+    """Print a sentence that explains what is above it."""
+    print_line(console, text, style="dim")
+
+
 def print_item(console: Console, text: str) -> None:
     """Print an item of a list, wrapped under its first word."""
     item = textwrap.fill(

@@ -15,6 +15,7 @@ from autopar.command.show import (
     format_rate,
     print_heading,
     print_line,
+    print_note,
     print_pair,
     print_table,
 )
@@ -70,7 +71,7 @@ def show_fits(console: Console, fits: Sequence[TimeFit]) -> None:
         left=5,
         styles=["yellow" if abs(fit.worst_relative) > BAD_FIT else None for fit in fits],
     )
-    print_line(console, _LEGEND, style="dim")
+    print_note(console, _LEGEND)
 
 
 def _fit_row(fit: TimeFit) -> list[str]:
@@ -274,11 +275,10 @@ def show_bandwidth(console: Console, profile: Profile) -> None:
         left=4,
     )
     if size_bytes is not None:
-        print_line(
+        print_note(
             console,
             f"GB/s: 1e9 bytes/s of bus traffic at {format_size(size_bytes)}; "
             "latency and slope: the line fitted over all sizes",
-            style="dim",
         )
 
 
@@ -423,11 +423,10 @@ def show_overlap(console: Console, profile: Profile) -> None:
             [*columns, "hidden", "samples", ""],
             [_overlap_row(cell) for cell in cells],
         )
-        print_line(
+        print_note(
             console,
             "slower: time while both work over time alone; hidden: share of the shorter one that "
             "costs no time",
-            style="dim",
         )
 
 
@@ -518,7 +517,7 @@ def show_comparison(
         )
     if len(listed) < len(comparison.changes):
         rest = len(comparison.changes) - len(listed)
-        print_line(console, f"{rest} times that did not change are not listed", style="dim")
+        print_note(console, f"{rest} times that did not change are not listed")
     for side, keys in (("old", comparison.only_old), ("new", comparison.only_new)):
         if keys:
             print_pair(console, f"only {side}", _listed(keys, _ONE_SIDE))
