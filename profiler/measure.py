@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.command.run import say
-from autopar.errors import OptionError
 from autopar.records import dataclass
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
@@ -145,19 +144,10 @@ class DeviceTimer:
 
 
 def make_timer(device: torch.device, cuda_graph: bool = False) -> Timer:
-    """Return the timer of a device.
-
-    Raises
-    ------
-    OptionError: a graph is asked for on a device that has none.
-    """
+    """Return the timer of a device, with graphs of a CUDA device alone."""
     if device.type == "cuda":
         return DeviceTimer(device, cuda_graph=cuda_graph)
-    if cuda_graph:
-        raise OptionError(
-            f"--cuda-graph needs a CUDA device, and this run measures on {device.type}; leave the "
-            "option out"
-        )
+    assert not cuda_graph, "options refuse graphs without a CUDA device"
     return HostTimer()
 
 
@@ -184,16 +174,9 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the element type of `bf16`, `fp16` or `fp32`.
-
-    Raises
-    ------
-    OptionError: it has another name.
-    """
+    """Return the element type of `bf16`, `fp16` or `fp32`."""
     import torch
 
-    if name not in _DTYPES:
-        raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
     result: torch.dtype = getattr(torch, _DTYPES[name])
     return result
 
@@ -241,13 +224,8 @@ class Policy:
     """Most operations in a repetition."""
 
     def __post_init__(self) -> None:
-        for option, value in (("--iters", self.iters), ("--warmup", self.warmup)):
-            if value < 1:
-                raise OptionError(f"{option} is {value}; give at least 1")
-        if not (math.isfinite(self.max_seconds) and self.max_seconds > 0.0):
-            raise OptionError(
-                f"--max-seconds is {self.max_seconds:g}; give a number of seconds above 0"
-            )
+        assert min(self.iters, self.warmup) >= 1, "a cell has repetitions"
+        assert 0.0 < self.max_seconds < math.inf, "a cell ends"
         assert 1 <= self.least <= self.fewest, "a cell may end early, but not late"
         assert self.half_width >= 0.0, "a width is not negative"
         assert self.sample_s >= 0.0, "a duration is not negative"

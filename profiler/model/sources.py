@@ -154,9 +154,9 @@ def load_source(
 ) -> ModelSource:
     """Return what `--model` names, tried out.
 
-    seq_lengths : lengths that will be measured; None for the model's own, which a factory that
-    does not say it has at 2,048. num_layers : layers of each type in the trial. sizes : in place
-    of those of a described model; a module has its own.
+    seq_lengths : of a module, lengths that will be measured; None for its own, which a factory
+    that does not say it has at 2,048. num_layers : layers of each type in the trial. sizes : in
+    place of those of a described model; a module has its own.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def load_source(
         factory = hub_factory(rest)
         label = factory.name
     else:
-        return _spec_source(text, seq_lengths, sizes)
+        return _spec_source(text, sizes)
     from profiler.environment import require_torch
 
     require_torch()
@@ -188,14 +188,8 @@ def load_source(
     )
 
 
-def _spec_source(text: str, seq_lengths: Sequence[int] | None, sizes: SizeOptions) -> SpecSource:
+def _spec_source(text: str, sizes: SizeOptions) -> SpecSource:
     spec = sizes.load(text)
-    longest = max(seq_lengths or (0,))
-    if spec.learned_positions and longest > spec.learned_positions:
-        raise InputError(
-            f"--seq: {longest} tokens are more than the {spec.learned_positions} rows of the "
-            f"position table of model {spec.name!r}; choose shorter sequences"
-        )
     for layer in spec.layers:
         for name in ("num_heads", "ffn_hidden_size"):
             if getattr(layer, name) is None:

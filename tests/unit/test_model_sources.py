@@ -13,6 +13,8 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
+from profiler.model.cells import plan_cells
+from profiler.model.options import build_options
 from profiler.model.sources import load_source
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -56,7 +58,7 @@ def modules(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["llama2-7b", "t5-3b", "gpt2-xl", "mixtral-8x7b", "bert-large"])
 def test_a_shipped_model_is_built_from_reference_blocks(name):
     """A spec's model has the asked-for layers of each type, and its loss has a gradient."""
-    source = load_source(name, seq_lengths=[64])
+    source = load_source(name)
     assert source.spec is source.sizes
     assert source.spec == load_spec(name)
     assert source.warnings == ()
@@ -88,10 +90,11 @@ def test_a_config_is_a_spec(tmp_path):
     values = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 100}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gpt2", **values}))
-    source = load_source(str(path), seq_lengths=[64, 128])
+    source = load_source(str(path))
     assert [(x.hidden_size, x.num_heads) for x in source.sizes.layers] == [(64, 4)]
+    options = build_options(model=str(path), seq="129")
     with pytest.raises(InputError, match="--seq: 129 tokens are more than the 128 rows"):
-        load_source(str(path), seq_lengths=[129])
+        plan_cells(source.sizes, options)
     path.write_text(json.dumps({"model_type": "gpt2", **values, "n_head": None}))
     with pytest.raises(InputError, match=r"n_head.*the value is null"):
         load_source(str(path))
