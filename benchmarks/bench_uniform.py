@@ -31,9 +31,10 @@ from autopar.units import GIB
 from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
 from search.check.assessment import Target, assess
+from search.engines.choice import PRECISIONS, Fixed
 from search.engines.huggingface.models import flavour, model_named
-from search.planning.uniform.choice import PRECISIONS, Fixed
-from search.planning.uniform.engines import Job, engine_space
+from search.engines.space import Job
+from search.engines.spaces import engine_space
 from search.planning.uniform.solve import Uniform
 
 __all__ = ["CASES", "Case", "main", "measure"]

@@ -27,8 +27,9 @@ from autopar.run.launch import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
 from search.check.assessment import Assessment, Target, assess
-from search.planning.uniform.choice import MODULES, Choice, Fixed
-from search.planning.uniform.engines import Job, engine_space
+from search.engines.choice import MODULES, Choice, Fixed
+from search.engines.space import Job
+from search.engines.spaces import engine_space
 from search.planning.uniform.prices import Prices
 from search.planning.uniform.solve import Solution, solve
 

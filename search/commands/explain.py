@@ -15,7 +15,7 @@ from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import dataclass
 from autopar.units import GIB
 from search.commands.app import emit, files_read, leave, working, write_results
-from search.planning.uniform.choice import Fixed
+from search.engines.choice import Fixed
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request, stored_request
 
@@ -175,9 +175,9 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
+    from search.engines.spaces import engine_space
     from search.planning.route import refuse_options_of_plans
     from search.planning.uniform.answer import Answer, answer, evaluated
-    from search.planning.uniform.engines import engine_space
     from search.planning.uniform.files import against_entry, launch_document
     from search.planning.uniform.imported import launch_in
     from search.show.headline import SCREEN_WIDTH

@@ -460,8 +460,8 @@ def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
 
 def _predicted(stored: StoredLaunch) -> Solution | None:
     """Return a launch with its price; None where its step has none."""
+    from search.engines.spaces import engine_space
     from search.planning.uniform.answer import evaluated
-    from search.planning.uniform.engines import engine_space
 
     try:
         one = evaluated(stored.question, engine_space(stored.engine), stored.choice, stored.launch)
@@ -477,8 +477,9 @@ _STARTED = {("megatron", "megatron-bridge"), ("deepspeed", "accelerate")}
 def _handed(stored: StoredLaunch, engine: str) -> _Handed:
     """Return a launch as a trainer takes it: itself, or the nearest one with its price."""
     from search.check.assessment import assess
+    from search.engines.space import launch_of
+    from search.engines.spaces import engine_space
     from search.planning.uniform.answer import target_of
-    from search.planning.uniform.engines import engine_space, launch_of
     from search.planning.uniform.imported import taken_over
 
     if engine == stored.engine or (stored.engine, engine) in _STARTED:
@@ -507,8 +508,8 @@ def _handed(stored: StoredLaunch, engine: str) -> _Handed:
 def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> int:
     """Write the launch of a trainer's file as `autopar-search` writes its own."""
     from autopar.documents.plan import document_text
+    from search.engines.spaces import engine_space
     from search.planning.uniform.answer import Answer, evaluated
-    from search.planning.uniform.engines import engine_space
     from search.planning.uniform.files import file_name, launch_document
     from search.planning.uniform.imported import import_launch
 

@@ -24,11 +24,11 @@ from search.request.request import BATCH_OPTIONS, Request, extended, model_spec,
 
 if TYPE_CHECKING:
     from autopar.run.model import ModelSpec
+    from search.engines.space import EngineSpace
     from search.planning.uniform.answer import Answer, EngineAnswer, Question
-    from search.planning.uniform.engines import EngineSpace
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
-"""Engines with one set of degrees, as in `ENGINES` of `search.planning.uniform.engines`, which
+"""Engines with one set of degrees, as in `ENGINES` of `search.engines.spaces`, which
 not all questions import."""
 _OF_LAUNCHES = frozenset(
     {
@@ -134,10 +134,10 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
 def _unwritten(question: Question, engine: EngineSpace) -> str:
     """Return why no launch of a trainer is written for a model, empty where it is."""
     from autopar.run.launch import chunks_of_sizes
+    from search.engines.choice import Choice
     from search.engines.files import unwritten
     from search.engines.place import Place
-    from search.planning.uniform.choice import Choice
-    from search.planning.uniform.engines import launch_of
+    from search.engines.space import launch_of
 
     model = question.job.model
     choice = Choice(

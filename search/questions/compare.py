@@ -22,8 +22,8 @@ from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from autopar.run.launch import Launch
+    from search.engines.choice import Choice
     from search.planning.uniform.answer import Question
-    from search.planning.uniform.choice import Choice
     from search.request.request import Request
     from search.show.pictures.files import Pictures
 
@@ -189,8 +189,8 @@ def _only(values: Sequence[Any]) -> Any:
 def _priced_launch(
     path: str, engine: str, question: Question, choice: Choice, launch: Launch
 ) -> Side:
+    from search.engines.spaces import engine_space
     from search.planning.uniform.answer import Answer, evaluated
-    from search.planning.uniform.engines import engine_space
     from search.planning.uniform.files import degrees_entry
 
     one = evaluated(question, engine_space(engine), choice, launch)

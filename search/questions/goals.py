@@ -13,10 +13,10 @@ from autopar.errors import InfeasibleError, InputError, OptionError
 from autopar.records import dataclass
 from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.units import format_bytes
+from search.engines.choice import Training
 from search.planning.route import best_of_both, route_of
 from search.planning.space import divisors
 from search.planning.uniform.answer import Question
-from search.planning.uniform.choice import Training
 from search.request.profiles import card_shape
 from search.request.request import BATCH_OPTIONS, Request, build_request
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from autopar.errors import InputError
 from autopar.records import dataclass, replace
+from search.engines.space import EngineSpace
 from search.planning.space import next_batch
 from search.planning.uniform.answer import Question, joined_gpus, target_of
-from search.planning.uniform.engines import EngineSpace
 from search.planning.uniform.obstacle import obstacle
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from autopar.errors import OptionError, did_you_mean
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
 from autopar.records import dataclass
 from autopar.training.offload import OFFLOADED
-from search.planning.uniform.choice import (
+from search.engines.choice import (
     FULL,
     MODULES,
     NONE,

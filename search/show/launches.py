@@ -11,7 +11,7 @@ from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
-from search.planning.uniform.choice import PRECISIONS, Fixed
+from search.engines.choice import PRECISIONS, Fixed
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 from search.show.check import show_peak
 from search.show.headline import (

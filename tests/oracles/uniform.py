@@ -24,8 +24,9 @@ from autopar.rates.stack import load_stack
 from autopar.run.launch import Attention, Experts, Latent, Launch, Model
 from search.check.assessment import Target
 from search.check.job import job_of_launch
-from search.planning.uniform.choice import Choice, Fixed, Training
-from search.planning.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
+from search.engines.choice import Choice, Fixed, Training
+from search.engines.space import EngineSpace, Job, launch_of
+from search.engines.spaces import ENGINES, engine_space
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.prices import Prices
 from search.planning.uniform.solve import Uniform

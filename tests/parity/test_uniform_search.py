@@ -16,10 +16,10 @@ import pytest
 
 from autopar.pipeline.schedules import SCHEDULES
 from search.check.assessment import Target
+from search.engines.choice import NONE, Fixed
 from search.planning.uniform import memory, openings, prices, solve, space
 from search.planning.uniform.bounds import hosted as on_host, units
 from search.planning.uniform.bounds.units import arrangement_of
-from search.planning.uniform.choice import NONE, Fixed
 from search.planning.uniform.memory import Room
 from search.planning.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question

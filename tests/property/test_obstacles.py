@@ -20,8 +20,9 @@ from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from search.check.assessment import Target
-from search.planning.uniform.choice import Fixed, Training
-from search.planning.uniform.engines import ENGINES, EngineSpace, Job
+from search.engines.choice import Fixed, Training
+from search.engines.space import EngineSpace, Job
+from search.engines.spaces import ENGINES
 from search.planning.uniform.obstacle import obstacle
 from search.planning.uniform.solve import Uniform
 from tests.often import often

@@ -14,9 +14,10 @@ from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
 from autopar.run.model import ModelSpec
 from autopar.units import GIB, format_bytes
+from search.engines.choice import NONE, Choice, Fixed
+from search.engines.space import EngineSpace, Job
+from search.engines.spaces import ENGINES, engine_space, variants
 from search.planning.space import global_batches, next_batch
-from search.planning.uniform.choice import NONE, Choice, Fixed
-from search.planning.uniform.engines import ENGINES, EngineSpace, Job, engine_space, variants
 from search.planning.uniform.obstacle import obstacle
 from search.request.degrees import fixed_of, training_of
 from search.request.options import Shares

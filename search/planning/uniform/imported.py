@@ -20,14 +20,7 @@ from autopar.price.profile import launch_model
 from autopar.records import dataclass
 from autopar.run.launch import Degrees, Launch, Model, chunks_of_sizes
 from autopar.training.launch_settings import settings_of, with_settings
-from search.engines.differences import losses_of, without_effect
-from search.engines.megatron.stages import parts_in_order
-from search.engines.place import Engine
-from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked, trainer_of
-from search.engines.text import read_configuration
-from search.planning.uniform.answer import Question, open_launches
-from search.planning.uniform.choice import (
+from search.engines.choice import (
     BASES,
     FULL,
     NONE,
@@ -37,7 +30,15 @@ from search.planning.uniform.choice import (
     offload_words,
     recompute_words,
 )
-from search.planning.uniform.engines import EngineSpace, engine_space, launch_of, variants
+from search.engines.differences import losses_of, without_effect
+from search.engines.megatron.stages import parts_in_order
+from search.engines.place import Engine
+from search.engines.reader import CheckedFile
+from search.engines.readers import read_checked, trainer_of
+from search.engines.space import EngineSpace, launch_of
+from search.engines.spaces import engine_space, variants
+from search.engines.text import read_configuration
+from search.planning.uniform.answer import Question, open_launches
 from search.planning.uniform.files import StoredLaunch, is_launch, read_launch
 from search.request.profiles import named_card
 from search.request.request import build_request

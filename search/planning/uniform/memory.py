@@ -33,7 +33,7 @@ from autopar.price.sharded import recipe_of_launch
 from autopar.records import dataclass, replace
 from autopar.run.launch import Checkpointing, Chunk, Launch, Recompute
 from autopar.training.offload import Offload, OffloadModule
-from search.planning.uniform.choice import FULL, NONE, recompute_of
+from search.engines.choice import FULL, NONE, recompute_of
 from search.planning.uniform.layout import Arrangement
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)

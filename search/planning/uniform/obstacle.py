@@ -22,9 +22,9 @@ from autopar.pipeline.schedules import (
 )
 from autopar.records import dataclass
 from autopar.run.launch import chunks_of_sizes
+from search.engines.choice import NONE, Choice, Fixed
+from search.engines.space import EngineSpace, Job
 from search.planning.space import divisors
-from search.planning.uniform.choice import NONE, Choice, Fixed
-from search.planning.uniform.engines import EngineSpace, Job
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 _Values = Mapping[str, Any]

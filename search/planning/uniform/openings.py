@@ -17,6 +17,8 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
+from search.engines.choice import FULL, NONE, Choice, Fixed, kept
+from search.engines.megatron.space import overlaps_one
 from search.planning.space import divisors
 from search.planning.uniform.bounds.hosted import (
     hosted_s,
@@ -27,8 +29,6 @@ from search.planning.uniform.bounds.hosted import (
     whole_hosted_s,
 )
 from search.planning.uniform.bounds.units import Rows, Unit, arrangement_of, partly_s
-from search.planning.uniform.choice import FULL, NONE, Choice, Fixed, kept
-from search.planning.uniform.engines import overlaps_one
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.memory import Room
 from search.planning.uniform.prices import Pipeline, Prices

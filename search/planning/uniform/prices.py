@@ -46,6 +46,8 @@ from autopar.run.job import Block, Job as StepJob, Mlp, Recomputation, parameter
 from autopar.run.launch import Launch, Recompute, chunks_of_sizes
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
+from search.engines.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
+from search.engines.space import EngineSpace, Job, launch_of
 from search.planning.space import divisors
 from search.planning.uniform.bounds.units import (
     Half,
@@ -59,8 +61,6 @@ from search.planning.uniform.bounds.units import (
     layers_of,
     rows_of,
 )
-from search.planning.uniform.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
-from search.planning.uniform.engines import EngineSpace, Job, launch_of
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 

@@ -15,8 +15,8 @@ import numpy as np
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.launch import Launch
+from search.engines.choice import Choice
 from search.planning.uniform.bounds.units import Unit, arrangement_of
-from search.planning.uniform.choice import Choice
 from search.planning.uniform.openings import Openings, Options
 from search.planning.uniform.space import Degrees, Space
 

@@ -22,9 +22,9 @@ from autopar.price.step import StepTime
 from autopar.records import dataclass, replace
 from autopar.run.launch import Launch
 from search.check.assessment import Assessment, Target
+from search.engines.choice import NONE, Choice, Fixed
+from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.units import Unit, arrangement_of
-from search.planning.uniform.choice import NONE, Choice, Fixed
-from search.planning.uniform.engines import EngineSpace, Job
 from search.planning.uniform.memory import Room
 from search.planning.uniform.openings import DEVICE, Openings, Options
 from search.planning.uniform.prices import Prices

@@ -16,8 +16,8 @@ import numpy as np
 from autopar.arrays import F64, I64
 from autopar.records import replace
 from autopar.run.job import Block, Experts, Job as StepJob, parameters
+from search.engines.choice import Choice, ContextKind, Fixed, kept
 from search.planning.space import divisors
-from search.planning.uniform.choice import Choice, ContextKind, Fixed, kept
 from search.planning.uniform.coarse import Laid, Ways, Whole
 from search.planning.uniform.memory import states_of_launch
 from search.planning.uniform.prices import Prices

@@ -25,13 +25,14 @@ from autopar.run.launch import (
     chunks_of_sizes,
     even_chunks,
 )
+from search.engines.choice import Choice
 from search.engines.differences import without_effect
 from search.engines.files import LAUNCH, written
 from search.engines.megatron.write import environment_of
 from search.engines.place import Place
+from search.engines.space import Job, launch_of
+from search.engines.spaces import ENGINES
 from search.engines.text import flags_of, script_command
-from search.planning.uniform.choice import Choice
-from search.planning.uniform.engines import ENGINES, Job, launch_of
 
 NODE = Place(num_nodes=1, gpus_per_node=8)
 

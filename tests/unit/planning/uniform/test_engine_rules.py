@@ -12,10 +12,10 @@ import pytest
 
 from autopar.errors import InputError
 from search.commands import search as search_command
+from search.engines.choice import Choice
 from search.engines.files import written
 from search.engines.place import Place
 from search.planning.uniform.answer import answer, open_launches
-from search.planning.uniform.choice import Choice
 from search.request.request import build_request
 
 _SMALL = {"num-layers": "4", "global-batch-size": "64", "seq-length": "4096"}

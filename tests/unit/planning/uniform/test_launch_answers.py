@@ -12,10 +12,10 @@ import pytest
 
 from autopar.errors import InputError, OptionError
 from search.commands import check, explain, export, search as search_command
+from search.engines.choice import PRECISIONS
+from search.engines.spaces import ENGINES
 from search.planning.route import TRAINERS, Route, route_of
 from search.planning.uniform.answer import Answer, answer, open_launches
-from search.planning.uniform.choice import PRECISIONS
-from search.planning.uniform.engines import ENGINES
 from search.planning.uniform.files import is_launch, launch_document, read_launch, result_document
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
 from search.request.request import build_request
