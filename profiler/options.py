@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
-from autopar.model import ModelSpec
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
 
 WHAT, HOW, MACHINE = "What to measure", "How to measure", "Machine"
 FILES, SIZES = "Files", "Sizes of the model"

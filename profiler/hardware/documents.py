@@ -14,7 +14,7 @@ from autopar.documents.checks import DOCUMENTS, validate_document
 from autopar.documents.schemas import allreduce_key, p2p_key, sp_time_key
 from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run, newest
 from autopar.errors import DocumentError
-from autopar.hardware import bus_bytes_per_s
+from autopar.rates.measured import bus_bytes_per_s
 from autopar.records import dataclass
 from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size

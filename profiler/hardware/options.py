@@ -15,7 +15,7 @@ from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
-from autopar.hardware import COLLECTIVES
+from autopar.rates.measured import COLLECTIVES
 from autopar.records import dataclass
 from autopar.units import GIB, KIB, MIB
 from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out

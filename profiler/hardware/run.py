@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autopar.command.run import say
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
-from autopar.hardware import bus_bytes_per_s
+from autopar.rates.measured import bus_bytes_per_s
 from autopar.records import dataclass
 from autopar.statistics import summarize
 from autopar.units import GB, format_exact_size, format_seconds

@@ -19,9 +19,9 @@ from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
-from autopar.estimate.model import layer_flop
-from autopar.model import LayerSpec, ModelSpec
+from autopar.rates.model import layer_flop
 from autopar.records import dataclass
+from autopar.run.model import LayerSpec, ModelSpec
 from autopar.statistics import USABLE_SPREAD, summarize
 from autopar.units import format_bytes, format_seconds
 from profiler.environment import collect

@@ -21,8 +21,8 @@ from autopar.command.show import (
     save_figure,
 )
 from autopar.errors import InputError, OptionError
-from autopar.hardware import OPERATIONS, bus_bytes_per_s
 from autopar.output import Aside
+from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
 from autopar.records import dataclass
 from autopar.units import GB, format_seconds, format_size
 from profiler.show.read import (

@@ -32,8 +32,8 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.errors import AutoparError, DocumentError, InputError
-from autopar.hardware import OPERATIONS, bus_bytes_per_s
 from autopar.plausible import Doubt
+from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
 from autopar.records import dataclass
 from autopar.statistics import (
     Summary,

@@ -21,7 +21,7 @@ from autopar.command.show import (
 )
 from autopar.documents.hardware import HardwareEntry
 from autopar.documents.sidecar import Measurement, TimeFit, newest_cells, read_sidecar
-from autopar.hardware import COLLECTIVES, bus_bytes_per_s
+from autopar.rates.measured import COLLECTIVES, bus_bytes_per_s
 from autopar.statistics import BAD_FIT, USABLE_SPREAD, relative_spread
 from autopar.units import GB, GIB, MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns

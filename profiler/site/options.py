@@ -13,7 +13,7 @@ from typing import ClassVar
 from autopar.command.fields import make, option, read_given
 from autopar.documents.catalog import SITE_FOLDER
 from autopar.errors import OptionError
-from autopar.hardware import COLLECTIVES
+from autopar.rates.measured import COLLECTIVES
 from autopar.records import dataclass
 from profiler.hardware.options import Cell, Cluster, arranged, parse_size, parse_sizes
 from profiler.options import FILES, HOW, MACHINE, WHAT, RankOptions, budget, check_out, duration
