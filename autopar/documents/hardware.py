@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
-from autopar.documents.checks import INT, PatternDocument
+from autopar.documents.checks import DOCUMENTS, INT, PatternDocument
 from autopar.documents.curves import (
     HardwareFile,
     SidecarCurves,
@@ -25,10 +25,7 @@ from autopar.documents.curves import (
 )
 from autopar.documents.json import write_json
 from autopar.documents.schemas import (
-    AllreduceDocument,
     OverlapDocument,
-    P2pDocument,
-    SpTimeDocument,
     allreduce_key,
     p2p_key,
     sp_time_key,
@@ -36,6 +33,7 @@ from autopar.documents.schemas import (
 from autopar.documents.sidecar import (
     DocumentKind,
     Sidecar,
+    documented_unit,
     load_with_sidecar,
     sidecar_path,
     write_sidecar,
@@ -241,8 +239,6 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
 
 MAKE_HARDWARE = "`torchrun -m profiler.hardware` makes this file"
 
-_Document = TypeVar("_Document", bound=BaseModel)
-
 
 def read_hardware_dir(
     path: Path | str,
@@ -290,63 +286,49 @@ def read_hardware(
     """
     world = num_nodes * gpus_per_node
     shape = (num_nodes, gpus_per_node)
-
-    ar_file, ar_doc = _load("allreduce", Path(allreduce), AllreduceDocument, *shape)
-    ar_entries = hardware_entries("allreduce", ar_doc, _bandwidth_unit(ar_file, bandwidth_unit))
-    bandwidths, ar_notes = _allreduce(ar_file.path, ar_entries, *shape)
-
-    p2p_file, p2p_doc = _load("p2p", Path(p2p), P2pDocument, *shape)
-    links = hardware_entries("p2p", p2p_doc, _bandwidth_unit(p2p_file, bandwidth_unit))
-    _check_groups(p2p_file.path, links, *shape)
-    memory_speed = _memory_bytes_per_s(ar_file, p2p_file)
-    suspicious: tuple[str, ...] = ()
-    for file, values in ((ar_file, ar_entries), (p2p_file, links)):
-        doubts = hardware_doubts(file.kind, values, shape, memory_speed)
-        suspicious += notes_of(file.path, doubts)
+    paths: dict[DocumentKind, Path] = {"allreduce": allreduce, "p2p": p2p, "overlap": overlap}
+    if sp_time is not None:
+        paths["sp_time"] = sp_time
+    read: dict[DocumentKind, HardwareFile] = {}
+    entries: dict[DocumentKind, tuple[HardwareEntry, ...]] = {}
+    for kind, path in paths.items():
+        read[kind], document = _load(kind, Path(path), *shape)
+        entries[kind] = hardware_entries(kind, document, _unit(read[kind], bandwidth_unit))
+        if kind != "overlap":
+            _check_groups(read[kind].path, entries[kind], *shape)
+    bandwidths, ar_notes = _allreduce(read["allreduce"].path, entries["allreduce"], *shape)
+    links = {entry.group_size: entry.value for entry in entries["p2p"]}
     # a single GPU has no links
     if world > 1 and not links:
         raise DocumentError(
-            p2p_file.path,
+            read["p2p"].path,
             "this key is missing and is required",
             key=p2p_key(world),
             remedy=MAKE_HARDWARE,
         )
-
-    overlap_file, overlap_doc = _load("overlap", Path(overlap), OverlapDocument, *shape)
-    coefficient = overlap_doc.overlap_coe
-    overlap_notes: tuple[str, ...] = ()
+    coefficient = entries["overlap"][0].value
     # below 1 both would run faster together than alone, which is noise
-    if coefficient < 1.0:
-        overlap_notes = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",)
-    overlap_entries = hardware_entries("overlap", overlap_doc, "1")
-    suspicious += notes_of(overlap_file.path, hardware_doubts("overlap", overlap_entries, shape))
-
-    files = [
-        _with_notes(ar_file, ar_notes),
-        p2p_file,
-        _with_notes(overlap_file, overlap_notes),
+    low = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",) * (coefficient < 1.0)
+    read["allreduce"] = _with_notes(read["allreduce"], ar_notes)
+    read["overlap"] = _with_notes(read["overlap"], low)
+    files = list(read.values())
+    memory_speed = _memory_bytes_per_s(read["allreduce"], read["p2p"])
+    suspicious = [
+        note
+        for kind, file in read.items()
+        for note in notes_of(file.path, hardware_doubts(kind, entries[kind], shape, memory_speed))
     ]
-    documented: dict[tuple[str, int], Curve] = {}
-    if sp_time is not None:
-        sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
-        times = hardware_entries("sp_time", sp_doc, "ms")
-        _check_groups(sp_file.path, times, *shape)
-        suspicious += notes_of(sp_file.path, hardware_doubts("sp_time", times, shape))
-        documented = _curves(times)
-        files.append(sp_file)
-    bytes_per_s = {entry.group_size: entry.value for entry in links}
-    priced = priced_curves(
-        {file.kind: file for file in files}, bandwidths, bytes_per_s, documented, world
-    )
+    documented = _curves(entries.get("sp_time", ()))
+    priced = priced_curves(read, bandwidths, links, documented, world)
     sidecars = [file.sidecar for file in files if file.sidecar is not None]
     names = [s.name for s in sidecars if s.name is not None]
     return HardwareProfile(
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         allreduce_bytes_per_s=bandwidths,
-        p2p_bytes_per_s=bytes_per_s,
+        p2p_bytes_per_s=links,
         overlap_coefficient=max(1.0, coefficient),
-        hiding=_hiding(overlap_file.sidecar),
+        hiding=_hiding(read["overlap"].sidecar),
         curves=priced.curves,
         strided_curves=priced.strided_curves,
         p2p_curves=priced.p2p_curves,
@@ -369,8 +351,8 @@ def read_hardware(
 
 
 def _load(
-    kind: DocumentKind, path: Path, model: type[_Document], num_nodes: int, gpus_per_node: int
-) -> tuple[HardwareFile, _Document]:
+    kind: DocumentKind, path: Path, num_nodes: int, gpus_per_node: int
+) -> tuple[HardwareFile, BaseModel]:
     name = hardware_file_name(kind, num_nodes, gpus_per_node)
     if path.is_dir():
         stem = name.split("_", 1)[0]
@@ -379,7 +361,8 @@ def _load(
         if not path.exists():
             near = f" (present: {', '.join(others[:4])})" if others else ""
             raise DocumentError(path, f"this file does not exist{near}", remedy=MAKE_HARDWARE)
-    loaded = load_with_sidecar(kind, path, model, remedy=f"{MAKE_HARDWARE}, documented name {name}")
+    remedy = f"{MAKE_HARDWARE}, documented name {name}"
+    loaded = load_with_sidecar(kind, path, DOCUMENTS[kind], remedy=remedy)
     curves, sources = SidecarCurves(), loaded.sources
     if loaded.sidecar is not None:
         curves = sidecar_curves(path, loaded.sidecar, num_nodes * gpus_per_node)
@@ -402,7 +385,10 @@ def _with_notes(file: HardwareFile, notes: tuple[str, ...]) -> HardwareFile:
     return replace(file, sources=(replace(first, notes=notes), *rest))
 
 
-def _bandwidth_unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
+def _unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
+    """Return the unit of a file; `unit` is what the option says of bandwidths."""
+    if file.kind not in ("allreduce", "p2p"):
+        return documented_unit(file.kind)
     recorded = file.sidecar.unit if file.sidecar is not None else None
     if unit is not None and recorded is not None and unit != recorded:
         raise DocumentError(
@@ -411,8 +397,7 @@ def _bandwidth_unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
             key="unit",
             remedy="leave the option out: the file says its unit",
         )
-    # documented files are in GB/s unless something says otherwise
-    return unit or recorded or "GB/s"
+    return unit or recorded or documented_unit(file.kind)
 
 
 def _check_groups(
@@ -435,7 +420,6 @@ def _allreduce(
     path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
 ) -> tuple[dict[tuple[int, bool], float], tuple[str, ...]]:
     """Return bandwidths by group size and whether ranks are neighbours, and what was odd."""
-    _check_groups(path, entries, num_nodes, gpus_per_node)
     unnamed = [entry for entry in entries if "_consec_" not in entry.key]
     named = [entry for entry in entries if "_consec_" in entry.key]
     values = {(entry.group_size, entry.consecutive): entry for entry in named}

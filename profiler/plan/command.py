@@ -39,7 +39,7 @@ def refuse_illegal(
     """
     if not question.problems:
         return
-    if writes and options.json is not None:
+    if writes:
         from autopar.command.show import write_result
         from profiler.plan.report import illegal_document
 
@@ -84,9 +84,7 @@ def _tell(
     from autopar.command.show import write_result
     from profiler.plan.report import show_head
 
-    if options.json is not None:
-        write_result(options.json, document, exit_code, command=_NAME)
-    if options.json != "-":
+    if write_result(options.json, document, exit_code, command=_NAME):
         console = make_console(sys.stdout)
         show_head(console, question)
         show(console, question, *found)

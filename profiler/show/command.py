@@ -94,11 +94,9 @@ def _execute(raw: dict[str, Any]) -> int:
 
 def _answer(asked: ShowOptions, document: Mapping[str, Any], exit_code: int = 0) -> bool:
     """Write the answer of `--json`; return whether tables are to be shown as well."""
-    if asked.json is not None:
-        from autopar.command.show import write_result
+    from autopar.command.show import write_result
 
-        write_result(asked.json, document, exit_code, command=COMMAND.name)
-    return asked.json != "-"
+    return write_result(asked.json, document, exit_code, command=COMMAND.name)
 
 
 def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
