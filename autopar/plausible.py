@@ -72,6 +72,9 @@ class Doubt:
     """A clause that goes behind `the value is ...`."""
     remedy: str = AGAIN
     impossible: bool = False
+    """A reader refuses it."""
+    certain: bool = False
+    """Whatever the neighbours are, the value is wrong; a reader takes it all the same."""
     factor: float = 1.0
     """How far it is beyond what is plausible."""
 
@@ -271,6 +274,7 @@ def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | Non
         key=cell.key,
         problem=f"{cell.written:.4g}{_unit(cell)}, more than {what} ({limit / 1e9:.4g} GB/s)",
         remedy="it is probably in another unit, such as Gbit/s: measure it again",
+        certain=True,
         factor=cell.y / limit,
     )
 

@@ -398,6 +398,11 @@ class Summary:
     half_width: float
     """Half the 95 % confidence interval of the median over the median; inf below 6 samples."""
 
+    @property
+    def spread(self) -> float:
+        """Half of the range from the 5th to the 95th percentile over the median; inf around 0."""
+        return relative_spread(self.low_s, self.median_s, self.high_s)
+
 
 def summarize(samples: Sequence[float]) -> Summary:
     """Return the summary of samples in seconds: at least one, finite and not negative."""

@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -91,21 +92,21 @@ class Row:
         return self.kind in ("flag", "switch")
 
 
-def option(default: Any = MISSING, *, help: str, panel: str = "", **how: Any) -> Any:
+def option(default: Any = MISSING, *, help: str, **how: Any) -> Any:
     """Return a field of a dataclass that is an option.
 
     Parameters
     ----------
     default : of the field, in base units; without one the option has to be given.
-    help, panel : what the help says, and under which heading.
-    how : `name` where it is not that of the field, `switch` for a flag that is off and has a
-        `--no-` form, and what `Row` says of `choices` (words, or a mapping of words to values; a
-        Literal has its own), `low`, `above`, `high`, `too_high`, `scale`, `off`, `expects`,
-        `parse`, `shown`, `metavar`, `alone`, `brief`, `also`, `most_used`, `positional` and
-        `place`. `between` has `low` and `high` of what is counted, and `of` its name, for errors
-        such as `expected 1 to 9 steps`.
+    help : what the help says.
+    how : `panel` is its heading, that of the class (`PANEL`) if none is given; `name` where it is
+        not that of the field, `switch` for a flag that is off and has a `--no-` form, and what
+        `Row` says of `choices` (words, or a mapping of words to values; a Literal has its own),
+        `low`, `above`, `high`, `too_high`, `scale`, `off`, `expects`, `parse`, `shown`, `metavar`,
+        `alone`, `brief`, `also`, `most_used`, `positional` and `place`. `between` has `low` and
+        `high` of what is counted, and `of` its name, for errors such as `expected 1 to 9 steps`.
     """
-    said = {"help": help, "panel": panel, **how}
+    said = {"help": help, **how}
     if "between" in said:
         said["low"], said["high"] = said.pop("between")
         said["expects"] = f"{{low}} to {{high}} {said.pop('of', '')}".rstrip()
@@ -135,17 +136,17 @@ _ROWS: dict[type, tuple[Row, ...]] = {}
 
 
 def _rows(cls: type) -> tuple[Row, ...]:
-    # annotations are texts; those of fields that are no options may name what is not imported
-    space = vars(sys.modules[cls.__module__])
-    return tuple(
-        _row(field, field.type if not isinstance(field.type, str) else eval(field.type, space))
-        for field in dataclasses.fields(cls)
-        if _KEY in field.metadata
-    )
+    return tuple(_row(field, cls) for field in dataclasses.fields(cls) if _KEY in field.metadata)
 
 
-def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
-    said = dict(field.metadata[_KEY])
+def _row(field: dataclasses.Field[Any], cls: type) -> Row:
+    """Return the option of a field of a class, or of a class that it inherits from."""
+    owner = next(base for base in cls.__mro__ if field.name in get_annotations(base))
+    hint: Any = field.type
+    if isinstance(hint, str):
+        # annotations are texts; those of fields that are no options may name what is not imported
+        hint = eval(hint, vars(sys.modules[owner.__module__]))
+    said = {"panel": getattr(owner, "PANEL", ""), **field.metadata[_KEY]}
     if get_origin(hint) in (Union, types.UnionType):
         said["optional"] = True
         # None only says that the option may be absent
@@ -225,6 +226,15 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[row.name] = convert(row, value) if isinstance(value, str) else value
     return found
+
+
+def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
+    """Return option name -> value in base units of the options of dataclasses that are given.
+
+    given : option, with hyphens or underscores -> text, or value. Errors as `read_values`.
+    """
+    raw = {name.replace("_", "-"): value for name, value in given.items()}
+    return read_values([row for cls in classes for row in rows_of(cls)], raw)
 
 
 def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:

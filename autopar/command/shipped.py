@@ -80,13 +80,10 @@ def _print(listed: _List, raw: dict[str, Any]) -> int:
         spec = make(CardSpec, read_values(listed.command.rows, raw))
         if is_asked(spec):
             card = write_card(spec, command=listed.command.name)
-            if asked.json is not None:
-                write_result(asked.json, {"card": card}, command=listed.command.name)
+            write_result(asked.json, {"card": card}, command=listed.command.name)
             return 0
     rows = listed.rows()
-    if asked.json is not None:
-        write_result(asked.json, {listed.what: rows}, command=listed.command.name)
-    if asked.json == "-":
+    if not write_result(asked.json, {listed.what: rows}, command=listed.command.name):
         return 0
     columns, cells = listed.table(rows)
     console = make_console(sys.stdout)

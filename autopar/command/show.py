@@ -89,17 +89,20 @@ def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None
 
 
 def write_result(
-    path: str, document: Mapping[str, Any], exit_code: int = 0, *, command: str
-) -> None:
-    """Write the answer of `--json` to a file, atomically, or to stdout for `-`.
+    path: str | None, document: Mapping[str, Any], exit_code: int = 0, *, command: str
+) -> bool:
+    """Write the answer of `--json` to a file, atomically, or to stdout for `-`; None: nowhere.
 
-    What is there with another content is kept beside it, and the command says so.
+    What is there with another content is kept beside it, and the command says so. Returns whether
+    stdout is left for tables.
 
     exit_code : of the command, which the answer says.
     """
+    if path is None:
+        return True
     if path == "-":
         give(document, exit_code)
-        return
+        return False
     try:
         aside = say_kept(command)
         write_json(Path(path), headed(document, exit_code), number_rows=True, aside=aside)
@@ -108,6 +111,7 @@ def write_result(
             f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
             "another path, or - for stdout"
         ) from None
+    return True
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,6 +147,11 @@ def print_line(console: Console, text: str, *, style: str | None = None) -> None
     """Print a sentence, wrapped and indented like everything under a heading."""
     for line in wrapped(text, console.width - 2):
         console.print("  " + escape(line), style=style, soft_wrap=True)
+
+
+def print_note(console: Console, text: str) -> None:
+    """Print a sentence that explains what is above it."""
+    print_line(console, text, style="dim")
 
 
 def print_item(console: Console, text: str) -> None:

@@ -16,6 +16,7 @@ from autopar.documents.checks import (
     published,
 )
 from autopar.objects import BeforeValidator
+from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
 # Pydantic models of the documented files: which keys exist, in which unit, in which range.
@@ -104,6 +105,21 @@ class AllreduceDocument(PatternDocument):
             "PaddleNLP's spelling: groups of neighbouring ranks.",
         ),
     )
+
+
+def allreduce_key(group_size: int, consecutive: bool) -> str:
+    """Return the documented key of an all-reduce bandwidth."""
+    return f"allreduce_size_{group_size}_consec_{int(consecutive)}"
+
+
+def p2p_key(num_stages: int) -> str:
+    """Return the documented key of the bandwidth between stages."""
+    return f"pp_size_{num_stages}"
+
+
+def sp_time_key(operation: str, group_size: int, size_bytes: float) -> str:
+    """Return the documented key of the time of a collective of whole MiB."""
+    return f"{operation}_size_{group_size}_{int(size_bytes) // MIB}MB_time"
 
 
 @published("p2p")

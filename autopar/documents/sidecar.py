@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
@@ -354,6 +354,12 @@ _UNITS: dict[str, tuple[str, ...]] = {
 }
 """Units that each document may be in; the first is the documented one."""
 
+
+def documented_unit(kind: DocumentKind) -> str:
+    """Return the unit in which a document is written."""
+    return _UNITS[kind][0]
+
+
 _NAME = r"^\S(.{0,98}\S)?$"
 _StackName = Annotated[
     str,
@@ -506,17 +512,31 @@ def describe_model(spec: ModelSpec) -> str:
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def newest_cells(runs: Iterable[Run]) -> dict[str, ModelMeasurement]:
-    """Return the cells of a model that count, by key: the newest ok one, else the newest."""
-    found: dict[str, ModelMeasurement] = {}
-    for run in runs:
-        if run.metadata.get(REPLACES):
-            found = {}
-        for m in run.model_measurements:
-            earlier = found.get(m.key)
-            if m.status == "ok" or earlier is None or earlier.status != "ok":
-                found[m.key] = m
+_Cell = TypeVar("_Cell", Measurement, ModelMeasurement)
+
+
+def newest(cells: Iterable[_Cell]) -> dict[str, _Cell]:
+    """Return what counts of cells in the order of their runs, by key.
+
+    The newest ok one, else the newest: a failure never hides a success of before.
+    """
+    found: dict[str, _Cell] = {}
+    for cell in cells:
+        earlier = found.get(cell.key)
+        if cell.status == "ok" or earlier is None or earlier.status != "ok":
+            found[cell.key] = cell
     return found
+
+
+def counting_runs(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs from the last on that replaced those before it."""
+    replacing = [number for number, run in enumerate(runs) if run.metadata.get(REPLACES)]
+    return runs[replacing[-1] if replacing else 0 :]
+
+
+def newest_cells(runs: Sequence[Run]) -> dict[str, ModelMeasurement]:
+    """Return the cells of a model that count, by key."""
+    return newest(m for run in counting_runs(runs) for m in run.model_measurements)
 
 
 def sidecar_path(document: Path | str) -> Path:
@@ -627,25 +647,4 @@ def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
         new = [run for run in sidecar.runs if run not in old.runs]
         sidecar = sidecar.model_copy(update={"runs": [*old.runs, *new]})
     write_json(path, sidecar.model_dump(exclude_none=True))
-    return path
-
-
-def append_run(document: Path | str, run: Run) -> Path:
-    """Append a run to the sidecar of a documented file.
-
-    Raises
-    ------
-    DocumentError: the file has no sidecar yet.
-    """
-    old = read_sidecar(document)
-    if old is None:
-        raise DocumentError(
-            sidecar_path(document),
-            "this file does not exist",
-            remedy="write the sidecar with its document first",
-        )
-    path = sidecar_path(document)
-    write_json(
-        path, old.model_copy(update={"runs": [*old.runs, run]}).model_dump(exclude_none=True)
-    )
     return path

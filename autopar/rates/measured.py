@@ -72,6 +72,11 @@ OPERATIONS = {
 """Operations by their key in files."""
 
 
+def bus_bytes_per_s(operation: str, group_size: int, size_bytes: float, time_s: float) -> float:
+    """Return the bus bandwidth of one operation, bytes/s."""
+    return OPERATIONS[operation].bus_factor(group_size) * size_bytes / time_s
+
+
 # --------------------------------------------------------------------------------------------------
 # What is known of a cluster: curves of operations over group and size.
 

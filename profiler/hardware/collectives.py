@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autopar.rates.measured import OPERATIONS
 from autopar.records import dataclass
 from profiler.hardware.options import Group
+from profiler.measure import renamed
 
 if TYPE_CHECKING:
     import torch
@@ -343,22 +343,13 @@ def _run_allreduce(buffers: Buffers, member: Member) -> None:
     dist.all_reduce(buffers.send, group=member.group)
 
 
-@cache
-def _function(name: str, older: str) -> Callable[..., Any]:
-    """Return a function of torch.distributed, by the name it had before torch 2.13 if need be."""
-    import torch.distributed as dist
-
-    found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older)
-    return found
-
-
 def _run_allgather(buffers: Buffers, member: Member) -> None:
-    gather = _function("all_gather_single", "all_gather_into_tensor")
+    gather = renamed("all_gather_single", "all_gather_into_tensor")
     gather(buffers.receive, buffers.send, group=member.group)
 
 
 def _run_reducescatter(buffers: Buffers, member: Member) -> None:
-    scatter = _function("reduce_scatter_single", "reduce_scatter_tensor")
+    scatter = renamed("reduce_scatter_single", "reduce_scatter_tensor")
     scatter(buffers.receive, buffers.send, group=member.group)
 
 

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from autopar.records import dataclass
+from autopar.statistics import summarize
 
 # --------------------------------------------------------------------------------------------------
 # Two queues of work that start together: GEMMs in one lane, communications in the other.
@@ -429,6 +430,30 @@ class OverlapSamples:
     def samples_s(self) -> dict[str, list[float]]:
         """The samples by their names in a sidecar."""
         return {name: list(getattr(self, name)) for name in QUANTITIES}
+
+
+SIDES = ("compute", "communication")
+
+
+class Slowdown(NamedTuple):
+    """How many times slower one side is while both work, and the relative spread of that."""
+
+    ratio: float
+    spread: float
+
+
+def slowdown(samples_s: Mapping[str, Sequence[float]], side: str) -> Slowdown | None:
+    """Return the slow-down of a side by the medians of its samples, None without samples.
+
+    side : `compute` or `communication`.
+    """
+    alone, both = (samples_s.get(f"{side}_{how}") for how in ("alone", "overlapped"))
+    if not alone or not both:
+        return None
+    before, after = summarize(alone), summarize(both)
+    if not before.median_s or not after.median_s:
+        return None
+    return Slowdown(after.median_s / before.median_s, math.hypot(before.spread, after.spread))
 
 
 @dataclass(frozen=True, kw_only=True)

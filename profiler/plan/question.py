@@ -15,8 +15,8 @@ from autopar.errors import DocumentError, InputError, OptionError
 from autopar.records import dataclass
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from profiler.options import SizeOptions
-from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions, Precision
+from profiler.options import Precision, SizeOptions
+from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions
 
 # --------------------------------------------------------------------------------------------------
 # Scales a plan down: fewer layers and samples, the same stages, ranks and kinds of strategies.

@@ -373,21 +373,6 @@ class _Vocab(nn.Module):
         self.first, self.last = first, last
 
 
-def build_stage(
-    job: PlanJob,
-    groups: PlanGroups,
-    *,
-    device: torch.device | str,
-    has_values: bool = True,
-) -> Stage:
-    """Return this rank's stage of a plan with one chunk a stage.
-
-    has_values : False where tensors have no contents.
-    """
-    (stage,) = build_stages(job, groups, device=device, has_values=has_values)
-    return stage
-
-
 def build_stages(
     job: PlanJob,
     groups: PlanGroups,
@@ -395,7 +380,10 @@ def build_stages(
     device: torch.device | str,
     has_values: bool = True,
 ) -> tuple[Stage, ...]:
-    """Return this rank's chunks of a plan in the order in which a micro-batch meets them."""
+    """Return this rank's chunks of a plan in the order in which a micro-batch meets them.
+
+    has_values : False where tensors have no contents.
+    """
     builder = _Builder(job, groups, torch.device(device), has_values)
     plan = job.plan
     chunks = range(plan.num_stages * plan.num_chunks)

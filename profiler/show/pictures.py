@@ -22,7 +22,7 @@ from autopar.command.show import (
 )
 from autopar.errors import InputError, OptionError
 from autopar.output import Aside
-from autopar.rates.measured import OPERATIONS
+from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
 from autopar.records import dataclass
 from autopar.units import GB, format_seconds, format_size
 from profiler.show.read import (
@@ -30,7 +30,6 @@ from profiler.show.read import (
     Point,
     Series,
     SeriesKey,
-    bus_bytes_per_s,
     series_of,
     stamps,
 )

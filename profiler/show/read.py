@@ -27,11 +27,13 @@ from autopar.documents.sidecar import (
     Measurement,
     Run,
     Sidecar,
+    documented_unit,
     read_sidecar,
     sidecar_path,
 )
 from autopar.errors import AutoparError, DocumentError, InputError
-from autopar.rates.measured import OPERATIONS
+from autopar.plausible import Doubt
+from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
 from autopar.records import dataclass
 from autopar.statistics import (
     Summary,
@@ -41,7 +43,8 @@ from autopar.statistics import (
     warnings_of,
 )
 from autopar.units import format_count
-from profiler.hardware.documents import UNITS, newest_measurements
+from profiler.hardware.documents import newest_measurements
+from profiler.hardware.options import cell_key
 
 # --------------------------------------------------------------------------------------------------
 # The kinds of file that `profile-show` knows by their names, and the shape a name says.
@@ -91,12 +94,23 @@ class Finding:
     severity: Severity
     sentence: str
     """File, key, value and remedy."""
+    key: str | None = None
 
 
 def finding(severity: Severity, path: Path, key: str | None, problem: str, remedy: str) -> Finding:
     """Return a finding whose sentence is built like every error about a file."""
-    error = DocumentError(path, problem, key=key, remedy=remedy)
-    return Finding(severity=severity, sentence=str(error))
+    return error_finding(DocumentError(path, problem, key=key, remedy=remedy), severity)
+
+
+def error_finding(error: DocumentError, severity: Severity = "error") -> Finding:
+    """Return the finding of an error about a file."""
+    return Finding(severity=severity, sentence=str(error), key=error.key)
+
+
+def doubt_finding(path: Path, doubt: Doubt) -> Finding:
+    """Return the finding of an unlikely value of a file."""
+    severity: Severity = "error" if doubt.impossible or doubt.certain else "warning"
+    return finding(severity, path, doubt.key, f"the value is {doubt.problem}", doubt.remedy)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -255,7 +269,7 @@ def _load(
     recorded = sidecar.unit if sidecar is not None else None
     # what a sidecar recorded counts more than the option
     option = unit if kind in ("allreduce", "p2p") else None
-    chosen = recorded or option or UNITS[kind]
+    chosen = recorded or option or documented_unit(kind)
     entries: tuple[HardwareEntry, ...] = ()
     if document is not None:
         found = document_errors(DOCUMENTS[kind], path, document.data)
@@ -354,11 +368,6 @@ SeriesKey = tuple[str, int, bool]
 
 _FIT_POINTS = 3
 """Fewest points a line is fitted to."""
-
-
-def bus_bytes_per_s(operation: str, group_size: int, size_bytes: float, time_s: float) -> float:
-    """Return the bus bandwidth of one operation, bytes/s."""
-    return OPERATIONS[operation].bus_factor(group_size) * size_bytes / time_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -481,10 +490,7 @@ def series_of(profile: Profile) -> Mapping[SeriesKey, Series]:
 
 def point_key(series: Series, point: Point) -> str:
     """Return the name of a curve's point, spelt like the cell it is measured in."""
-    if series.operation.startswith("p2p"):
-        return f"{series.operation}_stages_{series.group_size}_{point.size_bytes:.0f}B"
-    kind = int(series.consecutive)
-    return f"{series.operation}_size_{series.group_size}_consec_{kind}_{point.size_bytes:.0f}B"
+    return cell_key(series.operation, series.group_size, series.consecutive, point.size_bytes)
 
 
 def time_of(cell: Measurement) -> Summary | None:

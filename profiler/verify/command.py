@@ -498,9 +498,7 @@ def _execute(raw: dict[str, Any]) -> int:
             sys.stdout.write(visible(line) + "\n")
         return 0
     found = verify(options, COMMAND.say)
-    if json_path is not None:
-        write_result(json_path, verify_document(options, found), command=COMMAND.name)
-    if json_path != "-":
+    if write_result(json_path, verify_document(options, found), command=COMMAND.name):
         show_verification(make_console(sys.stdout), found)
     return 0
 

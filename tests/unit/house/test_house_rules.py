@@ -33,6 +33,7 @@ SMALL = {  # modules that are one idea and shorter: name, and why it stands alon
     "autopar/run/runtime.py": "what the types of a run and their prices have in common",
     "autopar/sources.py": "what documents of every kind carry along",
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
+    "profiler/hardware/command.py": "light, as that of models",
     "profiler/site/command.py": "light, as that of models",
     "search/engines/spaces.py": "the table of spaces, which their modules must not import",
     "search/engines/readers.py": "the table of trainers, whose modules must not import it",

@@ -181,7 +181,6 @@ def test_options() -> None:
     options = build_options(adapter="12.5", name="two-nodes", batch="3")
 
     assert (options.adapter_bytes_per_s, options.name, options.batch) == (12.5e9, "two-nodes", 3)
-    assert options.session.timeout_s == options.timeout_s
     with pytest.raises(OptionError, match=r"--name: '\.\./x' is no name of a file"):
         build_options(name="../x")
     with pytest.raises(OptionError, match="--gemm-seconds"):

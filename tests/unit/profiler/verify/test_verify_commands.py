@@ -192,7 +192,7 @@ def test_one_call_at_a_time(tmp_path: Path) -> None:
     first, second = opened(tmp_path)[0], opened(tmp_path)[0]
     with (
         first.held(),
-        pytest.raises(OptionError, match="another autopar-verify works in"),
+        pytest.raises(OptionError, match="another run is writing there"),
         second.held(),
     ):
         pass
