@@ -16,7 +16,7 @@ from autopar.command.dialect import normalise
 from autopar.command.fields import Row
 from autopar.command.options import Command
 from autopar.errors import OptionError
-from tests.unit.test_options import COMMANDS, Small, command_of
+from tests.unit.command.test_options import COMMANDS, Small, command_of
 
 EVERY = (*COMMANDS, "small")
 VALUES = st.sampled_from(("1", "0", "-1", "-", "--", "a", "b c", "", "x=1", "--name", "none", "é"))
