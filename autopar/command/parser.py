@@ -31,13 +31,6 @@ HELP = ("--help", "-h", "--help-all")
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_AUTOPAR_COMPLETE"
 """Environment variable that the script of a shell sets when it asks for words; typer's name."""
-_NESTED = ("calculon", "tensor2d")
-"""First words of some commands that name a model; each has options of its own."""
-_TABLE: Mapping[str, str] = {
-    **{name: text for name, (_, _, text) in SUBCOMMANDS.items()},
-    **{f"{name} {model}": "" for name in ("estimate", "explore") for model in _NESTED},
-}
-"""Words of a command -> its purpose."""
 _NAMES: Mapping[str, str] = {
     "model": "model_names",
     "application": "model_names",
@@ -164,25 +157,31 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the words that may follow the prefix."""
-        rest = [name.removeprefix(self.prefix) for name in _TABLE if name.startswith(self.prefix)]
-        return list(dict.fromkeys(words.split()[0] for words in rest))
+        names = [name for name in SUBCOMMANDS if name.startswith(self.prefix)]
+        return list(dict.fromkeys(name.removeprefix(self.prefix).split()[0] for name in names))
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand:
         """Return a command without options, for lists."""
-        text = _TABLE.get(self.prefix + cmd_name, "measure, print and compare")
+        _, _, text = SUBCOMMANDS.get(self.prefix + cmd_name, ("", "", "measure, print and compare"))
         return TyperCommand(cmd_name, help=text, rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command or group that the first word names, and the other words."""
-        if args[0] not in self.list_commands(ctx):
+        word, *rest = args
+        name = self.prefix + word
+        if word not in self.list_commands(ctx):
             return None, None, args
-        name = self.prefix + args[0]
-        own = _loaded(name) if name in _TABLE else None
-        if not any(other.startswith(f"{name} ") for other in _TABLE):
-            return args[0], own, args[1:]
-        inner = LazyGroup(name=args[0], params=own and own.params, rich_markup_mode=None)
-        inner.prefix = f"{name} "
-        return args[0], inner, args[1:]
+        if name not in SUBCOMMANDS:
+            inner = LazyGroup(name=word, rich_markup_mode=None)
+            inner.prefix = f"{name} "
+            return word, inner, rest
+        module = import_module(SUBCOMMANDS[name][1])
+        found = module.COMMAND.typed
+        # the first word of some commands may name a model, which has options of its own
+        if hasattr(module, "MODELS"):
+            models = {model: one.command.typed for model, one in module.MODELS.items()}
+            found = TyperGroup(name=word, commands=models, params=found.params)
+        return word, found, rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Answer words that name no command: help, version, completion; or raise OptionError."""
@@ -248,14 +247,6 @@ def main() -> None:
         return 0
 
     sys.exit(guarded(answer, say))
-
-
-def _loaded(name: str) -> DialectCommand:
-    first, _, model = name.partition(" ")
-    nested = model in _NESTED
-    module = import_module(SUBCOMMANDS[first if nested else name][1])
-    command: DialectCommand = (module.MODELS[model].command if nested else module.COMMAND).typed
-    return command
 
 
 def _script(shell: str) -> str:
