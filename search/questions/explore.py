@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autopar.command.options import own_names
+from autopar.command.dialect import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
 from autopar.records import dataclass
 from autopar.run.plan import PUBLISHED_RUNS

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from autopar.command.dialect import own_names
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
-from autopar.command.options import Command, own_names
+from autopar.command.options import Command
 from autopar.documents.catalog import DEFAULT_MODEL, located_options, require_inputs
 from autopar.errors import DocumentError, OptionError
 from autopar.records import dataclass

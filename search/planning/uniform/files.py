@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from autopar import __version__
 from autopar.command.answers import is_answer
-from autopar.command.options import own_names
+from autopar.command.dialect import own_names
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError, OptionError

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import pytest
 
-from autopar.command.aliases import ALIASES, FAMILIES, VALUES, Family
+from autopar.command.aliases import Family, alias_tables
+from autopar.command.dialect import normalise
 from autopar.command.fields import make, option, read_values, rows_of, validate
-from autopar.command.options import HELP_WIDTH, REPEATED, Command, normalise
+from autopar.command.options import HELP_WIDTH, REPEATED, Command
 from autopar.errors import OptionError
 
 COMMANDS = (
@@ -341,11 +342,12 @@ def test_aliases_lead_to_options_of_commands() -> None:
     tables = [{row.name for row in command.rows} for command in commands]
     everything = set().union(*tables)
 
-    for targets in ALIASES.values():
+    known = alias_tables()
+    for targets in known.aliases.values():
         assert {target.partition("=")[0] for target in targets} <= everything
-    assert {name for name, _ in VALUES} <= everything | set(ALIASES)
+    assert {name for name, _ in known.values} <= everything | set(known.aliases)
     for command, own in zip(commands, tables, strict=True):
-        family = FAMILIES[command.family]
+        family = known.families[command.family]
         foreign = [family.ignored, family.planned, family.refused, family.only_one]
         for table in foreign:
             assert not set(table) & own, command.name
