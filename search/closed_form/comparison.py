@@ -503,8 +503,8 @@ def _closed_notes(question: PlanQuestion, equal: Sequence[int]) -> Iterator[str]
 
 def _calculon(question: PlanQuestion) -> Column:
     from search.closed_form.calculon import Execution, System, evaluate
+    from search.closed_form.calculon.exploration import time_parts
     from search.closed_form.files import application_of, calculon_from_card, structure_of
-    from search.closed_form.questions import calculon_time
 
     plan, per_node = question.plan, question.card.max_gpus_per_node
     application = application_of(question.spec)
@@ -547,7 +547,7 @@ def _calculon(question: PlanQuestion) -> Column:
     system = calculon_from_card(question.card).model_dump()
     room = System.model_validate({**system, "mem1": {**system["mem1"], "GiB": _ROOM_GIB}})
     statistics = evaluate(application, execution, room, layers=True)
-    own = {part.name: part.amount for part in calculon_time(statistics)}
+    own = {part.name: part.amount for part in time_parts(statistics)}
     block = _by_kind(
         (_calculon_kind(row["name"]), sum(row[f"{key}_processing_time"] for key in _PASSES))
         for row in statistics["layers"]
@@ -577,8 +577,8 @@ def _calculon_kind(name: str) -> str:
 
 def _tensor2d(question: PlanQuestion) -> Column:
     from search.closed_form.files import model_of, tensor2d_from_card
-    from search.closed_form.questions import tensor2d_time
     from search.closed_form.tensor2d import evaluate
+    from search.closed_form.tensor2d.exploration import time_parts
 
     plan, per_node = question.plan, question.card.max_gpus_per_node
     model = model_of(question.spec)
@@ -608,7 +608,7 @@ def _tensor2d(question: PlanQuestion) -> Column:
         system=tensor2d_from_card(question.card),
         layers=True,
     )
-    own = {part.name: part.amount for part in tensor2d_time(statistics)}
+    own = {part.name: part.amount for part in time_parts(statistics)}
     each = len(plan.layers) // plan.num_stages
     kinds = _by_kind(
         (

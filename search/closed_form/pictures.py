@@ -10,7 +10,7 @@ from autopar.command.show import COLOURS, GRID, MARKERS, QUIET, drawn, save_figu
 from autopar.errors import OptionError
 from autopar.output import Aside
 from autopar.units import GIB, format_seconds
-from search.closed_form.questions import Answer, Part, Point
+from search.closed_form.answers import Answer, Part, Point
 from search.report.closed_form import by_strategy, efficiencies
 
 PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")

@@ -25,9 +25,10 @@ from search.commands.app import Model, leave, run_model, write_answer
 from search.commands.what_if import COMMAND as COMMAND, execute as execute_what_ifs
 
 if TYPE_CHECKING:
+    from search.closed_form.answers import Answer
     from search.closed_form.calculon import System
     from search.closed_form.files import Known
-    from search.closed_form.questions import Answer, Asked, Axis, Search
+    from search.closed_form.questions import Asked, Axis, Search
     from search.closed_form.session import PointFile, Session
     from search.closed_form.tensor2d import Strategy
 

@@ -30,7 +30,7 @@ from search.closed_form.tuners.tune import (
     TuningResult,
     TuningSpace,
     load_space,
-    price_all,
+    price_range,
     price_sample,
     result_of,
 )
@@ -138,5 +138,5 @@ def tune(
     elif ray is not None:
         record = price_all_on_ray(pricer, ray, progress)
     else:
-        record = price_all(pricer, progress)
+        record = price_range(pricer, 0, known.size, progress)
     return result_of(tuner, objective, known, record)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,12 @@ from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError
 from autopar.objects import create_model, model_validator
 from autopar.records import dataclass
+from search.closed_form.answers import Point
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
-from search.closed_form.calculon.exploration import PricedExecution, priced_execution
+from search.closed_form.calculon.exploration import point_of
 from search.closed_form.native import GO_ON, LARGEST, Objective
-
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
-    from pydantic_core import core_schema
 
 # --------------------------------------------------------------------------------------------------
 # Domains of a space, as its file says them.
@@ -172,33 +169,21 @@ def load_space(
 
 
 @dataclass(frozen=True, eq=False)  # by identity: types have to be hashable
-class _Values:
-    """What a field of a space may be: a value, a list of values, or a range of integers."""
+class _Values(Value):
+    """What a field of a space may be: such a value, a list of them, or a range of integers."""
 
-    one: Value
-    number: bool
+    number: bool = False
 
-    def __get_pydantic_core_schema__(
-        self, source: type[Any], handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_plain_validator_function(self.check)
-
-    def reader(self, inner: object) -> Callable[[object], tuple[Any, ...]]:
-        """Return what reads a value, for `autopar.objects`."""
-        return self.check
-
-    def check(self, written: object) -> tuple[Any, ...]:
+    def check(self, value: object) -> object:
         """Return the values, numbers in ascending order, or raise what was expected."""
-        listed = written if isinstance(written, list) else [written]
-        if isinstance(written, dict):
-            listed = self._range(written)
+        listed = value if isinstance(value, list) else [value]
+        if isinstance(value, dict):
+            listed = self._range(value)
         if not listed:
             raise key_error(f"the list is empty; give {_SPELLING}")
-        values = [self.one.check(value) for value in listed]
+        values: list[Any] = [Value.check(self, one) for one in listed]
         if len(set(values)) < len(values):
-            raise key_error(f"a value of {shorten(written)} appears twice")
+            raise key_error(f"a value of {shorten(value)} appears twice")
         # neighbours in order are alike, which tuners use; words have no order to bring them into
         return tuple(sorted(values)) if self.number else tuple(values)
 
@@ -237,17 +222,13 @@ class _Values:
 def _values_of(name: str) -> _Values:
     if name in CHOICES:
         words = CHOICES[name]
-        expected = f"one of {', '.join(words)}"
-        return _Values(Value(expected, lambda value: value in words, {}), number=False)
+        return _Values(f"one of {', '.join(words)}", lambda value: value in words, {})
     if name in _FLAGS:
-        is_flag = Value("true or false", lambda v: type(v) in (bool, int) and v in (0, 1), {})
-        return _Values(is_flag, number=False)
+        return _Values("true or false", lambda v: type(v) in (bool, int) and v in (0, 1), {})
     least = 0 if name.endswith("_net") else 1
     expected = f"an integer from {least} to {LARGEST}"
-    return _Values(
-        Value(expected, lambda value: type(value) is int and least <= value <= LARGEST, {}),
-        number=True,
-    )
+    fits = lambda value: type(value) is int and least <= value <= LARGEST  # noqa: E731
+    return _Values(expected, fits, {}, number=True)
 
 
 class _SpaceRules(StrictObject):
@@ -397,6 +378,10 @@ class Pricer:
         return costs
 
 
+_Ranked = tuple[float, float, np.void, np.void]
+"""(score, tie, execution, outcome) of a point."""
+
+
 @dataclass(kw_only=True)
 class Record:
     """What came of the points that were priced so far; records of parts add up to one."""
@@ -408,15 +393,10 @@ class Record:
     """Points by the code of the reason why they are refused, 0 for those that run."""
     room: int = 1
     """Points that are kept."""
-    ranked: list[tuple[float, float, PricedExecution]] = field(default_factory=list)
-    """(score, tie, point), the best first; of equal ones the first that was priced."""
+    ranked: list[_Ranked] = field(default_factory=list)
+    """The best first; of equal ones the first that was priced."""
     steps: list[tuple[int, float, float]] = field(default_factory=list)
     """(evaluations, score, tie) whenever a better point was found."""
-
-    @property
-    def best(self) -> PricedExecution | None:
-        """Return the best point."""
-        return self.ranked[0][2] if self.ranked else None
 
     @property
     def last(self) -> tuple[float, float]:
@@ -436,7 +416,7 @@ class Record:
         self.evaluations += len(first)
         self.counts += np.bincount(priced.outcomes["reason"], minlength=len(REASONS))
 
-    def _best_of(self, priced: Priced) -> list[tuple[float, float, PricedExecution]]:
+    def _best_of(self, priced: Priced) -> list[_Ranked]:
         """Return the points of these that may be kept, the best first."""
         full = len(self.ranked) == self.room
         limit = self.ranked[-1][0] if full else np.inf
@@ -444,24 +424,20 @@ class Record:
         # lexsort sorts by its last key first, and leaves equal ones in their order
         order = np.lexsort((priced.scores[rows, 1], priced.scores[rows, 0]))
         # tuners that learn ask for points again: as many more as there are kept
-        return [
-            (
-                float(priced.scores[row, 0]),
-                float(priced.scores[row, 1]),
-                priced_execution(priced.executions[row], priced.outcomes[row]),
-            )
-            for row in rows[order][: 2 * self.room].tolist()
-        ]
+        kept = rows[order][: 2 * self.room]
+        first, second = priced.scores[kept].T.tolist()
+        # copied, as rows alone would keep all points of their chunk
+        return list(zip(first, second, priced.executions[kept], priced.outcomes[kept], strict=True))
 
-    def _rank(self, points: list[tuple[float, float, PricedExecution]]) -> None:
+    def _rank(self, points: list[_Ranked]) -> None:
         """Keep the best of what is kept and of these points, none twice."""
-        ranked: list[tuple[float, float, PricedExecution]] = []
-        seen: set[tuple[Any, ...]] = set()
+        ranked: list[_Ranked] = []
+        seen: set[Any] = set()
         # a stable sort: what came first stays in front of its equals
         for point in sorted([*self.ranked, *points], key=lambda point: point[:2]):
             if len(ranked) == self.room:
                 break
-            execution = tuple(point[2].execution.values())
+            execution = point[2].item()
             if execution not in seen:
                 seen.add(execution)
                 ranked.append(point)
@@ -488,22 +464,16 @@ _COUNTABLE = 2**62
 """Points of a larger space have no number of 64 bits."""
 
 
-def price_all(pricer: Pricer, progress: Callable[[int, int], None] | None = None) -> Record:
-    """Return the record of every point of a space."""
-    record, size = pricer.record(), pricer.space.size
-    for begin in range(0, size, CHUNK):
-        record.join(price_range(pricer, begin, min(begin + CHUNK, size)))
-        if progress is not None:
-            progress(record.evaluations, size)
-    return record
-
-
-def price_range(pricer: Pricer, begin: int, end: int) -> Record:
+def price_range(
+    pricer: Pricer, begin: int, end: int, progress: Callable[[int, int], None] | None = None
+) -> Record:
     """Return the record of the points from one number to another, the last one left out."""
     record = pricer.record()
     for start in range(begin, end, CHUNK):
         points = np.arange(start, min(start + CHUNK, end), dtype=np.int64)
         record.add(pricer.price(pricer.space.digits(points)))
+        if progress is not None:
+            progress(record.evaluations, end - begin)
     return record
 
 
@@ -557,8 +527,8 @@ class TuningResult:
 
     tuner: str
     objective: Objective
-    best: PricedExecution | None
-    top: tuple[PricedExecution, ...] = ()
+    best: Point | None
+    top: tuple[Point, ...] = ()
     """As many as were asked for, the best first."""
     evaluations: int
     space_size: int
@@ -592,11 +562,14 @@ def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Reco
             trace.append(TraceStep(evaluations=evaluations, value=value))
             last = score
     refused = {REASONS[code]: int(n) for code, n in enumerate(record.counts) if code and n}
+    # batches are said where they differ
+    fixed = len({int(execution["batch_size"]) for _, _, execution, _ in record.ranked}) == 1
+    top = tuple(point_of(x, o, fixed_batch=fixed) for _, _, x, o in record.ranked)
     return TuningResult(
         tuner=tuner,
         objective=objective,
-        best=record.best,
-        top=tuple(point for _, _, point in record.ranked),
+        best=next(iter(top), None),
+        top=top,
         evaluations=record.evaluations,
         space_size=space.size,
         feasible=int(record.counts[0]),
