@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from autopar.documents.model import read_model_profile
     from autopar.documents.plan import read_strategy as read_plan
     from autopar.documents.spec import load_spec as read_model
-    from autopar.estimate.card import load_card as read_card
-    from autopar.hardware import HardwareProfile as Hardware
-    from autopar.model import ModelProfile, ModelSpec as Model
-    from autopar.plans import Plan, Prediction
+    from autopar.rates.card import load_card as read_card
+    from autopar.rates.measured import HardwareProfile as Hardware
+    from autopar.run.model import ModelProfile, ModelSpec as Model
+    from autopar.run.plan import Plan, Prediction
     from search import plan
     from search.closed_form.calculon import evaluate_many
-    from search.options import SearchOptions
-    from search.planner.planner import Planner
-    from search.planner.prediction import SearchResult
+    from search.planning.layered.planner import Planner
+    from search.planning.layered.prediction import SearchResult
+    from search.request.options import SearchOptions
 
 __version__ = "0.1.0"
 __all__ = [
@@ -61,14 +61,14 @@ __all__ = [
 
 _HOMES = {
     "Answer": ("autopar.command.asking", "Answer"),
-    "Hardware": ("autopar.hardware", "HardwareProfile"),
-    "Model": ("autopar.model", "ModelSpec"),
-    "ModelProfile": ("autopar.model", "ModelProfile"),
-    "Plan": ("autopar.plans", "Plan"),
-    "Planner": ("search.planner.planner", "Planner"),
-    "Prediction": ("autopar.plans", "Prediction"),
-    "SearchOptions": ("search.options", "SearchOptions"),
-    "SearchResult": ("search.planner.prediction", "SearchResult"),
+    "Hardware": ("autopar.rates.measured", "HardwareProfile"),
+    "Model": ("autopar.run.model", "ModelSpec"),
+    "ModelProfile": ("autopar.run.model", "ModelProfile"),
+    "Plan": ("autopar.run.plan", "Plan"),
+    "Planner": ("search.planning.layered.planner", "Planner"),
+    "Prediction": ("autopar.run.plan", "Prediction"),
+    "SearchOptions": ("search.request.options", "SearchOptions"),
+    "SearchResult": ("search.planning.layered.prediction", "SearchResult"),
     "ask": ("autopar.command.asking", "ask"),
     "check": ("autopar.command.asking", "check"),
     "compare": ("autopar.command.asking", "compare"),
@@ -76,7 +76,7 @@ _HOMES = {
     "search": ("autopar.command.asking", "search"),
     "evaluate_many": ("search.closed_form.calculon", "evaluate_many"),
     "plan": ("search", "plan"),
-    "read_card": ("autopar.estimate.card", "load_card"),
+    "read_card": ("autopar.rates.card", "load_card"),
     "read_hardware": ("autopar.documents.hardware", "read_hardware_dir"),
     "read_model": ("autopar.documents.spec", "load_spec"),
     "read_model_profile": ("autopar.documents.model", "read_model_profile"),

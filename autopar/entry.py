@@ -73,7 +73,7 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "profile show": ("profile-show", "profiler.show.command", "print and compare measured files"),
     "profile estimate": (
         "autopar-profile-estimate",
-        "autopar.estimate.command",
+        "autopar.rates.command",
         "write estimated files, from a card and a model's architecture",
     ),
     "serve": (

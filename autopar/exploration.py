@@ -1,7 +1,7 @@
 """The object that `autopar-explore --json` prints for its combinations, and its parts.
 
-What a combination is and how it is searched is `search.what_if`; a single plan's documents are in
-`autopar.documents.plan`.
+What a combination is and how it is searched is `search.questions.explore`; a single plan's
+documents are in `autopar.documents.plan`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ least and at most by a power of the ratio of the sizes, whatever model or machin
 breaks such a law with most others is a bad one, and one bad value decides a plan. Readers turn
 `Doubt`s into notes and errors, `profile-show --validate` into findings.
 
-Limits are chosen on measured files (tests/unit/test_plausible.py): what is said is beyond anything
-in them, what is refused is ten times beyond a law.
+Limits are chosen on measured files (tests/unit/documents/test_plausible.py): what is said is
+beyond anything in them, what is refused is ten times beyond a law.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from statistics import median
 
 import numpy as np
 
-from autopar.estimate.card import load_card
-from autopar.estimate.collectives import GroupShape, collective_time_s
 from autopar.output import write_text
+from autopar.rates.card import load_card
+from autopar.rates.collectives import GroupShape, collective_time_s
 from benchmarks.metadata import ROOT
 from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import COMPAT, CORRECT, Quirks, System

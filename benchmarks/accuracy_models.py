@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from autopar.errors import InfeasibleExecution, InputError
-from autopar.estimate import estimate_hardware, estimate_model
-from autopar.estimate.site import load_site
-from autopar.estimate.stack import load_stack
-from autopar.hardware import HardwareProfile
-from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, ZeroDefault
+from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.measured import HardwareProfile
+from autopar.rates.site import load_site
+from autopar.rates.stack import load_stack
+from autopar.run.model import LayerSpec, ModelSpec
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, ZeroDefault
 from autopar.units import GIB
 from benchmarks.accuracy_rows import Run, UnusableError
 from search.closed_form.calculon import Application, Execution, System as CalculonSystem, evaluate
 from search.closed_form.files import calculon_system, tensor2d_system
 from search.closed_form.tensor2d import Model, evaluate as evaluate_tensor2d
-from search.options import LARGEST_MEMORY_GIB, SearchOptions
-from search.planner.planner import Planner
+from search.planning.layered.planner import Planner
+from search.request.options import LARGEST_MEMORY_GIB, SearchOptions
 
 __all__ = ["MODELS", "Answer"]
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.plans import Plan, Prediction
+from autopar.run.plan import Plan, Prediction
 from autopar.units import GIB
 from benchmarks.metadata import ROOT, Timed, append, timed
-from search.cost.model import CostModel
-from search.options import SearchOptions
-from search.planner.prediction import SearchResult
-from search.question import Session, evaluate_file, open_session
-from search.request import InputSpec
+from search.planning.cost.model import CostModel
+from search.planning.layered.prediction import SearchResult
+from search.planning.question import Session, evaluate_file, open_session
+from search.request.options import SearchOptions
+from search.request.request import InputSpec
 from tests.data.read import galvatron_answers
 from tests.oracles.galvatron_terms import Peer, PeerV24, attribution
 

@@ -28,16 +28,16 @@ from typing import Any
 import numpy as np
 
 import search
-from autopar.estimate import estimate_hardware, estimate_model
-from autopar.model import ModelSpec
+from autopar.rates import estimate_hardware, estimate_model
+from autopar.run.model import ModelSpec
 from autopar.units import GIB
 from benchmarks.growth_cases import CASES, Case
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
-from search.options import SearchOptions
-from search.planner.planner import Planner
-from search.planner.prediction import SearchResult
-from search.question import open_session
-from search.request import InputSpec
+from search.planning.layered.planner import Planner
+from search.planning.layered.prediction import SearchResult
+from search.planning.question import open_session
+from search.request.options import SearchOptions
+from search.request.request import InputSpec
 
 __all__ = ["KINDS", "exponent", "main", "measure"]
 
@@ -218,7 +218,7 @@ def _command(case: Case) -> dict[str, Any]:
 
 def _stage(case: Case) -> dict[str, Any]:
     """CPU seconds of one call about a stage of two layers: the call itself is all there is."""
-    from search.planner.core import solve_stage
+    from search.planning.layered.core import solve_stage
 
     del case
     times, memory = np.array([[1.0, 2.0]] * 2), np.array([[2.0, 1.0]] * 2)

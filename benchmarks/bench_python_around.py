@@ -17,12 +17,12 @@ from unittest.mock import patch
 
 from autopar.units import GIB
 from benchmarks.metadata import Timed, append, summary, timed
-from search.options import SearchOptions
-from search.planner import planner as module
-from search.planner.planner import Planner
-from search.planner.prediction import SearchResult
-from search.question import open_session
-from search.request import InputSpec
+from search.planning.layered import planner as module
+from search.planning.layered.planner import Planner
+from search.planning.layered.prediction import SearchResult
+from search.planning.question import open_session
+from search.request.options import SearchOptions
+from search.request.request import InputSpec
 
 __all__ = ["main", "searches", "tables"]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autopar.units import MIB
 from benchmarks.metadata import ROOT, append, summary, timed
-from search.planner.core import StageSolution, solve_stage
+from search.planning.layered.core import StageSolution, solve_stage
 from tests.data.read import stage_problems
 
 __all__ = ["TARGET_RATIO", "StageCase", "main", "read_cases", "wrong"]

@@ -21,20 +21,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.card import load_card
-from autopar.estimate.parts.operations import machine_of
-from autopar.estimate.stack import load_stack
-from autopar.memory.launch import Model
+from autopar.rates.accuracy import load_accuracy
+from autopar.rates.card import load_card
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
 from autopar.records import dataclass
+from autopar.run.launch import Model
 from autopar.units import GIB
 from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
 from search.check.assessment import Target, assess
-from search.launches.models import flavour, model_named
-from search.uniform.choice import PRECISIONS, Fixed
-from search.uniform.engines import Job, engine_space
-from search.uniform.solve import Uniform
+from search.engines.choice import PRECISIONS, Fixed
+from search.engines.huggingface.models import flavour, model_named
+from search.engines.space import Job
+from search.engines.spaces import engine_space
+from search.planning.uniform.solve import Uniform
 
 __all__ = ["CASES", "Case", "main", "measure"]
 

@@ -21,8 +21,8 @@ from zlib import crc32
 
 import numpy as np
 
-from autopar.estimate.card import load_card
-from autopar.estimate.collectives import (
+from autopar.rates.card import load_card
+from autopar.rates.collectives import (
     GroupShape,
     Network,
     collective_time_s,
@@ -51,7 +51,7 @@ CARDS = {
 }
 """Cards by the names of devices in the file."""
 OPERATIONS = {
-    # sizes are nccl-tests' in the file and in `autopar.hardware.OPERATIONS` alike
+    # sizes are nccl-tests' in the file and in `autopar.rates.measured.OPERATIONS` alike
     "all_reduce": "allreduce",
     "all_gather": "allgather",
     "reduce_scatter": "reducescatter",

@@ -25,7 +25,7 @@ from typing import Any
 
 import search
 from benchmarks.metadata import ROOT
-from search.planner.core import TableChoice, TableSolution, solve_tables
+from search.planning.layered.core import TableChoice, TableSolution, solve_tables
 from tests.oracles.deep import DeepInstance, deep_instance
 from tests.oracles.reference import evaluate
 

@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print(
             "this comparison needs a CUDA GPU, and torch finds none here; what a CPU can be held "
-            "against is in tests/unit/test_exact_ranks.py",
+            "against is in tests/unit/profiler/model/test_exact_ranks.py",
             file=sys.stderr,
         )
         return 2

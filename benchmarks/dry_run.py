@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.documents.spec import load_spec
-from autopar.hardware import COMMUNICATOR_BYTES
-from autopar.model import ModelSpec
-from autopar.plans import (
+from autopar.rates.measured import COMMUNICATOR_BYTES
+from autopar.run.model import ModelSpec
+from autopar.run.plan import (
     LayerStrategy,
     PipelineType,
     Plan,
@@ -34,9 +34,9 @@ from benchmarks.metadata import append, peak_memory_bytes
 from profiler.plan.arithmetic import first_shapes, held, last_shapes, layer_shapes
 from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
-from search.interface import open_documents
-from search.planner.planner import Planner
-from search.report.headline import one_line
+from search.planning.layered.planner import Planner
+from search.request.interface import open_documents
+from search.show.headline import one_line
 
 __all__ = ["CASES", "DEFAULTS", "Case", "Row", "default_rows", "full_size", "main", "rows"]
 

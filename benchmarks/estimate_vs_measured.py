@@ -16,9 +16,9 @@ from statistics import mean, median
 from typing import Any
 
 from autopar.documents.spec import load_spec
-from autopar.estimate import estimate_hardware, estimate_model
-from autopar.estimate.model import Kernels
-from autopar.model import ModelProfile
+from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.model import Kernels
+from autopar.run.model import ModelProfile
 from autopar.units import GB, MIB, MS
 
 __all__ = ["Row", "main", "rows"]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.model import read_model_profile
 from autopar.documents.spec import load_spec
-from autopar.model import (
+from autopar.run.model import (
     LayerProfile,
     ModelProfile,
     ModelSpec,
@@ -39,8 +39,8 @@ from autopar.model import (
 from autopar.units import MS
 from benchmarks.metadata import ROOT, append
 from profiler.measure import Policy
-from search.cost.fits import ComputeFit, fit_computation, fit_other_time
-from search.options import SearchOptions
+from search.planning.cost.fits import ComputeFit, fit_computation, fit_other_time
+from search.request.options import SearchOptions
 from tests.unit.cpu_clock import CpuTimer, one_thread
 
 __all__ = ["FITS", "MODEL", "TARGETS", "Cell", "Part", "counted", "held_out", "main", "profiled"]

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from autopar.arrays import F64, Bool
-from autopar.estimate.card import load_card
-from autopar.estimate.kernel_constants import Kernels, MemoryClass, kernels_of
-from autopar.estimate.kernels import Phase, attention_s, gemm_s, grouped_gemm_s
-from autopar.estimate.memory_bound import elements_s, memory_bound_s, permute_s
+from autopar.rates.card import load_card
+from autopar.rates.constants import Kernels, MemoryClass, kernels_of
+from autopar.rates.kernels import Phase, attention_s, gemm_s, grouped_gemm_s
+from autopar.rates.memory_bound import elements_s, memory_bound_s, permute_s
 from benchmarks.metadata import ROOT, metadata
 
 __all__ = ["Score", "main", "prices_per_second", "scores"]

@@ -23,9 +23,9 @@ from scipy.stats import spearmanr
 
 from autopar.documents.json import write_json
 from autopar.errors import InputError
-from autopar.estimate.accuracy import Accuracy, load_accuracy, quantile_interval
-from autopar.estimate.job import Experts
-from autopar.estimate.step import StepTime, step_time
+from autopar.price.step import StepTime, step_time
+from autopar.rates.accuracy import Accuracy, load_accuracy, quantile_interval
+from autopar.run.job import Experts
 from benchmarks.ledger_docs import (
     intervals_table,
     order_table,
@@ -164,7 +164,7 @@ def _class_key(priced: Compared) -> tuple[str, bool, bool]:
 
 
 def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the errors of every class of runs, as `autopar.estimate.accuracy` reads them."""
+    """Return the errors of every class of runs, as `autopar.rates.accuracy` reads them."""
     by_class: dict[tuple[str, bool, bool], list[Compared]] = defaultdict(list)
     for entry in priced:
         by_class[_class_key(entry)].append(entry)

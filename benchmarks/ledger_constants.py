@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.estimate.card import load_card
-from autopar.estimate.job import Experts
-from autopar.estimate.kernel_constants import ELEMENT_BYTES, KernelsSection
-from autopar.estimate.parts.operations import Machine
-from autopar.estimate.stack import load_stack
-from autopar.estimate.step import step_time
+from autopar.price.step import step_time
+from autopar.rates.card import load_card
+from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
+from autopar.rates.parts.operations import Machine
+from autopar.rates.stack import load_stack
+from autopar.run.job import Experts
 from benchmarks.ledger import group_of, read_runs
 from benchmarks.ledger_rows import Run, UnusableError, run_of
 

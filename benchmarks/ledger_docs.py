@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autopar.output import write_text
 
 if TYPE_CHECKING:
-    from autopar.estimate.accuracy import Accuracy
+    from autopar.rates.accuracy import Accuracy
     from benchmarks.ledger_constants import Constant
     from benchmarks.ledger_left_out import Case
 

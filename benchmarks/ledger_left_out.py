@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.estimate.accuracy import Accuracy, RunClass
-from autopar.estimate.collectives import SiteFactors
-from autopar.estimate.parts.operations import Machine
-from autopar.estimate.step import step_time
+from autopar.price.step import step_time
+from autopar.rates.accuracy import Accuracy, RunClass
+from autopar.rates.collectives import SiteFactors
+from autopar.rates.parts.operations import Machine
 from benchmarks.ledger import classes_of, statistics_of
 from benchmarks.ledger_constants import (
     CONSTANTS,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from autopar.estimate.job import Attention, Block, Experts, LatentAttention, Mamba, Mlp
 from autopar.records import dataclass
+from autopar.run.job import Attention, Block, Experts, LatentAttention, Mamba, Mlp
 
 __all__ = ["Architecture", "known_architecture"]
 

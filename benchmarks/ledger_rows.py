@@ -14,18 +14,18 @@ from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
-from autopar.estimate.card import Card, load_card
-from autopar.estimate.job import Attention, Block, Experts, Job, Mlp
-from autopar.estimate.parts.operations import Machine, machine_of
-from autopar.estimate.site import Site, load_site
-from autopar.estimate.stack import Stack, load_stack
+from autopar.rates.card import Card, load_card
+from autopar.rates.parts.operations import Machine, machine_of
+from autopar.rates.site import Site, load_site
+from autopar.rates.stack import Stack, load_stack
 from autopar.records import dataclass
+from autopar.run.job import Attention, Block, Experts, Job, Mlp
 from autopar.training.adapters import Adapters
 from autopar.training.mixtures import NATURAL_SKEW
 from autopar.training.throughput import model_flop
 from benchmarks.ledger_models import Architecture, known_architecture
-from search.engines.megatron_arguments import parse_layout
-from search.launches.bridge_recipes import layout_of
+from search.engines.bridge.recipes import layout_of
+from search.engines.megatron.arguments import parse_layout
 
 __all__ = ["Run", "UnusableError", "recipe_parts", "run_of"]
 

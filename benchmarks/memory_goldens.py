@@ -26,15 +26,15 @@ import numpy as np
 
 from autopar.documents.json import write_json
 from autopar.errors import InputError
-from autopar.memory.account import Account, account_of
-from autopar.memory.launch import Launch
-from autopar.memory.risk import kind_of
+from autopar.price.account import Account, account_of
+from autopar.price.risk import kind_of
+from autopar.run.launch import Launch
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
 from benchmarks.memory_odds import Ratio
 from benchmarks.published_peaks import published_peaks
-from search.launches.megatron import ReadLaunch, read_launch
-from search.launches.release import Release
+from search.engines.megatron.read import ReadLaunch, read_launch
+from search.engines.megatron.release import Release
 from tests.data.read import csv_path, read_csv
 
 __all__ = [

@@ -1,7 +1,7 @@
 """How sure peaks and the odds of running out of memory are, each run judged without itself.
 
 Takes ratios of measured over counted peaks, wherever they are from; counts nothing. Errors are
-those of `autopar.memory.risk`: nine of ten within an interval about the median, Student's t beyond.
+those of `autopar.price.risk`: nine of ten within an interval about the median, Student's t beyond.
 `benchmarks.memory_goldens --left-out` prints what is here.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.memory.risk import odds_of_ratio
+from autopar.price.risk import odds_of_ratio
 
 __all__ = [
     "EDGES",

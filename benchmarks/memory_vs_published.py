@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autopar.documents.spec import load_spec
-from autopar.model import padded_vocab_size
+from autopar.run.model import padded_vocab_size
 from autopar.units import MIB
 from benchmarks.metadata import ROOT, append
 from benchmarks.published_llama import llama_rows

@@ -29,7 +29,7 @@ from typing import Any
 from autopar.documents.json import load_object, write_json
 from autopar.documents.strategy import strategy_document
 from autopar.errors import AutoparError, OptionError
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.units import MIB, MS
 from benchmarks.metadata import append
 from profiler.verify.command import find_device

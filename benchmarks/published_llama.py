@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from autopar.documents.spec import load_spec
-from autopar.model import ModelSpec, head_dim, padded_vocab_size
+from autopar.run.model import ModelSpec, head_dim, padded_vocab_size
 from autopar.units import MIB
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
 from profiler.model.counting import ExactMemory, layer_memory, vocab_memory

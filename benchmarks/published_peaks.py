@@ -24,14 +24,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopar.documents.json import write_json
-from autopar.memory.account import Account, account_of
-from autopar.memory.launch import Launch
-from autopar.memory.risk import CONTEXT_BYTES, odds_of_more, reserved_interval
+from autopar.price.account import Account, account_of
+from autopar.price.risk import CONTEXT_BYTES, odds_of_more, reserved_interval
+from autopar.run.launch import Launch
 from autopar.units import GIB, MIB
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
-from search.launches.megatron import read_launch
-from search.launches.release import Release
+from search.engines.megatron.read import read_launch
+from search.engines.megatron.release import Release
 from tests.data.read import read_csv
 
 __all__ = [

@@ -18,19 +18,20 @@ from typing import Any, NamedTuple, cast
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.card import load_card
-from autopar.estimate.parts.operations import machine_of
-from autopar.estimate.stack import load_stack
-from autopar.memory.launch import chunks_of_sizes
-from autopar.memory.profile import launch_model
+from autopar.price.profile import launch_model
+from autopar.rates.accuracy import load_accuracy
+from autopar.rates.card import load_card
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
+from autopar.run.launch import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
 from search.check.assessment import Assessment, Target, assess
-from search.uniform.choice import MODULES, Choice, Fixed
-from search.uniform.engines import Job, engine_space
-from search.uniform.prices import Prices
-from search.uniform.solve import Solution, solve
+from search.engines.choice import MODULES, Choice, Fixed
+from search.engines.space import Job
+from search.engines.spaces import engine_space
+from search.planning.uniform.prices import Prices
+from search.planning.uniform.solve import Solution, solve
 
 __all__ = ["FIVE", "Published", "five_priced", "main", "published"]
 

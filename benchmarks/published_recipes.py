@@ -12,14 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.card import load_card
-from autopar.estimate.parts.operations import machine_of
-from autopar.estimate.stack import load_stack
+from autopar.rates.accuracy import load_accuracy
+from autopar.rates.card import load_card
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
 from autopar.units import format_bytes, format_seconds
 from search.check.assessment import Assessment, Target, assess
 from search.check.neighbours import neighbours_of
-from search.launches.megatron import read_launch
+from search.engines.megatron.read import read_launch
 
 __all__ = ["RECIPES", "Recipe", "main", "target"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
-from autopar.model import ModelSpec
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
 
 HOW, FILES, SIZES = "How to measure", "Files", "Sizes of the model"
 """Headings of the help that several have."""

@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.hardware import HardwareProfile
-    from autopar.model import ModelProfile, ModelSpec
-    from search.options import SearchOptions
-    from search.planner.core import solve_stage
-    from search.planner.planner import Planner
-    from search.planner.prediction import SearchResult
+    from autopar.rates.measured import HardwareProfile
+    from autopar.run.model import ModelProfile, ModelSpec
+    from search.planning.layered.core import solve_stage
+    from search.planning.layered.planner import Planner
+    from search.planning.layered.prediction import SearchResult
+    from search.request.options import SearchOptions
 
 __all__ = ["Planner", "SearchOptions", "SearchResult", "plan", "solve_stage"]
 
 _HOMES = {
-    "Planner": "search.planner.planner",
-    "SearchOptions": "search.options",
-    "SearchResult": "search.planner.prediction",
-    "solve_stage": "search.planner.core",
+    "Planner": "search.planning.layered.planner",
+    "SearchOptions": "search.request.options",
+    "SearchResult": "search.planning.layered.prediction",
+    "solve_stage": "search.planning.layered.core",
 }
 
 
@@ -55,7 +55,7 @@ def plan(
     ------
     InputError : an input or option is unusable.
     """
-    from search.planner.planner import Planner, solve_by_family
+    from search.planning.layered.planner import Planner, solve_by_family
 
     planner = Planner(model, hardware, **options)
     return solve_by_family(planner, planner.options.top)

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.parts.operations import machine_of
+from autopar.rates.accuracy import load_accuracy
+from autopar.rates.parts.operations import machine_of
 from benchmarks.ledger import read_runs
 from search.check.assessment import Target
-from search.check.read import read_checked
-from search.check.trainer import CheckedFile
+from search.engines.reader import CheckedFile
+from search.engines.readers import read_checked
 from tests.step_cases import card_named, stack_named
 
 __all__ = [

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autopar.hardware import Curve, HardwareProfile
-from autopar.model import (
+from autopar.rates.measured import Curve, HardwareProfile
+from autopar.run.model import (
     LayerMemory,
     LayerProfile,
     LayerSpec,
@@ -22,7 +22,7 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.units import MIB, MS
 
 __all__ = [

@@ -6,9 +6,9 @@ import itertools
 
 from hypothesis import strategies as st
 
-from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.job import Job
+from autopar.run.model import LayerSpec, ModelSpec
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
+from search.engines.engine import Job
 
 __all__ = ["HETEROGENEOUS", "SMALL", "job", "legal_plans"]
 

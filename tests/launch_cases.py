@@ -9,7 +9,8 @@ from typing import Any, Literal
 from hypothesis import assume, given, settings, strategies as st
 
 from autopar.errors import InputError
-from autopar.memory.launch import (
+from autopar.pipeline.schedules import SCHEDULES
+from autopar.run.launch import (
     Attention,
     Chunk,
     Degrees,
@@ -25,11 +26,10 @@ from autopar.memory.launch import (
     chunks_of_sizes,
     even_chunks,
 )
-from autopar.memory.recipes import BUCKETS, Buckets
-from autopar.pipeline.schedules import SCHEDULES
+from autopar.run.runtime import BUCKETS, Buckets
 from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
-from search.launches.models import FLAVOURS, flavour
+from search.engines.huggingface.models import FLAVOURS, flavour
 
 __all__ = ["megatron_launches", "some", "titan_launches", "torch_launches"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autopar.model import LatentSpec, LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy
+from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
+from autopar.run.plan import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.job import PlanJob
 
 __all__ = [

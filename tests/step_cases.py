@@ -11,12 +11,12 @@ from typing import Any
 
 from autopar.documents.catalog import card_names
 from autopar.documents.json import JsonDocument
-from autopar.estimate.card import Card, load_card
-from autopar.estimate.collectives import SiteFactors
-from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
-from autopar.estimate.parts.operations import Machine, machine_of
-from autopar.estimate.site import Site as Cluster, read_site
-from autopar.estimate.stack import Stack, load_stack
+from autopar.rates.card import Card, load_card
+from autopar.rates.collectives import SiteFactors
+from autopar.rates.parts.operations import Machine, machine_of
+from autopar.rates.site import Site as Cluster, read_site
+from autopar.rates.stack import Stack, load_stack
+from autopar.run.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
 from tests.oracles.step import Site
 
 __all__ = [

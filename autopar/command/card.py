@@ -101,7 +101,7 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
     from autopar.documents.catalog import find_card
     from autopar.documents.checks import validate_document
     from autopar.documents.json import load_object
-    from autopar.estimate.card import CardDocument
+    from autopar.rates.card import CardDocument
 
     if spec.like is None:
         raise OptionError("a card of one's own starts from another: add --like CARD, such as h100")

@@ -100,7 +100,7 @@ def model_rows() -> list[dict[str, Any]]:
     """Return name, parameters and shape of every shipped model."""
     from autopar.documents.catalog import model_names
     from autopar.documents.spec import load_spec
-    from autopar.model import embedding_parameter_counts, parameter_count
+    from autopar.run.model import embedding_parameter_counts, parameter_count
 
     rows = []
     for name in model_names():
@@ -128,7 +128,7 @@ def model_rows() -> list[dict[str, Any]]:
 def card_rows() -> list[dict[str, Any]]:
     """Return name, memory, peaks and network of every shipped card, in base units."""
     from autopar.documents.catalog import card_names
-    from autopar.estimate.card import load_card
+    from autopar.rates.card import load_card
 
     return [
         {
@@ -149,7 +149,7 @@ def card_rows() -> list[dict[str, Any]]:
 def site_rows() -> list[dict[str, Any]]:
     """Return card, factors and adapters of every shipped site, in base units; None: the card's."""
     from autopar.documents.catalog import site_names
-    from autopar.estimate.site import load_site
+    from autopar.rates.site import load_site
 
     return [
         {
@@ -172,7 +172,7 @@ def site_rows() -> list[dict[str, Any]]:
 def stack_rows() -> list[dict[str, Any]]:
     """Return name, kernels, host times and overlap of every shipped stack, in base units."""
     from autopar.documents.catalog import stack_names
-    from autopar.estimate.stack import load_stack
+    from autopar.rates.stack import load_stack
 
     return [
         {

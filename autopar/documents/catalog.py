@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from autopar.errors import DocumentError, InputError, nearest_words
-from autopar.model import ModelSpec
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
 
 # --------------------------------------------------------------------------------------------------
 # Chooses the model file in a directory: documented name, then published releases' names.

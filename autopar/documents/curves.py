@@ -22,7 +22,7 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.errors import DocumentError
-from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
+from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import dataclass
 from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS

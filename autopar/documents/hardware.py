@@ -37,7 +37,6 @@ from autopar.documents.sidecar import (
     write_sidecar,
 )
 from autopar.errors import DocumentError
-from autopar.hardware import Curve, HardwareProfile, Hiding
 from autopar.objects import BaseModel
 from autopar.plausible import (
     Doubt,
@@ -48,6 +47,7 @@ from autopar.plausible import (
     doubtful_link,
     notes_of,
 )
+from autopar.rates.measured import Curve, HardwareProfile, Hiding
 from autopar.records import dataclass
 from autopar.units import GB, MIB, MS
 

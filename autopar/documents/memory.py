@@ -27,15 +27,15 @@ from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, s
 from autopar.documents.spec import bare_spec
 from autopar.documents.times import required, seqs_of, seqs_of_model, type_of_model
 from autopar.errors import DocumentError, VariantError
-from autopar.model import (
+from autopar.plausible import Doubt, Figure, Law, doubtful_parameters, doubtful_table, notes_of
+from autopar.records import dataclass
+from autopar.run.model import (
     LayerMemory,
     LayerSpec,
     ModelSpec,
     OtherMemory,
     parameter_count,
 )
-from autopar.plausible import Doubt, Figure, Law, doubtful_parameters, doubtful_table, notes_of
-from autopar.records import dataclass
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------

@@ -43,9 +43,16 @@ from autopar.documents.times import (
     seqs_text,
 )
 from autopar.errors import DocumentError, InputError
-from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
 from autopar.objects import BaseModel
 from autopar.records import dataclass
+from autopar.run.model import (
+    LayerMemory,
+    LayerProfile,
+    LayerSpec,
+    ModelProfile,
+    ModelSpec,
+    OtherMemory,
+)
 from autopar.sources import Source, stacks_of
 from autopar.units import MIB
 

@@ -30,7 +30,7 @@ from autopar.documents.strategy import Strategy, galvatron_document, parse_strat
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel, ConfigDict, Field, model_serializer
 from autopar.output import write_text
-from autopar.plans import PUBLISHED_RUNS, Plan, Prediction, StagePrediction
+from autopar.run.plan import PUBLISHED_RUNS, Plan, Prediction, StagePrediction
 
 if TYPE_CHECKING:
     from pydantic import SerializerFunctionWrapHandler

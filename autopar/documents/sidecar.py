@@ -28,9 +28,9 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
-from autopar.model import LayerSpec, ModelSpec
 from autopar.objects import BaseModel, Field, model_validator
 from autopar.records import dataclass
+from autopar.run.model import LayerSpec, ModelSpec
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
 # --------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def _share(most: float, least: float = 0.0) -> Value:
 
 
 class HidingData(StrictObject):
-    """What a trainer's software hides of its traffic, as `autopar.hardware.Hiding`."""
+    """What a trainer's software hides of its traffic, as `autopar.rates.measured.Hiding`."""
 
     tensor: Annotated[float, _share(1.0)]
     """Share of tensor-parallel collectives that runs under products."""

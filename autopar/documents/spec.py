@@ -2,7 +2,7 @@
 
 A spec comes from a shipped name, from a Hugging Face `config.json` or from our own `model.json`
 (`{"format": "autopar-model", "version": 1, "name": ..., "layers": [{...}], ...}`, keys as in
-`autopar.model.ModelSpec` and `LayerSpec`).
+`autopar.run.model.ModelSpec` and `LayerSpec`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
 from autopar.families.consistency import MOST_LAYERS, MOST_SIZE, RATIO, checked_layer
-from autopar.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.objects import create_model
+from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.units import format_count
 
 # --------------------------------------------------------------------------------------------------

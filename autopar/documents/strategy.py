@@ -27,7 +27,7 @@ from autopar.objects import (
     model_validator,
 )
 from autopar.output import safe_name
-from autopar.plans import (
+from autopar.run.plan import (
     LayerStrategy,
     Module,
     PipelineType,

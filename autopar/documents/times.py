@@ -15,8 +15,15 @@ from autopar.documents.schemas import ComputationDocument
 from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKind, sidecar_path
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError
-from autopar.model import LayerProfile, ModelProfile, ModelSpec, OtherTime, ShardedTime, TimePoint
 from autopar.plausible import Doubt, Figure, Law, contradictions, notes_of, once
+from autopar.run.model import (
+    LayerProfile,
+    ModelProfile,
+    ModelSpec,
+    OtherTime,
+    ShardedTime,
+    TimePoint,
+)
 from autopar.units import MS, format_count
 
 # --------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from autopar.families.consistency import (
     checked_layer,
     is_ratio,
 )
-from autopar.model import LayerSpec, ModelSpec
 from autopar.objects import BaseModel, ConfigDict
+from autopar.run.model import LayerSpec, ModelSpec
 
 Whole = Annotated[int, whole_number(1, MOST_SIZE)]
 WholeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]

@@ -20,7 +20,7 @@ from autopar.families.consistency import MOST_LAYERS, MOST_SIZE
 from autopar.families.decoders import DECODERS
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
-from autopar.model import ModelSpec
+from autopar.run.model import ModelSpec
 
 _FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

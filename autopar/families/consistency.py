@@ -1,7 +1,7 @@
 """Whether what a file says of a layer fits together, whichever file it is.
 
 Types and ranges of single values are checked where files are read; widths that divide a layer among
-ranks are `autopar.plans`'.
+ranks are `autopar.run.plan`'.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autopar.documents.checks import Value
 from autopar.errors import DocumentError
-from autopar.model import LayerSpec
+from autopar.run.model import LayerSpec
 
 MOST_LAYERS = 10**4
 MOST_SIZE = 10**9

@@ -23,7 +23,7 @@ from autopar.families.base import (
     read_rotary,
     runs_of,
 )
-from autopar.model import LayerSpec, ModelSpec
+from autopar.run.model import LayerSpec, ModelSpec
 
 _NARROW = ("sliding_attention", "chunked_attention")
 

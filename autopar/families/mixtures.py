@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Switch, Whole, WholeOrZero
 from autopar.families.decoders import Decoder, Mistral, Qwen3
-from autopar.model import LatentSpec, LayerSpec
+from autopar.run.model import LatentSpec, LayerSpec
 
 
 class _Mixtral(Mistral):

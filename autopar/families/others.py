@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Layers, Ratio, Switch, Whole, divided_width
-from autopar.model import LayerSpec, ModelSpec
 from autopar.objects import AliasChoices, BaseModel, Field
+from autopar.run.model import LayerSpec, ModelSpec
 
 _NAMES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 

@@ -1,6 +1,6 @@
 """The file of a launch with one set of degrees: what it was searched for, every degree, a forecast.
 
-Read and written strictly; what a launch is made of again is `search.uniform`'s.
+Read and written strictly; what a launch is made of again is `search.planning.uniform`'s.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError, did_you_mean
-from autopar.memory.launch import Launch
+from autopar.run.launch import Launch
 
 _KEY = "settings"
 

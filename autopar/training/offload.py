@@ -1,7 +1,7 @@
 """What a trainer keeps on the host: activations by module, optimizer states by fraction.
 
 What may be offloaded, which of it excludes what, and the seconds of copies and of updates on the
-host. What leaves a device is counted by `autopar.memory`.
+host. What leaves a device is counted by `autopar.price`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autopar.errors import InputError
-from autopar.estimate.job import (
+from autopar.records import dataclass
+from autopar.run.job import (
     Attention,
     Block,
     Experts,
@@ -25,8 +26,7 @@ from autopar.estimate.job import (
     mamba_inputs,
     mtp_blocks,
 )
-from autopar.model import ModelSpec
-from autopar.records import dataclass
+from autopar.run.model import ModelSpec
 
 BILLION = 1e9
 """Tokens that GPU-hours and money are of."""
@@ -260,7 +260,7 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
 
 
 def _again(found: _Flop, recompute: Recomputation) -> float:
-    """Return what is computed again of a layer's forward, as `autopar.estimate.step` times it."""
+    """Return what is computed again of a layer's forward, as `autopar.price.step` times it."""
     if recompute == "full":
         return found.forward
     wanted: set[str] = {*recompute}

@@ -13,7 +13,7 @@ void register_calculon(py::module_& m);
 void register_tensor2d(py::module_& m);
 
 PYBIND11_MODULE(_autopar_core, m) {
-  m.doc() = "Planner core of autopar; private, use search.planner";
+  m.doc() = "Planner core of autopar; private, use search.planning.layered";
   m.attr("ABI_VERSION") = autopar::kAbiVersion;
   register_stage(m);
   register_planner(m);

@@ -1,4 +1,4 @@
-// Plans priced in plain doubles from the formulas of search/cost/tables.py, and all plans of a
+// Plans priced in plain doubles from the formulas of search/planning/cost/tables.py, and all plans of a
 // small problem: nothing here uses the planner.
 #pragma once
 

@@ -1,7 +1,7 @@
 """The operations that are measured, one row each: buffers, one run of it, and its check.
 
-Sizes are messages as `autopar.hardware` defines them, rounded up to a multiple of the group size
-times the element size. Buffers hold random values: a device computes faster on zeros, and what
+Sizes are messages as `autopar.rates.measured` defines them, rounded up to a multiple of the group
+size times the element size. Buffers hold random values: a device computes faster on zeros, and what
 infinities and denormals cost is nobody's bandwidth.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from autopar.hardware import OPERATIONS
+from autopar.rates.measured import OPERATIONS
 from autopar.records import dataclass
 from profiler.hardware.options import Group
 
@@ -265,7 +265,7 @@ class Collective:
     """One operation: `make` its buffers, `check` it once, then `prepare` and `run` it often."""
 
     name: str
-    """Key of `autopar.hardware.OPERATIONS`, which has the bus factor."""
+    """Key of `autopar.rates.measured.OPERATIONS`, which has the bus factor."""
     tensor_bytes: Callable[[int, int], int]
     """Bytes a rank allocates, of message size and group size; a check takes a few MiB more."""
     make: Callable[[Member], Buffers]

@@ -19,8 +19,8 @@ from autopar.documents.schemas import (
 )
 from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run
 from autopar.errors import DocumentError
-from autopar.hardware import OPERATIONS
 from autopar.objects import BaseModel
+from autopar.rates.measured import OPERATIONS
 from autopar.records import dataclass
 from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size

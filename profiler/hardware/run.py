@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autopar.command.run import say, visible
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
-from autopar.hardware import OPERATIONS
+from autopar.rates.measured import OPERATIONS
 from autopar.records import dataclass
 from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_exact_size, format_seconds

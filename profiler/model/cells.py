@@ -12,8 +12,8 @@ from typing import Literal
 
 from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
 from autopar.errors import InputError, OptionError
-from autopar.model import ModelSpec
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
 from autopar.units import format_count
 from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.options import ModelOptions

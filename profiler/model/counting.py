@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autopar.documents.sidecar import TensorKind
-from autopar.model import LayerSpec, ModelSpec
 from autopar.records import dataclass
+from autopar.run.model import LayerSpec, ModelSpec
 from profiler.measure import torch_dtype
 from profiler.model.layers.blocks import build_layer, layer_inputs
 from profiler.model.layers.parallel import sole_group

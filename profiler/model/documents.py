@@ -27,7 +27,8 @@ from autopar.documents.sidecar import (
     TimeFit,
 )
 from autopar.documents.times import computation_keys
-from autopar.model import (
+from autopar.records import dataclass
+from autopar.run.model import (
     LayerMemory,
     LayerProfile,
     ModelProfile,
@@ -36,7 +37,6 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
-from autopar.records import dataclass
 from autopar.statistics import (
     BAD_FIT,
     INTERVAL,

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.errors import AutoparError
-from autopar.estimate.model import activation_bytes
-from autopar.model import LayerSpec, ModelSpec, padded_vocab_size, parameter_count
+from autopar.rates.model import activation_bytes
 from autopar.records import dataclass
+from autopar.run.model import LayerSpec, ModelSpec, padded_vocab_size, parameter_count
 from autopar.units import format_bytes
 from profiler.measure import Policy, Timer, out_of_memory, policy_of, torch_dtype
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths

@@ -22,8 +22,8 @@ from autopar.documents.sidecar import (
     newest_cells,
     sidecar_path,
 )
-from autopar.estimate.stack import DEFAULT_STACK
-from autopar.model import ModelSpec
+from autopar.rates.stack import DEFAULT_STACK
+from autopar.run.model import ModelSpec
 from autopar.units import format_count
 from profiler.environment import Metadata, RankInfo, comparable, machine_metadata
 from profiler.model.cells import ModelCell

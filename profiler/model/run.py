@@ -19,8 +19,8 @@ from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
-from autopar.model import LayerSpec, ModelSpec, head_dim, parameter_count
 from autopar.records import dataclass
+from autopar.run.model import LayerSpec, ModelSpec, head_dim, parameter_count
 from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.environment import collect

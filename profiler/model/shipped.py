@@ -31,10 +31,10 @@ from autopar.documents.sidecar import (
 )
 from autopar.documents.spec import load_spec
 from autopar.errors import AutoparError, DocumentError, InputError
-from autopar.estimate.model import VOCAB_DEGREES
-from autopar.model import ModelSpec
-from autopar.plans import tensor_degrees
+from autopar.rates.model import VOCAB_DEGREES
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
+from autopar.run.plan import tensor_degrees
 from profiler.environment import Metadata, require_torch
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.documents import derive_memory

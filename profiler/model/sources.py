@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import InputError, OptionError, nearest
-from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import tensor_degrees
 from autopar.records import dataclass
+from autopar.run.model import LayerSpec, ModelSpec
+from autopar.run.plan import tensor_degrees
 from profiler.model.layers.sharding import Sharding
 from profiler.model.modules import (
     Built,

@@ -12,10 +12,10 @@ import numpy as np
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model import ModelSpec
 from autopar.pipeline.formulas import in_flight
-from autopar.plans import LayerStrategy, PipelineType, Plan, violations
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
+from autopar.run.plan import LayerStrategy, PipelineType, Plan, violations
 from profiler.model.layers.sharding import not_divided
 from profiler.plan.job import PlanJob
 from profiler.plan.weights import (

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 from autopar.command.fields import json_option, make, option, read_values, rows_of, validate
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.model import ModelSpec
-from autopar.plans import Plan
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
+from autopar.run.plan import Plan
 from profiler.model.layers.sharding import ContextExchange, Routing
 from profiler.options import SECONDS, SIZES, SizeOptions
 

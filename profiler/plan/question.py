@@ -12,9 +12,9 @@ from autopar.documents.catalog import find_model
 from autopar.documents.json import shorten
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.model import ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from profiler.options import SizeOptions
 from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions, Precision
 

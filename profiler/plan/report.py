@@ -14,8 +14,8 @@ from autopar.command.console import Console, escape
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.plan import PeakSource, PlanDocument, StageEntry
 from autopar.documents.strategy import strategy_document
-from autopar.hardware import COMMUNICATOR_BYTES
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.rates.measured import COMMUNICATOR_BYTES
 from autopar.records import dataclass
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autopar.model import ModelSpec
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
 from profiler.model.layers.attention import Norm, has_norm_biases

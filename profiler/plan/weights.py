@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec, head_dim, layer_norms, padded_vocab_size
+from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms, padded_vocab_size
 
 
 class Tensors(NamedTuple):

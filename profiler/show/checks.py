@@ -40,8 +40,8 @@ from autopar.documents.times import (
     sidecar_doubts,
 )
 from autopar.errors import DocumentError
-from autopar.hardware import HardwareProfile
 from autopar.plausible import Doubt
+from autopar.rates.measured import HardwareProfile
 from autopar.records import dataclass
 from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_seconds, format_size

@@ -21,8 +21,8 @@ from autopar.command.show import (
     save_figure,
 )
 from autopar.errors import InputError, OptionError
-from autopar.hardware import OPERATIONS
 from autopar.output import Aside
+from autopar.rates.measured import OPERATIONS
 from autopar.records import dataclass
 from autopar.units import GB, format_seconds, format_size
 from profiler.show.read import (

@@ -31,7 +31,7 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.errors import AutoparError, DocumentError, InputError
-from autopar.hardware import OPERATIONS
+from autopar.rates.measured import OPERATIONS
 from autopar.records import dataclass
 from autopar.statistics import (
     Summary,

@@ -2,7 +2,7 @@
 
 Figures are a pure function of the measurements and of the card, so that a file can always be
 derived again from its sidecar: with another card, say. What a factor means is said in
-`autopar.estimate.site`.
+`autopar.rates.site`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from autopar.documents.sidecar import (
     Sidecar,
 )
 from autopar.errors import InputError
-from autopar.estimate.card import Card
-from autopar.estimate.site import (
+from autopar.rates.card import Card
+from autopar.rates.measured import OPERATIONS
+from autopar.rates.site import (
     FORMAT,
     CollectiveTime,
     fit_factors,
     gemm_flop,
     relative_gemm_rate,
 )
-from autopar.hardware import OPERATIONS
 from autopar.records import dataclass
 from autopar.statistics import summarize
 from profiler.environment import Metadata, RankInfo, comparable, host_labels, machine_metadata

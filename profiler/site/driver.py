@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.sidecar import Measurement
-from autopar.model import LayerSpec
+from autopar.run.model import LayerSpec
 from autopar.units import format_bytes
 from profiler.hardware.driver import Driver, identity, stragglers, unmeasured
 from profiler.hardware.options import Cell

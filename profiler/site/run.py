@@ -12,10 +12,11 @@ from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import Measurement
 from autopar.documents.spec import load_spec
-from autopar.estimate.card import Card, load_card
-from autopar.estimate.kernel_constants import kernels_of
-from autopar.estimate.kernels import gemm_s
-from autopar.estimate.site import (
+from autopar.rates.card import Card, load_card
+from autopar.rates.constants import kernels_of
+from autopar.rates.kernels import gemm_s
+from autopar.rates.measured import OPERATIONS
+from autopar.rates.site import (
     Site,
     collective_s,
     data_parallel_work,
@@ -23,8 +24,7 @@ from autopar.estimate.site import (
     read_site,
     step_time_s,
 )
-from autopar.hardware import OPERATIONS
-from autopar.model import ModelSpec, padded_vocab_size
+from autopar.run.model import ModelSpec, padded_vocab_size
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.hardware.options import Cluster
 from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, watched

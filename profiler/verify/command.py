@@ -27,8 +27,8 @@ from autopar.documents.json import write_json
 from autopar.documents.spec import load_spec
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, OptionError
-from autopar.model import ModelSpec
 from autopar.records import dataclass
+from autopar.run.model import ModelSpec
 from autopar.units import MIB, format_count, format_seconds
 from profiler.verify.calibrate import FEWEST, Calibrated, Subject, calibrate, calibration_document
 from profiler.verify.compare import (

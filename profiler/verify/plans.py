@@ -17,8 +17,8 @@ from pathlib import Path
 from autopar.documents.json import load_object, write_json
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
-from autopar.plans import LayerStrategy, Plan
 from autopar.records import dataclass
+from autopar.run.plan import LayerStrategy, Plan
 from profiler.verify.compare import read_priced
 from profiler.verify.folder import Command, CommandError, Device, Folder, VerifyOptions
 

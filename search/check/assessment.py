@@ -1,6 +1,6 @@
 """What a launch needs and takes: memory by stage, odds of running out of it, step time.
 
-Prices come from `autopar.memory` and `autopar.estimate.step`; what would be better is
+Prices come from `autopar.price` and `autopar.price.step`; what would be better is
 `search.check.neighbours`.
 """
 
@@ -11,14 +11,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from autopar.errors import InputError
-from autopar.estimate.accuracy import Accuracy, RunClass
-from autopar.estimate.job import Job
-from autopar.estimate.parts.operations import Machine
-from autopar.estimate.step import StepTime, step_time
-from autopar.memory.account import Account, account_of, host_bytes_of
-from autopar.memory.launch import Launch
-from autopar.memory.risk import odds_of_any, odds_of_more
+from autopar.price.account import Account, account_of, host_bytes_of
+from autopar.price.risk import odds_of_any, odds_of_more
+from autopar.price.step import StepTime, step_time
+from autopar.rates.accuracy import Accuracy, RunClass
+from autopar.rates.parts.operations import Machine
 from autopar.records import dataclass
+from autopar.run.job import Job
+from autopar.run.launch import Launch
 from autopar.training.throughput import Throughput, hardware_flop, model_flop
 from search.check.job import job_of_launch
 

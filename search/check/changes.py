@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from autopar.errors import InputError
-from autopar.memory.launch import Chunk, Launch, even_chunks
+from autopar.run.launch import Chunk, Launch, even_chunks
 
 Changes = tuple[tuple[str, str | None, str | None], ...]
 """Flag, value before, value after; None: the flag is not there, empty: without a value."""

@@ -1,6 +1,6 @@
 """A launch as the question that a step time answers: what is trained, how it is split and run.
 
-`autopar.memory.launch.Launch` has what memory depends on, `autopar.estimate.job.Job` what time
+`autopar.run.launch.Launch` has what memory depends on, `autopar.run.job.Job` what time
 does; here one is made of the other. Neither is priced here.
 """
 
@@ -11,7 +11,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 from autopar.errors import InputError
-from autopar.estimate.job import (
+from autopar.price.activations import offloaded_bytes
+from autopar.price.sharded import recipe_of_launch
+from autopar.run.job import (
     Attention,
     Block,
     Experts,
@@ -21,9 +23,7 @@ from autopar.estimate.job import (
     Precision,
     Recomputation,
 )
-from autopar.memory.activations import offloaded_bytes
-from autopar.memory.launch import Launch, Precision as LaunchPrecision
-from autopar.memory.sharded import recipe_of_launch
+from autopar.run.launch import Launch, Precision as LaunchPrecision
 
 _FP8: dict[str, Precision] = {
     "delayed": "fp8",

@@ -14,10 +14,10 @@ from functools import partial
 from typing import cast
 
 from autopar.errors import InputError
-from autopar.estimate.step import StepTime
-from autopar.memory.launch import Checkpointing, Launch, Recompute
-from autopar.memory.recipes import Zero
+from autopar.price.step import StepTime
 from autopar.records import dataclass
+from autopar.run.launch import Checkpointing, Launch, Recompute
+from autopar.run.runtime import Zero
 from search.check.assessment import Assessment, Target, Timing, assess, timing_of
 from search.check.changes import (
     MOVES,

@@ -1,7 +1,7 @@
 """Why products of fewer bits pay, or do not: two precisions of one launch, term by term.
 
 A step in fewer bits has shorter products, and casts that the other has not; where the host is as
-slow as before, devices wait for it. Prices come from `autopar.estimate.step`; nothing is ranked.
+slow as before, devices wait for it. Prices come from `autopar.price.step`; nothing is ranked.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from autopar.errors import InputError
-from autopar.estimate.parts.operations import Machine
-from autopar.estimate.step import StepTime, step_time
-from autopar.memory.account import account_of
-from autopar.memory.launch import Launch, Precision
+from autopar.price.account import account_of
+from autopar.price.step import StepTime, step_time
+from autopar.rates.parts.operations import Machine
 from autopar.records import dataclass
+from autopar.run.launch import Launch, Precision
 from search.check.job import job_of_launch
 
 PrecisionName = Literal["bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]

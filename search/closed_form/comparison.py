@@ -14,17 +14,17 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
 from autopar.errors import DocumentError, InfeasibleExecution, InputError, OptionError
-from autopar.estimate.card import Card
-from autopar.estimate.job import job_of_plan
-from autopar.model import ModelSpec
-from autopar.plans import LayerStrategy, Plan, violations
+from autopar.rates.card import Card
 from autopar.records import dataclass
+from autopar.run.job import job_of_plan
+from autopar.run.model import ModelSpec
+from autopar.run.plan import LayerStrategy, Plan, violations
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from autopar.estimate.site import Site
-    from autopar.estimate.stack import Stack
-    from search.request import InputSpec
+    from autopar.rates.site import Site
+    from autopar.rates.stack import Stack
+    from search.request.request import InputSpec
 
 MODELS: Mapping[str, str] = {
     "bottom_up": "bottom-up",
@@ -242,9 +242,9 @@ def load_question(
     InputError: a file is unusable, or something is not said (OptionError).
     """
     from autopar.documents.plan import PlanDocument, read_strategy
-    from autopar.estimate.site import load_site
-    from autopar.estimate.stack import load_stack
-    from search.request import build_request, model_spec, stored_request
+    from autopar.rates.site import load_site
+    from autopar.rates.stack import load_stack
+    from search.request.request import build_request, model_spec, stored_request
 
     document = PlanDocument.read(path)
     given = {} if model is None else {"model": model}
@@ -301,7 +301,7 @@ _MEASURED_STACK = "megatron-core"
 def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
     """Return the stack that a plan's times were estimated for; else that of its engine."""
     from autopar.documents.catalog import stack_names
-    from autopar.estimate.stack import DEFAULT_STACK
+    from autopar.rates.stack import DEFAULT_STACK
     from autopar.sources import Source, stacks_of
 
     if inputs.stack is not None:
@@ -315,9 +315,9 @@ def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
 
 def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
     """Return the card of a plan's devices, with as many of them in a node as it was made for."""
-    from autopar.estimate.card import load_card, parse_hardware
-    from search.places import named_card
-    from search.request import DEFAULT_HARDWARE, measured_hardware
+    from autopar.rates.card import load_card, parse_hardware
+    from search.request.profiles import named_card
+    from search.request.request import DEFAULT_HARDWARE, measured_hardware
 
     hardware = DEFAULT_HARDWARE if inputs.uses_default_hardware else inputs.hardware
     name, per_node = system, None
@@ -405,9 +405,9 @@ def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, fl
 
 
 def _bottom_up(question: PlanQuestion) -> Column:
-    from autopar.estimate.accuracy import load_accuracy
-    from autopar.estimate.parts.operations import machine_of
-    from autopar.estimate.step import step_time
+    from autopar.price.step import step_time
+    from autopar.rates.accuracy import load_accuracy
+    from autopar.rates.parts.operations import machine_of
 
     stack = question.stack
     job = job_of_plan(

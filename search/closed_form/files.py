@@ -16,8 +16,9 @@ from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.estimate.card import Card, Link, read_card
-from autopar.model import (
+from autopar.rates.card import Card, Link, read_card
+from autopar.records import dataclass
+from autopar.run.model import (
     LayerSpec,
     ModelSpec,
     embedding_parameter_counts,
@@ -25,7 +26,6 @@ from autopar.model import (
     padded_vocab_size,
     parameter_count,
 )
-from autopar.records import dataclass
 from autopar.units import GIB
 from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
 from search.closed_form.tensor2d.documents import Model, System as Tensor2dSystem

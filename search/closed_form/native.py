@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autopar.documents.json import shorten
 from autopar.errors import InputError, nearest
 from autopar.records import dataclass
-from search.planner.core import core
+from search.planning.layered.core import core
 
 # --------------------------------------------------------------------------------------------------
 # Columns of values by name, as rows that the compiled engines read.

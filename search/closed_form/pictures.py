@@ -11,7 +11,7 @@ from autopar.errors import OptionError
 from autopar.output import Aside
 from autopar.units import GIB, format_seconds
 from search.closed_form.answers import Answer, Part, Point
-from search.report.closed_form import by_strategy, efficiencies
+from search.show.closed_form import by_strategy, efficiencies
 
 PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")
 """Names of the files, without their kind."""

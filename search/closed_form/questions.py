@@ -1,7 +1,7 @@
 """One form for what both closed forms are asked: for tables, files and pictures.
 
 How each is searched is in its `exploration`, what is found in `answers`, running and files are in
-`session`, printing is in `search.report.closed_form`.
+`session`, printing is in `search.show.closed_form`.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from autopar.records import dataclass
 from search.commands.app import files_read, leave, working, write_answer, write_results
 
 if TYPE_CHECKING:
-    from autopar.estimate.accuracy import Accuracy
-    from autopar.estimate.card import Card
-    from autopar.estimate.site import Site
+    from autopar.rates.accuracy import Accuracy
+    from autopar.rates.card import Card
+    from autopar.rates.site import Site
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbours
-    from search.check.trainer import CheckedFile
-    from search.pictures.files import Pictures
+    from search.engines.reader import CheckedFile
+    from search.show.pictures.files import Pictures
 
 _NAME = "autopar-check"
 _WHAT, _WHERE, _OUT = "Launch", "Where it runs", "Answer"
@@ -113,10 +113,10 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.command.console import make_console
     from autopar.errors import DocumentError, OptionError
     from autopar.output import refuse_clashes
-    from search.check.read import named_card, read_checked
-    from search.pictures.files import pictures_of
-    from search.report.check import check_document, show_check
-    from search.report.headline import SCREEN_WIDTH
+    from search.engines.readers import named_card, read_checked
+    from search.show.check import check_document, show_check
+    from search.show.headline import SCREEN_WIDTH
+    from search.show.pictures.files import pictures_of
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
     given = _place(asked)
@@ -178,7 +178,7 @@ def _draw(
 ) -> None:
     """Write the pictures of a launch, before anything is printed of it."""
     from autopar.errors import InputError
-    from search.report.check import degrees_line
+    from search.show.check import degrees_line
 
     if assessment is None or assessment.step is None:
         why = "it cannot run" if assessment is None else str(assessment.untimed)
@@ -195,7 +195,7 @@ def _draw(
 def _require_model(name: str) -> None:
     """Raise OptionError where a model that somebody typed is not known."""
     from autopar.errors import OptionError
-    from search.launches.models import model_named
+    from search.engines.huggingface.models import model_named
 
     if model_named(name) is None:
         raise OptionError(
@@ -235,7 +235,7 @@ class _Place(NamedTuple):
 
     def with_card(self, name: str | None) -> _Place:
         """Return the place with the card that a file names, and say which one is taken."""
-        from autopar.estimate.card import load_card
+        from autopar.rates.card import load_card
 
         of_file = ", which the file names" if name is not None else ""
         say(f"{_NAME}: --hardware is not given: priced for {name or self.card.name}{of_file}")
@@ -243,8 +243,8 @@ class _Place(NamedTuple):
 
     def target(self, stack: str) -> Target:
         """Return what prices a launch of such software; raises InputError for an unknown one."""
-        from autopar.estimate.parts.operations import machine_of
-        from autopar.estimate.stack import load_stack
+        from autopar.rates.parts.operations import machine_of
+        from autopar.rates.stack import load_stack
         from search.check.assessment import Target
 
         return Target(
@@ -259,9 +259,9 @@ def _place(asked: CheckSpec) -> _Place:
     """Return where the options say that launches run."""
     from dataclasses import replace
 
-    from autopar.estimate.accuracy import load_accuracy
-    from autopar.estimate.card import load_card, parse_hardware
-    from autopar.estimate.site import load_site
+    from autopar.rates.accuracy import load_accuracy
+    from autopar.rates.card import load_card, parse_hardware
+    from autopar.rates.site import load_site
 
     name, world, per_node = _CARD, None, None
     if asked.hardware is not None:

@@ -15,11 +15,11 @@ from autopar.command.show import make_table, print_heading, print_item, print_li
 from autopar.records import dataclass
 from autopar.units import format_bytes, format_odds, format_seconds
 from search.commands.app import emit, leave, working
-from search.options import PANELS
-from search.request import FILLS, build_request
+from search.request.options import PANELS
+from search.request.request import FILLS, build_request
 
 if TYPE_CHECKING:
-    from search.side_by_side import Comparison
+    from search.questions.compare import Comparison
 
 _NAME = "autopar-compare"
 
@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    from search.side_by_side import both_sides, comparison_document
+    from search.questions.compare import both_sides, comparison_document
 
     paths = [str(raw.pop("first")), str(raw.pop("second"))]
     request = build_request(raw)

@@ -208,7 +208,7 @@ def _without_model(raw: dict[str, Any]) -> int:
 
 def _compare(asked: EstimateSpec) -> int:
     from search.closed_form.comparison import compare, load_question
-    from search.report.comparison import comparison_document, show_comparison, show_overview
+    from search.show.comparison import comparison_document, show_comparison, show_overview
 
     refuse_clashes({"--json": asked.json}, [path for path in asked.plan if path])
     comparisons = []
@@ -241,7 +241,7 @@ def _validate(name: str, json: str | None) -> int:
     from autopar.documents import catalog
     from search.closed_form.files import calculon_system
     from search.closed_form.validation import validate
-    from search.report.closed_form import show_validation
+    from search.show.closed_form import show_validation
 
     system = calculon_system(name)
     refuse_clashes({"--json": json}, [catalog.find_document("cards", "system", name)])
@@ -311,7 +311,7 @@ def _calculon(raw: dict[str, Any]) -> int:
         write_answer(asked.json, statistics, command=_NAME)
     if asked.json != "-":
         from autopar.command.console import make_console
-        from search.report.closed_form import show_execution
+        from search.show.closed_form import show_execution
 
         show_execution(
             make_console(sys.stdout),
@@ -403,7 +403,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
         write_answer(given.json, priced, command=_NAME)
     if given.json != "-":
         from autopar.command.console import make_console
-        from search.report.closed_form import show_candidate
+        from search.show.closed_form import show_candidate
 
         degrees = " ".join(f"{key}={value}" for key, value in config.items())
         attention = f"{given.attention} attention" + ", recomputed" * given.recompute

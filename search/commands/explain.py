@@ -15,16 +15,16 @@ from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import dataclass
 from autopar.units import GIB
 from search.commands.app import emit, files_read, leave, working, write_results
-from search.options import PANELS
-from search.request import FILLS, build_request, stored_request
-from search.uniform.choice import Fixed
+from search.engines.choice import Fixed
+from search.request.options import PANELS
+from search.request.request import FILLS, build_request, stored_request
 
 if TYPE_CHECKING:
-    from search.planner.prediction import SearchResult
-    from search.question import WhyNot
-    from search.report.explain import Perturbation
-    from search.uniform.answer import Question
-    from search.uniform.solve import Solution
+    from search.planning.layered.prediction import SearchResult
+    from search.planning.question import WhyNot
+    from search.planning.uniform.answer import Question
+    from search.planning.uniform.solve import Solution
+    from search.show.explain import Perturbation
 
 _NAME = "autopar-explain"
 
@@ -83,7 +83,7 @@ def _execute(raw: dict[str, Any]) -> int:
 
     path = str(raw.pop("plan"))
     why_not = tuple(raw.pop("why-not", ()))
-    from search.uniform.imported import holds_launch
+    from search.planning.uniform.imported import holds_launch
 
     if holds_launch(path):
         return _explain_launch(path, raw, why_not)
@@ -94,19 +94,19 @@ def _execute(raw: dict[str, Any]) -> int:
 
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
-    from search.options import option_record
-    from search.pictures.files import pictures_of
-    from search.question import ask_why_not, evaluate_file, open_session
-    from search.report.explain import (
+    from search.planning.question import ask_why_not, evaluate_file, open_session
+    from search.request.options import option_record
+    from search.show.explain import (
         explanation_document,
         perturb,
         show_best,
         show_explanation,
         show_why_not,
     )
-    from search.report.files import evaluation_document
-    from search.report.headline import SCREEN_WIDTH
-    from search.report.plan import show_evaluation
+    from search.show.files import evaluation_document
+    from search.show.headline import SCREEN_WIDTH
+    from search.show.pictures.files import pictures_of
+    from search.show.plan import show_evaluation
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
     json_path = request.output.json_path
@@ -175,14 +175,14 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
-    from search.pictures.files import pictures_of
-    from search.report.headline import SCREEN_WIDTH
-    from search.report.launches import show_against, show_evaluated, show_more_memory
-    from search.route import refuse_options_of_plans
-    from search.uniform.answer import Answer, answer, evaluated
-    from search.uniform.engines import engine_space
-    from search.uniform.files import against_entry, launch_document
-    from search.uniform.imported import launch_in
+    from search.engines.spaces import engine_space
+    from search.planning.route import refuse_options_of_plans
+    from search.planning.uniform.answer import Answer, answer, evaluated
+    from search.planning.uniform.files import against_entry, launch_document
+    from search.planning.uniform.imported import launch_in
+    from search.show.headline import SCREEN_WIDTH
+    from search.show.launches import show_against, show_evaluated, show_more_memory
+    from search.show.pictures.files import pictures_of
 
     request = build_request(raw)
     if request.engine is not None:
@@ -251,7 +251,7 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
 
     fixed : of the search that made the launch; of it the precision stays. Raises OptionError.
     """
-    from search.degrees import DegreeOptions, fixed_of
+    from search.request.degrees import DegreeOptions, fixed_of
 
     known = {row.name for row in rows_of(DegreeOptions)}
     typed: dict[str, str] = {}
@@ -277,7 +277,7 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
 
 def _check_rules(rules: Sequence[str]) -> None:
     """Raise OptionError for a rule that does not follow the grammar."""
-    from search.space import parse_rules
+    from search.planning.space import parse_rules
 
     for rule in rules:
         try:

@@ -448,7 +448,7 @@ MODELS: Mapping[str, Model] = {
 def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) -> int:
     """Search, show and write everything that is asked for, and return the exit code."""
     from search.closed_form.session import Session
-    from search.report.closed_form import none_sentence
+    from search.show.closed_form import none_sentence
 
     if files.plot is not None:
         from autopar.command.show import require_matplotlib
@@ -500,7 +500,7 @@ def _write(
 ) -> None:
     paths = [axis.path for axis in question.axes]
     if files.json is not None:
-        from search.report.closed_form import json_document
+        from search.show.closed_form import json_document
 
         alone = len(question.searches) == 1 and not (paths or frontier)
         document = json_document(answers, paths, alone=alone, frontier=frontier)
@@ -584,7 +584,7 @@ def _wait_with_bar(session: Session) -> None:
 def _show(question: Question, answers: Sequence[Answer]) -> None:
     from autopar.command.console import make_console
     from autopar.command.show import print_plain
-    from search.report import closed_form as report
+    from search.show import closed_form as report
 
     console = make_console(sys.stdout)
     console.width = min(console.width, report.WIDTH)
@@ -662,13 +662,13 @@ def _tune(raw: Mapping[str, Any]) -> int:
             f"{values['system']} can run; {count:,} are refused because: {reason}"
         )
     if files.json is not None:
-        from search.report.closed_form import tuning_document
+        from search.show.closed_form import tuning_document
 
         write_answer(files.json, tuning_document(result), command=_NAME)
     if files.json != "-":
         from autopar.command.console import make_console
         from autopar.command.show import print_plain
-        from search.report.closed_form import show_tuning
+        from search.show.closed_form import show_tuning
 
         console = make_console(sys.stdout)
         print_plain(console, f"{known.name} on {values['system']}", style="bold")

@@ -18,21 +18,21 @@ from autopar.errors import INFEASIBLE, InputError, OptionError, UnsupportedError
 from autopar.records import dataclass
 from autopar.units import format_odds, format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
-from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed, search_words
+from search.engines.engine import EXPORTERS, IMPORTERS, Job, as_typed, search_words
+from search.engines.place import ENGINES
 from search.engines.reprice import Choice, change_sentence, export_document
-from search.options import PANELS
-from search.places import named_card
-from search.report.plan import print_heading
-from search.request import FILLS, Request, build_request, stored_request
-from search.writing.place import ENGINES
+from search.request.options import PANELS
+from search.request.profiles import named_card
+from search.request.request import FILLS, Request, build_request, stored_request
+from search.show.plan import print_heading
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from autopar.memory.launch import Launch
-    from search.question import Session
-    from search.uniform.files import StoredLaunch
-    from search.uniform.solve import Solution
-    from search.writing.place import Engine
+    from autopar.run.launch import Launch
+    from search.engines.place import Engine
+    from search.planning.question import Session
+    from search.planning.uniform.files import StoredLaunch
+    from search.planning.uniform.solve import Solution
 
 # --------------------------------------------------------------------------------------------------
 # What `autopar-export` prints: the report, a refusal, and what keeps everything.
@@ -242,8 +242,8 @@ def _execute(raw: dict[str, Any]) -> int:
 
 def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
+    from search.engines.engine import lower_for
     from search.engines.handover import job_of, pricer_of
-    from search.engines.job import lower_for
     from search.engines.reprice import advised, choose
 
     path = own.plan
@@ -304,7 +304,7 @@ def _refuse(choice: Choice, own: ExportSpec, read: Sequence[Path]) -> int:
 
 
 def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> dict[str, str]:
-    from search.engines.galvatron import is_complete
+    from search.engines.galvatron.plan import is_complete
     from search.engines.reprice import lowered_files
 
     files = lowered_files(choice.lowered)
@@ -362,7 +362,7 @@ def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> O
 
 
 def _is_launch(path: str) -> bool:
-    from search.uniform.files import is_launch
+    from search.planning.uniform.files import is_launch
 
     return path.endswith(".json") and Path(path).is_file() and is_launch(path)
 
@@ -381,11 +381,11 @@ class _Handed:
 def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
     """Write the files of a launch for the trainer that it is of, or for another one."""
     from autopar.training.throughput import throughput_entry
-    from search.report.headline import figure_rows, print_rows
-    from search.route import refuse_options_of_plans
-    from search.uniform.files import read_launch
-    from search.writing.place import Place
-    from search.writing.written import LAUNCH, TITLES, written
+    from search.engines.files import LAUNCH, TITLES, written
+    from search.engines.place import Place
+    from search.planning.route import refuse_options_of_plans
+    from search.planning.uniform.files import read_launch
+    from search.show.headline import figure_rows, print_rows
 
     request = build_request(asked)
     refuse_options_of_plans(own.plan, request)
@@ -460,8 +460,8 @@ def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
 
 def _predicted(stored: StoredLaunch) -> Solution | None:
     """Return a launch with its price; None where its step has none."""
-    from search.uniform.answer import evaluated
-    from search.uniform.engines import engine_space
+    from search.engines.spaces import engine_space
+    from search.planning.uniform.answer import evaluated
 
     try:
         one = evaluated(stored.question, engine_space(stored.engine), stored.choice, stored.launch)
@@ -477,9 +477,10 @@ _STARTED = {("megatron", "megatron-bridge"), ("deepspeed", "accelerate")}
 def _handed(stored: StoredLaunch, engine: str) -> _Handed:
     """Return a launch as a trainer takes it: itself, or the nearest one with its price."""
     from search.check.assessment import assess
-    from search.uniform.answer import target_of
-    from search.uniform.engines import engine_space, launch_of
-    from search.uniform.imported import taken_over
+    from search.engines.space import launch_of
+    from search.engines.spaces import engine_space
+    from search.planning.uniform.answer import target_of
+    from search.planning.uniform.imported import taken_over
 
     if engine == stored.engine or (stored.engine, engine) in _STARTED:
         return _Handed(launch=stored.launch, losses=(), change="")
@@ -507,10 +508,10 @@ def _handed(stored: StoredLaunch, engine: str) -> _Handed:
 def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> int:
     """Write the launch of a trainer's file as `autopar-search` writes its own."""
     from autopar.documents.plan import document_text
-    from search.uniform.answer import Answer, evaluated
-    from search.uniform.engines import engine_space
-    from search.uniform.files import file_name, launch_document
-    from search.uniform.imported import import_launch
+    from search.engines.spaces import engine_space
+    from search.planning.uniform.answer import Answer, evaluated
+    from search.planning.uniform.files import file_name, launch_document
+    from search.planning.uniform.imported import import_launch
 
     found = import_launch(source, own.plan, raw)
     for note in found.notes:
@@ -549,11 +550,11 @@ def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> i
 def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from autopar.documents.plan import document_text
     from autopar.documents.strategy import strategy_document, unsaid_by_galvatron
-    from search.configuration import read_configuration
-    from search.engines.galvatron import strategy_text
+    from search.engines.engine import importer_for
+    from search.engines.galvatron.plan import strategy_text
     from search.engines.handover import num_layers_of, world_size_of
-    from search.engines.job import importer_for
     from search.engines.reprice import import_document
+    from search.engines.text import read_configuration
 
     source = read_configuration(own.plan)
     imported = importer_for(engine)(

@@ -15,21 +15,21 @@ from autopar.command.run import say
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
 from search.commands.app import emit, files_read, leave, working, write_results
-from search.options import PANELS
-from search.request import FILLS, Request, build_request, stored_request
+from search.request.options import PANELS
+from search.request.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
-    from search.engines.best_plan import BestPart, EngineBest
-    from search.goals import Reached
-    from search.pictures.files import Pictures
-    from search.planner.prediction import SearchResult
-    from search.question import Session
-    from search.remedies import Remedy
-    from search.report.headline import Headline
-    from search.route import Route
-    from search.uniform.answer import Answer
+    from search.planning.best_plan import BestPart, EngineBest
+    from search.planning.layered.prediction import SearchResult
+    from search.planning.question import Session
+    from search.planning.route import Route
+    from search.planning.uniform.answer import Answer
+    from search.questions.goals import Reached
+    from search.questions.suggestions import Remedy
+    from search.show.headline import Headline
+    from search.show.pictures.files import Pictures
 
 _NAME = "autopar-search"
 _PRICING_DEFAULTS = (
@@ -75,19 +75,19 @@ def _answered(raw: Mapping[str, object]) -> int:
     path = request.output.evaluate
     _check_goal(request)
     if path is not None:
-        from search.uniform.imported import holds_launch
+        from search.planning.uniform.imported import holds_launch
 
         if holds_launch(path):
             return _evaluate_launch(request, path)
         return _execute(_priced(request, path, raw))
-    from search.route import route_of, with_site
+    from search.planning.route import route_of, with_site
 
     request, says = with_site(request)
     for line in says:
         say(f"{_NAME}: {line}")
     reached = None
     if request.output.goal != "throughput":
-        from search.goals import chosen_cluster
+        from search.questions.goals import chosen_cluster
 
         reached = working("searching clusters", lambda: chosen_cluster(raw, request))
         request = build_request(reached.options)
@@ -126,12 +126,12 @@ def _check_goal(request: Request) -> None:
 
 def _evaluate_launch(request: Request, path: str) -> int:
     """Price the launch of a file anew, with what is typed in place of its own options."""
-    from search.report.launches import show_evaluated
-    from search.route import refuse_options_of_plans
-    from search.uniform.answer import Answer, evaluated
-    from search.uniform.engines import engine_space
-    from search.uniform.files import launch_document
-    from search.uniform.imported import launch_in
+    from search.engines.spaces import engine_space
+    from search.planning.route import refuse_options_of_plans
+    from search.planning.uniform.answer import Answer, evaluated
+    from search.planning.uniform.files import launch_document
+    from search.planning.uniform.imported import launch_in
+    from search.show.launches import show_evaluated
 
     if request.engine is not None:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
@@ -153,7 +153,7 @@ def _evaluate_launch(request: Request, path: str) -> int:
 
 def _launches(request: Request, route: Route, reached: Reached | None = None) -> int:
     """Search launches, and plans beside them where these are asked for; show and write the best."""
-    from search.route import best_of_both
+    from search.planning.route import best_of_both
 
     both = working("searching launches", lambda: best_of_both(request, route))
     if both.layers_differ:
@@ -167,7 +167,7 @@ def _launches(request: Request, route: Route, reached: Reached | None = None) ->
 def _show_launches(request: Request, found: Answer, reached: Reached | None) -> int:
     """Show the best launch and write it, or say why there is none."""
     from autopar.output import refuse_clashes
-    from search.uniform.files import file_name, launch_document, result_document
+    from search.planning.uniform.files import file_name, launch_document, result_document
 
     pictures = _pictures(request, [request.inputs.model])
     json_path = request.output.json_path
@@ -191,9 +191,9 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     exit_code = 0 if found.best is not None else INFEASIBLE
     ways: tuple[Remedy, ...] = ()
     if found.best is None:
-        from search.remedies import remedies
-        from search.report.launches import infeasible_lines, remedy_line
-        from search.uniform.files import remedy_entry
+        from search.planning.uniform.files import remedy_entry
+        from search.questions.suggestions import remedies
+        from search.show.launches import infeasible_lines, remedy_line
 
         ways = working("looking for what would fit", lambda: remedies(found.question))
         lines = [*infeasible_lines(found), *map(remedy_line, ways)]
@@ -208,13 +208,13 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         emit("-", document, exit_code, command=_NAME)
     if found.best is None:
         if json_path != "-":
-            from search.report.launches import show_infeasible
+            from search.show.launches import show_infeasible
 
             show_infeasible(_console(), found, ways)
         return INFEASIBLE
     _say_batch(found)
     if request.output.json_path != "-":
-        from search.report.launches import show_answer
+        from search.show.launches import show_answer
 
         goal = "" if reached is None else reached.words
         show_answer(_console(), found, verbose=request.output.verbose, goal=goal)
@@ -238,7 +238,7 @@ def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, o
 
 def _say_batch(found: Answer) -> None:
     """Say on stderr that ranks cannot share the batch, where the next one is worth more."""
-    from search.uniform.answer import better_batch
+    from search.planning.uniform.answer import better_batch
 
     assert found.best is not None, "there is a launch"
     assert found.best.best is not None, "it is the fastest"
@@ -261,7 +261,7 @@ def _shared(batch: int, world: int) -> str:
 
 def _say_batch_of_plan(request: Request, session: Session, result: SearchResult) -> None:
     """Say the same of plans whose layers may differ."""
-    from search.space import next_batch
+    from search.planning.space import next_batch
 
     batch, world = session.options.settle_bsz, session.hardware.world_size
     prediction = result.prediction
@@ -292,7 +292,7 @@ def _goal_entry(reached: Reached | None) -> dict[str, object]:
 def _console() -> Console:
     """Return the console of a report: 80 columns into a pipe."""
     from autopar.command.console import make_console
-    from search.report.headline import SCREEN_WIDTH
+    from search.show.headline import SCREEN_WIDTH
 
     return make_console(sys.stdout, SCREEN_WIDTH)
 
@@ -300,7 +300,7 @@ def _console() -> Console:
 def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     """Return what pictures are asked for; raises OptionError where one is another output."""
     from autopar.output import refuse_clashes
-    from search.pictures.files import pictures_of
+    from search.show.pictures.files import pictures_of
 
     found = pictures_of(request.output.html_path, request.output.trace_path)
     own = {"--json": request.output.json_path, "--plot": request.output.plot_path}
@@ -324,14 +324,14 @@ def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> 
 
 def _plans(request: Request, route: Route) -> int:
     """Search plans whose layers may differ: of the engines of a route, or whatever runs them."""
-    from search.route import with_rules
+    from search.planning.route import with_rules
 
     request = with_rules(request, route.why)
     if not route.layered:
         return _execute(dataclasses.replace(request, engine=None))
     if request.output.frontier:
         raise OptionError("--engine: not together with --frontier; leave one of them out")
-    from search.engines.best_plan import choose, choose_any
+    from search.planning.best_plan import choose, choose_any
 
     def chosen() -> BestPart:
         if len(route.layered) == 1:
@@ -346,7 +346,7 @@ def _plans(request: Request, route: Route) -> int:
 
 def _priced(request: Request, path: str, raw: Mapping[str, object]) -> Request:
     """Return the request that prices a plan: with what its file was made with, as if typed."""
-    from search.route import with_rules
+    from search.planning.route import with_rules
 
     if request.engine not in (None, "none"):
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
@@ -380,7 +380,7 @@ def _execute(
     `show_result` has it. launches : that were searched beside plans, none as fast. reached : the
     cluster that a goal has chosen.
     """
-    from search.question import open_session
+    from search.planning.question import open_session
 
     engines = () if part is None else part.engines
 
@@ -402,14 +402,14 @@ def _execute(
     # the object of --json is made where it is asked for
     document: dict[str, object] = {}
     if request.output.json_path is not None:
-        from search.report.files import result_document
+        from search.show.files import result_document
 
         document = result_document(
             result, frontier, engines, _throughput(session, result), request.output.price
         ).content()
         document |= _goal_entry(reached)
     if result.infeasibility is not None:
-        from search.report.plan import infeasible_sentence
+        from search.show.plan import infeasible_sentence
 
         _emit(request, document, INFEASIBLE)
         budget = session.options.memory_constraint_bytes
@@ -442,7 +442,7 @@ def _execute(
         says = _write(request, session, result, paths, document, engines)
         if request.output.plot_path is not None and frontier is not None:
             from autopar.command.run import say_kept
-            from search.report.plan import save_frontier
+            from search.show.plan import save_frontier
 
             plot = Path(request.output.plot_path)
             save_frontier(frontier, plot, session.title, say_kept(_NAME))
@@ -451,7 +451,7 @@ def _execute(
         # what was found is shown even where files cannot be written; stdout holds the document
         # and nothing else
         if request.output.json_path != "-":
-            from search.report.plan import show_frontier, show_result
+            from search.show.plan import show_frontier, show_result
 
             console = _console()
             show_result(
@@ -495,7 +495,7 @@ def _uniform(
     """
     assert result.plan is not None, "there is a plan to compare with"
     if launches is not None and launches.best is not None:
-        from search.report.launches import launch_headline
+        from search.show.launches import launch_headline
 
         best = launches.best
         return launch_headline(launches, best, f"fastest uniform plan: {best.engine.title}")
@@ -512,7 +512,7 @@ def _uniform(
     if found.plan in (None, result.plan) or found.prediction is None:
         return None
     assert found.plan is not None
-    from search.report.plan import plan_headline
+    from search.show.plan import plan_headline
 
     throughput = session.throughput(found.plan, found.prediction)
     return plan_headline(
@@ -538,9 +538,9 @@ def _solve(
 
 
 def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
-    from search.options import option_record
-    from search.question import evaluate_file
-    from search.report.files import evaluation_document
+    from search.planning.question import evaluate_file
+    from search.request.options import option_record
+    from search.show.files import evaluation_document
 
     path = request.output.evaluate
     assert path is not None
@@ -564,7 +564,7 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     # before anything is printed, which somebody may not read to its end
     _emit(request, document.content())
     if request.output.json_path != "-":
-        from search.report.plan import show_evaluation
+        from search.show.plan import show_evaluation
 
         show_evaluation(
             _console(),
@@ -597,7 +597,7 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
 
     output, paths = request.output, None
     if output.config_path is not None and output.evaluate is None:
-        from search.report.files import output_paths
+        from search.show.files import output_paths
 
         paths = output_paths(
             spec=session.spec,
@@ -629,7 +629,7 @@ def _write(
     files: dict[Path, str] = {}
     if paths is not None:
         from autopar.documents.strategy import unsaid_by_galvatron
-        from search.report.files import output_texts
+        from search.show.files import output_texts
 
         files = output_texts(
             result,

@@ -20,13 +20,13 @@ from autopar.errors import INFEASIBLE, INTERRUPTED, DocumentError, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.commands.app import emit, files_read, working, write_results
-from search.degrees import DegreeOptions
-from search.options import SearchOptions
-from search.request import BATCH_OPTIONS, InputSpec, Shorthands
-from search.what_if import AXES
+from search.questions.explore import AXES
+from search.request.degrees import DegreeOptions
+from search.request.options import SearchOptions
+from search.request.request import BATCH_OPTIONS, InputSpec, Shorthands
 
 if TYPE_CHECKING:
-    from search.what_if import Answer, Choice, Group
+    from search.questions.explore import Answer, Choice, Group
 
 _NAME = "autopar-explore"
 _ASK, _OUT = "Answer", "Files"
@@ -123,8 +123,8 @@ which shows what was searched until then.
 
 def execute(raw: Mapping[str, Any]) -> int:
     """Search every combination of a command line, show and write the answers; the exit code."""
-    from search.report.what_if import show_answers
-    from search.what_if import check_values, choices, grouped
+    from search.questions.explore import check_values, choices, grouped
+    from search.show.what_if import show_answers
 
     own = {row.name for row in rows_of(WhatIfSpec)}
     spec = make(
@@ -189,7 +189,7 @@ def _require(words: Mapping[str, Any]) -> None:
 
 def _check_prices(spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence[Choice]) -> None:
     """Raise OptionError for a price of nothing, and where an order by price lacks one."""
-    from search.what_if import price_of
+    from search.questions.explore import price_of
 
     if spec.by == "cost" and not prices:
         raise OptionError("--by cost: there are no prices; give --price CARD=PRICE")
@@ -213,7 +213,7 @@ def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:
 
     The plan file lies beside it.
     """
-    from search.report.what_if import slugs
+    from search.show.what_if import slugs
 
     if spec.config_path is None or spec.config_path.lower() == "none":
         return {}
@@ -230,7 +230,7 @@ def _own_file(strategy: Path) -> Path:
 
 
 def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[int, Path]) -> None:
-    from search.report.what_if import PICTURE
+    from search.show.what_if import PICTURE
 
     inputs = [choice.request.inputs for choice in asked]
     words = {
@@ -255,7 +255,7 @@ def _search(
     asked: Sequence[Choice], prices: Mapping[str, float], *, alternatives: bool
 ) -> tuple[list[Answer], bool]:
     """Return the answers of the combinations in their order, and whether Ctrl-C came between."""
-    from search.what_if import Parts, search_one
+    from search.questions.explore import Parts, search_one
 
     parts = Parts()
     answers: list[Answer] = []
@@ -283,7 +283,7 @@ def _write(
     exit_code: int,
 ) -> list[str]:
     """Write plan files and the object of `--json`, all or none, and the picture; say which."""
-    from search.report.what_if import exploration, first_commands, save_picture
+    from search.show.what_if import exploration, first_commands, save_picture
 
     texts: dict[Path, str] = {}
     plans: dict[int, str] = {}
@@ -317,13 +317,13 @@ def _write(
 
 def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
     """Return what the files of an answer hold: those of `autopar-search`."""
-    from search.report.files import output_texts
+    from search.show.files import output_texts
 
     assert answer.request is not None
     if answer.launches is not None:
         from autopar.documents.catalog import portable_options
         from autopar.documents.plan import document_text
-        from search.uniform.files import launch_document
+        from search.planning.uniform.files import launch_document
 
         own = _own_file(path)
         asked = portable_options(answer.request.given, own)

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, OptionError
-from autopar.plans import Plan, Prediction, violations
-from search.engines.best_plan import as_engine
-from search.engines.job import Job, space_of
+from autopar.run.plan import Plan, Prediction, violations
+from search.engines.engine import Job, space_of
 from search.engines.reprice import Price
-from search.options import Engine, SearchOptions
-from search.question import Session, check_known, open_session, read_plan_for
-from search.request import Request, model_spec
+from search.planning.best_plan import as_engine
+from search.planning.question import Session, check_known, open_session, read_plan_for
+from search.request.options import Engine, SearchOptions
+from search.request.request import Request, model_spec
 
 
 def job_of(

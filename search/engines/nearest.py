@@ -13,10 +13,10 @@ from dataclasses import field
 from typing import Literal
 
 from autopar.errors import InputError, UnsupportedError
-from autopar.model import ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, data_degree, violations
 from autopar.records import dataclass
-from search.engines.job import Job, Loss, per_value
+from autopar.run.model import ModelSpec
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, data_degree, violations
+from search.engines.engine import Job, Loss, per_value
 
 DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
@@ -36,7 +36,7 @@ class Reach:
     data_mode: Callable[[DataMode, LayerStrategy, int], DataMode] = lambda mode, shape, data: mode
     """The nearest way to keep replicas, from the plan's way, the shape and the data degree."""
     problems: Callable[[LayerStrategy, ModelSpec], tuple[str, ...]] = lambda shape, spec: ()
-    """Rules of the engine beyond those of `autopar.plans`, one text per broken one."""
+    """Rules of the engine beyond those of `autopar.run.plan`, one text per broken one."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why a key of the strategy file cannot be kept, where it is not `_REASONS`' text."""
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, UnsupportedError
-from autopar.plans import Plan, Prediction
 from autopar.records import dataclass
+from autopar.run.plan import Plan, Prediction
 from autopar.units import GIB, format_seconds
-from search.engines.job import EXPORTERS, Job, Lower, Lowered, lower_for, search_words
-from search.space import divisors
+from search.engines.engine import EXPORTERS, Job, Lower, Lowered, lower_for, search_words
+from search.planning.space import divisors
 
 Price = Callable[[Plan, Mapping[str, bool | str]], Prediction]
 """Prices a plan with these fields of `SearchOptions` changed; InputError where the inputs cannot,

@@ -259,7 +259,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "autopar-estimate": "search.commands.estimate",
         "autopar-explore": "search.commands.explore",
         "autopar-export": "search.commands.export",
-        "autopar-profile-estimate": "autopar.estimate.command",
+        "autopar-profile-estimate": "autopar.rates.command",
         "autopar-verify": "profiler.verify.command",
         "profile-model": "profiler.model.command",
         "profile-plan": "profiler.plan.command",

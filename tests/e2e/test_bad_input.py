@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.estimate import command as estimate_cli
+from autopar.rates import command as estimate_cli
 from profiler.model import command as model_cli
 from profiler.plan import command as plan_cli
 from profiler.verify import command as verify_cli

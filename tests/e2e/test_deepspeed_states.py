@@ -1,4 +1,4 @@
-"""States of DeepSpeed as `autopar.memory.recipes` has them, against DeepSpeed itself.
+"""States of DeepSpeed as `autopar.price.state_layouts` has them, against DeepSpeed itself.
 
 It runs on fake ranks on the CPU, in a process of its own, with the Python that
 `test_export_packages.py` loads configurations with.
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from autopar.memory.recipes import Buckets, recipe_of
+from autopar.price.state_layouts import recipe_of
+from autopar.run.runtime import Buckets
 from tests.e2e.test_export_packages import has, loaded
 
 RANKS = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import autopar
-from autopar.estimate import command as estimate_cli
+from autopar.rates import command as estimate_cli
 from profiler.plan import command as plan_cli
 from profiler.show import command as show_cli
 from profiler.verify import command as verify_cli

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.spec import load_spec
-from autopar.model import embedding_parameter_counts, parameter_count
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.engines import accelerate, deepspeed, torchtitan
-from search.engines.job import Lower
+from autopar.run.model import embedding_parameter_counts, parameter_count
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
+from search.engines.deepspeed import plan as deepspeed
+from search.engines.engine import Lower
+from search.engines.huggingface import plan as accelerate
+from search.engines.torchtitan import plan as torchtitan
 from tests.unit.export_plans import job_of, uniform_plan
 
 FOLDER = Path(__file__).resolve().parent

@@ -17,7 +17,7 @@ import pytest
 
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.sidecar import DocumentKind
-from autopar.estimate.stack import DEFAULT_STACK
+from autopar.rates.stack import DEFAULT_STACK
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE
 from tests import warm
 from tests.e2e.launching import TWO_RANKS, Finished, measured

@@ -21,7 +21,7 @@ import pytest
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import read_sidecar, sidecar_path
 from autopar.documents.spec import load_spec
-from autopar.estimate.site import data_parallel_work, load_site, step_time_s
+from autopar.rates.site import data_parallel_work, load_site, step_time_s
 from profiler.site.options import guess_card
 from tests.e2e.launching import Copies, Finished, Launch
 from tests.e2e.shaped_network import GOODPUT, HOSTS, MBIT, refusal, run_on_two_nodes

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from autopar.memory.launch import Launch
 from autopar.pipeline.schedules import TORCH_NAMES
-from search.configuration import flags_of, script_command
-from search.launches.megatron_names import harmless
-from search.writing import torchtitan
-from search.writing.place import Engine, Place
-from search.writing.stages import parts_in_order
-from search.writing.written import written
+from autopar.run.launch import Launch
+from search.engines.files import written
+from search.engines.megatron.names import harmless
+from search.engines.megatron.stages import parts_in_order
+from search.engines.place import Engine, Place
+from search.engines.text import flags_of, script_command
+from search.engines.torchtitan import write as torchtitan
 from tests.e2e.test_export_packages import has, loaded
 from tests.launch_cases import megatron_launches, some, titan_launches, torch_launches
 

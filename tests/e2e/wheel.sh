@@ -10,13 +10,13 @@ repo=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$work/dist" "$work/venv"
 
 # Without isolation, so that what the editable install has compiled is not compiled again: what it
-# was built with is what pyproject.toml asks for (tests/unit/test_house_rules.py), and no more.
+# was built with is what pyproject.toml asks for (tests/unit/house/test_house_rules.py), and no more.
 "$python" -m pip --disable-pip-version-check wheel -qq --no-deps --no-build-isolation \
   --check-build-dependencies --wheel-dir "$work/dist" "$repo"
 wheel=$(echo "$work"/dist/autopar-*.whl)
 echo "built $(basename "$wheel")"
 "$python" -m zipfile -l "$wheel" | awk 'NR > 1 {print $1}' >"$work/contents.txt"
-for needed in '^_autopar_core.*\.so$' '^autopar/_data/models/.*/configs/memory_' '^autopar/_data/hardware_configs/' '^search/pictures/page\.html$'; do
+for needed in '^_autopar_core.*\.so$' '^autopar/_data/models/.*/configs/memory_' '^autopar/_data/hardware_configs/' '^search/show/pictures/page\.html$'; do
   grep -q "$needed" "$work/contents.txt" || { echo "wheel.sh: nothing in the wheel matches $needed"; exit 1; }
 done
 stray=$(grep -vE '^(autopar/|search/|profiler/|_autopar_core|autopar-[^/]*\.dist-info/)' "$work/contents.txt" || true)
@@ -35,10 +35,10 @@ from pathlib import Path
 import _autopar_core
 
 import autopar
-import search.planner.planner
+import search.planning.layered.planner
 
 repo = Path(sys.argv[1])
-for module in (_autopar_core, autopar, search.planner.planner):
+for module in (_autopar_core, autopar, search.planning.layered.planner):
     where = Path(module.__file__)
     assert "site-packages" in where.parts, f"{module.__name__} comes from {where}"
 assert "torch" not in sys.modules

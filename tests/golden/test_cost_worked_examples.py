@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.cost.model import CostModel
-from search.cost.pipeline import evaluate
-from search.options import SearchOptions
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
+from search.planning.cost.model import CostModel
+from search.planning.cost.pipeline import evaluate
+from search.request.options import SearchOptions
 from tests.cost_cases import llama_hardware, llama_model, llama_spec
 from tests.data.read import galvatron_answers
 from tests.oracles.galvatron_terms import TERMS, Peer, attribution, our_costs, step_s, switched

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.tables import PlanTables
+from search.planning.cost.tables import PlanTables
 
 TIME_TERMS = (
     "sum_of_stages",

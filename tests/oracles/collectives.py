@@ -1,6 +1,6 @@
 """A plain second writing of the collective formulas: one size, one loop, no arrays.
 
-Without it, `autopar.estimate.collectives` would be compared with itself. It is written from the
+Without it, `autopar.rates.collectives` would be compared with itself. It is written from the
 formulas as docs/estimates.md states them and shares no line with the product.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, inf, log2, sqrt
 
-from autopar.estimate.collectives import GroupShape, Network, SiteFactors
+from autopar.rates.collectives import GroupShape, Network, SiteFactors
 
 __all__ = ["exchange_s", "seconds"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.tables import PlanTables
+from search.planning.cost.tables import PlanTables
 from tests.oracles.instances import GRAIN_BYTES, Rng, Shape, random_tables
 
 __all__ = ["DeepInstance", "deep_instance", "split_types", "with_strategies_shuffled"]

@@ -34,11 +34,11 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.tables import PlanTables
-from search.options import SearchOptions
-from search.planner.core import TableSolution, core, solve_tables
-from search.question import open_session
-from search.request import InputSpec
+from search.planning.cost.tables import PlanTables
+from search.planning.layered.core import TableSolution, core, solve_tables
+from search.planning.question import open_session
+from search.request.options import SearchOptions
+from search.request.request import InputSpec
 from tests.oracles import milp
 from tests.oracles.instances import large_instance, small_instance
 from tests.oracles.reference import evaluate

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.hardware import HardwareProfile
-from autopar.model import ModelProfile, ModelSpec
-from autopar.plans import LayerStrategy, Plan
+from autopar.rates.measured import HardwareProfile
+from autopar.run.model import ModelProfile, ModelSpec
+from autopar.run.plan import LayerStrategy, Plan
 from autopar.units import MIB, MS
-from search.cost.model import CostModel
-from search.cost.pipeline import evaluate
+from search.planning.cost.model import CostModel
+from search.planning.cost.pipeline import evaluate
 
 __all__ = [
     "TERMS",

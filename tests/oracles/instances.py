@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault
-from search.cost.tables import ActivationLayout, PlanTables
+from autopar.run.plan import LayerStrategy, VocabStrategy, ZeroDefault
+from search.planning.cost.tables import ActivationLayout, PlanTables
 from tests.oracles.brute import PlanSpace, StageInstance
 from tests.oracles.reference import evaluate
 

@@ -1,6 +1,6 @@
 """GEMM and attention times written plainly: one shape at a time, read from the card's own JSON.
 
-Independent of `autopar.estimate`: no arrays, no shared constants, no reader. What the constants
+Independent of `autopar.rates`: no arrays, no shared constants, no reader. What the constants
 mean is in docs/estimates.md.
 """
 

@@ -1,6 +1,6 @@
 """The memory of a launch, written a second time: sums over layers, a pipeline played move by move.
 
-Without it `autopar.memory` would be compared with itself. It is written from the formulas of
+Without it `autopar.price` would be compared with itself. It is written from the formulas of
 docs/memory.md and shares nothing with the product but the record of a launch. The allocator here
 keeps a plain list of holes, and the pipeline a list of what is live. Muon, Megatron-FSDP and 8-bit
 weights are not here.
@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from autopar.memory.launch import Launch
+from autopar.run.launch import Launch
 
 __all__ = ["peak_bytes", "states_bytes"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from search.cost.tables import PlanTables
+from search.planning.cost.tables import PlanTables
 from tests.oracles.brute import StageInstance
 from tests.oracles.reference import POSITION, STAGE_KIND, evaluate, stage_kind
 

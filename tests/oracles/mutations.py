@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from search.cost.tables import PlanTables
+from search.planning.cost.tables import PlanTables
 from tests.oracles.brute import BruteSolution
 from tests.oracles.instances import Instance
 from tests.oracles.reference import evaluate

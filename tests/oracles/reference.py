@@ -1,11 +1,11 @@
-"""A plan priced in plain Python, term by term, as the docstring of `search/cost/tables.py` says."""
+"""A plan priced in plain Python, term by term, by the docstring of `planning/cost/tables.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.cost.tables import PlanTables
+from search.planning.cost.tables import PlanTables
 
 ONLY, FIRST, MIDDLE, LAST = "only", "first", "middle", "last"
 POSITION = {ONLY: 0, FIRST: 1, LAST: 2}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from autopar.plans import PipelineType
-from search.cost.pipeline import Event, ReplayResult
+from autopar.run.plan import PipelineType
+from search.planning.cost.pipeline import Event, ReplayResult
 
 __all__ = ["replay"]
 

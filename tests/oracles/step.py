@@ -1,6 +1,6 @@
 """The time of a training step of a dense model, written a second time: numbers, loops, no arrays.
 
-Without it `autopar.estimate.layer` and `autopar.estimate.step` would be compared with themselves.
+Without it `autopar.rates.layer` and `autopar.price.step` would be compared with themselves.
 It is written from the formulas of docs/estimates.md, reads the constants of cards and stacks from
 their JSON files, and shares no line with the product but the seconds of a collective, which
 `tests.oracles.collectives` writes a second time. Mixtures, latent attention, windows and mixers are
@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autopar.estimate.collectives import GroupShape, Network, SiteFactors
-from autopar.estimate.job import Block, Job, Mlp
+from autopar.rates.collectives import GroupShape, Network, SiteFactors
+from autopar.run.job import Block, Job, Mlp
 from tests.oracles.collectives import seconds
 
 __all__ = ["Site", "step_terms"]

@@ -13,22 +13,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import InputError
-from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.card import load_card
-from autopar.estimate.parts.operations import machine_of
-from autopar.estimate.stack import load_stack
-from autopar.estimate.step import KnownLayers, step_time
-from autopar.memory.account import account_of, host_bytes_of
-from autopar.memory.launch import Attention, Experts, Latent, Launch, Model
-from autopar.memory.risk import CONTEXT_BYTES, kind_of, reserve_share
 from autopar.pipeline.schedules import Schedule
+from autopar.price.account import account_of, host_bytes_of
+from autopar.price.risk import CONTEXT_BYTES, kind_of, reserve_share
+from autopar.price.step import KnownLayers, step_time
+from autopar.rates.accuracy import load_accuracy
+from autopar.rates.card import load_card
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
+from autopar.run.launch import Attention, Experts, Latent, Launch, Model
 from search.check.assessment import Target
 from search.check.job import job_of_launch
-from search.uniform.choice import Choice, Fixed, Training
-from search.uniform.engines import ENGINES, EngineSpace, Job, engine_space, launch_of
-from search.uniform.layout import layouts
-from search.uniform.prices import Prices
-from search.uniform.solve import Uniform
+from search.engines.choice import Choice, Fixed, Training
+from search.engines.space import EngineSpace, Job, launch_of
+from search.engines.spaces import ENGINES, engine_space
+from search.planning.uniform.layout import layouts
+from search.planning.uniform.prices import Prices
+from search.planning.uniform.solve import Uniform
 
 __all__ = ["Priced", "Question", "every_choice", "question", "small_model"]
 

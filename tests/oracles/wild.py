@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.tables import PlanTables
-from search.planner.core import TableChoice, TableSolution
+from search.planning.cost.tables import PlanTables
+from search.planning.layered.core import TableChoice, TableSolution
 from tests.oracles.brute import Block, PlanSpace
 from tests.oracles.instances import TICK_S, TIME_FIELDS, Rng, Shape, random_tables
 

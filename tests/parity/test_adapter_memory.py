@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from autopar.memory.launch import (
+from autopar.price.torch_layers import whole_parts
+from autopar.run.launch import (
     Attention,
     Degrees,
     Launch,
@@ -20,7 +21,6 @@ from autopar.memory.launch import (
     TorchTrainer,
     even_chunks,
 )
-from autopar.memory.torch_layers import whole_parts
 from autopar.training.adapters import TARGETS, Adapters
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")

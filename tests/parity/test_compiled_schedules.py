@@ -12,7 +12,7 @@ from autopar.pipeline import SCHEDULES, Schedule, replay, schedule_problem
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
-from search.cost.pipeline import replay_schedule_s
+from search.planning.cost.pipeline import replay_schedule_s
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

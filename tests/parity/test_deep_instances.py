@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from search.planner.core import TableChoice, TableSolution, solve_tables
+from search.planning.layered.core import TableChoice, TableSolution, solve_tables
 from tests.oracles import milp
 from tests.oracles.deep import (
     PATTERNS,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pytest
 
-from autopar.memory.launch import Attention, Degrees, Launch, Model, TorchTrainer, even_chunks
-from autopar.memory.sharded import Instant, instants
+from autopar.price.sharded import Instant, instants
+from autopar.run.launch import Attention, Degrees, Launch, Model, TorchTrainer, even_chunks
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")
 

@@ -19,8 +19,8 @@ from benchmarks.bench_galvatron_cases import (
     read_cases,
     terms_of,
 )
-from search.options import SearchOptions
-from search.question import open_session
+from search.planning.question import open_session
+from search.request.options import SearchOptions
 from tests import warm
 from tests.command_lines import last_said
 

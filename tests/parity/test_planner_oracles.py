@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search.planner.core import TableSolution, solve_tables
+from search.planning.layered.core import TableSolution, solve_tables
 from tests.oracles import milp
 from tests.oracles.brute import MEMORY_TERMS, TIME_TERMS, PlanSpace
 from tests.oracles.instances import (

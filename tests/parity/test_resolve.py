@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from autopar.errors import InputError
-from search.cost.tables import PlanTables
-from search.planner.core import TableSolution, core, solve_tables
+from search.planning.cost.tables import PlanTables
+from search.planning.layered.core import TableSolution, core, solve_tables
 from tests.oracles.deep import deep_instance
 from tests.oracles.instances import GRAIN_BYTES, Shape, random_tables
 from tests.oracles.wild import wild_instance

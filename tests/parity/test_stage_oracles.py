@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from search.planner.core import StageSolution, solve_stage
+from search.planning.layered.core import StageSolution, solve_stage
 from tests.oracles import milp
 from tests.oracles.brute import StageInstance, stage_optimum
 from tests.oracles.instances import TICK_S, stage_instance

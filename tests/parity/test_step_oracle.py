@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.estimate.step import TERMS, step_time
+from autopar.price.step import TERMS, step_time
 from tests.oracles.step import step_terms
 from tests.step_cases import dense_case
 

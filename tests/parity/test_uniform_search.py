@@ -16,12 +16,12 @@ import pytest
 
 from autopar.pipeline.schedules import SCHEDULES
 from search.check.assessment import Target
-from search.uniform import memory, openings, prices, solve, space
-from search.uniform.bounds import hosted as on_host, units
-from search.uniform.bounds.units import arrangement_of
-from search.uniform.choice import NONE, Fixed
-from search.uniform.memory import Room
-from search.uniform.solve import Solved, Uniform
+from search.engines.choice import NONE, Fixed
+from search.planning.uniform import memory, openings, prices, solve, space
+from search.planning.uniform.bounds import hosted as on_host, units
+from search.planning.uniform.bounds.units import arrangement_of
+from search.planning.uniform.memory import Room
+from search.planning.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question
 
 SEEDS = 48

@@ -11,8 +11,8 @@ import os
 import numpy as np
 import pytest
 
-from search.cost.tables import PlanTables
-from search.planner.core import TableChoice, TableSolution, solve_stage, solve_tables
+from search.planning.cost.tables import PlanTables
+from search.planning.layered.core import TableChoice, TableSolution, solve_stage, solve_tables
 from tests.oracles.instances import Shape, random_tables
 from tests.oracles.wild import NO_PLAN, Kind, WildInstance, wild_instance
 

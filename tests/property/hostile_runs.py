@@ -92,18 +92,28 @@ class Done:
 # The process that the others are copies of.
 
 _USED = (
-    *("encodings.utf_8_sig", "rich._emoji_codes", "yaml", "search.question", "search.request"),
-    *("search.planner.planner", "search.report.plan", "search.report.explain"),
-    *("search.report.files", "search.report.closed_form", "search.closed_form.files"),
+    *(
+        "encodings.utf_8_sig",
+        "rich._emoji_codes",
+        "yaml",
+        "search.planning.question",
+        "search.request.request",
+    ),
+    *("search.planning.layered.planner", "search.show.plan", "search.show.explain"),
+    *("search.show.files", "search.show.closed_form", "search.closed_form.files"),
     *(
         "search.closed_form.session",
         "search.closed_form.validation",
         "search.closed_form.questions",
     ),
     *("search.closed_form.calculon.exploration", "search.closed_form.tensor2d.exploration"),
-    *("search.closed_form.tuners.tune", "search.configuration", "search.engines.handover"),
-    *("search.engines.galvatron", "search.engines.megatron", "search.engines.best_plan"),
-    *("search.engines.torchtitan", "search.engines.deepspeed", "search.engines.accelerate"),
+    *("search.closed_form.tuners.tune", "search.engines.text", "search.engines.handover"),
+    *("search.engines.galvatron.plan", "search.engines.megatron.plan", "search.planning.best_plan"),
+    *(
+        "search.engines.torchtitan.plan",
+        "search.engines.deepspeed.plan",
+        "search.engines.huggingface.plan",
+    ),
     *("profiler.plan.question", "profiler.plan.report", "profiler.plan.arithmetic"),
 )
 """Modules that commands import when they are needed."""

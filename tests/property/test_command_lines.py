@@ -17,7 +17,7 @@ from autopar.command.aliases import FAMILIES
 from autopar.command.fields import Row, given_options
 from autopar.command.options import Command, _taken, normalise
 from autopar.errors import OptionError
-from tests.unit.test_options import COMMANDS, Small, command_of
+from tests.unit.command.test_options import COMMANDS, Small, command_of
 
 EVERY = (*COMMANDS, "small")
 VALUES = st.sampled_from(("1", "0", "-1", "-", "--", "a", "b c", "", "x=1", "--name", "none", "é"))

@@ -12,8 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
-from autopar.hardware import HardwareProfile
-from autopar.model import ModelProfile
+from autopar.rates.measured import HardwareProfile
+from autopar.run.model import ModelProfile
 from tests.unit.documents_support import DOCUMENTS, SIDECAR, read, write_all
 
 KINDS = (*DOCUMENTS, "sidecar")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from autopar.documents.catalog import card_names
-from autopar.estimate.card import load_card
-from autopar.estimate.kernel_constants import Kernels, kernels_of
-from autopar.estimate.kernels import (
+from autopar.rates.card import load_card
+from autopar.rates.constants import Kernels, kernels_of
+from autopar.rates.kernels import (
     attention_pairs,
     attention_s,
     gemm_s,
@@ -20,7 +20,7 @@ from autopar.estimate.kernels import (
     ring_attention_s,
     unfused_attention_s,
 )
-from autopar.estimate.memory_bound import elements_s, memory_bound_s
+from autopar.rates.memory_bound import elements_s, memory_bound_s
 from tests.oracles.kernels import attention_time_s, gemm_time_s, roofline_s
 
 CARDS: dict[str, Kernels] = {name: kernels_of(load_card(name)) for name in card_names()}

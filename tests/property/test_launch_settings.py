@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import DocumentError
-from autopar.memory.launch import Launch
+from autopar.run.launch import Launch
 from autopar.training.launch_settings import settings_of, with_settings
 from tests.launch_cases import megatron_launches, some, titan_launches, torch_launches
 from tests.often import often

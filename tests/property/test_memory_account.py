@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import assume, strategies as st
 
 from autopar.errors import InputError
-from autopar.memory.account import account_of
-from autopar.memory.launch import (
+from autopar.price.account import account_of
+from autopar.run.launch import (
     Attention,
     Degrees,
     Experts,
@@ -22,7 +22,7 @@ from autopar.memory.launch import (
     Software,
     even_chunks,
 )
-from search.launches.megatron import read_launch
+from search.engines.megatron.read import read_launch
 from tests.often import often
 from tests.oracles import memory as oracle
 

@@ -18,15 +18,15 @@ from autopar.documents import sidecar
 from autopar.documents.checks import DOCUMENTS
 from autopar.documents.plan import PlanDocument, ResultDocument
 from autopar.documents.schemas import json_schemas
-from autopar.estimate.accuracy import AccuracyDocument
-from autopar.estimate.card import CardDocument
-from autopar.estimate.stack import StackDocument
 from autopar.families import decoders, others
 from autopar.objects import refusal
+from autopar.rates.accuracy import AccuracyDocument
+from autopar.rates.card import CardDocument
+from autopar.rates.stack import StackDocument
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.files import calculon_system, tensor2d_system
 from search.closed_form.tensor2d.documents import CandidateFile, Model, System as Machine
-from search.engines.galvatron import _GlobalMode
+from search.engines.galvatron.plan import _GlobalMode
 from tests.unit.documents_support import DOCUMENTS as VALID
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -14,16 +14,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.estimate.accuracy import load_accuracy
-from autopar.estimate.card import load_card
-from autopar.estimate.parts.operations import machine_of
-from autopar.estimate.stack import load_stack
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, Facts
+from autopar.rates.accuracy import load_accuracy
+from autopar.rates.card import load_card
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
 from search.check.assessment import Target
-from search.uniform.choice import Fixed, Training
-from search.uniform.engines import ENGINES, EngineSpace, Job
-from search.uniform.obstacle import obstacle
-from search.uniform.solve import Uniform
+from search.engines.choice import Fixed, Training
+from search.engines.space import EngineSpace, Job
+from search.engines.spaces import ENGINES
+from search.planning.uniform.obstacle import obstacle
+from search.planning.uniform.solve import Uniform
 from tests.often import often
 from tests.oracles.uniform import small_model
 

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import assume, strategies as st
 
 from autopar.errors import OptionError
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from benchmarks.bench_galvatron_cases import inputs_of
-from search.options import SearchOptions
-from search.planner.planner import Planner
-from search.planner.prediction import SearchResult
-from search.question import Session, open_session
-from search.request import InputSpec
-from search.space import divisors
+from search.planning.layered.planner import Planner
+from search.planning.layered.prediction import SearchResult
+from search.planning.question import Session, open_session
+from search.planning.space import divisors
+from search.request.options import SearchOptions
+from search.request.request import InputSpec
 from tests.often import often
 
 NUM_PLANS = int(os.environ.get("AUTOPAR_REPLAY_PLANS", "500"))

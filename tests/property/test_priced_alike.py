@@ -8,18 +8,18 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from autopar.estimate import estimate_hardware, estimate_model
-from autopar.estimate.card import load_card
-from autopar.estimate.job import job_of_plan
-from autopar.estimate.parts.operations import machine_of
-from autopar.estimate.stack import load_stack
-from autopar.estimate.step import StepTime, step_time
-from autopar.hardware import HardwareProfile
-from autopar.model import LayerSpec, ModelProfile, ModelSpec
-from autopar.plans import LayerStrategy, Plan, Prediction, VocabStrategy
+from autopar.price.step import StepTime, step_time
+from autopar.rates import estimate_hardware, estimate_model
+from autopar.rates.card import load_card
+from autopar.rates.measured import HardwareProfile
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.stack import load_stack
+from autopar.run.job import job_of_plan
+from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
+from autopar.run.plan import LayerStrategy, Plan, Prediction, VocabStrategy
 from autopar.units import GIB
-from search.options import LARGEST_MEMORY_GIB, SearchOptions
-from search.planner.planner import Planner
+from search.planning.layered.planner import Planner
+from search.request.options import LARGEST_MEMORY_GIB, SearchOptions
 from tests.often import often
 from tests.step_cases import STACKS
 

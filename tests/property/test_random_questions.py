@@ -14,12 +14,12 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.units import GB, GIB
-from search.options import SearchOptions
-from search.planner.planner import Planner
-from search.planner.prediction import SearchResult
-from search.question import Session, open_session
-from search.report.explain import add_bandwidth
-from search.request import InputSpec
+from search.planning.layered.planner import Planner
+from search.planning.layered.prediction import SearchResult
+from search.planning.question import Session, open_session
+from search.request.options import SearchOptions
+from search.request.request import InputSpec
+from search.show.explain import add_bandwidth
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 

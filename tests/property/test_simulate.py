@@ -1,7 +1,7 @@
 """The event replay and the step time T of the cost model, on random pipelines.
 
 Where T is not above the replay is part of what is known: see the pinned pipelines in
-`tests/unit/test_simulate.py`. The draws here say for which pipelines it is.
+`tests/unit/planning/layered/test_simulate.py`. The draws here say for which pipelines it is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from autopar.plans import PipelineType
-from search.cost import pipeline
-from search.cost.pipeline import replay
+from autopar.run.plan import PipelineType
+from search.planning.cost import pipeline
+from search.planning.cost.pipeline import replay
 from tests.oracles import replay as oracle
 from tests.oracles.reference import pipeline_time
 

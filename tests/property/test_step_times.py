@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from autopar.errors import InputError
-from autopar.estimate.job import Block, Experts, Job, stage_blocks
-from autopar.estimate.layer import layer_times
-from autopar.estimate.parts.operations import Machine, machine_of
-from autopar.estimate.step import TERMS, KnownLayers, seconds_of_times, step_time
+from autopar.price.step import TERMS, KnownLayers, seconds_of_times, step_time
+from autopar.rates.layer import layer_times
+from autopar.rates.parts.operations import Machine, machine_of
+from autopar.run.job import Block, Experts, Job, stage_blocks
 from tests.often import often
 from tests.step_cases import (
     CARDS,

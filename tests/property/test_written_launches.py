@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from autopar.errors import InputError
-from autopar.memory.launch import Launch
-from search.configuration import flags_of, script_command
-from search.launches.megatron import read_launch
-from search.launches.megatron_names import harmless
-from search.writing.differences import without_effect
-from search.writing.megatron import environment_of
-from search.writing.place import Engine, Place
-from search.writing.written import checked, written
+from autopar.run.launch import Launch
+from search.engines.differences import without_effect
+from search.engines.files import checked, written
+from search.engines.megatron.names import harmless
+from search.engines.megatron.read import read_launch
+from search.engines.megatron.write import environment_of
+from search.engines.place import Engine, Place
+from search.engines.text import flags_of, script_command
 from tests.launch_cases import megatron_launches, some, titan_launches, torch_launches
 from tests.often import often
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
-from autopar.hardware import HardwareProfile
-from autopar.model import LayerSpec, ModelProfile, ModelSpec
-from autopar.plans import LayerRun, LayerStrategy, Plan, Prediction, StagePrediction, VocabStrategy
+from autopar.rates.measured import HardwareProfile
+from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
+from autopar.run.plan import (
+    LayerRun,
+    LayerStrategy,
+    Plan,
+    Prediction,
+    StagePrediction,
+    VocabStrategy,
+)
 from autopar.sources import Source
 from autopar.units import GIB
-from search.options import SearchOptions, option_record
-from search.planner.prediction import Alternative, Infeasibility, SearchResult, SearchStats
-from search.question import Session
+from search.planning.layered.prediction import Alternative, Infeasibility, SearchResult, SearchStats
+from search.planning.question import Session
+from search.request.options import SearchOptions, option_record
 
 SPEC = ModelSpec(
     name="toy",

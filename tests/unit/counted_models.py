@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.documents.sidecar import TensorKind
-from autopar.estimate.model import STATE_BYTES_PER_PARAMETER, estimate_model
-from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory
-from autopar.plans import tensor_degrees
+from autopar.rates.model import STATE_BYTES_PER_PARAMETER, estimate_model
+from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory
+from autopar.run.plan import tensor_degrees
 from profiler.model.counting import ExactMemory, layer_memory, vocab_memory
 from profiler.model.layers.sharding import Sharding
 

@@ -12,7 +12,7 @@ from autopar.documents.hardware import read_hardware
 from autopar.documents.model import memory_keys, read_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.documents.times import computation_keys
-from autopar.model import LayerSpec, ModelProfile, ModelSpec
+from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
 
 SPEC = ModelSpec(
     name="tiny",

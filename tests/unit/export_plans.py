@@ -9,9 +9,9 @@ from hypothesis import assume, strategies as st
 
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.job import Job, Lowered
+from autopar.run.model import LayerSpec, ModelSpec
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
+from search.engines.engine import Job, Lowered
 
 __all__ = ["SMALL", "check_lowered", "job_of", "jobs", "lowered_or_refused", "uniform_plan"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autopar.documents.sidecar import Measurement
-from autopar.hardware import OPERATIONS
+from autopar.rates.measured import OPERATIONS
 from profiler.environment import Metadata
 from profiler.hardware.options import Cell, Cluster, HardwareOptions, plan_cells
 

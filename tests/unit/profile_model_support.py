@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.sidecar import ModelMeasurement
-from autopar.model import LayerSpec, ModelSpec
+from autopar.run.model import LayerSpec, ModelSpec
 from profiler.environment import Metadata
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.measuring import OUT_OF_MEMORY

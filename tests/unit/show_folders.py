@@ -21,7 +21,7 @@ from autopar.documents.sidecar import (
     Straggler,
     write_sidecar,
 )
-from autopar.hardware import OPERATIONS
+from autopar.rates.measured import OPERATIONS
 from autopar.units import GB, MIB, MS
 from profiler.show.read import Profile, load_folder
 

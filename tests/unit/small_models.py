@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from autopar.model import LatentSpec, LayerSpec, ModelSpec
+from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 
 __all__ = [
     "DECODER",

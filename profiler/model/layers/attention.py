@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.model import LayerSpec, head_dim, layer_norms
+from autopar.run.model import LayerSpec, head_dim, layer_norms
 from profiler.model.layers.context import ContextGroup, context_attention
 from profiler.model.layers.kernels import attention, layer_norm, open_attention, rms_norm, rotary
 from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.model import LayerSpec, layer_norms
+from autopar.run.model import LayerSpec, layer_norms
 from profiler.model.layers.attention import Attention, LatentAttention, Norm, has_norm_biases
 from profiler.model.layers.context import ContextGroup
 from profiler.model.layers.experts import Experts, Mlp

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.model import LayerSpec
+from autopar.run.model import LayerSpec
 from profiler.model.layers.parallel import (
     ColumnParallel,
     RowParallel,

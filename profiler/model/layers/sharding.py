@@ -9,9 +9,9 @@ from typing import Literal
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model import LayerSpec
-from autopar.plans import Module
 from autopar.records import dataclass
+from autopar.run.model import LayerSpec
+from autopar.run.plan import Module
 
 Checkpoint = Literal["none", "full", "selective"]
 ContextExchange = Literal["ring", "all_gather"]

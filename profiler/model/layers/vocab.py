@@ -14,7 +14,7 @@ from torch import nn
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model import ModelSpec, padded_vocab_size
+from autopar.run.model import ModelSpec, padded_vocab_size
 from profiler.model.layers.attention import Norm, has_norm_biases
 from profiler.model.layers.blocks import build_layer, made_of
 from profiler.model.layers.parallel import (

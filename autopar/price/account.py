@@ -1,0 +1,216 @@
+"""The memory of a launch as a table of terms whose sum is what a rank has allocated.
+
+Each term names what switches it. The formulas are in the files beside this one; what an allocator
+reserves beyond what is allocated is an interval of published ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from autopar.price import kept
+from autopar.price.allocator import reserved_bytes, rounding_bytes
+from autopar.price.parameters import stage_weights
+from autopar.price.peak import Peak, gathered_bytes, peak_of, peaks
+from autopar.price.schedule import Moment
+from autopar.price.sharded import Part, sharded_moments, sharded_parts
+from autopar.price.states import States, states_of
+from autopar.records import dataclass, replace
+from autopar.run.launch import Launch
+from autopar.training.offload import Offload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One part of a rank's memory."""
+
+    name: str
+    num_bytes: int
+    switch: str
+    """What makes it larger, or turns it on and off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a rank has allocated after a step, and at the fullest moment of one."""
+
+    stage: int
+    states: tuple[Term, ...]
+    peak: tuple[Term, ...]
+    """Terms of `states` that are there at the peak, and what comes on top."""
+    scored: bool
+    """Whether measured runs are of such a stage: of the last one, and some of the first."""
+
+    @property
+    def states_bytes(self) -> int:
+        """Allocated after a step."""
+        return sum(term.num_bytes for term in self.states)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Allocated at most during a step."""
+        return sum(term.num_bytes for term in self.peak)
+
+    @property
+    def reserved_bytes(self) -> tuple[int, int]:
+        """Reserved from the device at the peak, at least and at most."""
+        return reserved_bytes(self.peak_bytes)
+
+
+def account_of(launch: Launch, stage: int | None = None) -> Account:
+    """Return the memory of a rank of a pipeline stage; default: the last one."""
+    last = launch.degrees.pp - 1
+    at = last if stage is None else stage
+    if launch.trainer is not None:
+        states, fullest = sharded_parts(launch, at)
+        return Account(
+            stage=at,
+            states=tuple(_named(part) for part in states if part.num_bytes),
+            peak=tuple(map(_named, fullest)),
+            scored=False,
+        )
+    chunks = stage_weights(launch, at)
+    kept_states = states_of(launch, chunks)
+    after = tuple(
+        term
+        for term in (*_state_terms(launch, kept_states), *_kept_terms(launch, at))
+        if term.num_bytes
+    )
+    during = tuple(term for term in after if term.name not in _GONE)
+    peak = peak_of(launch, at)
+    during += tuple(term for term in _peak_terms(launch, peak, at) if term.num_bytes)
+    return Account(stage=at, states=after, peak=during, scored=at in (0, last))
+
+
+def host_bytes_of(launch: Launch, account: Account) -> float:
+    """Return the bytes that a stage's rank has on the host at least: what its device would hold.
+
+    account : of the stage. Copies that a trainer keeps beside these, such as buffers for transfers,
+    are not counted.
+    """
+    if not launch.optimizer.offload and not launch.offload.any:
+        return 0.0
+    optimizer = replace(
+        launch.optimizer,
+        offload=0.0,
+        offload_master=False,
+        offload_weights=False,
+        overlap_offload=False,
+    )
+    whole = replace(launch, optimizer=optimizer, offload=Offload())
+    there = account_of(whole, account.stage).peak_bytes - account.peak_bytes
+    return max(0.0, float(there))
+
+
+_GONE = frozenset({"fp32 gradients of fp16", "pipeline inputs"})
+"""Terms that are there after a step, and not at its fullest moment."""
+
+
+def moment_terms(launch: Launch, account: Account) -> Callable[[Moment], tuple[Term, ...]]:
+    """Return what says of a moment what an account's stage has allocated, at most, while it lasts.
+
+    The largest of all moments is the account's peak.
+    """
+    if launch.trainer is not None:
+        parts_at = sharded_moments(launch, account.stage)
+        others = tuple(term for term in account.peak if term.name == "blocks of other streams")
+        return lambda moment: (*map(_named, parts_at(moment)), *others)
+    peak_at = peaks(launch, account.stage)
+    there = tuple(term for term in account.states if term.name not in _GONE)
+
+    def at(moment: Moment) -> tuple[Term, ...]:
+        extra = _peak_terms(launch, peak_at(moment), account.stage)
+        return (*there, *(term for term in extra if term.num_bytes))
+
+    return at
+
+
+def _named(part: Part) -> Term:
+    return Term(name=part.name, num_bytes=part.num_bytes, switch=part.switch)
+
+
+def _state_terms(launch: Launch, states: States) -> Iterator[Term]:
+    expandable = launch.software.expandable_segments
+    sharding = "--use-distributed-optimizer, --num-distributed-optimizer-instances"
+    yield Term(name="weights", num_bytes=states.weights_bytes, switch="--bf16, --fp16")
+    yield Term(
+        name="gradients",
+        num_bytes=states.gradients_bytes,
+        switch="--bf16, --fp16, --grad-reduce-in-bf16",
+    )
+    yield Term(name="fp32 weights", num_bytes=states.master_bytes, switch=sharding)
+    yield Term(name="Adam moments", num_bytes=states.moments_bytes, switch=sharding)
+    yield Term(
+        name="4-bit copies of weights" if launch.precision.fp4 else "8-bit copies of weights",
+        num_bytes=states.copies_bytes,
+        switch="--fp4-format, --fp4-param-gather"
+        if launch.precision.fp4
+        else "--fp8-format, --fp8-param-gather",
+    )
+    yield Term(name="fp32 gradients of fp16", num_bytes=states.unscaled_bytes, switch="--fp16")
+    yield Term(
+        name="rounding to blocks",
+        num_bytes=rounding_bytes(states.allocations, expandable=expandable),
+        switch="PYTORCH_CUDA_ALLOC_CONF",
+    )
+
+
+def _kept_terms(launch: Launch, stage: int) -> Iterator[Term]:
+    chunks = launch.degrees.chunks[stage]
+    weights = stage_weights(launch, stage)
+    rows = (
+        ("cuBLAS workspaces", kept.cublas_bytes(launch.software), "CUBLAS_WORKSPACE_CONFIG, GPU"),
+        (
+            "Transformer Engine workspaces",
+            kept.engine_workspace_bytes(launch),
+            "--transformer-impl, --moe-grouped-gemm, GPU",
+        ),
+        (
+            "pipeline inputs",
+            kept.pipeline_bytes(launch),
+            "--pipeline-model-parallel-size, chunks of a stage",
+        ),
+        (
+            "gather buffer",
+            kept.gather_bytes(launch, chunks),
+            "--sequence-parallel, --moe-token-dispatcher-type, --transformer-impl",
+        ),
+        ("overlapped products", kept.overlap_bytes(launch), "--tp-comm-overlap"),
+        ("rotary tables", kept.rotary_bytes(launch, chunks), "--position-embedding-type"),
+        (
+            "routing maps",
+            kept.routing_bytes(launch, chunks),
+            "--num-experts, --moe-permute-fusion",
+        ),
+        (
+            "stand-ins of weight gradients",
+            kept.accumulation_bytes(launch, weights),
+            "--no-gradient-accumulation-fusion",
+        ),
+    )
+    for name, size, switch in rows:
+        yield Term(name=name, num_bytes=size, switch=switch)
+
+
+def _peak_terms(launch: Launch, peak: Peak, stage: int) -> Iterator[Term]:
+    rows = (
+        (
+            "saved activations",
+            peak.saved_bytes,
+            "--micro-batch-size, --seq-length, recomputation, stages",
+        ),
+        ("rounding of activations", peak.rounding_bytes, "PYTORCH_CUDA_ALLOC_CONF"),
+        ("head and loss", peak.head_bytes, "vocabulary, --cross-entropy-loss-fusion"),
+        ("tokens between experts", peak.dispatched_bytes, "--moe-token-dispatcher-type"),
+        ("backward of a layer", peak.backward_bytes, "--attention-backend, recomputation"),
+        ("freed before", -peak.freed_bytes, "--attention-backend"),
+        (
+            "micro-batch",
+            kept.mask_bytes(launch, launch.degrees.chunks[stage]),
+            "--no-create-attention-mask-in-dataloader",
+        ),
+        ("transfers", peak.transfer_bytes, "--pipeline-model-parallel-size"),
+        ("gathered weights", gathered_bytes(launch, stage), "--use-megatron-fsdp"),
+    )
+    for name, size, switch in rows:
+        yield Term(name=name, num_bytes=size, switch=switch)

@@ -1,0 +1,338 @@
+"""What is allocated for a moment at a stage's fullest event: logits, scores, recomputed layers.
+
+What lives from one event to the next is counted by `autopar.price.schedule` from the bytes of
+`autopar.price.activations`; here is what comes on top of it inside one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from autopar.price.activations import (
+    chunk_parts,
+    copied_qkv_bytes,
+    input_bytes,
+    layer_saved_bytes,
+    left_parts,
+    offloaded_bytes,
+    routed_tokens,
+    saved_parts,
+    scores,
+)
+from autopar.price.allocator import recycled_bytes
+from autopar.price.parameters import chunk_weights, layer_weights
+from autopar.price.schedule import Moment, moments
+from autopar.records import dataclass, replace
+from autopar.run.launch import Chunk, Launch
+from autopar.run.plan import Module
+from autopar.training.offload import Offload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The fullest moment of a stage's step by what fills it, in bytes."""
+
+    moment: Moment
+    saved_bytes: int
+    """Activations of all live micro-batches and chunks."""
+    rounding_bytes: int
+    """How much larger their blocks are."""
+    head_bytes: int
+    """Logits and what the loss makes of them."""
+    backward_bytes: int
+    """Of one layer's backward: gradients of scores, layers that are computed again."""
+    freed_bytes: int
+    """Of the activations counted above what is gone by then, or not there yet."""
+    dispatched_bytes: int = 0
+    """Tokens on their way to the experts of other ranks and back."""
+    transfer_bytes: int = 0
+    """Received from other pipeline stages, or on their way to them."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all of them."""
+        return (
+            self.saved_bytes
+            + self.rounding_bytes
+            + self.head_bytes
+            + self.dispatched_bytes
+            + self.backward_bytes
+            + self.transfer_bytes
+            - self.freed_bytes
+        )
+
+
+def logits_bytes(launch: Launch) -> int:
+    """Return the 16-bit logits of a micro-batch on a rank, T*V/t*e."""
+    rows = launch.padded_vocab // launch.degrees.tp
+    return launch.tokens * rows * launch.precision.element_bytes
+
+
+def head_bytes(launch: Launch, mtp: int = 0) -> int:
+    """Return what head and loss allocate at their fullest moment, with so many MTP modules before.
+
+    16-bit logits and an fp32 copy, in which the softmax and its gradient are made: 3X. A fused loss
+    keeps further fp32 copies, Transformer Engine's works in place of the logits.
+    """
+    logits = logits_bytes(launch)
+    if launch.loss_fusion == "te":
+        # the gradient is written over the logits, and is still there when it is multiplied back
+        return logits * (1 + mtp) + _head_gradient_bytes(launch)
+    kept = kept_logits_bytes(launch)
+    # logits in fp32 need no copy
+    peak = kept + (logits if launch.precision.element_bytes < 4 else 0)
+    if launch.loss_fusion == "native":
+        # copies are counted in 16 bits, and are of 32
+        peak += (launch.software.fused_loss_copies - 3) * kept // 2
+    # of a module's logits the fp32 softmax stays until the backward
+    return peak + mtp * kept
+
+
+def _head_gradient_bytes(launch: Launch) -> int:
+    """Return the gradient of the head's input: T*h*e and, where tokens are scattered, T'*h*e more.
+
+    Only a loss without fp32 copies leaves it at the fullest moment.
+    """
+    whole = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    return whole + (input_bytes(launch) if launch.degrees.scattered else 0)
+
+
+def kept_logits_bytes(launch: Launch) -> int:
+    """Return what stays of a micro-batch's logits from its head's forward to its backward, fp32."""
+    return logits_bytes(launch) * 4 // launch.precision.element_bytes
+
+
+def transfer_bytes(launch: Launch, stage: int, kind: Literal["forward", "backward"]) -> int:
+    """Return tensors received from, or on their way to, other stages during an event."""
+    degrees = launch.degrees
+    if degrees.pp == 1:
+        return 0
+    one = input_bytes(launch)
+    if degrees.vpp > 1:
+        # interleaved stages receive ahead
+        return 3 * one
+    if stage == 0:
+        # nothing comes from before: the last gradient that was received is still referred to, and
+        # in a backward it is that of the layer's output, which is counted there
+        return one if kind == "forward" else 0
+    return 2 * one
+
+
+def dispatched_bytes(launch: Launch, chunk: Chunk) -> int:
+    """Return what tokens on their way through a chunk's last experts hold beside what is saved.
+
+    At the fullest moment of the forward, when they come back: what went in is still referred to by
+    the caller, the experts' output and its copy in the order in which it goes back, and what the
+    shared expert made. Counted for `alltoall` from published peaks of first and last stages; for
+    the other two, whose peaks are of stages with a head, from the same causes.
+    """
+    model, degrees = launch.model, launch.degrees
+    experts = model.experts
+    _, layers, mtp, _ = chunk
+    last = model.expert_layers[-1] if mtp else bool(layers) and model.expert_layers[layers[-1]]
+    if experts is None or not last:
+        return 0
+    ranks = degrees.ep * degrees.etp
+    routed, everyone = routed_tokens(launch), launch.scattered_tokens * ranks
+    if experts.dispatcher == "alltoall":
+        exchanged, sorted_by_expert = ranks > 1, experts.number > degrees.ep
+        # permuted, received, sorted: of three the last is saved; then made, sorted back, sent back:
+        # two at a time
+        tokens = routed * (1 + (exchanged and sorted_by_expert))
+        tokens += routed * (1 + (exchanged or sorted_by_expert))
+    elif experts.dispatcher == "allgather":
+        # all tokens came in the gather buffer; the output is put in their order again
+        tokens = routed + everyone
+    else:
+        # a token comes to a rank once, whatever number of its experts are there
+        tokens = routed + 2 * min(routed, everyone)
+    shared = input_bytes(launch) if experts.shared_ffn else 0
+    return tokens * model.hidden * launch.precision.element_bytes + shared
+
+
+def gathered_bytes(launch: Launch, stage: int) -> int:
+    """Return the weights that a fully sharded stage has gathered at the head: its own, two layers.
+
+    One layer is used and the next one fetched; embedding, final norm and head are one unit.
+    """
+    if launch.optimizer.sharding != "fsdp":
+        return 0
+    chunks = launch.degrees.chunks[stage]
+    around = sum(
+        weight.elements
+        for chunk in chunks
+        for weight in chunk_weights(launch, (chunk[0], (), 0, chunk[3]))
+    )
+    layers = [launch.model.expert_layers[layer] for chunk in chunks for layer in chunk[1]]
+    fetched = sum(
+        weight.elements
+        for experts in layers[-2:]
+        for weight in layer_weights(launch, experts=experts)
+    )
+    return (around + fetched) * launch.precision.element_bytes
+
+
+def deferred_head_bytes(launch: Launch) -> int:
+    """Return the inputs and gradients of heads whose weight gradients wait for the end."""
+    if launch.deferred_head is None:
+        return 0
+    inputs = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    # measured: an input holds on to two tensors of its size in the graph that made it
+    return launch.deferred_head * (logits_bytes(launch) + 3 * inputs)
+
+
+def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
+    """Return what the backward of a chunk's last layer allocates, and what it has freed till then.
+
+    At its fullest moment: in the MLP, with what is computed again of it, the gradients of what is
+    in front of its activation and of the layer's output; or in attention that is not fused, when
+    the MLP behind it is done, several gradients as large as the scores.
+    """
+    model, recompute = launch.model, launch.recompute
+    _, layers, mtp, has_head = chunk
+    if not (layers or mtp):
+        return 0, 0
+    experts = model.expert_layers[-1] if mtp else model.expert_layers[layers[-1]]
+    again = 0
+    if launch.offload.any:
+        # what waited on the host is back, the layer's own and no other's
+        again = offloaded_bytes(launch, experts=experts, layer=layers[-1] if layers else 0)
+        launch = replace(launch, offload=Offload())
+    if not mtp and recompute.layers == "uniform":
+        again += recompute.number * layer_saved_bytes(launch, experts=experts)
+    elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
+        again += layer_saved_bytes(launch, experts=experts)
+    freed = 2 * input_bytes(launch) if has_head else 0
+    parts = dict(saved_parts(_without(launch, launch.recompute.modules), experts=experts))
+    gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
+    in_scores, behind = _restored(launch, experts=experts)
+    moments = [(again + behind + gradients + input_bytes(launch), freed)]
+    if again or "moe" in recompute.modules:
+        # a mixture that is computed again sends its tokens again
+        moments.append((again + behind + dispatched_bytes(launch, chunk), freed))
+    if launch.software.attention in ("unfused", "local"):
+        number = scores(launch) * launch.precision.element_bytes
+        number *= launch.software.unfused_backward_copies
+        freed += sum(_behind_attention(launch, experts=experts))
+        moments.append((again + in_scores + number, freed))
+    return max(moments, key=lambda moment: moment[0] - moment[1])
+
+
+def _without(launch: Launch, modules: frozenset[Module]) -> Launch:
+    """Return the launch that saves what some modules recompute."""
+    kept = launch.recompute.modules - modules
+    if kept == launch.recompute.modules:
+        return launch
+    return replace(launch, recompute=replace(launch.recompute, modules=kept))
+
+
+def _restored(launch: Launch, *, experts: bool) -> tuple[int, int]:
+    """Return what a backward computes again of a layer: its scores, and what is behind attention.
+
+    Narrow projections are not there yet when the scores are (measured).
+    """
+    if not launch.recompute.modules:
+        return 0, 0
+    core = _without(launch, frozenset({"core_attn"}))
+    whole = _without(launch, launch.recompute.modules)
+    behind = [sum(_behind_attention(found, experts=experts)) for found in (whole, launch)]
+    layer = [layer_saved_bytes(found, experts=experts) for found in (core, launch)]
+    return layer[0] - layer[1], behind[0] - behind[1]
+
+
+def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[int]:
+    """Return the sizes of what a layer saves from its second norm on."""
+    # what waits on the host, or is of no token, still says where a norm stands
+    parts = list(left_parts(launch, experts=experts))
+    inputs = [at for at, (name, _) in enumerate(parts) if name == "norm input"]
+    return [size for _, size in parts[inputs[1] :]]
+
+
+class _Extra(NamedTuple):
+    """What an event of a chunk has at its fullest beside what is live, in bytes."""
+
+    head_bytes: int = 0
+    dispatched_bytes: int = 0
+    backward_bytes: int = 0
+    freed_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all of them."""
+        return self.head_bytes + self.dispatched_bytes + self.backward_bytes - self.freed_bytes
+
+
+def _extras(launch: Launch, chunk: Chunk) -> dict[str, _Extra]:
+    """Return the fullest moment of a chunk's forward, and of its backward."""
+    own, freed = backward_bytes(launch, chunk)
+    # final norm and head come behind the last experts
+    ahead = 2 * input_bytes(launch) if chunk[3] else 0
+    forward = [_Extra(dispatched_bytes=dispatched_bytes(launch, chunk), freed_bytes=ahead)]
+    if chunk[3]:
+        head = head_bytes(launch, chunk[2]) + deferred_head_bytes(launch)
+        # a loss in place is at its fullest when the head goes back, and its output is sent no more
+        late = launch.loss_fusion == "te" and launch.degrees.pp > 1 and launch.degrees.vpp == 1
+        forward.append(_Extra(head_bytes=head, freed_bytes=late * input_bytes(launch)))
+    return {
+        "forward": max(forward, key=lambda extra: extra.total_bytes),
+        "backward": _Extra(backward_bytes=own, freed_bytes=freed),
+    }
+
+
+def peaks(launch: Launch, stage: int) -> Callable[[Moment], Peak]:
+    """Return what says of a moment of a stage what fills it."""
+    chunks = launch.degrees.chunks[stage]
+    expandable = launch.software.expandable_segments
+    parts = [list(chunk_parts(launch, chunk)) for chunk in chunks]
+    saved = [sum(size for _, size in sizes) for sizes in parts]
+    # what is copied out of one tensor leaves its hole to the mask that is made next
+    holes = {"dropout mask": copied_qkv_bytes(launch)}
+    rounding = [
+        sum(
+            recycled_bytes(size, expandable=expandable, hole_bytes=holes.get(name, 0)) - size
+            for name, size in sizes
+        )
+        for sizes in parts
+    ]
+    extras = [_extras(launch, chunk) for chunk in chunks]
+    kept = kept_logits_bytes(launch)
+
+    def at(moment: Moment) -> Peak:
+        place, kind = moment.event.chunk, moment.event.kind
+        assert kind in ("forward", "backward"), "Megatron-LM splits no backward"
+        waiting = kept if moment.waiting_logits else 0
+        if kind == "backward" and chunks[place][3]:
+            # its own logits go first
+            waiting -= kept
+        extra = extras[place][kind]
+        return Peak(
+            moment=moment,
+            saved_bytes=sum(n * size for n, size in zip(moment.live, saved, strict=True)),
+            rounding_bytes=sum(n * size for n, size in zip(moment.live, rounding, strict=True)),
+            head_bytes=waiting + extra.head_bytes,
+            dispatched_bytes=extra.dispatched_bytes,
+            backward_bytes=extra.backward_bytes,
+            freed_bytes=extra.freed_bytes,
+            transfer_bytes=transfer_bytes(launch, stage, kind),
+        )
+
+    return at
+
+
+def peak_of(launch: Launch, stage: int) -> Peak:
+    """Return the fullest moment of a stage, by replaying the order of its events."""
+    peak_at = peaks(launch, stage)
+    best: Peak | None = None
+    # a steady pipeline comes back to the same few moments with every micro-batch
+    seen = set[tuple[object, ...]]()
+    for moment in moments(launch, stage):
+        same = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)
+        if same in seen:
+            continue
+        seen.add(same)
+        found = peak_at(moment)
+        if best is None or found.total_bytes > best.total_bytes:
+            best = found
+    assert best is not None
+    return best

@@ -1,0 +1,206 @@
+"""How likely a launch runs out of memory: what a device reserves, from the peak that is predicted.
+
+The prediction itself is `autopar.price.account`'s. What a device reserves at the peak differs from
+it by the error of that prediction, known by kind of launch from measured runs (docs/memory.md), and
+by what PyTorch's allocator holds beside the tensors, known from published pairs of both figures.
+The first is Student's t of two degrees of freedom, the second normal, both of the logarithm, and
+independent of each other. Nothing here counts a byte of a launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from statistics import NormalDist
+from typing import Literal
+
+from autopar.price.activations import offloaded_bytes
+from autopar.price.allocator import RESERVED_RATIOS
+from autopar.run.launch import Launch
+
+LaunchKind = Literal["dense", "experts", "few runs", "offloaded", "torch layers"]
+
+CONTEXT_BYTES = 1 << 30
+"""CUDA's context and NCCL's buffers, which no allocator counts: the planner's default, too."""
+
+PEAK_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
+    "dense": (0.9944, 1.0058),
+    "experts": (0.9958, 1.0074),
+    "few runs": (0.9841, 1.0222),
+}
+"""Between which 9 of 10 measured peaks lie, over the predicted one; made by
+`benchmarks.memory_goldens.intervals_of` from the shipped runs."""
+_TORCH_RATIOS = (1.07, 1.23)
+"""The same of reserved bytes of trainers with layers of torch, blocks of the allocator included:
+twenty peaks that torchtitan's tables print, over the predicted ones (docs/memory.md)."""
+_OFFLOADED_RATIOS = (0.94, 1.03)
+"""The same of Megatron-LM's launches with activations on the host, of which one configuration is
+measured: its two peaks are 0.958 and 0.962 of the predicted ones."""
+
+_FEW_RUNS: Mapping[str, Callable[[Launch], bool]] = {
+    "Muon": lambda launch: launch.optimizer.kind == "muon",
+    "sharded gradients or weights": lambda launch: launch.optimizer.sharding in ("zero2", "fsdp"),
+    "several instances of the optimizer": lambda launch: launch.optimizer.instances > 1,
+    "fp16 or fp32": lambda launch: launch.precision.kind != "bf16",
+    "8-bit products": lambda launch: launch.precision.fp8,
+    "4-bit products": lambda launch: launch.precision.fp4,
+    "adapters": lambda launch: launch.adapters is not None,
+    "states on the host": lambda launch: launch.optimizer.offload > 0,
+    "recomputation": lambda launch: (
+        bool(launch.recompute.modules)
+        or (launch.recompute.layers != "none" and launch.recompute.number > 0)
+    ),
+    "activations on the host": lambda launch: launch.offload.any,
+    "overlapped tensor-parallel transfers": lambda launch: launch.tensor_overlap,
+    "deferred gradients of the head": lambda launch: launch.deferred_head is not None,
+    "latent attention without experts": lambda launch: (
+        launch.model.attention.latent is not None and launch.model.experts is None
+    ),
+    "norms of queries and keys": lambda launch: (
+        launch.model.attention.head_norms and launch.model.attention.latent is None
+    ),
+    "the flex dispatcher": lambda launch: (
+        launch.model.experts is not None and launch.model.experts.dispatcher == "flex"
+    ),
+}
+"""What fewer than five measured configurations have; a test holds it to the shipped runs."""
+
+_NORMAL = NormalDist()
+_TAIL = _NORMAL.inv_cdf(0.95)
+"""Standard deviations from the middle to either end of a 90 % interval."""
+_FREEDOM = 2
+_STUDENT_TAIL = 2.919985580353726
+"""The same of Student's t of two degrees of freedom, under which measured peaks that are left out
+are likelier than under a normal error: nine are as near as tensors can be counted, and the tenth
+lacks a tensor."""
+
+
+def _scales() -> Iterator[tuple[float, float]]:
+    """Yield weights and squared scales of the normal errors that are Student's t together.
+
+    t = N sqrt(k / q) with q of chi-squared, k = 2 degrees of freedom, whose density over ln q is
+    q^(k/2) exp(-q/2) but for a factor; a sum over even steps of ln q is exact to 1e-8.
+    """
+    steps = [math.exp(-20.0 + 0.5 * step) for step in range(49)]
+    weights = [q ** (_FREEDOM / 2) * math.exp(-q / 2) for q in steps]
+    total = math.fsum(weights)
+    for q, weight in zip(steps, weights, strict=True):
+        yield weight / total, _FREEDOM / q
+
+
+_SCALES = tuple(_scales())
+
+
+def few_runs_of(launch: Launch) -> tuple[str, ...]:
+    """Return what a launch has that few measured runs have, in words."""
+    if launch.trainer is not None:
+        return ()  # of them all errors are those of one trainer's runs
+    return tuple(name for name, has in _FEW_RUNS.items() if has(launch))
+
+
+def kind_of(launch: Launch) -> LaunchKind:
+    """Return the kind whose errors are those of a launch: what routing and blocks can change."""
+    if launch.trainer is not None:
+        return "torch layers"
+    if launch.offload.any and _leaves(launch):
+        return "offloaded"
+    if few_runs_of(launch):
+        return "few runs"
+    return "dense" if launch.model.experts is None else "experts"
+
+
+def _leaves(launch: Launch) -> bool:
+    """Return whether something of a layer is large enough to go to the host."""
+    kinds = {*launch.model.expert_layers}
+    return any(offloaded_bytes(launch, experts=experts) > 0 for experts in kinds)
+
+
+def odds_of_ratio(
+    ratio: float,
+    ends: tuple[float, float],
+    reserve: tuple[float, float, float] | None = RESERVED_RATIOS,
+) -> float:
+    """Return the probability of more than so much for each predicted byte.
+
+    P = sum_i w_i (1 - Phi((ln ratio - mu) / sqrt(sigma^2 + s^2 g_i))): a normal reserve (mu, sigma)
+    and a Student's error of scale s as normal errors of weights w_i and squared scales g_i.
+
+    ends : 9 of 10 measured peaks over predicted ones. reserve : least, median and most that is
+    reserved for an allocated byte, the first and last for the 5th and 95th percentile; None: of
+    what is allocated.
+    """
+    low, high = map(math.log, ends)
+    middle, scale = (low + high) / 2.0, (high - low) / (2.0 * _STUDENT_TAIL)
+    deviation = 0.0
+    if reserve is not None:
+        least, median, most = map(math.log, reserve)
+        middle += median
+        deviation = (most - least) / (2.0 * _TAIL)
+    distance = math.log(ratio) - middle
+    return math.fsum(
+        weight * 0.5 * math.erfc(distance / math.sqrt(2.0 * (deviation**2 + scale**2 * square)))
+        for weight, square in _SCALES
+    )
+
+
+def _errors(
+    kind: LaunchKind,
+) -> tuple[tuple[float, float], tuple[float, float, float] | None]:
+    """Return the ends of the errors of a kind, and the reserve beside them, if it is apart."""
+    if kind == "torch layers":
+        return _TORCH_RATIOS, None
+    if kind == "offloaded":
+        return _OFFLOADED_RATIOS, RESERVED_RATIOS
+    return PEAK_RATIOS[kind], RESERVED_RATIOS
+
+
+def reserved_interval(launch: Launch, peak_bytes: float) -> tuple[float, float]:
+    """Return the bytes between which 9 of 10 devices reserve at such a predicted peak."""
+    kind = kind_of(launch)
+    return peak_bytes * _ratio_of(0.95, kind), peak_bytes * _ratio_of(0.05, kind)
+
+
+@cache
+def _ratio_of(odds: float, kind: LaunchKind) -> float:
+    """Return the ratio that is exceeded with a probability, halving an interval of logarithms."""
+    low, high = -2.0, 2.0
+    for _ in range(50):
+        middle = (low + high) / 2.0
+        above = odds_of_ratio(math.exp(middle), *_errors(kind)) > odds
+        low, high = (middle, high) if above else (low, middle)
+    return math.exp((low + high) / 2.0)
+
+
+def odds_of_more(launch: Launch, peak_bytes: float, capacity_bytes: float) -> float:
+    """Return the probability that a device of so many bytes is too small for a predicted peak.
+
+    Of what the context leaves of it: 1 where that takes all.
+    """
+    return odds_of_kind(kind_of(launch), peak_bytes, capacity_bytes - CONTEXT_BYTES)
+
+
+def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
+    """Return the same for what a device has left beside its context, of a kind of launch."""
+    if left_bytes <= 0:
+        return 1.0
+    if peak_bytes <= 0:
+        return 0.0
+    return odds_of_ratio(left_bytes / peak_bytes, *_errors(kind))
+
+
+def reserve_share(kind: LaunchKind, odds: float) -> float:
+    """Return the share of a predicted peak to leave free beside it, for odds of running out.
+
+    What `odds_of_kind` gives these odds for.
+    """
+    return _ratio_of(odds, kind) - 1.0
+
+
+def odds_of_any(launch: Launch, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:
+    """Return the probability that one of the stages with these predicted peaks is too full.
+
+    Stages share their error (one allocator, one trainer), so the fullest decides. Raises ValueError
+    without a stage.
+    """
+    return odds_of_more(launch, max(peaks_bytes), capacity_bytes)

@@ -1,0 +1,130 @@
+"""What is live at each moment of a pipeline stage's step.
+
+The order in which a stage runs its chunks is the schedule's (`autopar.pipeline.orders`), with
+groups of micro-batches as Megatron-Core counts them. Bytes come from the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from autopar.pipeline import orders
+from autopar.pipeline.schedules import default_group
+from autopar.records import dataclass
+from autopar.run.launch import Launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One chunk's forward or backward of one micro-batch, or a half of a backward."""
+
+    kind: Literal["forward", "backward", "inputs", "weights"]
+    chunk: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What is live while an event runs."""
+
+    event: Event
+    live: tuple[int, ...]
+    """Micro-batches that each chunk has saved and not freed; with this one, before its backward
+    frees it, or after its forward saved it."""
+    waiting_logits: bool
+    """The head has run for a micro-batch whose backward is still to come, or just begins."""
+
+
+def micro_batch_group(launch: Launch) -> int:
+    """Return the micro-batches that pass a chunk in a row."""
+    degrees, total = launch.degrees, launch.micro_batches
+    if degrees.group:
+        return degrees.group
+    if launch.trainer is None:
+        # Megatron-Core's microbatch_group_size_per_vp_stage; its last group may be smaller
+        return degrees.pp
+    # torch makes its rounds longer where micro-batches do not divide by the stages
+    whole = default_group(degrees.pp, total)
+    return degrees.pp if total % whole else whole
+
+
+def _replayed(launch: Launch) -> int:
+    """Return how many micro-batches show everything that a stage of the pipeline ever holds.
+
+    After the warm-up of the first stage, each further group repeats the one before it; the last one
+    may be smaller than the others. Where all forwards run first, all of them count.
+    """
+    degrees, total = launch.degrees, launch.micro_batches
+    if degrees.pipeline in ("gpipe", "looped_bfs"):
+        return total
+    if degrees.pipeline == "dual_pipe_v":
+        # fewer have no such order
+        total = max(total, 2 * degrees.pp)
+    group = micro_batch_group(launch)
+    first = 2 * degrees.pp + degrees.vpp * group + 1
+    groups = first // group + 3
+    return min(total, groups * group + total % group)
+
+
+def warmup_chunks(launch: Launch, stage: int) -> int:
+    """Return how many forwards a stage of pairs runs before its first backward."""
+    degrees = launch.degrees
+    return orders.warmup_chunks(
+        degrees.pipeline,
+        stage,
+        stages=degrees.pp,
+        chunks=degrees.vpp,
+        micro_batches=_replayed(launch),
+        group=micro_batch_group(launch),
+        ahead=int(degrees.overlap_experts),
+    )
+
+
+def order(launch: Launch, stage: int) -> tuple[Event, ...]:
+    """Return the events of a stage's step in the order of its schedule.
+
+    Of many micro-batches so many that nothing new comes.
+    """
+    degrees = launch.degrees
+    work = orders.actions(
+        degrees.pipeline,
+        stage,
+        stages=degrees.pp,
+        chunks=degrees.vpp,
+        micro_batches=_replayed(launch),
+        group=micro_batch_group(launch),
+        # beside the backward of a micro-batch the next one's forward runs
+        ahead=int(degrees.overlap_experts),
+    )
+    return tuple(
+        Event(kind=_KINDS[kind], chunk=chunk, micro_batch=micro_batch)
+        for kind, chunk, micro_batch in work
+    )
+
+
+_KINDS: dict[str, Literal["forward", "backward", "inputs", "weights"]] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "inputs",
+    "W": "weights",
+}
+
+
+def moments(launch: Launch, stage: int) -> Iterator[Moment]:
+    """Yield every event of a stage's step with what is live."""
+    chunks = launch.degrees.chunks[stage]
+    live = [0] * len(chunks)
+    waiting: set[int] = set()
+    for event in order(launch, stage):
+        if event.kind == "forward":
+            live[event.chunk] += 1
+        yield Moment(event=event, live=tuple(live), waiting_logits=bool(waiting))
+        # what the gradients of weights need is there until they are made
+        if event.kind in ("backward", "weights"):
+            live[event.chunk] -= 1
+        if chunks[event.chunk][3]:
+            if event.kind == "forward":
+                waiting.add(event.micro_batch)
+            elif event.kind in ("backward", "weights"):
+                waiting.discard(event.micro_batch)

@@ -1,0 +1,673 @@
+"""Memory of a rank whose trainer shards states of torch layers: FSDP2, DeepSpeed, replicas.
+
+States are those of `autopar.price.state_layouts` times the rank's weights; what layers save is
+counted by `autopar.price.torch_layers`. Here is what is there at each moment of a step: units that
+are gathered, gradients before and behind their reduction, buckets, and the fullest of these
+moments. Megatron-LM's launches are `autopar.price.account`'s own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby, islice
+from typing import NamedTuple
+
+from autopar.price import torch_layers
+from autopar.price.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
+from autopar.price.schedule import Moment, moments
+from autopar.price.state_layouts import Phase, StateRecipe, recipe_of
+from autopar.records import dataclass, replace
+from autopar.run.launch import Chunk, Launch, Optimizer, TorchTrainer
+from autopar.units import MIB
+
+_CUBLAS = 32 * MIB
+_THREADS = 2
+"""Handles of cuBLAS, of the forward's and of the backward's thread."""
+
+
+class Part(NamedTuple):
+    """One row of what is there."""
+
+    name: str
+    num_bytes: int
+    switch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Weights that are gathered and reduced together: a layer, or embedding or head."""
+
+    name: str
+    dense: int
+    """Elements, whole."""
+    expert: int = 0
+    own: int
+    """Elements of both that this rank keeps, rows rounded up as its first rank has them."""
+    experts: bool = False
+    """A layer with a mixture."""
+    looked_up: int = 0
+    """Of `own`, what is of tables of which rows are looked up."""
+    frozen_bytes: int = 0
+    """Of whole weights that are not trained, which the counts above leave out."""
+    own_frozen_bytes: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Of all of its trained weights."""
+        return self.dense + self.expert
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instant:
+    """A moment of a step and what is there."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parts."""
+        return sum(part.num_bytes for part in self.parts)
+
+
+def _trainer(launch: Launch) -> TorchTrainer:
+    assert launch.trainer is not None, "a launch of Megatron-LM is counted elsewhere"
+    return launch.trainer
+
+
+def _shards(launch: Launch, *, expert: bool = False) -> int:
+    """Return the ranks that divide the states of a weight: context ranks hold what data ranks do.
+
+    Experts are whole on as many ranks as there are of the others, less their own degrees.
+    """
+    trainer, degrees = _trainer(launch), launch.degrees
+    if trainer.zero == 0 and not recipe_of_launch(launch).moments.sharded:
+        return 1
+    ranks = degrees.expert_dp if expert else degrees.dp * degrees.cp
+    return max(ranks // trainer.replicas, 1)
+
+
+def recipe_of_launch(launch: Launch) -> StateRecipe:
+    """Return the bytes of a parameter of a launch that has a trainer of its own.
+
+    What its optimizer keeps otherwise, or on the host, is taken into account.
+    """
+    precision = launch.precision
+    return _recipe(_trainer(launch), launch.optimizer, precision.kind, precision.element_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _recipe(
+    trainer: TorchTrainer, optimizer: Optimizer, precision: str, element_bytes: int
+) -> StateRecipe:
+    """Return the recipe of trainer and optimizer, which every term of a count asks for."""
+    recipe = recipe_of(
+        trainer.keeper,
+        trainer.zero,
+        precision,
+        fp32_gradients=trainer.wide_gradients,
+        each_micro_batch=trainer.each_micro_batch,
+        buckets=trainer.buckets,
+    )
+    moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
+    weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
+    if optimizer.master_bytes == 0 and element_bytes == 2:
+        # weights that are trained as they are, and whose gradients are like them
+        element = float(element_bytes)
+        weights = replace(weights, each_bytes=element)
+        gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
+        master = replace(master, each_bytes=0.0)
+    left = 1.0 - optimizer.offload
+    if left < 1.0:
+        moments, master, gradients = (
+            # gradients go where they are used: DeepSpeed copies them behind their reduction
+            replace(kept, each_bytes=kept.each_bytes * left)
+            for kept in (moments, master, gradients)
+        )
+    if optimizer.offload_weights:
+        weights = replace(weights, each_bytes=0.0)
+    # copies that the step alone makes are made where it runs
+    passing = tuple(
+        replace(entry, each_bytes=entry.each_bytes * left)
+        if entry.during == frozenset({"step"})
+        else entry
+        for entry in recipe.passing
+    )
+    return replace(
+        recipe,
+        weights=weights,
+        gradients=gradients,
+        master=master,
+        moments=moments,
+        passing=passing,
+    )
+
+
+def _unit(name: str, launch: Launch, every: Sequence[Weight], *, experts: bool = False) -> Unit:
+    weights = [weight for weight in every if weight.trained]
+    frozen = [(frozen_bytes(launch, one), one) for one in every if not one.trained]
+    return Unit(
+        name=name,
+        dense=sum(weight.elements for weight in weights if not weight.expert),
+        expert=sum(weight.elements for weight in weights if weight.expert),
+        own=sum(_own(launch, weight) for weight in weights),
+        frozen_bytes=sum(math.ceil(each * one.elements) for each, one in frozen),
+        own_frozen_bytes=sum(math.ceil(each * _own(launch, one)) for each, one in frozen),
+        experts=experts,
+        looked_up=sum(
+            _own(launch, weight) for weight in weights if weight.name in ("embedding", "positions")
+        ),
+    )
+
+
+def _own(launch: Launch, weight: Weight) -> int:
+    """Return the elements of a weight that a rank keeps where weights are divided."""
+    ranks = _shards(launch, expert=weight.expert)
+    if _trainer(launch).keeper == "deepspeed" or weight.expert:
+        # flat parts, or experts of which there are more than rows to round
+        return math.ceil(weight.elements / ranks)
+    rows, rest = weight.shape[0], weight.size // weight.shape[0]
+    return weight.number * -(-rows // ranks) * rest
+
+
+def _is_joined(launch: Launch) -> bool:
+    """Return whether embedding, last norm and head are one unit."""
+    trainer = _trainer(launch)
+    return trainer.one_root or trainer.layers == "transformers" or launch.model.tied
+
+
+def units_of(launch: Launch, chunk: Chunk) -> tuple[Unit, ...]:
+    """Return the units of a chunk in the order of its forward.
+
+    torchtitan has the embedding, each layer, and norm and head; before 2025 the first and the last
+    were one, as in transformers, whose layers alone are wrapped.
+    """
+    embeds, layers, _, has_head = chunk
+    joined = _is_joined(launch)
+    around = chunk_weights(launch, (embeds, (), 0, has_head))
+    found: list[Unit] = []
+    first = [weight for weight in around if weight.name in ("embedding", "positions")]
+    last = [weight for weight in around if weight not in first]
+    if joined:
+        first, last = [], list(around)
+    if first:
+        found.append(_unit("embedding", launch, first))
+    kinds = {
+        kind: _unit("layer", launch, layer_weights(launch, experts=kind), experts=kind)
+        for kind in {launch.model.expert_layers[layer] for layer in layers}
+    }
+    found += [kinds[launch.model.expert_layers[layer]] for layer in layers]
+    if last:
+        found.append(_unit("head", launch, last))
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------
+# States.
+
+
+def _switches(launch: Launch) -> dict[str, str]:
+    """Return what changes a part, in the words of the trainer."""
+    names = {
+        "torchtitan": ("dp_shard, tp, pp", "local_batch_size, seq_len, activation_checkpoint"),
+        "accelerate": ("num_processes, fsdp_version", "batch size, gradient checkpointing"),
+        "deepspeed": ("zero_optimization.stage", "micro-batch, gradient checkpointing"),
+    }
+    states, activations = names.get(_trainer(launch).keeper, ("ranks", "micro-batch"))
+    return {"states": states, "activations": activations}
+
+
+def _kept(
+    launch: Launch, units: Sequence[Unit], *, gradients: bool, step: bool = False
+) -> Iterator[Part]:
+    """Yield states between two steps, and gradients where they are there; step : as it begins."""
+    whole, own = _elements(units), sum(unit.own for unit in units)
+    switch = _switches(launch)["states"]
+    for name, kept in recipe_of_launch(launch).kept:
+        if name == "gradients" and not (kept.always or gradients):
+            continue
+        size = own if kept.sharded or (step and kept.stepped_sharded) else whole
+        num_bytes = kept.each_bytes * size
+        if name == "weights" and not launch.optimizer.offload_weights:
+            num_bytes += sum(
+                unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
+            )
+        if name == "Adam moments" and launch.optimizer.kind == "adam8bit":
+            num_bytes += _wide_moments(launch, units)
+        yield Part(name, math.ceil(num_bytes), switch)
+    yield Part("cuBLAS workspaces", _THREADS * _cublas(launch), "CUBLAS_WORKSPACE_CONFIG, GPU")
+
+
+def _wide_moments(launch: Launch, units: Sequence[Unit]) -> float:
+    """Return what moments of tables have more than 8 bits: trainers keep those in fp32.
+
+    transformers 5 trainer_optimizer.py overrides `nn.Embedding` (bitsandbytes' advice for tables).
+    """
+    optimizer = launch.optimizer
+    more = optimizer.moments_bytes - optimizer.adam_bytes
+    return (1.0 - optimizer.offload) * more * sum(unit.looked_up for unit in units)
+
+
+def _cublas(launch: Launch) -> int:
+    hopper = launch.software.gpu.upper().startswith(("H100", "H200", "H800", "H20", "GH200"))
+    # the defaults that PyTorch documents
+    return _CUBLAS if hopper else 8 * MIB + MIB // 8
+
+
+# --------------------------------------------------------------------------------------------------
+# Gathered weights and gradients on their way.
+
+
+def _reduced(launch: Launch) -> float:
+    """Return the bytes of an element on its way through a reduction, 0 where nothing is sharded."""
+    return sum(
+        entry.each_bytes
+        for entry in recipe_of_launch(launch).passing
+        if entry.what == "input of the reduction"
+    )
+
+
+def _waiting(launch: Launch) -> float:
+    """Return the bytes of a gradient that waits for the last micro-batch, 0 where none does."""
+    return sum(
+        entry.each_bytes
+        for entry in recipe_of_launch(launch).passing
+        if entry.what == "whole gradients"
+    )
+
+
+def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
+    """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
+    frozen = recipe_of_launch(launch).weights.sharded
+    each, eighths = launch.precision.element_bytes, _trainer(launch).gathered_fp8
+    found = 0.0
+    for unit, number in _runs(units):
+        # weights of products may be 8 bits
+        size = unit.elements * (1.0 if eighths and unit.name == "layer" else each)
+        found += number * (size + (unit.frozen_bytes if frozen else 0))
+    return found
+
+
+def _runs(units: Iterable[Unit]) -> Iterator[tuple[Unit, int]]:
+    """Yield the units of runs of one, which layers of a kind are, and how many these have."""
+    for _, run in groupby(units, id):
+        same = [*run]
+        yield same[0], len(same)
+
+
+def _elements(units: Iterable[Unit]) -> int:
+    """Return the trained weights of units."""
+    return sum(number * unit.elements for unit, number in _runs(units))
+
+
+def _casts(launch: Launch) -> bool:
+    """Return whether units are another tensor than what is kept of them."""
+    return launch.precision.element_bytes < 4 or _trainer(launch).zero > 0
+
+
+def _is_fsdp2(launch: Launch) -> bool:
+    trainer = _trainer(launch)
+    return trainer.keeper == "torchtitan" or (trainer.keeper == "accelerate" and trainer.zero > 0)
+
+
+def _table_passing(launch: Launch, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
+    """Yield what other trainers hold, as their recipe has it."""
+    switch = _switches(launch)["states"]
+    alone = launch.degrees.dp * launch.degrees.cp == 1
+    for entry in recipe_of_launch(launch).passing:
+        sizes = [unit.elements for unit in units]
+        if entry.what in ("gathered weights", "output of the gather"):
+            # frozen weights are gathered, too, in fewer bytes where they are quantised
+            sizes = [math.ceil(_gathered(launch, [unit]) / entry.each_bytes) for unit in units]
+        # one rank reduces nothing
+        if phase in entry.during and not (alone and "reduction" in entry.what):
+            size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(launch))
+            yield Part(entry.what, math.ceil(size), switch)
+
+
+def _other_streams(launch: Launch, units: Sequence[Unit], there: Sequence[Part]) -> int:
+    """Return the blocks that FSDP2's other streams keep and the computing one cannot take.
+
+    PyTorch's allocator has blocks of each stream apart. Outputs of gathers, two units at once, are
+    made on one, sharded gradients on another, so what is not there at the peak is reserved all the
+    same.
+    """
+    trainer = _trainer(launch)
+    if not trainer.zero:
+        return 0
+    names = {part.name: part.num_bytes for part in there}
+    of = {id(unit): _gathered(launch, [unit]) for unit, _ in _runs(units)}
+    sizes = [of[id(unit)] for unit in units]
+    pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
+    gathers = max(pairs) - names.get("weights fetched ahead", 0)
+    each = recipe_of_launch(launch).gradients.each_bytes
+    gradients = each * sum(unit.own for unit in units) - names.get("gradients", 0)
+    return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))
+
+
+# --------------------------------------------------------------------------------------------------
+# Moments of a step.
+
+
+def _exchanged(launch: Launch) -> int:
+    """Return the tensors that a stage has for its neighbours: one of each micro-batch, both ways.
+
+    `torch.distributed.pipelining` makes all of them before the first step.
+    """
+    if launch.degrees.pp == 1:
+        return 0
+    return 2 * launch.micro_batches * torch_layers.input_bytes(launch)
+
+
+def _saved(launch: Launch, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
+    saved = 0
+    for chunk, number in zip(chunks, live, strict=True):
+        each = torch_layers.chunk_saved_bytes(launch, chunk)
+        if chunk[3]:
+            each += torch_layers.final_bytes(launch)
+        elif launch.degrees.pp > 1:
+            # the output is kept until the gradient of it comes
+            each += torch_layers.input_bytes(launch)
+        saved += number * each
+    return saved
+
+
+def instants(launch: Launch, stage: int) -> Iterator[Instant]:
+    """Yield the moments of a stage's step that may be the fullest, with what is there.
+
+    The forward of the last layer and the loss, with all activations; the backward of each layer,
+    of whose gradients more and of whose activations fewer are there; its end; the optimizer's step.
+    """
+    room = _Room(launch, stage)
+    seen = set[tuple[str, int, tuple[int, ...]]]()
+    for moment in moments(launch, stage):
+        event = moment.event
+        if event.kind == "weights":
+            # as much is live as at the gradients of inputs before, or less
+            continue
+        if (key := (event.kind, event.chunk, moment.live)) in seen:
+            continue
+        seen.add(key)
+        yield from room.at(moment)
+    stepped = _kept(launch, room.units, gradients=True, step=True)
+    yield _at_step(launch, room.units, [*stepped, room.inputs])
+
+
+class _Room:
+    """What is there at moments of a stage's step."""
+
+    def __init__(self, launch: Launch, stage: int) -> None:
+        """Count what every moment has."""
+        self._launch = launch
+        self._chunks = chunks = launch.degrees.chunks[stage]
+        self.units = [unit for chunk in chunks for unit in units_of(launch, chunk)]
+        self._words = words = _switches(launch)["activations"]
+        self.inputs = Part("pipeline inputs", _exchanged(launch), words)
+        # micro-batches before this one have left their gradients
+        there = [*_kept(launch, self.units, gradients=launch.micro_batches > 1), self.inputs]
+        last = chunks[-1]
+        if launch.degrees.pp > 1 and last[3] and _trainer(launch).stage_outputs:
+            logits = torch_layers.logits(launch) * launch.precision.element_bytes
+            size = launch.micro_batches * logits
+            there.append(Part("outputs of all micro-batches", size, words))
+        self._there = there
+
+    def at(self, moment: Moment) -> Iterator[Instant]:
+        """Yield what may be the fullest of a moment."""
+        launch, chunk = self._launch, self._chunks[moment.event.chunk]
+        saved = _saved(launch, self._chunks, moment.live)
+        if moment.event.kind == "forward":
+            kept = Part("saved activations", saved, self._words)
+            yield from _in_forward(launch, chunk, self.units, [*self._there, kept])
+        else:
+            yield from _in_backward(launch, chunk, self.units, self._there, saved)
+
+
+def _in_forward(
+    launch: Launch, chunk: Chunk, units: Sequence[Unit], there: list[Part]
+) -> Iterator[Instant]:
+    """Yield the forward of a chunk's last unit: a layer, or head and loss."""
+    names, own = _switches(launch), units_of(launch, chunk)
+    states = names["states"]
+    if not _is_fsdp2(launch):
+        passing = list(_table_passing(launch, units, "forward"))
+        if chunk[3]:
+            loss = Part("head and loss", torch_layers.loss_bytes(launch), "vocabulary, loss")
+            yield Instant(name="loss", parts=(*there, loss, *passing))
+        return
+    waits = Part(
+        "gradients of earlier micro-batches",
+        math.ceil(_waiting(launch) * _elements(units)),
+        states,
+    )
+    layers = [unit for unit in own if unit.name == "layer"]
+    if layers:
+        # the output of the last norm is still to come
+        normed = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+        ahead = Part("saved activations", -normed if chunk[3] else 0, names["activations"])
+        # the output of the exchange is kept until that of the next unit is copied
+        output = _gathered(launch, layers[-1:])
+        before = [unit for unit in units if unit.name != "head"] if _holds(launch) else layers[-1:]
+        yield Instant(
+            name="forward of a layer",
+            parts=(
+                *there,
+                ahead,
+                waits,
+                Part("gathered weights", math.ceil(_gathered(launch, before)), states),
+                Part(
+                    "output of the gather",
+                    math.ceil(output if _trainer(launch).zero else 0),
+                    states,
+                ),
+            ),
+        )
+    if chunk[3]:
+        held = units if _holds(launch) else own[-1:]
+        if not _holds(launch) and _trainer(launch).one_root and layers:
+            # the last layer is not given back, since the backward begins with it
+            held = [*layers[-1:], *[unit for unit in own if unit.name != "layer"]]
+        size = _gathered(launch, held) if _casts(launch) else 0.0
+        yield Instant(
+            name="loss",
+            parts=(
+                *there,
+                waits,
+                Part("head and loss", torch_layers.loss_bytes(launch), "vocabulary, loss"),
+                Part("gathered weights", math.ceil(size), states),
+            ),
+        )
+
+
+def _holds(launch: Launch) -> bool:
+    """Return whether units stay gathered from their forward to their backward."""
+    return _trainer(launch).zero in (1, 2)
+
+
+def _in_backward(
+    launch: Launch, chunk: Chunk, units: Sequence[Unit], there: list[Part], saved: int
+) -> Iterator[Instant]:
+    """Yield moments of a chunk's backward; saved : what all live micro-batches have saved."""
+    own, words = units_of(launch, chunk), _switches(launch)["activations"]
+    layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
+    each = torch_layers.chunk_saved_bytes(launch, chunk) / max(len(layers), 1)
+    width = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    for at in reversed(_turning(own)):
+        unit, left = own[at], sum(place <= at for place in layers)
+        # freed behind: that of the layers whose backward is through, and the last norm's
+        kept = saved - int((len(layers) - left) * each)
+        if chunk[3]:
+            kept -= torch_layers.final_bytes(launch)
+            # what the last norm's backward works on
+            kept += 2 * width if unit.name == "head" else 0
+        states = [*there, *_made(launch, own, at, there)]
+        if unit.name == "layer":
+            again = torch_layers.again_bytes(launch, experts=unit.experts)
+            inside = torch_layers.backward_gradients_bytes(launch, experts=unit.experts)
+            yield Instant(
+                name="backward of a layer",
+                parts=(
+                    *states,
+                    Part("saved activations", kept, words),
+                    Part("layer computed again", again, words),
+                    Part("a matrix in 16 bits", _dequantized_bytes(launch, unit), words),
+                    Part("gradients inside of a layer", inside, words),
+                    *_beside(launch, own, at, units, reducing=False),
+                ),
+            )
+            kept -= int(each)
+        yield Instant(
+            name="reduction of a unit",
+            parts=(
+                *states,
+                Part("saved activations", max(kept, 0), words),
+                Part("gradients inside of a layer", 2 * width, words),
+                *_beside(launch, own, at, units, reducing=True),
+            ),
+        )
+        if launch.degrees.pp > 1 and unit.name == "layer":
+            # the others are as full, or less
+            return
+
+
+def _turning(own: Sequence[Unit]) -> list[int]:
+    """Return the units at which a backward may be the fullest: the ends of runs of like ones.
+
+    Inside of a run each unit frees and makes as much as the one behind it, so that what is there
+    grows or shrinks all the way.
+    """
+    around = [
+        (own[at - 1] if at else None, own[at], own[at + 1] if at + 1 < len(own) else None)
+        for at in range(len(own))
+    ]
+    return [
+        at
+        for at in range(len(own))
+        if not (0 < at < len(own) - 1 and around[at - 1] == around[at] == around[at + 1])
+    ]
+
+
+def _dequantized_bytes(launch: Launch, unit: Unit) -> int:
+    """Return the largest matrix of a layer as products take it, where it is kept in fewer bits.
+
+    bitsandbytes makes it whole in front of each product.
+    """
+    if launch.adapters is None or launch.adapters.base == "16 bits":
+        return 0
+    weights = layer_weights(launch, experts=unit.experts)
+    largest = max(weight.size for weight in weights if weight.quantized)
+    return largest * launch.precision.element_bytes
+
+
+def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:
+    """Yield the gradients that the backward has made till a unit, where none were there before."""
+    gradients = dict(recipe_of_launch(launch).kept)["gradients"]
+    if gradients.always or any(part.name == "gradients" for part in there):
+        return
+    # a root reduces its own when the backward is through
+    behind = [unit for unit in own[at + 1 :] if not _is_root(launch, unit)]
+    size = sum(unit.own for unit in behind) if gradients.sharded else _elements(behind)
+    yield Part("gradients", math.ceil(gradients.each_bytes * size), _switches(launch)["states"])
+
+
+def _is_root(launch: Launch, unit: Unit) -> bool:
+    """Return whether a unit is what layers that are wrapped one by one leave of the model."""
+    return unit.name == "head" and _is_fsdp2(launch) and _is_joined(launch)
+
+
+def _beside(
+    launch: Launch, own: Sequence[Unit], at: int, units: Sequence[Unit], *, reducing: bool
+) -> Iterator[Part]:
+    """Yield what is there of weights and unreduced gradients in a unit's backward.
+
+    Of FSDP2: the unit, unless it is given back before its reduction; the one that is fetched ahead;
+    and the input of a reduction, of the unit behind until this one's is made.
+    """
+    trainer, states = _trainer(launch), _switches(launch)["states"]
+    element = launch.precision.element_bytes
+    unit, behind = own[at], own[at + 1 :]
+    if reducing:
+        yield Part("unreduced gradients", unit.elements * element, states)
+    if not _is_fsdp2(launch):
+        yield from _table_passing(launch, units, "backward")
+        return
+    # which is the last of a chunk
+    root = [one for one in behind[-1:] if _is_root(launch, one)]
+    # the head's, till the root's other weights have theirs
+    late = sum(one.elements for one in root) // (1 if launch.model.tied else 2)
+    yield Part("unreduced gradients", late * element, states)
+    # norm and head are reduced one after the other, and gathered until both are
+    last = unit.name == "head"
+    if _holds(launch):
+        # in a pipeline nothing is given back
+        given = [one for one in behind if one not in root]
+        freed = (
+            () if launch.degrees.pp > 1 else (*given, *([unit] if reducing and not last else ()))
+        )
+        held = _gathered(launch, units) - _gathered(launch, freed)
+        yield Part("gathered weights", math.ceil(held), states)
+    else:
+        held = _gathered(launch, [*root, *([unit] if last or not reducing else ())])
+        yield Part("gathered weights", math.ceil(held if _casts(launch) else 0), states)
+        if at and trainer.zero:
+            ahead = _gathered(launch, [own[at - 1]])
+            yield Part("weights fetched ahead", math.ceil(ahead), states)
+    if trainer.each_micro_batch:
+        layers = (one for one in behind if one.name == "layer")
+        source = [unit] if reducing else [*islice(layers, 1)]
+        size = _reduced(launch) * _elements(source)
+        yield Part("input of the reduction", math.ceil(size), states)
+        if reducing and last and not root:
+            reduced = 4 * unit.own if trainer.zero else 0
+            yield Part("gradients", reduced, states)
+    elif _waiting(launch):
+        size = _waiting(launch) * _elements(units)
+        yield Part("gradients of earlier micro-batches", math.ceil(size), states)
+
+
+def _at_step(launch: Launch, units: Sequence[Unit], there: list[Part]) -> Instant:
+    passing = () if _is_fsdp2(launch) else tuple(_table_passing(launch, units, "step"))
+    return Instant(name="step", parts=(*there, *passing))
+
+
+def _added(parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield parts of one name as one."""
+    for name in dict.fromkeys(part.name for part in parts):
+        same = [part for part in parts if part.name == name]
+        yield same[0]._replace(num_bytes=sum(part.num_bytes for part in same))
+
+
+def sharded_parts(launch: Launch, stage: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Return what a rank holds after a step, and at the fullest moment of one.
+
+    The second has what other streams keep reserved as a part of its own.
+    """
+    units = [unit for chunk in launch.degrees.chunks[stage] for unit in units_of(launch, chunk)]
+    after = (
+        *_kept(launch, units, gradients=False),
+        Part("pipeline inputs", _exchanged(launch), "local_batch_size, seq_len"),
+    )
+    fullest = max(instants(launch, stage), key=lambda instant: instant.num_bytes)
+    parts = list(_added(fullest.parts))
+    if _is_fsdp2(launch):
+        size = _other_streams(launch, units, parts)
+        parts.append(Part("blocks of other streams", size, _switches(launch)["states"]))
+    return after, tuple(part for part in parts if part.num_bytes)
+
+
+def sharded_moments(launch: Launch, stage: int) -> Callable[[Moment], tuple[Part, ...]]:
+    """Return what says of a moment of a stage what a rank holds at the fullest of it.
+
+    As `sharded_parts`, but for blocks of other streams, which stay reserved all the time.
+    """
+    room = _Room(launch, stage)
+
+    def at(moment: Moment) -> tuple[Part, ...]:
+        # a chunk without layers and head has no moment of its own
+        found = max(room.at(moment), key=lambda instant: instant.num_bytes, default=None)
+        parts = (room.inputs,) if found is None else found.parts
+        return tuple(part for part in _added(parts) if part.num_bytes)
+
+    return at

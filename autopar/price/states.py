@@ -1,0 +1,301 @@
+"""Weights, gradients and optimizer states of a rank, in bytes; no activations, no workspaces.
+
+Weights lie in tensors of their own or, with the distributed optimizer, in buffers of which each
+rank updates a part. Sources: Rajbhandari et al., arXiv 1910.02054, section 3 (bytes per parameter);
+Megatron-Core's documentation of its distributed optimizer (buffers and their padding).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from autopar.price.parameters import Weight, frozen_bytes
+from autopar.records import dataclass
+from autopar.run.launch import Launch, Precision
+
+MOMENTS_BYTES = 8
+"""Adam's two moments in fp32."""
+MASTER_BYTES = 4
+"""Weights in fp32."""
+_START = 64
+"""Elements: weights begin on multiples of them in a buffer."""
+_END = 128
+"""Elements: each rank's part of a bucket begins on a multiple of them."""
+_NCCL_END = 1 << 16
+"""Elements: bucket ends for NCCL's bandwidth."""
+_BUCKET = 40_000_000
+_BUCKET_PER_RANK = 1_000_000
+"""Parameters of a bucket at least, of many ranks more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """One contiguous buffer of a chunk's weights, and one of their gradients."""
+
+    elements: int
+    """Padding included."""
+    parameters: int
+    expert: bool
+    replicas: int
+    """Ranks that share the optimizer's states of it."""
+    spans: tuple[int, ...]
+    """Elements of every weight of which this rank, the last of them, updates something."""
+    quantized: int = 0
+    """Parameters that have 8-bit copies, or are 8 bits."""
+    matrices: int = 0
+    """Parameters of which Muon keeps a momentum alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Bytes of a rank by what they hold."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    master_bytes: int
+    moments_bytes: int
+    copies_bytes: int
+    """Copies of weights in 8 or 4 bits."""
+    unscaled_bytes: int
+    """fp32 copies of gradients that fp16 makes for the optimizer, gone by the next forward."""
+    allocations: tuple[int, ...]
+    """Bytes of every tensor and buffer in the order in which they are allocated."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all of them."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.master_bytes
+            + self.moments_bytes
+            + self.copies_bytes
+            + self.unscaled_bytes
+        )
+
+
+def states_per_parameter(
+    precision: Precision, *, replicas: int = 1, sharding: str = "none"
+) -> float:
+    """Return the bytes of a parameter after a step, 8-bit copies and padding left out.
+
+    replicas : ranks that share the optimizer's states (`distributed`), gradients too (`zero2`), or
+    everything (`fsdp`).
+    """
+    element = precision.element_bytes
+    kept = element + precision.gradient_bytes
+    # fp32 weights are their own master
+    optimizer = MOMENTS_BYTES + (MASTER_BYTES if element == 2 else 0)
+    optimizer += precision.unscaled_bytes
+    if sharding == "fsdp":
+        return (kept + optimizer) / replicas
+    if sharding == "none":
+        return kept + optimizer
+    shared = optimizer + (precision.gradient_bytes if sharding == "zero2" else 0)
+    return kept + optimizer - shared + shared / replicas
+
+
+def buffers_of(launch: Launch, weights: Sequence[Weight]) -> Iterator[Buffer]:
+    """Yield the buffers of one chunk's weights: of the dense ones, and of the experts.
+
+    Weights lie in reverse order, each start on a multiple of 64 elements, bucket ends on a multiple
+    of lcm(ranks, 128), so that each rank's part is aligned; sizes are those of Megatron-Core's
+    `_ParamAndGradBuffer`.
+    """
+    degrees, optimizer = launch.degrees, launch.optimizer
+    for expert in (False, True):
+        group = [weight for weight in weights if weight.expert == expert]
+        if not group:
+            continue
+        ranks = degrees.expert_dp if expert else degrees.dp * degrees.cp
+        parts = max(1, ranks // optimizer.instances)
+        sharded = optimizer.sharding != "none"
+        elements, spans = (
+            _sharded_buffer(group, launch, ranks, parts)
+            if sharded
+            else (_elements(group), [w.size for w in group for _ in range(w.number)])
+        )
+        yield Buffer(
+            elements=elements,
+            parameters=_elements(group),
+            expert=expert,
+            replicas=parts if sharded else 1,
+            spans=tuple(spans),
+            quantized=_elements(weight for weight in group if weight.quantized),
+            matrices=_elements(weight for weight in group if _has_one_moment(weight)),
+        )
+
+
+def _elements(weights: Iterable[Weight]) -> int:
+    return sum(weight.elements for weight in weights)
+
+
+def _sharded_buffer(
+    weights: Sequence[Weight], launch: Launch, ranks: int, parts: int
+) -> tuple[int, list[int]]:
+    """Return the elements of a buffer whose buckets are divided evenly, and the last rank's spans.
+
+    A span is what the rank updates of one weight, in the order in which weights are registered.
+    """
+    optimizer = launch.optimizer
+    unit = math.lcm(parts, _END, _NCCL_END if optimizer.padded_buckets else 1)
+    # one bucket a chunk, unless their reduction hides under the backward
+    limit = math.inf
+    if optimizer.overlap_gradients:
+        limit = optimizer.bucket or max(_BUCKET, _BUCKET_PER_RANK * ranks)
+    spans: list[int] = []
+    bucket: list[tuple[int, int]] = []
+    end = begun = 0
+
+    def close() -> int:
+        stop = _up(end, unit)
+        own = stop - (stop - begun) // parts
+        for start, until in reversed(bucket):
+            if until > own:
+                spans.append(until - max(start, own))
+        bucket.clear()
+        return stop
+
+    for weight in reversed(weights):
+        for _ in range(weight.number):
+            if weight.shared and bucket:
+                end = begun = close()
+            start = _up(end, _START)
+            end = start + weight.size
+            bucket.append((start, end))
+            if end - begun >= limit or weight.shared:
+                end = begun = close()
+    if bucket:
+        end = close()
+    return end, spans
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
+    """Return the bytes of a rank's states after a step, of the weights of its chunks."""
+    if launch.optimizer.sharding == "fsdp":
+        return _fully_sharded(launch, chunks)
+    precision, sharded = launch.precision, launch.optimizer.sharding != "none"
+    element, gradient = precision.element_bytes, precision.gradient_bytes
+    frozen = [weight for chunk in chunks for weight in chunk if not weight.trained]
+    chunks = [[weight for weight in chunk if weight.trained] for chunk in chunks]
+    buffers = [buffer for chunk in chunks for buffer in buffers_of(launch, chunk)]
+    weights = gradients = master = moments = copies = unscaled = 0
+    made: list[int] = []
+    for buffer in buffers:
+        own = buffer.elements // buffer.replicas
+        # low weights have a second, transposed copy; 16-bit ones two low copies
+        low = buffer.quantized if precision.low else 0
+        eighth = math.ceil(low * precision.low_bytes)
+        transposed = 0 if _needs_no_transpose(launch) else eighth
+        stored = buffer.elements * element
+        if precision.low_weights:
+            stored -= low * element - eighth
+            copies += transposed
+        elif eighth:
+            copies += eighth + transposed
+        weights += stored
+        # ZeRO-2 keeps a rank's own once they are reduced
+        summed = own if launch.optimizer.sharding == "zero2" else buffer.elements
+        gradients += summed * gradient
+        master += own * launch.optimizer.master_bytes if element == 2 else 0
+        moments += own * launch.optimizer.moments_bytes
+        if launch.optimizer.offload:
+            gone = math.floor(own * launch.optimizer.offload)
+            moments -= gone * launch.optimizer.moments_bytes
+            if launch.optimizer.offload_master and element == 2:
+                master -= gone * launch.optimizer.master_bytes
+        if launch.optimizer.kind == "muon":
+            # matrices have a momentum alone
+            moments -= buffer.matrices // buffer.replicas * (launch.optimizer.moments_bytes // 2)
+        unscaled += own * precision.unscaled_bytes
+        made += [stored] * sharded + [summed * gradient]
+    # frozen weights are tensors of their own, and nothing more
+    own_bytes = [math.ceil(one.size * frozen_bytes(launch, one)) for one in frozen]
+    weights += sum(n * one.number for n, one in zip(own_bytes, frozen, strict=True))
+    made += [n for n, one in zip(own_bytes, frozen, strict=True) for _ in range(one.number)]
+    if not sharded:
+        tensors = (weight for chunk in chunks for weight in chunk)
+        made = [w.size * element for w in tensors for _ in range(w.number)] + made
+    # dense ones before experts, whose optimizer is another
+    spans = [n for buffer in sorted(buffers, key=lambda b: b.expert) for n in buffer.spans]
+    left = _on_device(spans, launch.optimizer.offload)
+    if element == 2:
+        masters = left if launch.optimizer.offload_master else spans
+        made += [n * launch.optimizer.master_bytes for n in masters]
+    # the first update makes both moments of a weight together
+    made += [n * launch.optimizer.moments_bytes // 2 for n in left for _ in range(2)]
+    if precision.unscaled_bytes:
+        made += [n * precision.unscaled_bytes for n in spans]
+    return States(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        master_bytes=master,
+        moments_bytes=moments,
+        copies_bytes=copies,
+        unscaled_bytes=unscaled,
+        allocations=tuple(made),
+    )
+
+
+def _on_device(spans: list[int], offload: float) -> list[int]:
+    """Return the spans of which the device keeps the states: the first ones are offloaded.
+
+    Whole weights go until a share of the elements has (HybridDeviceOptimizer of Megatron-Core).
+    """
+    wanted, gone = sum(spans) * offload, 0
+    for at, span in enumerate(spans):
+        if gone >= wanted:
+            return spans[at:]
+        gone += span
+    return []
+
+
+def _needs_no_transpose(launch: Launch) -> bool:
+    """Return whether products take 8-bit weights in either order: Blackwell, a scale a tensor."""
+    blackwell = launch.software.gpu.upper().startswith(("B200", "B300", "GB200", "GB300"))
+    precision = launch.precision
+    return blackwell and precision.fp8 and precision.fp8_recipe in ("delayed", "tensorwise")
+
+
+def _has_one_moment(weight: Weight) -> bool:
+    """Return whether Muon updates a weight: matrices that are neither embedding nor head."""
+    return len(weight.shape) == 2 and weight.name not in ("embedding", "positions", "head")
+
+
+def _kept_share(launch: Launch, *, master: bool = False) -> float:
+    """Return the share of moments, or of fp32 weights, that the device keeps."""
+    optimizer = launch.optimizer
+    return 1.0 if master and not optimizer.offload_master else 1.0 - optimizer.offload
+
+
+def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
+    """Return the states of Megatron-FSDP: weights, gradients and states all over the replicas."""
+    degrees, precision = launch.degrees, launch.precision
+    shares = frozen = 0.0
+    for chunk in chunks:
+        for weight in chunk:
+            ranks = degrees.expert_dp if weight.expert else degrees.dp * degrees.cp
+            if weight.trained:
+                shares += weight.elements / ranks
+            else:
+                frozen += weight.elements / ranks * frozen_bytes(launch, weight)
+    own = math.ceil(shares)
+    element = precision.element_bytes
+    return States(
+        weights_bytes=own * element + math.ceil(frozen),
+        # gradients are fp32 beside fp32 masters, whatever the weights are
+        gradients_bytes=own * precision.gradient_bytes,
+        master_bytes=math.ceil(own * _kept_share(launch, master=True))
+        * launch.optimizer.master_bytes
+        if element == 2
+        else 0,
+        moments_bytes=math.ceil(own * _kept_share(launch)) * launch.optimizer.moments_bytes,
+        copies_bytes=0,
+        unscaled_bytes=0,
+        allocations=(),
+    )

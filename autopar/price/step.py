@@ -1,0 +1,779 @@
+"""Time of a training step: layers to stages, stages to a pipeline, a pipeline to a step.
+
+Takes the times of `autopar.rates.layer` and says what waits for what: recomputation, host code
+that devices wait for, traffic of sharded weights, the pipeline's bubble, the reduction of
+gradients, the optimizer. The terms of a `StepTime` add up to its total.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import NamedTuple
+
+from autopar.errors import InputError
+from autopar.pipeline.formulas import step_s
+from autopar.pipeline.orders import rank_of, warmup_chunks
+from autopar.pipeline.schedules import schedule_of_chunks
+from autopar.rates.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
+from autopar.rates.layer import (
+    LayerTimes,
+    embedding_times,
+    head_sends_s,
+    head_times,
+    layer_times,
+    mtp_times,
+    tensor_sends,
+)
+from autopar.rates.measured import together_s
+from autopar.rates.parts.operations import Machine, Part, Real, Sends, as_number, transfer_s
+from autopar.rates.parts.replicas import (
+    Group,
+    data_shards,
+    dense_group,
+    expert_group,
+    expert_shards,
+    frozen_bytes,
+    gradient_bytes,
+    reduction_s,
+    sharding_s,
+    table_traffic_s,
+    update_s,
+)
+from autopar.rates.parts.updates import (
+    activation_copies_s,
+    weight_copies_s,
+    weights_cast_s,
+)
+from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
+from autopar.records import dataclass, replace
+from autopar.run.job import (
+    Block,
+    Experts,
+    Job,
+    Mlp,
+    Recomputation,
+    adapter_parameters,
+    mtp_blocks,
+    parameters,
+    stage_blocks,
+)
+
+TERMS = (
+    "gemm",
+    "attention",
+    "memory",
+    "cast",
+    "recompute",
+    "tensor",
+    "context",
+    "experts",
+    "transfer",
+    "host",
+    "offload",
+    "sharding",
+    "bubble",
+    "gradients",
+    "optimizer",
+    "stragglers",
+)
+"""Of a step: kernels by kind, recomputation, transfers by axis, what hosts and pipelines add."""
+
+_INTERLEAVED_TRANSFER = 0.6
+"""Visible share of the v transfers per micro-batch of an interleaved pipeline."""
+_EXPOSED_EXPERTS = 0.5
+"""Of dispatch and combine that run under another micro-batch, what is visible."""
+
+
+def _exposed_experts(job: Job) -> float:
+    """Return what is visible of all dispatch and combine of a step, as a share.
+
+    Forwards of a warm-up have no backward beside them, nor backwards at the end a forward: of a
+    single micro-batch nothing is hidden (moe_a2a_overlap.md of Megatron-LM). Counted on the last
+    stage, whose warm-up is the shortest; what fills and empties those before it is the bubble.
+    """
+    if not job.overlap_experts:
+        return 1.0
+    chunks = job.vpp if job.pp > 1 else 1
+    number = job.micro_batches * chunks
+    sizes = {"stages": job.pp, "chunks": chunks, "micro_batches": job.micro_batches}
+    alone = warmup_chunks(schedule_of_chunks(chunks), job.pp - 1, **sizes, ahead=1)
+    return 1.0 - (1.0 - _EXPOSED_EXPERTS) * (number - alone) / number
+
+
+def _least_exposed_experts(job: Job) -> float:
+    return _EXPOSED_EXPERTS if job.overlap_experts else 1.0  # of many micro-batches
+
+
+class StageTime(NamedTuple):
+    """Seconds of one pipeline stage: of a micro-batch by term, and of what comes once a step."""
+
+    terms_s: Mapping[str, float]
+    """Of a micro-batch, its transfers between stages included."""
+    forward_s: Mapping[str, float]
+    """Of these, what is forward."""
+    weight_s: Mapping[str, float]
+    """Of these, what gradients of weights take; the rest is that of inputs and recomputation."""
+    reduction_s: float
+    """Of summing gradients over data-parallel ranks, nothing hidden yet."""
+    gather_s: float
+    """Of gathering new weights behind an update, nothing hidden yet."""
+    reduction_bytes: float
+    gather_bytes: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step and where they go."""
+
+    total_s: float
+    terms_s: Mapping[str, float]
+    """By `TERMS`; they add up to the total."""
+    stage_s: tuple[float, ...]
+    """Of one micro-batch on each stage."""
+    optimizer_s: float
+    pipeline_s: float
+    """Of all micro-batches: what comes once a step is added to it."""
+    weight_cast_s: float
+    """Of the term `cast`, what comes once a step."""
+    early_reduction_s: float
+    """Of the term `gradients`, what is visible behind each micro-batch but the last."""
+    tied_s: float
+    """Of the term `gradients`, what two copies of a tied table take."""
+    transfer_bytes: float
+    """That a rank sends to the next stage for a micro-batch and chunk."""
+    stages: tuple[StageTime, ...]
+
+
+class _Stage(NamedTuple):
+    """Seconds of one micro-batch on a stage."""
+
+    terms: dict[str, float]
+    total_s: float
+    weights: Mapping[Group, float]
+    """Parameters of a rank."""
+    forward: Mapping[str, float]
+    weight: Mapping[str, float]
+    """Of its terms, what is forward, and what gradients of weights; the rest is of inputs."""
+
+
+_STEP_ONLY = frozenset(
+    (
+        *("name", "blocks", "global_batch", "tied", "gpus", "pp", "dp", "vpp", "stage_layers"),
+        *(
+            "vocab_tp",
+            "vocab_zero",
+            "zero",
+            "replicas",
+            "reshard",
+            "recompute",
+            "graphs",
+            "overlap_experts",
+        ),
+        *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
+        *("optimizer", "mtp", "stage_mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
+        *("offloaded_master", "overlap_offload", "offloaded_weights", "host_adam"),
+    )
+)
+"""Fields of a job that times of a layer do not depend on, what is made of them does."""
+
+
+class KnownLayers:
+    """Times of layers, embedding and head on one machine, each computed once for all jobs."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        names = [row.name for row in fields(Job) if row.name not in _STEP_ONLY]
+        self._sizes = attrgetter(*names)
+        self._layers: dict[object, LayerTimes] = {}
+        self._embeddings: dict[object, tuple[Part, ...]] = {}
+        self._heads: dict[object, tuple[tuple[Part, ...], float]] = {}
+        self._modules: dict[object, tuple[tuple[Part, ...], float]] = {}
+
+    def times(self, job: Job, block: Block) -> LayerTimes:
+        """Return the times of one layer of a block, which has the job's own degrees."""
+        # how many layers there are, and what is done about their memory, is no part of it
+        alike = replace(
+            block, number=1, recompute=None, zero=None, tp=None, cp=None, offloaded_bytes=0.0
+        )
+        key = (self._sizes(job), alike)
+        found = self._layers.get(key)
+        if found is None:
+            found = self._layers[key] = self._both_halves(job, alike)
+        return found
+
+    def _both_halves(self, job: Job, block: Block) -> LayerTimes:
+        """Return the times of a layer from those of its attention and of its MLP, kept apart.
+
+        Attention knows nothing of the degrees of experts. Experts see the tokens that a rank
+        routes, whichever degrees left it so many.
+        """
+        if block.attention is None or block.mlp is None or block.cross_tokens is not None:
+            return layer_times(self._machine, job, block)
+        # attention knows nothing of experts, and an MLP nothing of how heads and tokens are laid
+        plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
+        first = self._half(plain, replace(block, mlp=None))
+        other = replace(block, attention=None, mamba=None)
+        if isinstance(block.mlp, Mlp):
+            second = self._half(replace(plain, heads_exchanged=False), other)
+        else:
+            second = self._half(routed_alone(job, block.mlp), other)
+        return LayerTimes(
+            parts=(*first.parts, *second.parts),
+            tensor=_together(first.tensor, second.tensor),
+            context=first.context,
+            experts=second.experts,
+            # one launch quantises all weights of a layer, on the job's own split
+            weight_cast_s=weights_cast_s(self._machine, job, block),
+            held=second.held,
+        )
+
+    def _half(self, job: Job, block: Block) -> LayerTimes:
+        key = (self._sizes(job), block)
+        found = self._layers.get(key)
+        if found is None:
+            found = self._layers[key] = layer_times(self._machine, job, block)
+        return found
+
+    def embedding(self, job: Job) -> tuple[Part, ...]:
+        """Return the parts of an embedding; `job` as embedding and head have it."""
+        key = (self._sizes(job), job.blocks[0].hidden)
+        found = self._embeddings.get(key)
+        if found is None:
+            found = self._embeddings[key] = embedding_times(self._machine, job)
+        return found
+
+    def mtp(self, job: Job) -> tuple[tuple[Part, ...], float]:
+        """Return what a module of further tokens has beside its layer, and seconds of its sends."""
+        key = (self._sizes(job), job.blocks[-1].hidden)
+        found = self._modules.get(key)
+        if found is None:
+            sends = tensor_sends(self._machine, job, job.blocks[-1].hidden)
+            seconds = sends.forward_s + sends.backward_s
+            found = self._modules[key] = mtp_times(self._machine, job), seconds
+        return found
+
+    def head(self, job: Job) -> tuple[tuple[Part, ...], float]:
+        """Return the parts of head and loss, and the seconds of their collectives."""
+        key = (self._sizes(job), job.blocks[-1].hidden)
+        found = self._heads.get(key)
+        if found is None:
+            found = head_times(self._machine, job), head_sends_s(self._machine, job)
+            self._heads[key] = found
+        return found
+
+
+def routed_alone(job: Job, experts: Experts) -> Job:
+    """Return a job on one tensor and context rank that routes as many tokens, where it can be said.
+
+    Tokens that all ranks see, as those of shared experts, are others.
+    """
+    routed, rest = divmod(job.micro_batch * job.seq, job.cp * job.tp)
+    scattered = job.sequence_parallel or job.tp == 1
+    if experts.shared_width or experts.latent or rest or not scattered:
+        return job
+    return replace(
+        job, tp=1, cp=1, micro_batch=1, seq=routed, sequence_parallel=False, heads_exchanged=False
+    )
+
+
+def _together(one: Sends, other: Sends) -> Sends:
+    return Sends(*map(sum, zip(one, other, strict=True)))
+
+
+def own_times(job: Job, block: Block, known: KnownLayers) -> LayerTimes:
+    """Return the kernels and sends of one layer of a block, whose degrees may be its own."""
+    return known.times(_own(job, block), block)
+
+
+def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Real, Real]:
+    """Return what a layer's micro-batch takes of the device, and of the host, without ZeRO-3.
+
+    Or a half of a layer, or arrays of them; at least, as of a step of many micro-batches. times :
+    parts and sends may be arrays that broadcast, of many micro-batches and degrees.
+    """
+    found, host = _layer(machine, job, times, 0.0, _least_exposed_experts(job))
+    return sum(found.values()), host
+
+
+def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
+    """Return what the device takes longer for a layer whose backward computes so much again.
+
+    At least, as `seconds_of_times`. job : of which nothing is computed again yet; times : of one
+    layer.
+    """
+    tensor, experts = _sent_again(machine, job, times, recompute)
+    return _recomputed(recompute, times) + tensor + _least_exposed_experts(job) * experts
+
+
+def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
+    """Return what the forward of a layer's micro-batch takes of the device at least."""
+    return sum(_forward_terms(machine, job, times, _least_exposed_experts(job)).values())
+
+
+def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
+    """Return the device's seconds of a micro-batch's embedding, and of its head and loss.
+
+    The head with what modules of further tokens have beside their layers, which end a model, too.
+    """
+    ends = _ends(job)
+    parts, sends = known.head(ends)
+    embedding, head = (_seconds(found) for found in (known.embedding(ends), parts))
+    last = (1 + job.mtp) * (head + sends)
+    if job.mtp:
+        parts, sends = known.mtp(ends)
+        last += job.mtp * (_seconds(parts) + sends + embedding)
+    return embedding, last
+
+
+def _seconds(parts: Iterable[Part]) -> float:
+    return sum(float(part.forward_s + part.input_s + part.weight_s) for part in parts)
+
+
+def stage_transfer_s(machine: Machine, job: Job) -> float:
+    """Return what sends between stages add to a micro-batch of a stage."""
+    return _transfer_s(machine, job)
+
+
+def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:
+    """Return the time of a training step of a job on a machine; raises InputError.
+
+    T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer. The pipeline by its
+    schedule: 1F1B the sum of the stages and M - 1 times the longest, with v chunks M times the
+    longest and 1 / v of the others; the others are those of `autopar.pipeline.formulas`.
+
+    known : times of layers that other jobs on this machine asked for.
+    """
+    _check(job)
+    if known is None:
+        known = KnownLayers(machine)
+    # most stages of a pipeline are alike
+    alike: dict[object, _Stage] = {}
+    stages = []
+    heads, further, held = _head_stage(job), _further(job), held_blocks(job)
+    for index, (blocks, mtp) in enumerate(zip(held, further, strict=True)):
+        key = (blocks, mtp, index == 0, index == heads)
+        if key not in alike:
+            alike[key] = _stage(
+                machine, job, blocks, mtp, known, embeds=index == 0, heads=index == heads
+            )
+        stages.append(alike[key])
+    times = [stage.total_s for stage in stages]
+    longest = max(range(len(times)), key=times.__getitem__)
+    number = job.micro_batches
+    pipeline = _pipeline_s(job, stages)
+    terms = {key: number * value for key, value in stages[longest].terms.items()}
+    terms["bubble"] = pipeline - number * times[longest]
+
+    window = machine.stack.figures.overlap["gradients"] * pipeline / number
+
+    def visible_s(seconds: float) -> float:
+        if not job.overlap_gradients:
+            return seconds
+        return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
+
+    unlike = alike.values()
+    reductions = {id(stage): reduction_s(machine, job, stage.weights) for stage in unlike}
+    summed, gathered = max((found[:2] for found in reductions.values()), key=sum)
+    visible = visible_s(summed + gathered)
+    early = 0.0
+    if job.reduce_every_micro_batch:
+        # new weights are gathered once, behind the last
+        early = visible_s(summed)
+        visible += (number - 1) * early
+    tied = 0.0
+    # copies of the table add up over the first stage and that of the head, if they are tied, or of
+    # the modules that look further tokens up in it
+    if (job.tied or any(further[1:])) and job.pp > 1 and not job.frozen:
+        rows = job.vocab / (job.vocab_tp or job.tp)
+        size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
+        tied = transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
+        visible += tied
+    terms["gradients"] = visible
+    once = sum(
+        block.number * known.times(_own(job, block), block).weight_cast_s for block in held[longest]
+    )
+    terms["cast"] += once
+    nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
+    terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
+    updates = {id(stage): update_s(machine, job, stage.weights) for stage in unlike}
+    terms["optimizer"] = optimizer = max(updates.values())
+    split = {
+        id(stage): StageTime(
+            stage.terms, stage.forward, stage.weight, *reductions[id(stage)], updates[id(stage)]
+        )
+        for stage in unlike
+    }
+    return StepTime(
+        total_s=sum(terms.values()),
+        terms_s={key: terms.get(key, 0.0) for key in TERMS},
+        stage_s=tuple(times),
+        optimizer_s=optimizer,
+        pipeline_s=pipeline,
+        weight_cast_s=once,
+        early_reduction_s=early,
+        tied_s=tied,
+        transfer_bytes=_transfer_bytes(job),
+        stages=tuple(split[id(stage)] for stage in stages),
+    )
+
+
+def _head_stage(job: Job) -> int:
+    """Return the stage with the last layers, head and loss: the first where ways come back."""
+    schedule = job.schedule or schedule_of_chunks(job.vpp)
+    return rank_of(schedule, job.pp * job.vpp - 1, job.pp)
+
+
+def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
+    """Return the seconds of all micro-batches, transfers between stages included."""
+    times = [stage.total_s for stage in stages]
+    chunks = job.vpp if job.pp > 1 else 1
+    schedule = job.schedule or schedule_of_chunks(chunks)
+    if job.pp == 1 or schedule in ("1f1b", "interleaved"):
+        # as published runs are priced, whose messages the constants of sites were fitted with
+        return job.micro_batches * max(times) + (sum(times) - max(times)) / chunks
+    forward = [sum(stage.forward.values()) for stage in stages]
+    weight = [sum(stage.weight.values()) for stage in stages]
+    return step_s(
+        schedule,
+        forward,
+        [
+            total - before - after
+            for total, before, after in zip(times, forward, weight, strict=True)
+        ],
+        weight,
+        micro_batches=job.micro_batches,
+        chunks=chunks,
+    )
+
+
+def _further(job: Job) -> tuple[int, ...]:
+    """Return the modules of further tokens that every stage has."""
+    last = _head_stage(job)
+    return job.stage_mtp or tuple(job.mtp if stage == last else 0 for stage in range(job.pp))
+
+
+def held_blocks(job: Job) -> list[tuple[Block, ...]]:
+    """Return the blocks of every stage, those of its modules of further tokens behind them."""
+    own = mtp_blocks(job) if job.mtp else ()
+    return [
+        (*blocks, *number * own)
+        for blocks, number in zip(stage_blocks(job), _further(job), strict=True)
+    ]
+
+
+def _check(job: Job) -> None:
+    """Raise InputError for sizes and degrees that no trainer runs."""
+    for name in (
+        "vocab",
+        "seq",
+        "micro_batch",
+        "global_batch",
+        "gpus",
+        *_DEGREES,
+        "ep",
+        "etp",
+        "vpp",
+    ):
+        if getattr(job, name) < 1:
+            raise InputError(f"{name} is {getattr(job, name)}, and has to be 1 at least")
+    if math.prod(getattr(job, name) for name in _DEGREES) != job.gpus:
+        raise InputError(
+            f"degrees tp {job.tp}, cp {job.cp}, pp {job.pp} and dp {job.dp} do not multiply to "
+            f"the {job.gpus} GPUs"
+        )
+    # a rest would be tokens that nobody trains
+    _divides(job.micro_batch * job.dp, job.global_batch, "micro_batch x dp", "global_batch")
+    _divides(job.cp, job.seq, "cp", "seq")
+    name = "ep" if job.etp == 1 else "ep x etp"
+    _divides(job.ep * job.etp, job.tp * job.cp * job.dp, name, "tp x cp x dp")
+    for block in job.blocks:
+        if block.attention is not None:
+            _divides(job.tp, block.attention.heads, "tp", "the number of heads")
+        if block.mamba is not None:
+            _divides(job.tp, block.mamba.heads, "tp", "the number of a mixer's heads")
+        if isinstance(block.mlp, Experts):
+            _divides(job.ep, block.mlp.number, "ep", "the number of experts")
+            _divides(job.etp, block.mlp.width, "etp", "the width of an expert")
+    if job.stage_mtp and (len(job.stage_mtp), sum(job.stage_mtp)) != (job.pp, job.mtp):
+        raise InputError(
+            f"stage_mtp has {sum(job.stage_mtp)} modules of further tokens on {len(job.stage_mtp)} "
+            f"stages, where the job has {job.mtp} on {job.pp}"
+        )
+    # launchers count embedding and head as a layer each where that fills the chunks
+    if job.pp > 1 and job.pp * job.vpp > sum(block.number for block in job.blocks) + 2:
+        raise InputError(f"pp {job.pp} stages of vpp {job.vpp} chunks are more than the layers")
+
+
+_DEGREES = ("tp", "cp", "pp", "dp")
+
+
+def _divides(part: int, whole: int, of_part: str, of_whole: str) -> None:
+    if whole % part:
+        raise InputError(f"{of_part} is {part}, which does not divide {of_whole}, {whole}")
+
+
+def _stage(
+    machine: Machine,
+    job: Job,
+    blocks: tuple[Block, ...],
+    mtp: int,
+    known: KnownLayers,
+    *,
+    embeds: bool,
+    heads: bool,
+) -> _Stage:
+    """Return a micro-batch of one stage: its layers, and embedding and head where it has them.
+
+    mtp : modules of further tokens, whose layers are among the blocks.
+    """
+    terms = dict.fromkeys(TERMS, 0.0)
+    weights: dict[Group, float] = {}
+    host = loaded = 0.0
+    forward = dict.fromkeys(TERMS, 0.0)
+    weight = dict.fromkeys(TERMS, 0.0)
+    exposed = _exposed_experts(job)
+    for block in blocks:
+        own = _own(job, block)
+        times = known.times(own, block)
+        found, waited = _layer(machine, own, times, block.offloaded_bytes, exposed)
+        for key, value in _forward_terms(machine, own, times, exposed).items():
+            forward[key] += block.number * value
+        for part in times.parts:
+            weight[part.kind] += block.number * float(part.weight_s)
+        for key, value in found.items():
+            terms[key] += block.number * value
+        host += block.number * as_number(waited)
+        # what is held has gradients and states: of frozen weights what stands beside them
+        of_experts, others = (
+            parameters(block) if job.adapters is None else adapter_parameters(own, block)
+        )
+        _hold(weights, dense_group(own), block.number * others / own.tp)
+        _hold(weights, expert_group(own), block.number * of_experts / (own.ep * own.etp))
+        if own.offloaded_weights:
+            base_experts, base = parameters(block)
+            base_experts /= own.ep * own.etp * expert_shards(own)
+            share = base / (own.tp * data_shards(own)) + base_experts
+            loaded += block.number * share * frozen_bytes(own)
+        if own.zero == 3:
+            terms["sharding"] += block.number * sharding_s(machine, own, block, found)
+    ends = _ends(job)
+    table = ends.vocab * ends.blocks[0].hidden / ends.tp
+    if mtp:
+        parts, sends = known.mtp(ends)
+        for _ in range(mtp):
+            _add(terms, ends, (*parts, *known.embedding(ends)))
+            terms["tensor"] += sends
+        for part in parts:
+            forward[part.kind] += mtp * float(part.forward_s)
+            weight[part.kind] += mtp * float(part.weight_s)
+        # two hidden states are projected to one; the table is a copy unless embedded here
+        joined = mtp * 2.0 * job.blocks[-1].hidden ** 2 / ends.tp
+        copied = 0.0 if embeds else table
+        _hold(weights, dense_group(ends), 0.0 if job.adapters else joined + copied)
+    if embeds:
+        _add(terms, ends, known.embedding(ends))
+        _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
+    if heads:
+        parts, sends = known.head(ends)
+        for _ in range(1 + job.mtp):
+            _add(terms, ends, parts)
+            terms["tensor"] += sends
+        # most of what it sends is the gradient of its input
+        for part in parts:
+            forward[part.kind] += (1 + job.mtp) * float(part.forward_s)
+            weight[part.kind] += (1 + job.mtp) * float(part.weight_s)
+        if not (job.tied and embeds):
+            _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
+    if ends.zero == 3 and (embeds or heads):
+        tables = (2 if embeds and heads and not job.tied else 1) * table
+        terms["sharding"] += table_traffic_s(machine, ends, tables)
+    terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
+    device = sum(terms.values())
+    # host code, traffic of shards and copies take the same part of everything
+    compute = device - terms["sharding"] - terms["offload"]
+    total = float(together_s(device, host))
+    terms["host"] = total - device
+    transfer = _transfer_s(machine, job)
+    terms["transfer"] = transfer
+    for phase in (forward, weight):
+        share = sum(phase.values()) / compute if compute else 0.0
+        for key in ("host", "sharding", "offload", "transfer"):
+            phase[key] = share * terms[key]
+    return _Stage(terms, total + transfer, weights, forward, weight)
+
+
+def _own(job: Job, block: Block) -> Job:
+    """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
+    recompute, zero = block.recompute, block.zero
+    same = block.precision in (None, job.precision)
+    if same and (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
+        return _split(job, block.tp, block.cp)
+    own = replace(
+        job,
+        recompute=job.recompute if recompute is None else recompute,
+        zero=job.zero if zero is None else zero,
+        precision=job.precision if block.precision is None else block.precision,
+    )
+    return _split(own, block.tp, block.cp)
+
+
+def _ends(job: Job) -> Job:
+    """Return a job as embedding and head have it."""
+    zero = job.zero if job.vocab_zero is None else job.vocab_zero
+    # context ranks hold the same tables, so that a context degree changes nothing of them
+    cp = None if job.vocab_tp in (None, job.tp) else 1
+    return _split(job if zero == job.zero else replace(job, zero=zero), job.vocab_tp, cp)
+
+
+def _split(job: Job, tp: int | None, cp: int | None) -> Job:
+    """Return a job whose ranks and samples are shared by other degrees."""
+    tp, cp = job.tp if tp is None else tp, job.cp if cp is None else cp
+    if (tp, cp) == (job.tp, job.cp):
+        return job
+    # all ranks of a stage are of one split or the other, and a micro-batch has as many samples
+    dp = job.tp * job.cp * job.dp // (tp * cp)
+    return replace(job, tp=tp, cp=cp, dp=dp, micro_batch=job.micro_batch * job.dp // dp)
+
+
+def _hold(weights: dict[Group, float], group: Group, number: float) -> None:
+    if number:
+        weights[group] = weights.get(group, 0.0) + number
+
+
+def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
+    for part in parts:
+        terms[part.kind] += as_number(part.forward_s + part.input_s + part.weight_s)
+
+
+def _layer(
+    machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float, exposed_experts: float
+) -> tuple[dict[str, float], Real]:
+    """Return the seconds of a layer's micro-batch by term, and those of its host code.
+
+    exposed_experts : share of dispatch and combine that is visible.
+    """
+    terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
+    _add(terms, job, times.parts)
+    again = _recomputed(job.recompute, times)
+    tensor_again, experts_again = _sent_again(machine, job, times, job.recompute)
+    hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s) + tensor_again
+    experts = times.experts.forward_s + times.experts.backward_s + experts_again
+    terms["recompute"] = again
+    terms["tensor"] = tensor
+    terms["context"] = times.context.forward_s + times.context.backward_s
+    terms["experts"] = exposed_experts * experts
+    if offloaded_bytes:
+        device = sum(terms.values())
+        forward = sum(_forward_terms(machine, job, times, exposed_experts).values())
+        terms["offload"] = activation_copies_s(machine, offloaded_bytes, forward, device)
+    return terms, _host_s(machine, job, times)
+
+
+def _forward_terms(
+    machine: Machine, job: Job, times: LayerTimes, exposed_experts: float
+) -> dict[str, float]:
+    """Return what a layer's forward takes of the device by term, nothing of it computed again."""
+    hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+    terms: dict[str, float] = {}
+    for part in times.parts:
+        terms[part.kind] = terms.get(part.kind, 0.0) + float(part.forward_s)
+    terms["tensor"] = (1 - hidden) * times.tensor.forward_s
+    terms["experts"] = exposed_experts * times.experts.forward_s
+    terms["context"] = times.context.forward_s
+    return terms
+
+
+def _sent_again(
+    machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
+) -> tuple[float, float]:
+    """Return the seconds of transfers that are done again, of tensor ranks and of experts.
+
+    What a layer sends in its forward is sent again with it, nothing of it hidden by experts'
+    overlap yet.
+    """
+    if recompute == "full":
+        hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+        return (1 - hidden) * times.tensor.forward_s, times.experts.forward_s
+    return 0.0, times.experts.forward_s if "moe" in recompute else 0.0
+
+
+def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
+    """Return the seconds of what is computed again, with the rings of its attention."""
+    if recompute == "full":
+        whole: float = sum(as_number(part.forward_s) for part in times.parts)
+        return whole + times.context.forward_s
+    wanted = set(recompute)
+    if "per_op" in wanted:
+        shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
+        by_op: float = sum(shares[part.kind] * as_number(part.forward_s) for part in times.parts)
+        return by_op
+    if "moe" in wanted:
+        wanted |= {"moe_act", "shared_experts"}
+    again: float = sum(as_number(part.forward_s) for part in times.parts if part.module in wanted)
+    # attention of a ring gets its keys and values again
+    return again + (times.context.forward_s if "core_attn" in wanted else 0.0)
+
+
+def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
+    """Return what the host takes for a layer, forward and backward.
+
+    Experts whose products are launched one after the other take it for each that a rank holds.
+    """
+    if job.graphs == "full":
+        return 0.0
+    host = machine.stack.figures.host
+    calls = times.tensor.calls + times.context.calls + times.experts.calls
+    seconds = host["forward_s"] + host["backward_s"] + calls * host["collective_s"]
+    if job.recompute == "full":
+        seconds += host["forward_s"]
+    launches: Real = 0.0
+    if times.held is not None:
+        # forward and backward merged are launched in pieces, on streams that wait for each other
+        pieces = host["merged"] if job.overlap_experts else 1.0
+        seconds += pieces * host["experts_s"]
+        if not job.fused_experts:
+            launches = pieces * host["expert_s"] * times.held
+    if job.graphs == "partial":
+        seconds *= host["partial_graphs"]
+        # graphs have shapes that stay: as many tokens for each expert in every step
+        if job.padded_capacity:
+            launches *= host["partial_graphs"]
+    return seconds + launches
+
+
+# --------------------------------------------------------------------------------------------------
+# Pipeline
+
+
+def _stride_of_stages(job: Job) -> int:
+    """Return how far apart the ranks of neighbouring stages are."""
+    return job.tp * job.cp * job.dp
+
+
+def _transfer_bytes(job: Job) -> float:
+    """Return what a tensor rank sends to the next stage for a micro-batch, b s h 2 / tp."""
+    size = job.tokens * job.blocks[0].hidden * job.element_bytes / job.tp
+    return size if job.pp > 1 else 0.0
+
+
+def _transfer_s(machine: Machine, job: Job) -> float:
+    """Return what sends between stages add to a micro-batch of a stage.
+
+    Every tensor rank sends its share of b s h 2 bytes and receives the gradient of it; interleaved
+    pipelines send v times and hide part of it.
+    """
+    if job.pp == 1:
+        return 0.0
+    size = _transfer_bytes(job)
+    crosses = _stride_of_stages(job) * job.pp > machine.domain_gpus
+    once = TRANSFER_SYNCHRONISE_S + p2p_time_s(
+        machine.card.network, size, crosses=crosses, site=machine.factors
+    )
+    if job.vpp > 1:
+        return _INTERLEAVED_TRANSFER * job.vpp * once
+    return 2 * once

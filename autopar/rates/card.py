@@ -1,0 +1,785 @@
+"""Card: the datasheet of one device and its network, and how much of it software reaches.
+
+Datasheet numbers (with `source`) and efficiency assumptions (with `basis`) are separate entries
+of `hardware_configs/cards/*.json`, so that either can be replaced without touching the other.
+A number of a device stands there and nowhere else: estimates and the systems of the closed forms
+are made from it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.documents import catalog
+from autopar.documents.checks import StrictObject, key_error, published, validate_document
+from autopar.documents.json import JsonDocument, load_object, shorten
+from autopar.errors import DocumentError, InputError, nearest
+from autopar.objects import BeforeValidator, Field, FieldInfo, model_validator, refusal
+from autopar.rates.collectives import (
+    NOMINAL,
+    TRANSFER_SYNCHRONISE_S,
+    Exchange,
+    GroupShape,
+    Network,
+    SiteFactors,
+    collective_time_s,
+    p2p_time_s,
+)
+from autopar.rates.constants import KernelsSection
+from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
+from autopar.records import dataclass
+from autopar.sources import Source
+from autopar.units import MIB
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ModelWrapValidatorHandler
+    from pydantic_core import core_schema
+
+    from autopar.rates.site import Site
+    from autopar.rates.stack import Stack
+
+FORMAT = "autopar-card"
+"""Value of `format` that tells a card from other documents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One level of the network, per GPU and direction."""
+
+    bytes_per_s: float
+    collective_efficiency: float
+    """Share of the bandwidth that rings of collectives reach on long messages."""
+    hop_s: float
+    """Latency of one step of a ring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One device and its network, in base units."""
+
+    name: str
+    description: str
+    memory_bytes: float
+    memory_bytes_per_s: float
+    flop_per_s: dict[str, float]
+    """Peak by precision (bf16, fp16, fp32), without sparsity."""
+    num_sms: int
+    gemm_efficiency: float
+    attention_efficiency: float
+    attention_half_seq_length: float
+    memory_efficiency: float
+    kernel_launch_s: float
+    collective_base_s: float
+    overlap_coefficient: float
+    max_gpus_per_node: int
+    intra_node: Link
+    inter_node: Link
+    network: Network
+    """The links with what collectives reach of them, for `estimate.collectives`."""
+    domain_gpus: int | None
+    """GPUs of several nodes that the links of `intra_node` join, None where they join one node."""
+    more: Mapping[str, float]
+    """Numbers that only the closed forms need, by section and key; a card may lack any of them."""
+    kernels: KernelsSection | None
+    """Constants of the times of single kernels, which a card of one's own may lack."""
+    path: Path
+    source: Source
+
+    def need(self, key: str, reader: str) -> float:
+        """Return one of `more`, such as "host.memory_bytes", in base units.
+
+        Raises DocumentError naming the card, the key, and the `reader` that cannot do without.
+        """
+        if key not in self.more:
+            raise DocumentError(
+                self.path,
+                f"this key is missing, and {reader} is made from it",
+                key=key,
+                remedy=f"add {_OPTIONAL[key].shape}",
+            )
+        return self.more[key]
+
+
+# sizes of memory are powers of 1024 on datasheets, rates and FLOP powers of 1000
+_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+_RATES = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
+_FLOPS = {"GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15}
+_TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_PERCENT = {"percent": 0.01}
+_HUGE = 1e300
+"""Far above every range; larger integers cannot be scaled."""
+_QUALITIES = ("measured", "derived", "nominal")
+"""On this device; from a relative of it or a fit of several; by its datasheet or its maker."""
+_ENTRY_KEYS = ["value", "source", "basis", "quality", "spread"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Range:
+    """Plausible values of one number, far wider than devices differ and narrower than units do.
+
+    Annotates a field of a card, whose entry {"value", "source" or "basis"} it reads as the value.
+    """
+
+    least: float
+    most: float
+    unit: str = ""
+    mistaken: Mapping[str, float]
+    """Units that the number is mistaken to be in, in base units."""
+    whole: bool = False
+
+    @property
+    def expected(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        unit = f" in {self.unit}" if self.unit else ""
+        return f"{kind} from {self.least:.6g} to {self.most:.6g}{unit}"
+
+    @property
+    def shape(self) -> str:
+        """Return what the entry of such a number looks like."""
+        return f'{{"value": {self.expected}, "source" or "basis": where it is from}}'
+
+    def read(self, entry: object) -> float:
+        """Return the number of an entry; raises ValidationError naming the key inside it."""
+        if not isinstance(entry, dict):
+            raise key_error(f"the value is {shorten(entry)}, expected {self.shape}")
+        for key in entry:
+            if key not in _ENTRY_KEYS and not key.startswith("_"):  # `_...` is for people
+                near = nearest(key, _ENTRY_KEYS, 0.0)
+                # cut-off 0: of five keys the nearest is worth naming however far it is
+                raise key_error(f"this key is unknown; the nearest known key is {near!r}", key)
+        _check_quality(entry)
+        if "value" not in entry:
+            raise key_error(f"this key is missing, expected {self.expected}", "value")
+        value = entry["value"]
+        # a bool is an int in Python, and true is no number of a card
+        legal = not isinstance(value, bool) and isinstance(value, int | float)
+        # holds() before int(), which fails for NaN and infinity
+        if not legal or not self.holds(value) or (self.whole and value != int(value)):
+            guess = self.guess(value)
+            problem = f"the value is {shorten(value)}, expected {self.expected}"
+            raise key_error(problem + (f"; {guess}" if guess else ""), "value")
+        return int(value) if self.whole else float(value)
+
+    def guess(self, value: object) -> str | None:
+        """Return the unit that a value outside the range looks to be in, and what to write."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        # written as not <, so that NaN ends here as well
+        if self.holds(value) or not abs(value) < _HUGE:
+            return None
+        fits = {u: value * f for u, f in self.mistaken.items() if self.holds(value * f)}
+        if not fits:
+            return None
+        written = " or ".join(f"{scaled:.6g}" for scaled in fits.values())
+        return f"it looks like {' or '.join(fits)}: write {written}"
+
+    def holds(self, value: float) -> bool:
+        return self.least <= value <= self.most
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        from pydantic_core import core_schema
+
+        # plain: an entry is an object, and pydantic's own check would expect a bare number
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def reader(self, inner: object) -> Callable[[object], float]:
+        """Return what reads an entry, for `autopar.objects`."""
+        return self.read
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        value = {
+            "type": "integer" if self.whole else "number",
+            "minimum": self.least,
+            "maximum": self.most,
+        }
+        return {
+            "type": "object",
+            "properties": {
+                "value": value | ({"description": f"In {self.unit}."} if self.unit else {}),
+                "source": {"description": "The datasheet that says so."},
+                "basis": {"description": "Why the number is assumed."},
+                "quality": {"enum": list(_QUALITIES)},
+                "spread": {
+                    "type": "number",
+                    "minimum": 0,
+                    "description": "Nine of ten values differ by at most this share.",
+                },
+            },
+            "patternProperties": {"^_": {"description": "A comment; ignored."}},
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+
+
+def _check_quality(entry: Mapping[str, object]) -> None:
+    """Raise ValidationError where an entry's `quality` or `spread` is none."""
+    if "quality" in entry and entry["quality"] not in _QUALITIES:
+        expected = ", ".join(_QUALITIES)
+        raise key_error(
+            f"the value is {shorten(entry['quality'])}, expected one of {expected}", "quality"
+        )
+    spread = entry.get("spread", 0.0)
+    legal = not isinstance(spread, bool) and isinstance(spread, int | float)
+    if not legal or not 0.0 <= spread <= 10.0:  # type: ignore[operator]  # a number here
+        raise key_error(f"the value is {shorten(spread)}, expected a share from 0 to 10", "spread")
+
+
+_EFFICIENCY = _Range(least=0.02, most=1.0, mistaken=_PERCENT)
+_SHARE = _Range(least=0.0, most=0.9, mistaken=_PERCENT)
+_PEAK = _Range(least=1e12, most=1e17, unit="FLOP/s", mistaken=_FLOPS)
+_MEMORY = _Range(least=2.0**30, most=2.0**44, unit="bytes", mistaken=_BYTES)
+_GPUS = _Range(least=1, most=4096, mistaken={}, whole=True)
+_MANY_GPUS = _Range(least=1, most=1e7, mistaken={}, whole=True)
+_SMS = _Range(least=1, most=10_000, mistaken={}, whole=True)
+_TOKENS = _Range(least=1, most=1e6, unit="tokens", mistaken={})
+# a slow-down, so nothing below 1
+_OVERLAP = _Range(least=1.0, most=10.0, mistaken=_PERCENT)
+
+
+def _rate(least: float, most: float) -> _Range:
+    return _Range(least=least, most=most, unit="bytes/s", mistaken=_RATES)
+
+
+def _time(least: float, most: float) -> _Range:
+    return _Range(least=least, most=most, unit="s", mistaken=_TIMES)
+
+
+class _Part(StrictObject):
+    """An object of a card; what is missing or no object is told what it should be."""
+
+    @classmethod
+    def shape(cls) -> str:
+        required = [key for key, field in cls.model_fields.items() if field.is_required()]
+        return f"an object of {', '.join(required)}"
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _say_what_is_expected(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            raise key_error(f"the value is {shorten(data)}, expected {cls.shape()}")
+        try:
+            return read(data)
+        except refusal() as error:
+            detail = error.errors(include_url=False)[0]
+            # only of a missing key pydantic cannot say what was expected
+            if detail["type"] != "missing":
+                raise
+            key = str(detail["loc"][0])
+            problem = f"this key is missing, expected {_shape(cls.model_fields[key])}"
+            raise key_error(problem, key) from None
+
+
+def _shape(field: FieldInfo) -> str:
+    part = field.annotation
+    if isinstance(part, type) and issubclass(part, _Part):
+        return part.shape()
+    return _range(field).shape
+
+
+def _range(field: FieldInfo) -> _Range:
+    # unpacked: a number of a card without its range is our mistake
+    (found,) = (item for item in field.metadata if isinstance(item, _Range))
+    return found
+
+
+class _Device(_Part):
+    """Numbers of the datasheet of one device; peaks are without sparsity."""
+
+    memory_bytes: Annotated[float, _MEMORY]
+    memory_bytes_per_s: Annotated[float, _rate(1e10, 1e15)]
+    bf16_flop_per_s: Annotated[float, _PEAK]
+    fp16_flop_per_s: Annotated[float, _PEAK]
+    fp32_flop_per_s: Annotated[float, _PEAK]
+    num_sms: Annotated[int, _SMS]
+    fp8_flop_per_s: Annotated[float | None, _PEAK] = None
+    vector_fp16_flop_per_s: Annotated[float | None, _PEAK] = None
+    """Outside the matrix units, as the next; that of fp32 is `fp32_flop_per_s` itself."""
+    vector_bf16_flop_per_s: Annotated[float | None, _PEAK] = None
+
+
+class _Efficiency(_Part):
+    """Shares of the device's rates that kernels reach."""
+
+    gemm: Annotated[float, _EFFICIENCY]
+    attention: Annotated[float, _EFFICIENCY]
+    attention_half_seq_length: Annotated[float, _TOKENS]
+    memory: Annotated[float, _EFFICIENCY]
+    vector: Annotated[float | None, _EFFICIENCY] = None
+
+
+class _Overhead(_Part):
+    """What kernels and collectives take besides their work."""
+
+    kernel_launch_s: Annotated[float, _time(1e-7, 1e-3)]
+    collective_base_s: Annotated[float, _time(1e-7, 1e-2)]
+    overlap_coefficient: Annotated[float, _OVERLAP]
+
+
+class _IntraNode(_Part):
+    """The network inside a node, per GPU and direction."""
+
+    max_gpus: Annotated[int, _GPUS]
+    bytes_per_s: Annotated[float, _rate(1e9, 1e13)]
+    collective_efficiency: Annotated[float, _EFFICIENCY]
+    p2p_efficiency: Annotated[float, _EFFICIENCY]
+    hop_s: Annotated[float, _time(1e-8, 1e-3)]
+    collective_sm_share: Annotated[float | None, _SHARE] = None
+    """Of the multiprocessors, which a running collective occupies."""
+
+
+class _InterNode(_Part):
+    """The network between nodes, per GPU and direction."""
+
+    bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    collective_efficiency: Annotated[float, _EFFICIENCY]
+    p2p_efficiency: Annotated[float, _EFFICIENCY]
+    hop_s: Annotated[float, _time(1e-8, 1e-2)]
+    max_gpus: Annotated[int | None, _MANY_GPUS] = None
+    """GPUs that the fabric connects."""
+    collective_sm_share: Annotated[float | None, _SHARE] = None
+
+
+_BUS_SHARE = _Range(least=0.02, most=2.0, mistaken=_PERCENT)
+"""Above 1 where a switch adds: the bus bandwidth is the one that a ring would need."""
+_FACTOR = _Range(least=0.1, most=10.0, mistaken=_PERCENT)
+_STEP = _time(0.0, 1e-2)
+_COPIES = _Range(least=0.0, most=100.0, mistaken={})
+
+
+class _Collectives(_Part):
+    """What collectives reach of the links, and what the protocols of NCCL take besides."""
+
+    domain_gpus: Annotated[int | None, _GPUS] = None
+    """GPUs that the links of a node join, where a rack's switch joins several nodes."""
+    all_reduce: Annotated[float, _BUS_SHARE]
+    """Bus bandwidth of long messages over the nominal link with 8 ranks or more in a domain."""
+    all_gather: Annotated[float, _EFFICIENCY]
+    """The same for an all-gather and a reduce-scatter."""
+    all_to_all: Annotated[float, _EFFICIENCY]
+    p2p: Annotated[float, _EFFICIENCY]
+    ring_2_ranks: Annotated[float, _EFFICIENCY]
+    """Of the shares of rings, what 2 ranks in a domain reach."""
+    ring_4_ranks: Annotated[float, _EFFICIENCY]
+    all_to_all_2_ranks: Annotated[float, _EFFICIENCY]
+    all_to_all_4_ranks: Annotated[float, _EFFICIENCY]
+    adapter: Annotated[float, _EFFICIENCY]
+    """Of the nominal adapters, what long messages reach."""
+    tree: Annotated[float, _EFFICIENCY]
+    """Of a ring's bandwidth in a domain, what a tree reaches."""
+    all_to_all_latency: Annotated[float, _FACTOR]
+    """Base and steps of an all-to-all over those of a ring."""
+    ll_share: Annotated[float, _EFFICIENCY]
+    """Of the bandwidth, what the flags of the protocol leave to data."""
+    ll_base_s: Annotated[float, _STEP]
+    ll_hop_s: Annotated[float, _STEP]
+    ll_net_hop_s: Annotated[float, _STEP]
+    ll128_share: Annotated[float, _EFFICIENCY]
+    ll128_base_s: Annotated[float, _STEP]
+    ll128_hop_s: Annotated[float, _STEP]
+    ll128_net_hop_s: Annotated[float, _STEP]
+    simple_base_s: Annotated[float, _STEP]
+    simple_hop_s: Annotated[float, _STEP]
+    simple_net_hop_s: Annotated[float, _STEP]
+    simple_fill_s: Annotated[float, _STEP]
+    """Time constant of filling the pipeline of chunks."""
+    p2p_base_s: Annotated[float, _STEP]
+    p2p_net_base_s: Annotated[float, _STEP]
+
+
+class _MoeExchange(_Part):
+    """How fast a fused dispatcher moves tokens to experts and back."""
+
+    dispatch_base_s: Annotated[float, _STEP]
+    combine_base_s: Annotated[float, _STEP]
+    dispatch_sm_bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    """What one multiprocessor copies."""
+    combine_sm_bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    dispatch_token_s: Annotated[float, _STEP]
+    """What a copy of a token takes a multiprocessor besides its bytes."""
+    combine_token_s: Annotated[float, _STEP]
+    dispatch_own_copies: Annotated[float, _COPIES]
+    """Copies of a token besides those to the ranks of its experts."""
+    combine_own_copies: Annotated[float, _COPIES]
+    link: Annotated[float, _EFFICIENCY]
+
+
+class _Host(_Part):
+    """The memory of the host, per GPU and direction."""
+
+    memory_bytes: Annotated[float, _MEMORY]
+    bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    """Of the link to it."""
+    memory_bytes_per_s: Annotated[float | None, _rate(1e8, 1e13)] = None
+    """Of the memory itself, on which its processors work."""
+    efficiency: Annotated[float, _EFFICIENCY]
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, str):
+        raise key_error(f"the value is {shorten(value)}, expected a text")
+    return value
+
+
+_Text = Annotated[str, BeforeValidator(_text)]
+
+
+@published("card")
+class CardDocument(_Part):
+    """One device and its network: every number with its source, or what it is assumed on."""
+
+    format: Literal["autopar-card"]
+    version: Literal[1]
+    name: _Text | None = None
+    """The name of the file without."""
+    description: _Text = ""
+    aliases: list[str] = Field(default_factory=list)
+    device: _Device
+    efficiency: _Efficiency
+    overhead: _Overhead
+    intra_node: _IntraNode
+    inter_node: _InterNode
+    host: _Host | None = None
+    """What is offloaded lies there."""
+    kernels: KernelsSection | None = None
+    collectives: _Collectives | None = None
+    """Without it, the efficiencies of the links and the latencies of NCCL's own tables."""
+    moe_exchange: _MoeExchange | None = None
+    """Without it, all-to-alls reach the experts."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _is_a_card(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        # before anything else is said about a document of another kind
+        for key, expected in (("format", FORMAT), ("version", 1)):
+            if isinstance(data, dict) and key not in data:
+                start = f'"{key}": {json.dumps(expected)}'
+                raise key_error(f"this key is missing; a device card starts with {start}", key)
+            if isinstance(data, dict) and data[key] != expected:
+                problem = f"the value is {shorten(data[key])}, expected {expected!r}"
+                raise key_error(problem, key)
+        return read(data)
+
+
+_SECTIONS: dict[str, type[_Part]] = {
+    "device": _Device,
+    "efficiency": _Efficiency,
+    "overhead": _Overhead,
+    "intra_node": _IntraNode,
+    "inter_node": _InterNode,
+    "host": _Host,
+}
+_OPTIONAL = {
+    f"{section}.{key}": _range(field)
+    for section, part in _SECTIONS.items()
+    for key, field in part.model_fields.items()
+    # a card may lack the whole host, so its required keys are optional here
+    if section == "host" or not field.is_required()
+}
+"""Every number that a card may lack, by section and key."""
+
+
+def load_card(name: str) -> Card:
+    """Return a card by name, alias or path; raises InputError naming file, key and value."""
+    return read_card(load_object(catalog.find_card(name)))
+
+
+def read_card(document: JsonDocument) -> Card:
+    """Return the card of a document; raises DocumentError naming file, key and value."""
+    path = document.path
+    card = validate_document(CardDocument, path, document.data)
+    device, efficiency, overhead = card.device, card.efficiency, card.overhead
+    return Card(
+        name=path.stem if card.name is None else card.name,
+        description=card.description,
+        memory_bytes=device.memory_bytes,
+        memory_bytes_per_s=device.memory_bytes_per_s,
+        flop_per_s={
+            # other peaks, such as fp8, are in `more`: profiles know three precisions
+            "bf16": device.bf16_flop_per_s,
+            "fp16": device.fp16_flop_per_s,
+            "fp32": device.fp32_flop_per_s,
+        },
+        num_sms=device.num_sms,
+        gemm_efficiency=efficiency.gemm,
+        attention_efficiency=efficiency.attention,
+        attention_half_seq_length=efficiency.attention_half_seq_length,
+        memory_efficiency=efficiency.memory,
+        kernel_launch_s=overhead.kernel_launch_s,
+        collective_base_s=overhead.collective_base_s,
+        overlap_coefficient=overhead.overlap_coefficient,
+        max_gpus_per_node=card.intra_node.max_gpus,
+        intra_node=_link(card.intra_node),
+        inter_node=_link(card.inter_node),
+        network=_network(card),
+        domain_gpus=None if card.collectives is None else card.collectives.domain_gpus,
+        more=dict(_more(card)),
+        kernels=card.kernels,
+        path=path,
+        source=Source(
+            role="hardware card",
+            # folder and name only: the same card must give the same document wherever it lies
+            path=f"{path.parent.name}/{path.name}",
+            sha256=document.sha256,
+            estimated=True,
+        ),
+    )
+
+
+def _link(part: _IntraNode | _InterNode) -> Link:
+    return Link(
+        bytes_per_s=part.bytes_per_s,
+        collective_efficiency=part.collective_efficiency,
+        hop_s=part.hop_s,
+    )
+
+
+def _network(card: CardDocument) -> Network:
+    """Return the network of a card, its missing figures from the efficiencies of its links."""
+    intra, inter, found = card.intra_node, card.inter_node, card.collectives
+    if found is None:
+        return Network(
+            link_bytes_per_s=intra.bytes_per_s,
+            adapter_bytes_per_s=inter.bytes_per_s,
+            allreduce_share=intra.collective_efficiency,
+            allgather_share=intra.collective_efficiency,
+            all2all_share=intra.p2p_efficiency,
+            p2p_share=intra.p2p_efficiency,
+            adapter_share=inter.collective_efficiency,
+        )
+    # trees are NCCL's own figures: no public table has them apart
+    low, packed, simple = NOMINAL
+    protocols = (
+        replace(
+            low,
+            base_s=found.ll_base_s,
+            hop_s=found.ll_hop_s,
+            net_hop_s=found.ll_net_hop_s,
+            share=found.ll_share,
+        ),
+        replace(
+            packed,
+            base_s=found.ll128_base_s,
+            hop_s=found.ll128_hop_s,
+            net_hop_s=found.ll128_net_hop_s,
+            share=found.ll128_share,
+        ),
+        replace(
+            simple,
+            base_s=found.simple_base_s,
+            hop_s=found.simple_hop_s,
+            net_hop_s=found.simple_net_hop_s,
+            fill_s=found.simple_fill_s,
+        ),
+    )
+    return Network(
+        link_bytes_per_s=intra.bytes_per_s,
+        adapter_bytes_per_s=inter.bytes_per_s,
+        allreduce_share=found.all_reduce,
+        allgather_share=found.all_gather,
+        all2all_share=found.all_to_all,
+        p2p_share=found.p2p,
+        ring_few_ranks=(found.ring_2_ranks, found.ring_4_ranks),
+        all2all_few_ranks=(found.all_to_all_2_ranks, found.all_to_all_4_ranks),
+        adapter_share=found.adapter,
+        tree_share=found.tree,
+        all2all_latency=found.all_to_all_latency,
+        protocols=protocols,
+        p2p_base_s=found.p2p_base_s,
+        p2p_net_base_s=found.p2p_net_base_s,
+        exchange=_exchange(card.moe_exchange),
+    )
+
+
+def _exchange(found: _MoeExchange | None) -> Exchange | None:
+    if found is None:
+        return None
+    return Exchange(
+        base_s=(found.dispatch_base_s, found.combine_base_s),
+        sm_bytes_per_s=(found.dispatch_sm_bytes_per_s, found.combine_sm_bytes_per_s),
+        token_s=(found.dispatch_token_s, found.combine_token_s),
+        own_copies=(found.dispatch_own_copies, found.combine_own_copies),
+        link_share=found.link,
+    )
+
+
+def _more(card: CardDocument) -> Iterator[tuple[str, float]]:
+    for key in _OPTIONAL:
+        section, name = key.split(".")
+        # a card without a host has None here, and None has none of the keys
+        value = getattr(getattr(card, section), name, None)
+        if value is not None:
+            yield key, value
+
+
+# --------------------------------------------------------------------------------------------------
+# HardwareProfile from a card: times of every group a plan can use.
+#
+# What a hardware profiler would measure: curves of every collective in every group, priced by
+# `estimate.collectives`, and bandwidths that are averages over them.
+
+
+_CURVE_BYTES = np.array([float(MIB << k) for k in range(11)])
+"""Sizes of the documented collective times: 1, 2, 4, ... 1024 MiB."""
+_REFERENCE = slice(4, 10)
+"""Those over which a documented bandwidth is averaged: 16 to 512 MiB (nccl-tests' average)."""
+
+
+def parse_hardware(text: str) -> tuple[str, int, int]:
+    """Return (card, number of nodes, GPUs per node) of `CARD:NxG`, for example `h100:4x8`."""
+    match = re.fullmatch(r"(.+):([0-9]{1,6})[xX]([0-9]{1,4})", text)
+    if match is None or not int(match[2]) or not int(match[3]):
+        number = re.fullmatch(r"([^:]+):([1-9][0-9]{0,3})", text)
+        shape = "for example h100:4x8 for 4 nodes of 8 GPUs"
+        if number is not None:
+            shape = f"{number[1]}:1x{number[2]} is one node of {number[2]} GPUs"
+        raise InputError(f"hardware {text!r} is not CARD:NxG, {shape}")
+    return match[1], int(match[2]), int(match[3])
+
+
+def require_node(device: Card, gpus_per_node: int) -> None:
+    """Raise InputError where a node has more GPUs than a card connects."""
+    if gpus_per_node > device.max_gpus_per_node:
+        raise InputError(
+            f"card {device.name!r} connects at most {device.max_gpus_per_node} GPUs of a node, "
+            f"got {gpus_per_node}; use more nodes or a card with a larger intra_node.max_gpus"
+        )
+
+
+def estimate_hardware(
+    card: str,
+    *,
+    num_nodes: int,
+    gpus_per_node: int,
+    stack: Stack | None = None,
+    site: Site | None = None,
+) -> HardwareProfile:
+    """Return the estimated profile of `num_nodes` x `gpus_per_node` devices of a card.
+
+    Bandwidths and times at 1, 2, 4, ... 1024 MiB exist for all divisors of the world, groups of
+    neighbours and strided ones; what a `site` knows of its links replaces the card's figures, and
+    what a `stack` hides of its traffic the card's overlap coefficient, and it is kept as `hiding`.
+    Raises InputError.
+    """
+    device = load_card(card)
+    if num_nodes < 1 or gpus_per_node < 1:
+        raise InputError(f"{num_nodes} nodes x {gpus_per_node} GPUs is not a cluster; both from 1")
+    require_node(device, gpus_per_node)
+    world = num_nodes * gpus_per_node
+    # degrees of a plan divide the world, so that no other group occurs
+    degrees = [g for g in range(2, world + 1) if world % g == 0]
+    domain = gpus_per_node * nodes_joined(device, num_nodes, gpus_per_node)
+    if site is not None:
+        site.require_card(device)
+    network = device.network if site is None else site.network(device.network)
+    factors = SiteFactors() if site is None else site.factors
+    priced = _Priced(network, factors)
+    allreduce: dict[tuple[int, bool], float] = {}
+    curves: dict[tuple[str, int], Curve] = {}
+    strided: dict[tuple[str, int], Curve] = {}
+    for size in degrees:
+        for consecutive in (True, False):
+            shapes = _group_shapes(world, domain, size, consecutive=consecutive)
+            found = {name: priced.curve(name, shapes) for name in COLLECTIVES}
+            allreduce[size, consecutive] = _mean_busbw(found["allreduce"], size)
+            # one world group, strided or not
+            if consecutive or size < world:
+                kind = curves if consecutive else strided
+                kind.update({(name, size): curve for name, curve in found.items()})
+    transfer = _transfer(network, factors, crosses=world > domain)
+    # message over the whole time: a documented bandwidth contains the latency
+    p2p_bytes_per_s = float(np.mean((transfer.sizes_bytes / transfer.times_s)[_REFERENCE]))
+    return HardwareProfile(
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        allreduce_bytes_per_s=allreduce,
+        p2p_bytes_per_s=dict.fromkeys(degrees, p2p_bytes_per_s),
+        overlap_coefficient=(
+            device.overlap_coefficient if stack is None else stack.overlap_coefficient
+        ),
+        hiding=None if stack is None else stack.hiding,
+        curves=curves,
+        strided_curves=strided,
+        p2p_curves=dict.fromkeys(degrees, transfer),
+        domain_gpus=domain if domain > gpus_per_node else None,
+        memory_bytes=device.memory_bytes,
+        # what kernels reach, as a measurement would say it
+        memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
+        name=f"{device.name}_{num_nodes}x{gpus_per_node}",
+        estimated=True,
+        sources=(device.source, *(found.source for found in (stack, site) if found is not None)),
+    )
+
+
+def nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
+    """Return how many whole nodes the links of one domain join, at least 1.
+
+    Racks are as full as they can be equally full, such as 64 of 72 GPUs in each of two racks for
+    128: whoever places a job cuts it so that groups of neighbours stay in a rack. Where that would
+    leave more than half of a rack empty, all racks but the last are full.
+    """
+    most = 1 if card.domain_gpus is None else max(1, card.domain_gpus // gpus_per_node)
+    equal = max(n for n in range(1, min(most, num_nodes) + 1) if num_nodes % n == 0)
+    return equal if equal == num_nodes or 2 * equal >= most else most
+
+
+def _transfer(network: Network, factors: SiteFactors, *, crosses: bool) -> Curve:
+    """Return the times of messages between neighbouring stages, whose ranks all send at once.
+
+    The slowest pair counts: with several domains, some neighbours always lie in different ones.
+    """
+    moving = p2p_time_s(network, _CURVE_BYTES, crosses=crosses, site=factors)
+    times = moving + TRANSFER_SYNCHRONISE_S
+    return Curve(sizes_bytes=_CURVE_BYTES, times_s=times)
+
+
+class _Priced:
+    """Times of every group of a kind, priced once for each shape that occurs."""
+
+    def __init__(self, network: Network, factors: SiteFactors) -> None:
+        self._network = network
+        self._factors = factors
+        self._times: dict[tuple[str, GroupShape], NDArray[np.float64]] = {}
+
+    def curve(self, operation: str, shapes: Sequence[GroupShape]) -> Curve:
+        # groups of a kind run at the same time and the slowest decides
+        times = np.max([self._of(operation, shape) for shape in shapes], axis=0)
+        return Curve(sizes_bytes=_CURVE_BYTES, times_s=times)
+
+    def _of(self, operation: str, shape: GroupShape) -> NDArray[np.float64]:
+        key = operation, shape
+        if key not in self._times:
+            self._times[key] = collective_time_s(
+                self._network, operation, _CURVE_BYTES, shape, self._factors
+            )
+        return self._times[key]
+
+
+def _mean_busbw(curve: Curve, size: int) -> float:
+    """Return the bus bandwidth 2(n-1)/n * S / t averaged over the reference sizes, bytes/s."""
+    rates = OPERATIONS["allreduce"].bus_factor(size) * curve.sizes_bytes / curve.times_s
+    return float(np.mean(rates[_REFERENCE]))
+
+
+def _group_shapes(world: int, domain: int, size: int, *, consecutive: bool) -> Sequence[GroupShape]:
+    """Return the distinct shapes of all groups of a kind (they can straddle domains unevenly)."""
+    # ranks are numbered node by node, so that their number says their domain
+    step = 1 if consecutive else world // size
+    starts = range(0, world, size) if consecutive else range(world // size)
+    shapes = set()
+    for start in starts:
+        per_node = Counter((start + k * step) // domain for k in range(size)).values()
+        shapes.add(GroupShape(size, min(per_node), max(per_node), len(per_node)))
+    return sorted(shapes)

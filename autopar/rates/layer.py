@@ -1,0 +1,500 @@
+"""Device and transfer times of one layer, of embedding and head, and of the optimizer.
+
+A layer is a list of *parts*: the kernels of one operation with their forward, input-gradient and
+weight-gradient seconds, named by the module they belong to, so that recomputation can take any of
+them again. Beside them stands what it sends. Which part waits for which, and how layers make a
+step, is `autopar.price.step`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.errors import InputError
+from autopar.rates.collectives import (
+    p2p_time_s,
+)
+from autopar.rates.constants import ELEMENT_BYTES
+from autopar.rates.kernels import (
+    Phase,
+    attention_s,
+    ring_attention_s,
+    unfused_attention_s,
+)
+from autopar.rates.memory_bound import cross_entropy_s, elements_s, embedding_s
+from autopar.rates.parts.experts import expert_parts, expert_sends
+from autopar.rates.parts.linear import Beside, linear_parts, mlp_parts
+from autopar.rates.parts.operations import (
+    Machine,
+    Part,
+    Real,
+    Sends,
+    Split,
+    accumulation_bytes,
+    element_part,
+    split_of,
+    transfer_s,
+)
+from autopar.rates.parts.updates import weights_cast_s
+from autopar.run.job import (
+    Attention,
+    Block,
+    Experts,
+    Job,
+    Mamba,
+    Mlp,
+    attention_matrices,
+    mamba_inputs,
+    projection_targets,
+)
+
+
+class LayerTimes(NamedTuple):
+    """What one layer takes of a rank for one micro-batch."""
+
+    parts: tuple[Part, ...]
+    tensor: Sends
+    """Tensor and sequence parallelism, nothing hidden yet."""
+    context: Sends
+    """Context parallelism, what its attention does not hide."""
+    experts: Sends
+    """Dispatch and combine, nothing hidden yet."""
+    weight_cast_s: float
+    """Quantisation of the weights, once a step."""
+    held: Real | None
+    """Experts of a rank, whose routing and launches take host time of their own; None: no mixture.
+    """
+
+
+def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
+    """Return the times of one layer of a block for one micro-batch; raises InputError.
+
+    Sizes per rank: tokens n = micro-batch seq / cp, widths over tp; norms and residuals n / tp with
+    sequence parallelism.
+    """
+    tensor, experts, context = Sends(), Sends(), Sends()
+    if block.attention is not None:
+        context = context_sends(machine, job, block.attention)
+        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+    if block.mamba is not None:
+        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+    if isinstance(block.mlp, Mlp):
+        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+    elif block.mlp is not None:
+        experts = expert_sends(machine, job, block.hidden, block.mlp)
+        if block.mlp.shared_width:
+            tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+    return LayerTimes(
+        parts=tuple(layer_parts(machine, job, block, split_of(job))),
+        tensor=tensor,
+        context=context,
+        experts=experts,
+        weight_cast_s=weights_cast_s(machine, job, block),
+        held=block.mlp.number / job.ep if isinstance(block.mlp, Experts) else None,
+    )
+
+
+def _sum(one: Sends, other: Sends) -> Sends:
+    return Sends(
+        one.forward_s + other.forward_s,
+        one.backward_s + other.backward_s,
+        one.calls + other.calls,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Parts
+
+
+def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Iterator[Part]:
+    """Yield the kernels of one layer of a block, of arrays where `split` has arrays.
+
+    Of the job only what is no size is read: precision, recomputation, kernels. Raises InputError.
+    """
+    if block.attention is not None:
+        yield from _attention_parts(machine, job, block.hidden, block.attention, split)
+    if block.cross_tokens is not None and block.attention is not None:
+        keys = block.cross_tokens
+        yield from _cross_parts(machine, job, block.hidden, block.attention, split, keys)
+    if block.mamba is not None:
+        yield from _mamba_parts(machine, job, block.hidden, block.mamba, split)
+    if isinstance(block.mlp, Mlp):
+        mlp = block.mlp
+        yield from mlp_parts(machine, job, block.hidden, mlp.width, mlp.gated, "mlp", split)
+    elif block.mlp is not None:
+        yield from expert_parts(machine, job, block.hidden, block.mlp, split)
+    elements = split.outside * block.hidden
+    for index in range(max(block.norms, block.sums)):
+        if index < block.norms:
+            yield element_part(machine, job, f"norm {index}", "layernorm", "norm", elements)
+        if index < block.sums:
+            yield element_part(machine, job, f"residual {index}", "residual", "residual", elements)
+
+
+def _attention_parts(
+    machine: Machine, job: Job, hidden: int, attention: Attention, split: Split
+) -> Iterator[Part]:
+    n, t = split.tokens, split.tensor
+    latent = attention.latent
+    # at least one key-value head on every rank
+    key_value = attention.key_value * np.maximum(attention.kv_heads, t) / attention.kv_heads
+    targets = projection_targets(attention)
+    for index, (outputs, inputs) in enumerate(attention_matrices(hidden, attention)):
+        # latents are the same on all tensor ranks, the heads behind them are split
+        whole = latent is not None and index == 0
+        module = "mla_up_proj" if latent is not None and index else "attention"
+        share = 1 if whole else t
+        more = key_value - attention.key_value if latent is None else 0.0
+        width = (outputs + more) / share
+        beside = [(target, size / share) for target, size in targets[index]]
+        yield from linear_parts(machine, job, f"qkv {index}", module, n, width, inputs, beside)
+    values = attention.value / t
+    last: Beside = [("projection", hidden)]
+    yield from linear_parts(machine, job, "projection", "attention", n, hidden, values, last)
+    if latent is not None:
+        widths = (latent.query_rank or 0) + latent.key_value_rank
+        yield element_part(machine, job, "latent norms", "attention", "norm", n * widths)
+    heads = (attention.query + key_value) / t
+    if attention.head_norms and latent is None:
+        # of latent attention the latents have them, whatever a trainer calls that
+        keys = heads - key_value / t / 2
+        yield element_part(machine, job, "head norms", "attention", "norm", n * keys)
+    yield element_part(machine, job, "layout", "attention", "layout", n * 2 * heads)
+    if attention.rotary:
+        turned = (attention.query + key_value / 2) / t
+        if latent is not None:
+            turned = turned * (latent.rotary_width / attention.width)
+        yield element_part(machine, job, "rotary", "attention", "rope", n * turned)
+    forward, backward = (
+        _core_s(machine, job, attention, split, backward=side) for side in (False, True)
+    )
+    yield Part("core attention", "core_attn", "attention", forward, backward)
+
+
+_LOW_PRECISION = ("cudnn-mxfp8", "cudnn-fp8")
+
+
+def _kernel(machine: Machine, job: Job) -> str:
+    known, card = machine.kernels.section.attention, machine.card.name
+    if job.attention_kernel is not None:
+        return job.attention_kernel
+    if job.precision == "fp32":
+        return "unfused"  # flash kernels take 16 bits and less
+    if job.low_precision_attention:
+        for name in _LOW_PRECISION:
+            if name in known:
+                return name
+        raise InputError(
+            f"card {card!r} has no times of attention in 8 bits ({' or '.join(_LOW_PRECISION)}); "
+            "its kernels.attention has them where somebody measured"
+        )
+    for name in machine.stack.attention:
+        if name == "unfused" or name in known:
+            return name
+    raise InputError(
+        f"stack {machine.stack.name!r} runs attention with {', '.join(machine.stack.attention)}, "
+        f"and card {card!r} has times of {', '.join(known)}; add one of these to the stack's "
+        "attention"
+    )
+
+
+def _core_s(
+    machine: Machine,
+    job: Job,
+    attention: Attention,
+    split: Split,
+    *,
+    backward: bool,
+    keys: int | None = None,
+) -> F64:
+    """Return the seconds of softmax(q k) v on a rank; `keys` are those of another sequence."""
+    phase: Phase = "backward" if backward else "forward"
+    exchanged = _exchanging(job)
+    # whole sequences of fewer heads, or parts of sequences
+    shares, ranks = split.heads * exchanged, job.cp // exchanged
+    kernel, heads = _kernel(machine, job), attention.heads / shares
+    if kernel == "unfused":
+        if ranks > 1:
+            raise InputError(f"attention that writes its scores has no rings: cp is {job.cp}")
+        return unfused_attention_s(
+            machine.kernels,
+            split.sequences,
+            heads,
+            job.seq if keys is None else math.sqrt(job.seq * keys),
+            head_dim=attention.width,
+            phase=phase,
+            dtype=job.precision if job.precision in ("fp16", "fp32") else "bf16",
+            clock=machine.clock,
+            sustained=True,
+        )
+    part, window = job.seq / ranks, attention.window
+    # a rank has an early and a late half, which see (s / 2c) s pairs of queries and keys together
+    halves = job.keys_gathered and ranks > 1
+    # a narrow window is as many pairs for every query, whichever rank has it
+    narrow = window is not None and window < job.seq / 2
+    if halves and attention.causal and not narrow:
+        return attention_s(
+            machine.kernels,
+            split.sequences,
+            heads,
+            part / 2,
+            job.seq,
+            kernel=kernel,
+            phase=phase,
+            kv_heads=np.maximum(1.0, attention.kv_heads / shares),
+            head_dim=attention.width,
+            head_dim_v=attention.value_width,
+            causal=False,
+            clock=machine.clock,
+        )
+    if ranks > 1 and attention.causal and not narrow:
+        return ring_attention_s(
+            machine.kernels,
+            split.sequences,
+            heads,
+            job.seq,
+            ranks,
+            kernel=kernel,
+            phase=phase,
+            kv_heads=np.maximum(1.0, attention.kv_heads / shares),
+            head_dim=attention.width,
+            head_dim_v=attention.value_width,
+            balanced=job.ring_balanced,
+            clock=machine.clock,
+        )
+    return attention_s(
+        machine.kernels,
+        split.sequences,
+        heads,
+        part,
+        keys or (min(job.seq, part + window) if window is not None and ranks > 1 else job.seq),
+        kernel=kernel,
+        phase=phase,
+        kv_heads=np.maximum(1.0, attention.kv_heads / shares),
+        head_dim=attention.width,
+        head_dim_v=attention.value_width,
+        causal=attention.causal and keys is None,
+        window=window,
+        clock=machine.clock,
+    )
+
+
+def _cross_parts(
+    machine: Machine, job: Job, hidden: int, attention: Attention, split: Split, keys: int
+) -> Iterator[Part]:
+    """Yield attention to another sequence of `keys` tokens, with projections of its own."""
+    n, t = split.tokens, split.tensor
+    # of the other sequence a rank has as large a share as of its own
+    others = n * (keys / job.seq)
+    query, key_value = attention.query / t, attention.key_value / t
+    yield from linear_parts(machine, job, "cross q", "attention", n, query, hidden)
+    yield from linear_parts(machine, job, "cross kv", "attention", others, key_value, hidden)
+    yield from linear_parts(
+        machine, job, "cross projection", "attention", n, hidden, attention.value / t
+    )
+    moved = 2 * (n * query + others * key_value)
+    yield element_part(machine, job, "cross layout", "attention", "layout", moved)
+    forward, backward = (
+        _core_s(machine, job, attention, split, backward=side, keys=keys) for side in (False, True)
+    )
+    yield Part("cross attention", "core_attn", "attention", forward, backward)
+
+
+_MAMBA_CONVOLUTION = 24.0, 48.0
+"""Bytes per element of a mixer's inner width of convolution, gate and scan: forward, backward."""
+_MAMBA_SLOW = 6.5
+"""Of a mixer's kernels over their bytes at the share of others; published steps."""
+_MAMBA_RATE = 0.25
+"""Of the peak, at which a scan's products run."""
+_CHUNK = 256
+"""Tokens that a scan takes at a time."""
+
+
+def _mamba_parts(
+    machine: Machine, job: Job, hidden: int, mamba: Mamba, split: Split
+) -> Iterator[Part]:
+    n, t = split.tokens, split.tensor
+    yield from linear_parts(machine, job, "mixer in", "mamba", n, mamba_inputs(mamba) / t, hidden)
+    yield from linear_parts(machine, job, "mixer out", "mamba", n, hidden, mamba.inner / t)
+    inner = mamba.inner / t
+    # 2 n d (2 N + c): states in and out and within a chunk of c tokens
+    flop = 2 * n * inner * (2 * mamba.state + _CHUNK)
+    scan = flop / (machine.kernels.flop_per_s["bf16"] * _MAMBA_RATE)
+    forward, backward = (
+        _MAMBA_SLOW * elements_s(machine.kernels, n * inner, moved, count=6)
+        for moved in _MAMBA_CONVOLUTION
+    )
+    yield Part("mixer", "mamba", "memory", forward + scan, backward + 2 * scan)
+
+
+# --------------------------------------------------------------------------------------------------
+# Transfers
+
+
+def tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
+    """Return the collectives of one half of a layer.
+
+    All-reduces of n h; with sequence parallelism an all-gather before and a reduce-scatter after,
+    and in the backward the reverse with a second gathering for the weight gradient, of which the
+    stack says how much is new (Korthikanti et al. 2022, section 4.2).
+    """
+    if job.tp == 1:
+        return Sends()
+    size = job.tokens * hidden * job.element_bytes
+    if not job.sequence_parallel:
+        once = transfer_s(machine, "allreduce", size, job.tp, 1)
+        return Sends(once, once, 2)
+    gather = transfer_s(machine, "allgather", size, job.tp, 1)
+    scatter = transfer_s(machine, "reducescatter", size, job.tp, 1)
+    again = machine.stack.figures.overlap["regather"]
+    return Sends(gather + scatter, scatter + again * gather, 5)
+
+
+_CONTEXT_FRACTION = 0.1
+"""Of the shorter of attention and its ring's transfers, what the longer does not hide."""
+
+
+def context_sends(
+    machine: Machine, job: Job, attention: Attention, core_s: tuple[float, float] | None = None
+) -> Sends:
+    """Return what a ring of keys and values adds to its attention; backward twice the bytes.
+
+    Where heads are exchanged, four all-to-alls each way, of queries, keys, values and the output,
+    which attention waits for; within groups of neighbours a ring of groups comes beside. Keys and
+    values are gathered before attention, again before its backward, and their gradients are
+    scattered behind it, none of it hidden (Transformer Engine's AttnFuncWithCPAndKVAllGather;
+    arXiv 2407.21783, section 3.3.2).
+
+    core_s : of attention forward and backward, where somebody has them.
+    """
+    if job.cp == 1:
+        return Sends()
+    if job.heads_exchanged and job.rings == 1:
+        return _exchange_sends(machine, job, attention)
+    key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
+    size = job.tokens * key_value / job.tp * job.element_bytes
+    if job.keys_gathered:
+        gather, scatter = (
+            2 * transfer_s(machine, kind, job.cp * size / 2, job.cp, job.tp)
+            for kind in ("allgather", "reducescatter")
+        )
+        return Sends(gather, gather + scatter, 6)
+    ranks = job.cp // _exchanging(job)
+    crosses = job.tp * job.cp > machine.domain_gpus
+    step = p2p_time_s(machine.card.network, size, crosses=crosses, site=machine.factors)
+    seconds = []
+    for backward in (False, True):
+        # the backward also sends the gradients of keys and values
+        ring = (ranks - 1) * step * (2 if backward else 1)
+        if core_s is None:
+            core = float(_core_s(machine, job, attention, split_of(job), backward=backward))
+        else:
+            core = core_s[backward]
+        seconds.append(max(0.0, ring - core) + _CONTEXT_FRACTION * min(ring, core))
+    sends = Sends(seconds[0], seconds[1], 3 * (ranks - 1))
+    if not job.heads_exchanged:
+        return sends
+    return Sends(*map(sum, zip(sends, _exchange_sends(machine, job, attention), strict=True)))
+
+
+def _exchanging(job: Job) -> int:
+    """Return the context ranks among which heads are exchanged for tokens."""
+    return job.cp // job.rings if job.heads_exchanged else 1
+
+
+def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
+    """Return all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and their gradients' (arXiv
+    2309.14509, section 3.2); a rank of keys and values has one head at least."""
+    values = attention.value_width or attention.width
+    groups, ranks = max(attention.kv_heads, job.tp), _exchanging(job)
+    widths = (attention.query, groups * attention.width, groups * values, attention.value)
+    once = sum(
+        transfer_s(
+            machine, "all2all", job.tokens * width / job.tp * job.element_bytes, ranks, job.tp
+        )
+        for width in widths
+    )
+    return Sends(once, once, 8)
+
+
+# --------------------------------------------------------------------------------------------------
+# Embedding, head and optimizer
+
+
+def embedding_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+    """Return looking up the tokens of a micro-batch, and adding the gradient.
+
+    tokens : those of a rank; None for the job's.
+    """
+    hidden = job.blocks[0].hidden
+    n = job.tokens if tokens is None else tokens
+    rows = 0 if job.frozen else job.vocab / job.tp * hidden
+    forward = embedding_s(machine.kernels, n, hidden)
+    backward = embedding_s(
+        machine.kernels,
+        n,
+        hidden,
+        backward=True,
+        local_parameters=rows,
+        accumulation_bytes=accumulation_bytes(machine, job),
+    )
+    return (Part("embedding", "embedding", "memory", forward, backward),)
+
+
+def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+    """Return final norm, head and loss of a micro-batch; `tokens` as `embedding_times`.
+
+    The head stays in 16 bits; its columns are padded to 128 per rank.
+    """
+    hidden = job.blocks[-1].hidden
+    n = job.tokens if tokens is None else tokens
+    columns = -(-job.vocab // (128 * job.tp)) * 128
+    if job.vocab % 8 and job.tp == 1:
+        columns = job.vocab  # not padded by whoever has one rank: slow, and priced so
+    plain = job
+    if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"]:
+        plain = replace(job, precision="bf16", row_scales=False)
+    parts = list(linear_parts(machine, plain, "head", "head", n, columns, hidden))
+    forward, backward = (
+        cross_entropy_s(
+            machine.kernels,
+            n,
+            columns,
+            bytes_per_logit=machine.stack.element_bytes("cross_entropy", backward=side),
+        )
+        for side in (False, True)
+    )
+    parts.append(Part("loss", "loss", "memory", forward, backward))
+    elements = n * hidden / (job.tp if job.sequence_parallel else 1)
+    parts.append(element_part(machine, plain, "final norm", "layernorm", "norm", elements))
+    return tuple(parts)
+
+
+def mtp_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+    """Return what a module of further tokens has in front of its layer; `tokens` as others have it.
+
+    Norms of the token's embedding and of the hidden state, and one projection of both together to
+    the hidden size; its final norm is its head's (`head_times`). DeepSeek-V3, arXiv 2412.19437,
+    section 2.2.
+    """
+    hidden = job.blocks[-1].hidden
+    n = job.tokens if tokens is None else tokens
+    elements = 2 * n * hidden / (job.tp if job.sequence_parallel else 1)
+    parts = linear_parts(machine, job, "mtp projection", "mtp", n, hidden / job.tp, 2 * hidden)
+    return (*parts, element_part(machine, job, "mtp norms", "mtp", "norm", elements))
+
+
+def head_sends_s(machine: Machine, job: Job) -> float:
+    """Return the seconds of the collectives of a head whose columns are split."""
+    if job.tp == 1:
+        return 0.0
+    size = job.tokens * job.blocks[-1].hidden * job.element_bytes
+    # the input's gradient; the largest logit, the sum of exponentials and the label's logit
+    once = transfer_s(machine, "allreduce", size, job.tp, 1)
+    return once + 3 * transfer_s(machine, "allreduce", job.tokens * 4.0, job.tp, 1)

@@ -1,0 +1,142 @@
+"""Times of kernels that only move bytes: norms, activations, casts, loss, optimizer.
+
+Such a kernel takes its bytes over the share of HBM that its class reaches, and a launch. How many
+bytes an operation moves is a property of a trainer's kernels and an argument here; how many
+operations a layer has, and matrix products, are not here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from autopar.arrays import F64
+from autopar.rates.constants import ELEMENT_BYTES, Kernels, MemoryClass
+
+_EMBEDDING_BYTES = 8.0
+"""Per element of the result: 2 bytes read, 2 written, and 4 for the mask and the sum of ranks."""
+_PERMUTE_BYTES = {"forward": 8.0, "backward": 12.0}
+"""Per element of tokens sent to experts, counted from the kernels of Megatron-Core."""
+
+
+def memory_bound_s(
+    kernels: Kernels,
+    moved_bytes: ArrayLike,
+    *,
+    kind: MemoryClass = "elementwise",
+    count: ArrayLike = 1,
+) -> F64:
+    """Return the seconds of `count` kernels that together read and write `moved_bytes`.
+
+    bytes / (HBM share of the class) + count launches; arrays broadcast. HBM keeps its clock in a
+    long run, so that nothing here depends on the sustained clock.
+    """
+    moved = np.asarray(moved_bytes, dtype=np.float64)
+    rate = kernels.memory_bytes_per_s * kernels.memory_share(kind)
+    return moved / rate + np.asarray(count) * kernels.section.memory_launch["launch_s"]
+
+
+def elements_s(
+    kernels: Kernels,
+    elements: ArrayLike,
+    bytes_per_element: ArrayLike,
+    *,
+    kind: MemoryClass = "elementwise",
+    count: ArrayLike = 1,
+) -> F64:
+    """Return the seconds of kernels over `elements` that move `bytes_per_element` of each.
+
+    An unfused bf16 norm moves 4 forward and 8 backward, a residual with dropout 7 and 5, an
+    activation 4 and 6; a compiled trainer less, an eager one with fp32 norms 28 and 44.
+    """
+    moved = np.asarray(elements, dtype=np.float64) * np.asarray(bytes_per_element)
+    return memory_bound_s(kernels, moved, kind=kind, count=count)
+
+
+def cast_s(
+    kernels: Kernels,
+    elements: ArrayLike,
+    *,
+    dtype: str,
+    bytes_per_element: float | None = None,
+    count: ArrayLike = 1,
+) -> F64:
+    """Return the seconds of quantising 16-bit elements to a low precision, apart from a GEMM.
+
+    2 + e bytes per element at the share that the quantising kernels of the card's tables reach, or
+    `bytes_per_element` at the elementwise share (4 in Transformer Engine, which also writes the
+    transpose; 7 in torchtitan); 0 for 16 bits and more. Raises InputError.
+    """
+    figure, size = kernels.gemm(dtype), ELEMENT_BYTES[dtype]
+    many = np.asarray(elements, dtype=np.float64)
+    if size >= ELEMENT_BYTES["bf16"]:
+        return np.zeros_like(many)
+    if bytes_per_element is not None:
+        return elements_s(kernels, many, bytes_per_element, count=count)
+    rate = figure["cast_share"] * kernels.memory_bytes_per_s
+    time: F64 = many * (ELEMENT_BYTES["bf16"] + size) / rate
+    return time + np.asarray(count) * kernels.section.memory_launch["launch_s"]
+
+
+def embedding_s(
+    kernels: Kernels,
+    tokens: ArrayLike,
+    hidden: ArrayLike,
+    *,
+    backward: bool = False,
+    local_parameters: ArrayLike = 0,
+    accumulation_bytes: float = 0.0,
+) -> F64:
+    """Return the seconds of looking up, or adding the gradient of, `tokens` rows of `hidden`.
+
+    8 bytes per element; the backward also clears and adds a gradient as large as the table, whose
+    rows on this rank have `local_parameters`: 2 bytes each and `accumulation_bytes`.
+    """
+    moved = np.asarray(tokens, dtype=np.float64) * np.asarray(hidden) * _EMBEDDING_BYTES
+    if backward:
+        table = np.asarray(local_parameters, dtype=np.float64)
+        moved = moved + table * (ELEMENT_BYTES["bf16"] + accumulation_bytes)
+    return memory_bound_s(kernels, moved, kind="permute")
+
+
+def cross_entropy_s(
+    kernels: Kernels, tokens: ArrayLike, local_vocab: ArrayLike, *, bytes_per_logit: float
+) -> F64:
+    """Return the seconds of softmax and loss, or their backward, over this rank's logits.
+
+    `bytes_per_logit` is 26 forward and 20 backward for unfused fp32 kernels, 6.8 and 5.1 for
+    Megatron-Core's fused ones; `local_vocab` are the columns of this rank, padding included.
+    """
+    logits = np.asarray(tokens, dtype=np.float64) * np.asarray(local_vocab)
+    return elements_s(kernels, logits, bytes_per_logit, kind="softmax", count=3)
+
+
+def optimizer_s(
+    kernels: Kernels,
+    own_parameters: ArrayLike,
+    resident_parameters: ArrayLike,
+    *,
+    bytes_per_own: float,
+    gradient_bytes: float,
+) -> F64:
+    """Return the seconds of one update: states of own parameters, gradients of all resident ones.
+
+    `bytes_per_own` is 34 to 44 by trainer (fp32 weight and two moments read and written, gradient
+    read, 16-bit weight written); gradients are read twice, for their norm and to be scaled.
+    """
+    own = np.asarray(own_parameters, dtype=np.float64) * bytes_per_own
+    resident = np.asarray(resident_parameters, dtype=np.float64) * (2 * gradient_bytes)
+    # many small launches are batched by multi-tensor kernels
+    return memory_bound_s(kernels, own + resident, kind="optimizer", count=4)
+
+
+def permute_s(
+    kernels: Kernels, tokens: ArrayLike, hidden: ArrayLike, *, backward: bool = False
+) -> F64:
+    """Return the seconds of sorting routed `tokens` by expert and back, 8 (12) bytes an element.
+
+    `tokens` counts each copy that goes to an expert.
+    """
+    elements = np.asarray(tokens, dtype=np.float64) * np.asarray(hidden)
+    per_element = _PERMUTE_BYTES["backward" if backward else "forward"]
+    return elements_s(kernels, elements, per_element, kind="permute", count=2)

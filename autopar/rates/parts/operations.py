@@ -1,0 +1,234 @@
+"""What one operation of a layer takes: a machine, how a micro-batch lies on it, kernels, casts.
+
+From these, layers of every kind are put together by `autopar.rates.layer`, mixtures of experts
+by `autopar.rates.parts.experts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.rates.card import Card
+from autopar.rates.collectives import GroupShape, SiteFactors, collective_time_s
+from autopar.rates.constants import ELEMENT_BYTES, Kernels, kernels_of
+from autopar.rates.kernels import LinearTimes
+from autopar.rates.memory_bound import cast_s, elements_s
+from autopar.rates.site import Site
+from autopar.rates.stack import Stack
+from autopar.records import dataclass
+from autopar.run.job import Job
+
+Kind = Literal["gemm", "attention", "memory", "cast"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A device, its network, and the software of a trainer on it."""
+
+    card: Card
+    kernels: Kernels
+    """At the site's HBM rate."""
+    clock: float
+    """Rate that a run sustains over that of a short benchmark."""
+    factors: SiteFactors
+    stack: Stack
+    domain_gpus: int
+
+
+def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
+    """Return a machine of a card's devices; what a site knows replaces the card's figures.
+
+    Raises DocumentError where the card has no times of kernels, or the site is of another card.
+    """
+    kernels = kernels_of(card)
+    clock, factors = kernels.clock, SiteFactors()
+    if site is not None:
+        site.require_card(card)
+        factors = site.factors
+        clock = kernels.clock if site.clock is None else site.clock
+        card = replace(card, network=site.network(card.network))
+        if site.elementwise_share is not None:
+            # shares of all classes move together: they are of one memory
+            scale = site.elementwise_share / kernels.memory_share("elementwise")
+            kernels = replace(kernels, memory_bytes_per_s=kernels.memory_bytes_per_s * scale)
+    return Machine(
+        card=card,
+        kernels=kernels,
+        clock=clock,
+        factors=factors,
+        stack=stack,
+        # a domain of its own size only where a switch joins nodes
+        domain_gpus=card.domain_gpus or card.max_gpus_per_node,
+    )
+
+
+def group(machine: Machine, ranks: int, stride: int) -> GroupShape:
+    """Return the shape of groups of `ranks` GPUs `stride` apart, tensor ranks innermost."""
+    return GroupShape.even(ranks=ranks, per_node=max(1, machine.domain_gpus // stride))
+
+
+Real = float | F64
+"""A size or a time, or those of many ranks and batches at once."""
+
+
+class Split(NamedTuple):
+    """How a micro-batch and a layer's widths lie on one rank; numbers, or arrays that broadcast."""
+
+    sequences: Real
+    """Of the micro-batch."""
+    tokens: Real
+    """Of linear layers."""
+    outside: Real
+    """Of norms and residual sums."""
+    routed: Real
+    """Of the routing to experts."""
+    tensor: Real
+    """Ranks that share the widths of linear layers."""
+    expert_tensor: Real
+    """Ranks that share the widths of experts."""
+    heads: Real
+    """Ranks that share the heads of attention."""
+
+
+def split_of(job: Job) -> Split:
+    """Return how a job's micro-batch lies on a rank."""
+    inner = job.tp if job.sequence_parallel else 1
+    return Split(
+        sequences=job.micro_batch,
+        tokens=job.tokens,
+        outside=job.tokens / inner,
+        # tensor ranks route their own tokens to whole experts
+        routed=job.tokens / job.tp,
+        tensor=job.tp,
+        expert_tensor=job.etp,
+        heads=job.tp,
+    )
+
+
+class Part(NamedTuple):
+    """Seconds of one operation of a layer, for one micro-batch on one rank."""
+
+    name: str
+    module: str
+    kind: Kind
+    forward_s: Real
+    input_s: Real
+    """Of the input's gradient."""
+    weight_s: Real = 0.0
+
+
+class Sends(NamedTuple):
+    """Seconds of transfers of one layer and micro-batch."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    calls: float = 0.0
+    """Collectives of forward and backward together, for the host."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Kernels
+
+
+def element_part(
+    machine: Machine,
+    job: Job,
+    name: str,
+    module: str,
+    operation: str,
+    elements: Real,
+    *,
+    gated: bool = False,
+) -> Part:
+    """Return an operation whose bytes per element the stack counts."""
+    # counted in 16 bits; twice as many in 32
+    width = max(1.0, ELEMENT_BYTES[job.precision] / ELEMENT_BYTES["bf16"])
+    forward, backward = (
+        width * machine.stack.element_bytes(operation, backward=side, gated=gated)
+        for side in (False, True)
+    )
+    return Part(
+        name,
+        module,
+        "memory",
+        elements_s(machine.kernels, elements, forward) if forward else 0.0,
+        elements_s(machine.kernels, elements, backward) if backward else 0.0,
+    )
+
+
+def product_part(
+    machine: Machine,
+    job: Job,
+    name: str,
+    module: str,
+    times: LinearTimes,
+    weights: Real,
+    dtype: str,
+) -> Part:
+    forward, inner, outer = times
+    if job.row_scales and ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]:
+        rate = machine.stack.figures.cast["row_scales_rate"]
+        forward, inner, outer = forward / rate, inner / rate, outer / rate
+    moved = accumulation_bytes(machine, job)
+    if job.frozen:
+        outer = np.zeros_like(outer)
+    elif moved:
+        outer = outer + elements_s(machine.kernels, weights, moved, kind="optimizer")
+    return Part(name, module, "gemm", forward, inner, outer)
+
+
+def accumulation_bytes(machine: Machine, job: Job) -> float:
+    if job.accumulation_bytes is not None:
+        return job.accumulation_bytes
+    return machine.stack.figures.gradient["accumulation_bytes"]
+
+
+def cast_parts(
+    machine: Machine,
+    job: Job,
+    name: str,
+    module: str,
+    dtype: str,
+    inputs: Real | None,
+    outputs: Real | None,
+) -> Iterator[Part]:
+    """Yield the quantising of a product's inputs forward and of its outputs' gradient backward.
+
+    inputs, outputs : elements; None where a kernel in front of it wrote them in few bits.
+    """
+    moved = machine.stack.figures.cast["bytes"]
+    if ELEMENT_BYTES[dtype] >= ELEMENT_BYTES["bf16"] or not moved:
+        return
+    forward, backward = (
+        0.0
+        if elements is None
+        else cast_s(machine.kernels, elements, dtype=dtype, bytes_per_element=moved)
+        for elements in (inputs, outputs)
+    )
+    yield Part(f"{name} cast", module, "cast", forward, backward)
+
+
+def as_number(value: Real) -> Any:
+    """Return a number as a float, whatever array of one it is; an array of many as it is."""
+    return value if np.ndim(value) else float(value)
+
+
+def transfer_s(
+    machine: Machine, operation: str, size_bytes: Real, ranks: int, stride: int
+) -> float:
+    """Return the seconds of a collective of groups of `ranks`, `stride` apart.
+
+    A number of one size, an array for an array.
+    """
+    if ranks == 1:
+        return 0.0
+    shape = group(machine, ranks, stride)
+    found: float = collective_time_s(
+        machine.card.network, operation, as_number(size_bytes), shape, machine.factors
+    )
+    return found

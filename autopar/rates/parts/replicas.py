@@ -1,0 +1,195 @@
+"""What ranks with the same weights send each other: shards and gradients; and their update.
+
+When in a step that happens, and what hides it, is `autopar.price.step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.rates.parts.operations import Machine, Real, transfer_s
+from autopar.rates.parts.updates import optimizer_time_s
+from autopar.run.job import Block, Job, adapter_parameters, parameters
+from autopar.training.adapters import base_bytes
+
+
+class Group(NamedTuple):
+    """Ranks that hold the same weights, `stride` apart, and what they shard of them."""
+
+    experts: bool
+    shards: int
+    """Neighbours of these ranks that share states, where they are sharded."""
+    copies: int
+    """Of what they share."""
+    stride: int
+    zero: int
+
+
+def dense_group(job: Job) -> Group:
+    """Return the ranks that hold the same weights outside experts."""
+    shards = data_shards(job)
+    return Group(False, shards, _data_ranks(job) // shards, job.tp, job.zero)
+
+
+def expert_group(job: Job) -> Group:
+    """Return the ranks that hold the same experts."""
+    shards = expert_shards(job)
+    return Group(True, shards, _expert_ranks(job) // shards, job.ep * job.etp, job.zero)
+
+
+def gradient_bytes(machine: Machine, job: Job) -> float:
+    """Return the bytes of an element when gradients are summed."""
+    return job.gradient_bytes or machine.stack.figures.gradient["reduce_bytes"]
+
+
+def _data_ranks(job: Job) -> int:
+    """Ranks over which gradients of dense weights are summed: also those of the context."""
+    return job.dp * job.cp
+
+
+def _expert_ranks(job: Job) -> int:
+    """Ranks that hold the same experts."""
+    return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
+
+
+def data_shards(job: Job) -> int:
+    """Return how many of the ranks with the same weights share one copy of what is sharded."""
+    return max(1, _data_ranks(job) // job.replicas)
+
+
+def expert_shards(job: Job) -> int:
+    """Return the same of experts."""
+    return max(1, _expert_ranks(job) // job.replicas)
+
+
+def _trains_nothing(job: Job) -> bool:
+    """Return whether there are no gradients of weights that a step counts."""
+    return job.frozen and job.adapters is None
+
+
+def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
+    """Return the seconds of gathering a unit's shards of weights."""
+    size = weights * each_bytes
+    return transfer_s(machine, "allgather", size, data_shards(job), job.tp) / _network(machine)
+
+
+def frozen_bytes(job: Job) -> float:
+    """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
+    if job.adapters is not None:
+        return min(job.element_bytes, base_bytes(job.adapters))
+    return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
+
+
+def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
+    """Return the seconds of summing a unit's gradients to shards; 0 where it has none."""
+    if job.frozen:
+        return 0.0
+    size = weights * job.element_bytes
+    return _sum_s(machine, size, dense_group(job)) / _network(machine)
+
+
+def _sum_s(machine: Machine, size_bytes: float, group: Group) -> float:
+    """Return the seconds in which shards of gradients are summed: first of neighbours, then what
+    each has of them over all copies."""
+    shards, stride = group.shards, group.stride
+    once = transfer_s(machine, "reducescatter", size_bytes, shards, stride)
+    own = size_bytes / shards
+    return once + transfer_s(machine, "allreduce", own, group.copies, stride * shards)
+
+
+def _network(machine: Machine) -> float:
+    return machine.stack.figures.overlap["sharded_network"]
+
+
+def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, float]) -> float:
+    """Return what ZeRO-3's traffic of a layer adds to the time of its kernels."""
+    traffic = dense_traffic_s(machine, job, block) + expert_traffic_s(machine, job, block)
+    if job.adapters is not None:
+        own = sum(adapter_parameters(job, block)) / job.tp * gradient_bytes(machine, job)
+        traffic += _sum_s(machine, own, dense_group(job))
+    device = sum(terms.values())
+    return float(beside_traffic_s(machine, device, traffic)) - device
+
+
+def dense_traffic_s(machine: Machine, job: Job, block: Block) -> float:
+    """Return the seconds of ZeRO-3's transfers of a layer but its experts, of a micro-batch.
+
+    2 all-gathers (1 without resharding) and a reduce-scatter.
+    """
+    _, dense = parameters(block)
+    weights = dense / job.tp
+    once = _gather_s(machine, job, weights, frozen_bytes(job))
+    return (2 if job.reshard else 1) * once + _scatter_s(machine, job, weights)
+
+
+def expert_traffic_s(machine: Machine, job: Job, block: Block) -> float:
+    """Return the same of a layer's experts, 0 where it has none."""
+    experts, _ = parameters(block)
+    if not experts:
+        return 0.0
+    group = expert_group(job)
+    size = experts / group.stride * frozen_bytes(job)
+    once = transfer_s(machine, "allgather", size, group.shards, group.stride)
+    routed = (2 if job.reshard else 1) * once
+    if not job.frozen:
+        routed += _sum_s(machine, size, group)
+    return routed / _network(machine)
+
+
+def beside_traffic_s(machine: Machine, device_s: Real, traffic_s: Real) -> Real:
+    """Return the time of kernels with ZeRO-3's transfers beside them.
+
+    t = max(device, traffic) + x min(device, traffic), of numbers or arrays.
+    """
+    visible = machine.stack.figures.overlap["fully_sharded"]
+    return np.maximum(device_s, traffic_s) + visible * np.minimum(device_s, traffic_s)
+
+
+def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
+    """Return what ZeRO-3's transfers of embedding or head add to a micro-batch.
+
+    One more unit, gathered once.
+    """
+    moved = _gather_s(machine, job, weights, job.element_bytes) + _scatter_s(machine, job, weights)
+    return machine.stack.figures.overlap["fully_sharded"] * moved
+
+
+def reduction_s(
+    machine: Machine, job: Job, held: Mapping[Group, float]
+) -> tuple[float, float, float, float]:
+    """Return the seconds of summing a stage's gradients, of gathering new weights; bytes of both.
+
+    held : parameters of a rank by the ranks that hold them, too. Bytes are those of a whole tensor,
+    before a sum and behind a gather.
+    """
+    grads = gradient_bytes(machine, job)
+    summed = gathered = summed_bytes = gathered_bytes = 0.0
+    for group, weights in held.items():
+        if group.zero == 3 or _trains_nothing(job):
+            continue
+        shards, stride = group.shards, group.stride
+        summed_bytes += weights * grads
+        if group.zero:
+            summed += _sum_s(machine, weights * grads, group)
+            each = job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
+            gathered += transfer_s(machine, "allgather", weights * each, shards, stride)
+            gathered_bytes += weights * each
+        else:
+            ranks = shards * group.copies
+            summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
+    return summed, gathered, summed_bytes, gathered_bytes
+
+
+def update_s(machine: Machine, job: Job, held: Mapping[Group, float]) -> float:
+    """Return the seconds of the optimizer on a rank; `held` as `reduction_s`."""
+    if _trains_nothing(job) or not job.optimizer:
+        return 0.0
+    own = resident = 0.0
+    for group, weights in held.items():
+        share = weights / group.shards if group.zero else weights
+        own += share
+        resident += share if group.zero == 3 else weights
+    return optimizer_time_s(machine, job, own, resident)

@@ -1,0 +1,668 @@
+"""What is trained and how: the question that a step time answers.
+
+A `Job` names blocks of a model, their sizes and the degrees, precision and recomputation of a
+launch, in the words of trainers. It holds no times, and neither a machine nor a trainer's software:
+those are `autopar.rates.card`, `site` and `stack`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import field
+from itertools import groupby, islice
+from typing import Literal
+
+from autopar.errors import InputError
+from autopar.pipeline.schedules import SCHEDULES, Schedule
+from autopar.records import dataclass, replace
+from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
+from autopar.run.plan import LayerStrategy, Plan, refinements, violations
+from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
+from autopar.training.offload import HostAdam
+
+Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+Module = Literal[
+    "layernorm",
+    "core_attn",
+    "mla_up_proj",
+    "attention",
+    "mlp",
+    "moe_act",
+    "moe",
+    "shared_experts",
+    "per_op",
+]
+"""What recomputation can be of, in Megatron-Core's words; `per_op` is torchtitan's: everything but
+attention and every other product."""
+FP32_STATES = 12.0
+"""Bytes of a parameter's two moments and weight in fp32, as `Job.state_bytes` counts them."""
+Recomputation = frozenset[Module] | Literal["full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Widths of multi-head latent attention (DeepSeek-V2): queries and keys are compressed."""
+
+    query_rank: int | None
+    """None: queries are projected at once."""
+    key_value_rank: int
+    rotary_width: int
+    """Of each key, the part that carries positions and is one for all heads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """The attention of a block."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    """Of a query and a key of one head."""
+    value_width: int | None = None
+    """Of a value of one head, where it is another."""
+    window: int | None = None
+    """Tokens that a query sees at most; None: all before it."""
+    causal: bool = True
+    rotary: bool = True
+    head_norms: bool = False
+    """Queries and keys of every head pass a norm; of latent attention its latents do, always."""
+    latent: LatentAttention | None = None
+
+    @property
+    def query(self) -> int:
+        """Width of the queries of all heads."""
+        return self.heads * self.width
+
+    @property
+    def key_value(self) -> int:
+        """Width of keys and values of all heads together."""
+        return self.kv_heads * (self.width + (self.value_width or self.width))
+
+    @property
+    def value(self) -> int:
+        """Width of the result of all heads."""
+        return self.heads * (self.value_width or self.width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp:
+    """A dense MLP of two matrices, or of three where it is gated."""
+
+    width: int
+    gated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of MLPs, of which every token visits a few."""
+
+    number: int
+    per_token: int
+    width: int
+    gated: bool = True
+    shared_width: int = 0
+    """Of an MLP that every token visits; 0 for none."""
+    latent: int | None = None
+    """Width to which tokens are projected for the experts; None: they keep the model's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba:
+    """A selective state-space mixer (Mamba-2)."""
+
+    heads: int
+    width: int
+    """Of one head."""
+    state: int
+    groups: int
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A run of equal layers: what mixes tokens, then what works on each of them; each may lack."""
+
+    number: int
+    hidden: int
+    attention: Attention | None = None
+    mamba: Mamba | None = None
+    mlp: Mlp | Experts | None = None
+    cross_tokens: int | None = None
+    """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
+    num_norms: int | None = None
+    """Where they are not one before each part: one for all, or one behind each as well."""
+    recompute: Recomputation | None = None
+    """None: as the job says; so are the next ones."""
+    precision: Precision | None = None
+    offloaded_bytes: float = 0.0
+    """Activations of a layer and micro-batch that wait on the host, in bytes of a rank."""
+    zero: int | None = None
+    tp: int | None = None
+    cp: int | None = None
+    """Degrees of its own share the job's ranks and samples otherwise; what changing from those of
+    other blocks takes is no part of a step."""
+
+    @property
+    def sums(self) -> int:
+        """Residual sums: one behind each part."""
+        parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
+        return sum(part is not None for part in parts)
+
+    @property
+    def norms(self) -> int:
+        """Norms of the hidden size."""
+        return self.sums if self.num_norms is None else self.num_norms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A model, how it is split, and what a trainer is told; sizes are elements, bytes are bytes."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    """In execution order."""
+    vocab: int
+    seq: int
+    micro_batch: int
+    global_batch: int
+    """Sequences of a step."""
+    tied: bool = False
+    gpus: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    etp: int = 1
+    """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
+    vpp: int = 1
+    """Chunks of layers that a pipeline stage holds."""
+    schedule: Schedule | None = None
+    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of every stage; empty: as even as `stage_blocks` makes them."""
+    vocab_tp: int | None = None
+    """Ranks over which embedding and head are split; None: `tp`, as layers are."""
+    vocab_zero: int | None = None
+    """As `zero`, of embedding and head; None: the same."""
+    sequence_parallel: bool = False
+    zero: int = 0
+    """What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights as well."""
+    replicas: int = 1
+    """Copies of what is sharded (HSDP, instances of a distributed optimizer): neighbouring ranks
+    shard, and gradients are summed over copies as well."""
+    reshard: bool = True
+    """ZeRO-3: weights are gathered again for the backward."""
+    precision: Precision = "bf16"
+    recompute: Recomputation = frozenset()
+    attention_kernel: str | None = None
+    """One of the card's kernels, or "unfused"; None: what the stack uses."""
+    ring_balanced: bool = True
+    """Context-parallel ranks have equal shares of a causal triangle."""
+    heads_exchanged: bool = False
+    """Context-parallel ranks exchange heads for tokens around attention (Ulysses), no ring."""
+    rings: int = 1
+    """Ranks of rings beside that: so many groups of neighbours exchange heads."""
+    keys_gathered: bool = False
+    """They gather all keys and values before attention."""
+    low_precision_attention: bool = False
+    graphs: Literal["none", "partial", "full"] = "none"
+    """CUDA graphs: of parts of layers, or of the whole iteration."""
+    fused_experts: bool = False
+    """An expert's MLP is one kernel."""
+    dispatcher: Literal["all_to_all", "allgather", "fused"] = "all_to_all"
+    router_fp32: bool = False
+    """Probabilities are fp32; with `allgather` so is what comes back."""
+    capacity: float | None = None
+    """Tokens that an expert takes over the mean of all; None: no token is dropped."""
+    padded_capacity: bool = False
+    """Experts compute as many tokens as they could take."""
+    overlap_experts: bool = False
+    """Dispatch and combine of one micro-batch run under another's compute."""
+    overlap_tensor: bool = True
+    """Tensor-parallel collectives run under products, as far as the stack can."""
+    overlap_gradients: bool = True
+    reduce_every_micro_batch: bool = False
+    """Gradients are summed over data-parallel ranks after each micro-batch, not once a step."""
+    gathered_bytes: float | None = None
+    """Of a layer's weight that data-parallel ranks gather; None: as it is computed with in 16 bits
+    or more."""
+    gradient_bytes: float | None = None
+    """Of an element when data-parallel ranks reduce; None: what the stack does."""
+    accumulation_bytes: float | None = None
+    """Moved per weight and micro-batch to add a gradient; None: what the stack does."""
+    optimizer_bytes: float | None = None
+    """Moved per parameter that a rank updates; None: what the stack does."""
+    row_scales: bool = False
+    """FP8 with a scale per row, which libraries run slower than one per tensor."""
+    experts_only: bool = False
+    """Of low precision: only the experts' products."""
+    frozen: bool = False
+    """The base weights are not trained (LoRA): no weight gradients, no optimizer of them."""
+    adapters: Adapters | None = None
+    """What is trained beside the base, which is frozen where there are any."""
+    optimizer: bool = True
+    state_bytes: float = FP32_STATES
+    """Of a parameter's moments and fp32 weight, each of which an update reads and writes."""
+    optimizer_offload: float = 0.0
+    """Share of the states that the host keeps and updates."""
+    offloaded_master: bool = False
+    """fp32 weights of that share lie on the host, too, and 16-bit ones come back."""
+    overlap_offload: bool = False
+    """The host's copies of one part run beside its update of another."""
+    host_adam: HostAdam = "torch"
+    offloaded_weights: bool = False
+    """Weights lie on the host, and are copied for each forward and backward."""
+    mtp: int = 0
+    """Layers that predict further tokens, each with a head of its own."""
+    stage_mtp: tuple[int, ...] = ()
+    """How many of them every stage has; empty: the last stage has all."""
+    skew: float = 1.0
+    """Tokens of the busiest rank of experts over the mean."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step in one pipeline."""
+        return max(1, self.global_batch // (self.micro_batch * self.dp))
+
+    @property
+    def element_bytes(self) -> float:
+        """Of what ranks send each other, activations and weights: 16 bits, or 32 in fp32."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one context-parallel rank."""
+        return self.micro_batch * self.seq / self.cp
+
+
+def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
+    """Return runs of equal layers of a model spec, in execution order.
+
+    One for each layer type where all its layers see as many tokens and types do not take turns.
+    Raises InputError for what blocks cannot say.
+    """
+    alike = zip(spec.layer_types, layer_blocks(spec), strict=True)
+    runs = ((block, len(list(run))) for (_, block), run in groupby(alike))
+    return tuple(replace(block, number=number) for block, number in runs)
+
+
+def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
+    """Return a block of one layer for each layer of a model, in execution order; errors as above.
+
+    Of layers with a window every so-manieth of their type may have none.
+    """
+    kinds = [_kind_blocks(spec, index) for index in range(len(spec.layers))]
+    seen = [0] * len(kinds)
+    found = []
+    for kind in spec.layer_types:
+        narrow, whole = kinds[kind]
+        seen[kind] += 1
+        every = spec.layers[kind].whole_every
+        found.append(whole if every and seen[kind] % every == 0 else narrow)
+    return tuple(found)
+
+
+def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
+    """Return for each layer type the blocks that its layers are: two where some have a window."""
+    layers = tuple(zip(spec.layer_types, layer_blocks(spec), strict=True))
+    found = []
+    for kind in range(len(spec.layers)):
+        numbers = Counter(block for own, block in layers if own == kind)
+        found.append(tuple(replace(block, number=n) for block, n in numbers.items()))
+    return tuple(found)
+
+
+def _kind_blocks(spec: ModelSpec, index: int) -> tuple[Block, Block]:
+    """Return one layer of a type, with its window and without."""
+    layer = spec.layers[index]
+    # cross-attention reads what the layer type in front of it, the encoder, puts out
+    other = spec.layers[index - 1].seq_length if index else layer.seq_length
+    cross_tokens = other if layer.cross_attention else None
+    narrow = _block(layer, cross_tokens)
+    return narrow, _block(replace(layer, window=None, whole_every=0), cross_tokens)
+
+
+def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
+    if layer.num_heads is None or layer.ffn_hidden_size is None:
+        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+    mlp: Mlp | Experts = Mlp(width=layer.ffn_hidden_size, gated=layer.gated_mlp)
+    if layer.num_experts is not None:
+        mlp = Experts(
+            number=layer.num_experts,
+            per_token=layer.experts_per_token or layer.num_experts,
+            width=layer.ffn_hidden_size,
+            gated=layer.gated_mlp,
+            shared_width=layer.shared_expert_width,
+        )
+    latent = layer.latent
+    return Block(
+        number=1,
+        hidden=layer.hidden_size,
+        attention=Attention(
+            heads=layer.num_heads,
+            kv_heads=layer.num_kv_heads or layer.num_heads,
+            width=head_dim(layer),
+            value_width=None if latent is None else latent.value_width,
+            window=layer.window,
+            causal=layer.causal,
+            rotary=layer.gated_mlp,
+            head_norms=layer.qk_norms,
+            latent=None
+            if latent is None
+            else LatentAttention(
+                query_rank=latent.query_rank,
+                key_value_rank=latent.key_value_rank,
+                rotary_width=latent.rotary_width,
+            ),
+        ),
+        mlp=mlp,
+        cross_tokens=cross_tokens,
+        num_norms=layer.num_norms,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Counts
+
+
+def parameters(block: Block) -> tuple[float, float]:
+    """Return the weights of one layer of a block: of its experts, and of everything else."""
+    h = block.hidden
+    dense = float(h * block.norms)
+    experts = 0.0
+    attention = block.attention
+    if attention is not None:
+        matrices = sum(n * k for n, k in attention_matrices(h, attention)) + attention.value * h
+        # attention to another sequence has matrices of its own
+        dense += matrices * (1 if block.cross_tokens is None else 2)
+    if block.mamba is not None:
+        mamba = block.mamba
+        dense += h * mamba_inputs(mamba) + mamba.inner * h
+    if isinstance(block.mlp, Mlp):
+        dense += (3 if block.mlp.gated else 2) * h * block.mlp.width
+    elif block.mlp is not None:
+        mlp = block.mlp
+        matrices = 3 if mlp.gated else 2
+        width = mlp.latent or h
+        experts = float(mlp.number * matrices * width * mlp.width)
+        dense += h * mlp.number + matrices * h * mlp.shared_width
+        if mlp.latent:
+            dense += 2 * h * mlp.latent
+    return experts, dense
+
+
+def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float], ...], ...]:
+    """Return what adapters can stand beside of `attention_matrices`, with outputs, in their order.
+
+    Latents of keys and values are one matrix, which adapters of either stand beside.
+    """
+    latent = attention.latent
+    if latent is None:
+        key = attention.kv_heads * attention.width
+        value = attention.key_value - key
+        return ((("query", attention.query), ("key", key), ("value", value)),)
+    narrow = latent.key_value_rank + latent.rotary_width
+    values = attention.value_width or attention.width
+    keys = attention.heads * (attention.width - latent.rotary_width + values)
+    first: tuple[tuple[Target, float], ...] = (("key", narrow),)
+    if latent.query_rank is not None:
+        first = (("query", latent.query_rank), *first)
+    return (first, (("query", attention.query),), (("key", keys),))
+
+
+def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
+    """Return the weights of the adapters of one layer: of its experts, and of everything else."""
+    adapters, h = job.adapters, block.hidden
+    if adapters is None:
+        return 0.0, 0.0
+
+    def number(inputs: float, *widths: tuple[Target, float]) -> float:
+        return adapter_elements(adapters.rank, adapted_widths(adapters, widths), inputs)
+
+    dense = experts = 0.0
+    attention = block.attention
+    if attention is not None:
+        matrices = attention_matrices(h, attention)
+        for targets, (_, inputs) in zip(projection_targets(attention), matrices, strict=True):
+            dense += number(inputs, *targets)
+        dense += number(attention.value, ("projection", h))
+    if block.mlp is not None:
+        mlp = block.mlp
+        gates = 2 if mlp.gated else 1
+        width = mlp.width if isinstance(mlp, Mlp) else mlp.shared_width
+        if width:
+            up: list[tuple[Target, float]] = [("fc1", width)] * gates
+            dense += number(h, *up) + number(width, ("fc2", h))
+        if isinstance(mlp, Experts):
+            inner = mlp.latent or h
+            first: list[tuple[Target, float]] = [("expert_fc1", mlp.width)] * gates
+            each = number(inner, *first) + number(mlp.width, ("expert_fc2", inner))
+            experts = each * (job.ep if adapters.shared_by_experts else mlp.number)
+    return experts, dense
+
+
+def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, int], ...]:
+    """Return (outputs, inputs) of the projections in front of attention."""
+    latent = attention.latent
+    if latent is None:
+        return ((attention.query + attention.key_value, hidden),)
+    values = attention.value_width or attention.width
+    # DeepSeek-V2 (arXiv 2405.04434), section 2.1: compress, and expand to the heads
+    keys = attention.heads * (attention.width - latent.rotary_width + values)
+    narrow = latent.key_value_rank + latent.rotary_width
+    if latent.query_rank is None:
+        # its smaller models project queries at once
+        return (
+            (narrow, hidden),
+            (attention.query, hidden),
+            (keys, latent.key_value_rank),
+        )
+    return (
+        (latent.query_rank + narrow, hidden),
+        (attention.query, latent.query_rank),
+        (keys, latent.key_value_rank),
+    )
+
+
+def mamba_inputs(mamba: Mamba) -> int:
+    """Return the outputs of Mamba-2's input projection: gate, values, states of groups, steps."""
+    return 2 * mamba.inner + 2 * mamba.groups * mamba.state + mamba.heads
+
+
+def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
+    """Return the blocks of every pipeline stage, with whole layers.
+
+    Layers that do not divide evenly are fewest on the stages with embedding and head, which have
+    work of their own, unless the job says how many each has. Equal layers of a stage are one block,
+    wherever they are in it. Raises InputError where a stage would have no layer.
+    """
+    queue = [(block, block.number) for block in job.blocks]
+    stages = []
+    for count in _stage_counts(job):
+        blocks = []
+        while count and queue:
+            block, left = queue.pop(0)
+            taken = min(left, count)
+            blocks.append(_resized(block, taken))
+            count -= taken
+            if left > taken:
+                queue.insert(0, (block, left - taken))
+        stages.append(_merged(blocks))
+    return tuple(stages)
+
+
+def _stage_counts(job: Job) -> list[int]:
+    """Return the layers of every stage; errors as `stage_blocks`."""
+    total = sum(block.number for block in job.blocks)
+    if total < job.pp:
+        raise InputError(f"{total} layers are too few for pp {job.pp}: a stage has at least one")
+    counts = [total // job.pp] * job.pp
+    # middle stages first; then the last and the first
+    for stage in [*range(1, job.pp - 1), 0, job.pp - 1][: total % job.pp]:
+        counts[stage] += 1
+    return [*job.stage_layers] or counts
+
+
+def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Return blocks of which no two have equal layers."""
+    if len(blocks) < 3:
+        return tuple(blocks)
+    numbers: dict[Block, int] = {}
+    for block in blocks:
+        one = _resized(block, 1)
+        numbers[one] = numbers.get(one, 0) + block.number
+    return tuple(_resized(one, number) for one, number in numbers.items())
+
+
+def mtp_blocks(job: Job) -> tuple[Block, ...]:
+    """Return the layers of one module of further tokens: one that is as the model's last.
+
+    Of a hybrid whose last layer mixes no tokens, the last one with attention goes in front of it
+    (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of such modules).
+    """
+    last = _resized(_last_block(job), 1)
+    if last.attention is not None:
+        return (last,)
+    mixers = (block for block in reversed(job.blocks) if block.attention is not None)
+    return (*(_resized(block, 1) for block in islice(mixers, 1)), last)
+
+
+def _last_block(job: Job) -> Block:
+    """Return the block of the model's last layer: the first stage has it where ways come back."""
+    schedule = job.schedule or "1f1b"
+    if job.pp == 1 or not SCHEDULES[schedule].v_shaped:
+        return job.blocks[-1]
+    # layers of a stage stand together
+    left = _stage_counts(job)[0]
+    for block in job.blocks:
+        left -= block.number
+        if left <= 0:
+            return block
+    return job.blocks[-1]
+
+
+def _resized(block: Block, number: int) -> Block:
+    return block if number == block.number else replace(block, number=number)
+
+
+# --------------------------------------------------------------------------------------------------
+# Jobs of plans
+
+
+def job_of_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    *,
+    precision: Precision = "bf16",
+    sequence_parallel: bool = True,
+    fp32_gradients: bool = True,
+    async_grad_reduce: bool = True,
+    tp_overlap: bool = True,
+) -> Job:
+    """Return what a plan trains and how; raises InputError with what a job cannot say.
+
+    Layers may differ in degrees, recomputation and ZeRO-3, embedding and head from them, and stages
+    in length. The options are those of a search, by the same names.
+    """
+    _check_model(spec)
+    _check_plan(plan, spec, sequence_parallel=sequence_parallel)
+    first, dp = plan.layers[0], plan.data_degree(0)
+    default = {"ddp": 0, "zero1": 1, "zero2": 2}[plan.default_dp_type]
+    return Job(
+        name=spec.name,
+        blocks=_planned_blocks(plan, spec, default),
+        vocab=padded_vocab_size(spec, plan.vocab.tp),
+        tied=spec.tied_embeddings,
+        seq=spec.layers[0].seq_length,
+        micro_batch=plan.global_batch // (plan.num_microbatches * dp),
+        global_batch=plan.global_batch,
+        gpus=plan.world_size,
+        tp=first.tp,
+        cp=first.cp,
+        pp=plan.num_stages,
+        dp=dp,
+        schedule="gpipe" if plan.pipeline_type == "gpipe" and plan.num_stages > 1 else None,
+        stage_layers=plan.stage_sizes,
+        vocab_tp=plan.vocab.tp,
+        vocab_zero=3 if plan.vocab.zero3 else default,
+        sequence_parallel=sequence_parallel,
+        zero=default,
+        precision=precision,
+        overlap_tensor=tp_overlap,
+        reduce_every_micro_batch=not async_grad_reduce,
+        # what plans are priced with: gradients of 32-bit training are of 32 bits
+        gradient_bytes=4.0 if fp32_gradients or precision == "fp32" else 2.0,
+        notes=tuple(_plan_notes(plan, async_grad_reduce=async_grad_reduce)),
+    )
+
+
+def _check_model(spec: ModelSpec) -> None:
+    if any(layer.cross_attention for layer in spec.layers):
+        raise InputError(
+            f"{spec.name} is an encoder-decoder model, which only the planner prices, not bottom-up"
+        )
+    if len({layer.seq_length for layer in spec.layers}) > 1:
+        lengths = ", ".join(str(layer.seq_length) for layer in spec.layers)
+        raise InputError(f"layers of {spec.name} see sequences of {lengths} tokens, not one length")
+
+
+def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None:
+    """Raise InputError for what breaks a rule, and for degrees that no transfer is known of."""
+    problems = violations(plan, spec, sequence_parallel=sequence_parallel)
+    if problems:
+        raise InputError(f"the plan is illegal: {problems[0]}")
+    # of what they list a job has ZeRO-1
+    unknown = refinements(replace(plan, default_dp_type="ddp"))
+    if unknown:
+        raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
+    split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]
+    if any(strategy.ulysses for strategy in split):
+        raise InputError("only the planner prices Ulysses sequence parallelism, not bottom-up")
+    if any(strategy.strided for strategy in split):
+        raise InputError(
+            "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up"
+        )
+    # a job's ranks hold whole experts, of which each has some
+    if any(
+        spec.layers[kind].num_experts is not None and strategy.tp > 1
+        for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
+    ):
+        raise InputError("only the planner prices experts that tensor ranks split, not bottom-up")
+
+
+def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
+    """Return runs of layers that are alike in type and strategy."""
+    alike = zip(spec.layer_types, layer_blocks(spec), plan.layers, strict=True)
+    return tuple(
+        _planned(block, len(list(run)), strategy, default)
+        for (_, block, strategy), run in groupby(alike)
+    )
+
+
+def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -> Block:
+    return replace(
+        block,
+        number=number,
+        recompute="full" if strategy.checkpoint else frozenset(),
+        zero=3 if strategy.zero3 else default,
+        tp=strategy.tp,
+        cp=strategy.cp,
+    )
+
+
+def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
+    notes = []
+    sharded = any(strategy.zero3 for strategy in plan.layers)
+    if sharded and async_grad_reduce and plan.num_microbatches > 1:
+        notes.append("gradients of ZeRO-3 are scattered in every micro-batch, not once a step")
+    layers = dict.fromkeys((strategy.tp, strategy.cp) for strategy in plan.layers)
+    if {*layers} != {(plan.vocab.tp, 1)}:
+        notes.append("redistribution between layers of other degrees is left out")
+    return notes

@@ -1,0 +1,1 @@
+"""Megatron-Bridge: its recipes and configurations as launches of Megatron-Core."""

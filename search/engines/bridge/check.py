@@ -1,0 +1,409 @@
+"""Files of Megatron-Bridge as they are checked: scripts of its launchers, Hydra overrides, YAML.
+
+What they set is `search.engines.bridge.read`'s. What is refused is what Megatron-Core refuses, by
+the rules of `search.engines.megatron.rules`, said in the words of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from autopar.errors import InputError, did_you_mean
+from autopar.records import dataclass
+from autopar.run.launch import BLACKWELL, Launch
+from search.check.changes import Changes, arguments_of, laid_out
+from search.engines.arguments import Ignored, words_of
+from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
+from search.engines.bridge.read import (
+    BridgeFile,
+    Given,
+    flags_of_settings,
+    is_bridge,
+    launch_of_settings,
+    other_keys,
+    read_bridge,
+)
+from search.engines.bridge.recipes import Settings
+from search.engines.megatron.check import same_launch
+from search.engines.megatron.findings import Finding, findings_of
+from search.engines.megatron.rules import Setting, broken_rules
+from search.engines.reader import Asked, Attempt, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.text import Configuration
+
+_STACK = "megatron-core"
+_FLAG = re.compile(r"--[a-z0-9]+(?:-[a-z0-9]+)*|(?<![\w-])[a-z0-9]+(?:-[a-z0-9]+)+")
+"""Arguments of Megatron-LM in a sentence, with hyphens in front or without."""
+_NEW = {
+    "model.tensor_model_parallel_size": "-tp",
+    "model.pipeline_model_parallel_size": "-pp",
+    "model.context_parallel_size": "-cp",
+    "model.virtual_pipeline_model_parallel_size": "-vp",
+    "model.expert_model_parallel_size": "-ep",
+    "model.expert_tensor_parallel_size": "-et",
+    "train.micro_batch_size": "-mb",
+}
+"""Arguments that a script of theirs gets for keys that it did not set."""
+_TP, _SP = "model.tensor_model_parallel_size", "model.sequence_parallel"
+_SEQ = "model.seq_length"
+_LAYOUT = "model.pipeline_model_parallel_layout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a file's launch runs."""
+
+    world_size: int
+    environment: Mapping[str, str]
+    gpu: str
+    name: str
+
+    def read(self, settings: Settings) -> Attempt:
+        """Return the launch of all settings together, or why there is none."""
+        return attempt(
+            lambda: launch_of_settings(
+                settings,
+                world_size=self.world_size,
+                environment=self.environment,
+                gpu=self.gpu,
+                source=self.name,
+            )
+        )
+
+    def setting(self, settings: Settings) -> Setting:
+        """Return the arguments as the rules have them."""
+        flags = flags_of_settings(settings, self.world_size)
+        if settings.get("optimizer.use_precision_aware_optimizer") is True:
+            # the states that it has are read of the settings themselves
+            flags["use-precision-aware-optimizer"] = True
+        return Setting(words_of(flags), self.world_size, self.gpu.upper())
+
+
+def _read(source: Configuration, asked: Asked) -> CheckedFile:
+    file = read_bridge(source)
+    world = world_size_of(source.path, file.world_size, asked)
+    settings = file.settings(world)
+    place = _Place(
+        world_size=world,
+        environment=_with_connections(file, settings, asked.gpu),
+        gpu=asked.gpu,
+        name=str(source.path),
+    )
+    ignored = (*file.ignored, *other_keys(file.own, whole=file.is_whole))
+    found, said = Attempt(), list[Finding]()
+    if file.unpriced is not None:
+        said.append(Finding(kind="not priced", text=file.unpriced))
+    elif file.recipe.model is None and "model.num_layers" not in settings:
+        # what it trains is the recipe's to say
+        text = f"the sizes of {file.recipe.name}'s model are not known; add model.num_layers, "
+        text += "model.hidden_size and the others, or name a recipe that is known"
+        said.append(Finding(kind="not priced", text=text))
+    else:
+        found = place.read(settings)
+        said += _findings(file, settings, place, found)
+    said += [_unknown(file, one) for one in ignored if not one.understood]
+    said += [Finding(kind="read", text=text) for text in (*file.notes, *_of_device(file, asked))]
+    return CheckedFile(
+        path=str(source.path),
+        trainer=BRIDGE.name,
+        stack=_STACK,
+        world_size=world,
+        launch=found.launch,
+        findings=tuple(dict.fromkeys(said)),
+        harmless=tuple(one for one in ignored if one.understood),
+        words={one.spelled: (one.value,) for one in file.given},
+        written=partial(_written, file, place, found.launch),
+        spelled=partial(_line, file),
+        worded=partial(_worded, file, settings),
+    )
+
+
+def _unknown(file: BridgeFile, one: Ignored) -> Finding:
+    """Return what is to say of a key that nobody here knows, misspelt ones among them."""
+    text = f"{_line(file, one.flag, one.value)} may change time or memory"
+    names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
+    return Finding(kind="not understood", text=text + did_you_mean(one.flag, sorted(names), 0.9))
+
+
+_RECIPES_OWN = {"NVTE_CPU_OFFLOAD_V1": "1"}
+"""What recipes with modules on the host set by themselves (`env_vars`)."""
+
+
+def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
+    """Return the environment of the ranks: Bridge sets the number of connections by itself.
+
+    `_set_num_cuda_device_max_connections` of `src/megatron/bridge/training/comm_overlap.py`, and
+    the launchers of the performance scripts.
+    """
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    sharded = any(settings.get(f"{name}.use_megatron_fsdp") is True for name in ("ddp", "dist"))
+    beside = "overlap_moe_expert_parallel_comm"
+    several = any(settings.get(f"{name}.{beside}") is True for name in ("comm_overlap", "model"))
+    if sharded or gpu.upper().startswith(BLACKWELL):
+        return {**_RECIPES_OWN, **file.environment}
+    return {name: "32" if several else "1", **_RECIPES_OWN, **file.environment}
+
+
+def _of_device(file: BridgeFile, asked: Asked) -> Iterator[str]:
+    if file.gpu is not None and not asked.gpu.startswith(file.gpu.lower()):
+        yield f"the recipe is that of {file.gpu}, and it is priced for {asked.gpu}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Findings, in the words of the file.
+
+
+def _findings(
+    file: BridgeFile, settings: Settings, place: _Place, found: Attempt
+) -> Iterator[Finding]:
+    spelled = file.spelled
+    own = {f"--{flag}" for key, flag in FLAG_OF_KEY.items() if key in spelled}
+    if found.unpriced is not None:
+        yield Finding(kind="not priced", text=_worded(file, settings, found.unpriced))
+    for one in findings_of(
+        place.setting(settings).words,
+        world_size=place.world_size,
+        environment=place.environment,
+        gpu=place.gpu,
+        ignored=found.ignored,
+        problem=found.problem,
+        launch=found.launch,
+    ):
+        # what a recipe sets to no effect is not for the file to change
+        of_file = re.split("[ ,]", one.text)[0] in own and not file.is_whole
+        if one.kind not in ("no effect", "not understood") or of_file:
+            yield Finding(kind=one.kind, text=_worded(file, settings, one.text))
+    yield from _idle(file, settings)
+    yield from _of_samples(file)
+    launch = found.launch
+    if launch is not None and launch.graphs != "none":
+        text = "CUDA graphs keep memory of their own, which is not counted; their time is"
+        yield Finding(kind="not priced", text=text)
+    experts = None if launch is None else launch.model.experts
+    if experts is not None and experts.fused_mlp:
+        text = "what fused experts save is not known, and counted as that of others; their time is"
+        yield Finding(kind="not priced", text=text)
+    if settings.get("mixed_precision.first_last_layers_bf16") is True:
+        text = "the first and the last layer stay in bf16, and are counted and priced in 8 bits"
+        yield Finding(kind="read", text=text)
+
+
+def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
+    """Yield what the file sets and Bridge does not follow; see `flags_of_settings`."""
+    own, spelled = file.own, file.spelled
+    for one in file.given:
+        for key in one.settings:
+            if spelled[key] is not one and spelled[key].spelled != one.spelled:
+                text = f"{one.spelled}, since {spelled[key].spelled} counts"
+                yield Finding(kind="no effect", text=text)
+    configured = any(key.startswith("comm_overlap.") for key in settings)
+    sharded = settings.get("ddp.use_distributed_optimizer") is True
+    for name in ("overlap_grad_reduce", "overlap_param_gather"):
+        # with overlaps configured they are on, unless the same section says otherwise
+        kept = settings.get(f"comm_overlap.{name}", True)
+        if configured and sharded and own.get(f"ddp.{name}", kept) != kept:
+            text = f"ddp.{name}, since comm_overlap.{name} counts, and is {str(kept).lower()}"
+            yield Finding(kind="no effect", text=text)
+    precise = settings.get("mixed_precision.grad_reduce_in_fp32")
+    if own.get("ddp.grad_reduce_in_fp32", precise) != precise:
+        text = "ddp.grad_reduce_in_fp32, since mixed_precision.grad_reduce_in_fp32 counts, and is "
+        yield Finding(kind="no effect", text=text + str(precise).lower())
+    scattered = settings.get(_SP) is True and settings.get(_TP) not in (None, 1)
+    if own.get("comm_overlap.tp_comm_overlap") is True and not scattered:
+        text = "comm_overlap.tp_comm_overlap, since nothing is scattered over tensor ranks"
+        yield Finding(kind="no effect", text=text)
+
+
+def _of_samples(file: BridgeFile) -> Iterator[Finding]:
+    """Yield what is to say where the model's length is not that of samples.
+
+    `run_recipe.py` takes that of samples (`sync_model_dataset_sequence_length`), all others end in
+    an assertion (`ConfigContainer.validate`).
+    """
+    recipe, spelled = file.recipe, file.spelled.get(_SEQ)
+    known = None
+    if recipe.model is not None and (recipe.kind == "performance" or not recipe.notes):
+        known = recipe.settings.get(_SEQ)
+    if file.samples is not None:
+        key, samples = file.samples
+        other = file.own.get(_SEQ, known)
+        if other not in (None, samples):
+            text = f"{_line(file, key, str(samples))} is taken for the model's length as well, as "
+            text += f"run_recipe.py does; other scripts refuse it beside {_SEQ} {other}"
+            yield Finding(kind="read", text=text)
+    elif spelled is not None and spelled.spelled == _SEQ and known not in (None, file.own[_SEQ]):
+        text = f"{_line(file, _SEQ, spelled.value)} is without effect in run_recipe.py and "
+        text += f"refused by other scripts, where samples stay at the {known} of the recipe; "
+        text += "dataset.seq_length (early releases: dataset.sequence_length) is to say it too"
+        yield Finding(kind="read", text=text)
+
+
+def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
+    """Return a sentence on arguments of Megatron-LM with the file's own keys in their place."""
+    spelled = file.spelled
+
+    def own(found: re.Match[str]) -> str:
+        keys = [key for key, flag in FLAG_OF_KEY.items() if flag == found[0].removeprefix("--")]
+        # what the file says itself is what it is told of, then what its recipe says
+        said = next((key for key in reversed(keys) if key in spelled), None)
+        if said is not None:
+            return spelled[said].spelled
+        return next((key for key in reversed(keys) if key in settings), (*keys, found[0])[0])
+
+    return _FLAG.sub(own, text)
+
+
+def _line(file: BridgeFile, key: str, value: str | None) -> str:
+    """Return a key with its value as the file has it."""
+    if not value:
+        return key
+    if key.startswith("-"):
+        return f"{key} {value}"
+    return f"{key}: {value}" if file.is_document else f"{key}={value}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Other launches in the words of the file.
+
+
+def _written(
+    file: BridgeFile, place: _Place, before: Launch | None, after: Launch
+) -> Changes | None:
+    """Return what changes in the file so that it is another launch; None: that would not run."""
+    assert before is not None, "only a launch that was read has others next to it"
+    one, other = _turned(before), _turned(after)
+    changed = {key: value for key, value in other.items() if one.get(key) != value}
+    settings = file.settings(place.world_size)
+    configured = any(key.startswith("comm_overlap.") for key in settings)
+    if not configured:
+        if changed.pop("comm_overlap.tp_comm_overlap", None):
+            return None  # an override has no section to go into
+        if "comm_overlap.overlap_grad_reduce" in changed:
+            changed["ddp.overlap_grad_reduce"] = changed.pop("comm_overlap.overlap_grad_reduce")
+    given = _replaced(file, changed, {**settings, **one})
+    again = replace(file, given=given)
+    wanted = again.settings(place.world_size)
+    found = place.read(wanted)
+    if found.launch is None or not same_launch(found.launch, after):
+        return None
+    if any(broken_rules(place.setting(wanted), None, found.launch)):
+        return None
+    was = {one.spelled: one.value for one in file.given}
+    is_ = {one.spelled: one.value for one in given}
+    return tuple(
+        (key, was.get(key), is_.get(key))
+        for key in dict.fromkeys((*was, *is_))
+        if was.get(key) != is_.get(key)
+    )
+
+
+def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[Given, ...]:
+    """Return what a file gives with some keys changed, each as it spells it.
+
+    An argument that sets several keys gives way to them, one by one.
+    """
+    left = dict(changed)
+    found = list[Given]()
+    for one in file.given:
+        mine = [key for key in one.settings if key not in one.derived]
+        if not left.keys() & mine:
+            found.append(one)
+        elif len(mine) == 1:
+            found.append(_given(one.spelled, mine[0], left.pop(mine[0])))
+        else:
+            left = {**{k: settings[k] for k in mine if k in settings}, **left}
+    tensor = ("-tp", "--tensor_model_parallel_size")
+    if any(one.spelled in tensor for one in found):
+        left.pop(_SP, None)
+    for key, value in left.items():
+        if key != _LAYOUT and value == file.recipe.settings.get(key):
+            continue  # the recipe says it by itself
+        flag = None if file.is_document or file.recipe.kind != "performance" else _NEW.get(key)
+        found.append(_given(flag or key, key, value))
+    follows = any(_SP in one.derived for one in found)
+    # what follows from a degree is said by it alone
+    return file.ordered(one for one in found if not follows or one.spelled != _SP)
+
+
+def _given(spelled: str, key: str, value: Any) -> Given:
+    if spelled.startswith("-") and not isinstance(value, list):
+        settings: Settings = {key: value}
+        derived = frozenset[str]()
+        if key == _TP:
+            settings[_SP] = isinstance(value, int) and value > 1
+            derived = frozenset({_SP})
+        return Given(
+            spelled=spelled,
+            value="None" if value is None else str(value),
+            settings=settings,
+            derived=derived,
+        )
+    shown = f"[{','.join(value)}]" if isinstance(value, list) else _scalar(value)
+    return Given(spelled=spelled, value=shown, settings={key: value})
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _turned(launch: Launch) -> Settings:
+    """Return the settings that neighbours change, of a launch."""
+    degrees, recompute = launch.degrees, launch.recompute
+    words = arguments_of(launch)
+    even = degrees.pp == 1 or degrees.chunks == _even(launch)
+    full, modules = recompute.layers != "none", sorted(recompute.modules)
+    found: Settings = {
+        _TP: degrees.tp,
+        "model.pipeline_model_parallel_size": degrees.pp,
+        "model.context_parallel_size": degrees.cp,
+        _SP: degrees.scattered,
+        "model.virtual_pipeline_model_parallel_size": degrees.vpp if degrees.vpp > 1 else None,
+        "model.pipeline_model_parallel_layout": None if even else "as it is",
+        "train.micro_batch_size": launch.micro_batch,
+        "model.recompute_granularity": "full" if full else "selective" if modules else None,
+        "model.recompute_method": recompute.layers if full else None,
+        "model.recompute_num_layers": recompute.number if full else None,
+        "model.recompute_modules": None if full or not modules else modules,
+        "ddp.use_distributed_optimizer": launch.optimizer.sharding == "distributed",
+        "comm_overlap.overlap_grad_reduce": launch.optimizer.overlap_gradients,
+        "comm_overlap.tp_comm_overlap": launch.tensor_overlap,
+    }
+    if degrees.pp > 1:
+        for name in ("embedding", "loss"):
+            flag = f"account-for-{name}-in-pipeline-split"
+            found[f"model.account_for_{name}_in_pipeline_split"] = flag in words
+    if launch.model.experts is not None:
+        found["model.expert_model_parallel_size"] = degrees.ep
+        found["model.expert_tensor_parallel_size"] = degrees.etp
+    return found
+
+
+def _even(launch: Launch) -> object:
+    """Return the launch's chunks if they were even; None where they cannot be."""
+    try:
+        return laid_out(launch, launch.degrees.pp, launch.degrees.vpp)
+    except InputError:
+        return None
+
+
+def _card(source: Configuration) -> str | None:
+    gpu = read_bridge(source).gpu
+    # names of devices are those of cards, or their beginning
+    return None if gpu is None else _CARDS.get(gpu.lower())
+
+
+_CARDS = {"h100": "h100-80gb", **{name: name for name in ("b200", "b300", "gb200", "gb300")}}
+
+
+BRIDGE = Trainer(
+    name="Megatron-Bridge",
+    forms="script of its launchers, overrides or YAML",
+    owns=is_bridge,
+    read=_read,
+    card=_card,
+)

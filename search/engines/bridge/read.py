@@ -1,0 +1,661 @@
+"""Launches of Megatron-Bridge: what files override, and Megatron-LM's arguments for all of it.
+
+Read are scripts that run `setup_experiment.py`, `run_script.py` or `run_recipe.py` with their
+arguments and with Hydra's `key=value`, and YAML of `ConfigContainer`, whole or overrides alone.
+What a recipe sets by itself is `search.engines.bridge.recipes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from autopar.records import dataclass
+from autopar.run.launch import Launch
+from autopar.training.adapters import Adapters, Target
+from search.engines.arguments import Ignored, UnpricedError
+from search.engines.bridge.keys import (
+    ARGUMENTS,
+    DATASET_LENGTHS,
+    HARMLESS_KEYS,
+    KEYS,
+    SHORT,
+    UNLESS_TRUE,
+    VALUES,
+    WHERE_TRUE,
+    argument_settings,
+)
+from search.engines.bridge.recipes import (
+    Recipe,
+    Settings,
+    layout_of,
+    named_recipe,
+    performance_recipe,
+    precision_settings,
+)
+from search.engines.megatron.read import ReadLaunch, read_launch
+from search.engines.text import Command, Configuration
+
+_PROGRAMS = re.compile(
+    r"(.*/)?(setup_experiment|run_script|run_recipe|launch_with_nemo_run|bootstrap)\.py"
+    r"|(.*/)?scripts/training/train\.sh"
+)
+_WORD = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_]\w*(?:\.\w+)*)(?:=(?P<value>.*))?", re.S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A setting as a file has it: one key, or an argument that sets several."""
+
+    spelled: str
+    """`-tp`, `--recompute_modules`, or the dotted key itself."""
+    value: str
+    settings: Mapping[str, Any]
+    derived: frozenset[str] = frozenset()
+    """Keys of `settings` that follow from the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BridgeFile:
+    """What a file says: its recipe, and what it overrides."""
+
+    recipe: Recipe
+    given: tuple[Given, ...]
+    """In the order in which they count."""
+    world_size: int | None
+    is_document: bool
+    is_whole: bool = False
+    """It says everything, as a dump of a configuration does, and not what somebody wants other."""
+    gpu: str | None = None
+    """For which the recipe is, by its card's name or the beginning of it."""
+    ignored: tuple[Ignored, ...] = ()
+    """What is no setting of the model or of its training."""
+    notes: tuple[str, ...] = ()
+    unpriced: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own(self) -> Settings:
+        """What the file sets, by dotted key."""
+        return {key: value for one in self.given for key, value in one.settings.items()}
+
+    @property
+    def spelled(self) -> dict[str, Given]:
+        """What sets a dotted key, of those that the file sets."""
+        return {key: one for one in self.given for key in one.settings}
+
+    @property
+    def samples(self) -> tuple[str, int] | None:
+        """The length of samples and the key that sets it; None where no key does.
+
+        An argument sets that of the model and of samples.
+        """
+        length = self.spelled.get(_LENGTH)
+        performance = self.recipe.kind == "performance"
+        if performance and length is not None and length.spelled.startswith("-"):
+            return None
+        own = self.own
+        found = [(key, own[key]) for key in DATASET_LENGTHS if isinstance(own.get(key), int)]
+        return found[0] if found else None
+
+    def ordered(self, given: Iterable[Given]) -> tuple[Given, ...]:
+        """Return settings in the order in which they count, the last one over the others.
+
+        Performance scripts lay arguments over overrides (`set_user_overrides` behind
+        `set_cli_overrides`), the runner of recipes overrides over arguments.
+        """
+        over = self.recipe.kind == "performance"
+        return tuple(sorted(given, key=lambda one: one.spelled.startswith("-") == over))
+
+    def settings(self, world: int) -> Settings:
+        """Return what the recipe and the file set together for so many GPUs."""
+        own = self.own
+        found = {**self.recipe.settings, **own}
+        tuned = self.recipe.num_gpus
+        batch = self.recipe.settings.get("train.global_batch_size")
+        if tuned and batch and world != tuned and "train.global_batch_size" not in own:
+            # `set_post_overrides` and the unified runner keep the samples of a GPU
+            found["train.global_batch_size"] = batch * world // tuned
+        if self.samples is not None:
+            # `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`
+            found[_LENGTH] = self.samples[1]
+        degrees = ("model.pipeline_model_parallel_size", _VP)
+        if any(own.get(k, self.recipe.settings.get(k)) != self.recipe.settings.get(k)
+               for k in degrees) and _LAYOUT not in own:  # fmt: skip
+            # a layout is one of a number of parts
+            found[_LAYOUT] = None
+        if found.get(_LAYOUT) is None and _LAYOUT not in own:
+            pp, vp, mtp = (_number(found.get(key)) for key in (*degrees, "model.mtp_num_layers"))
+            found[_LAYOUT] = layout_of(self.recipe.model, pp, max(vp, 1), mtp)
+        return found
+
+
+def _number(value: Any) -> int:
+    """Return a whole number; 0 for whatever is none."""
+    return value if isinstance(value, int) else 0
+
+
+_LENGTH = "model.seq_length"
+_VP = "model.virtual_pipeline_model_parallel_size"
+_LAYOUT = "model.pipeline_model_parallel_layout"
+
+
+# --------------------------------------------------------------------------------------------------
+# What a file says.
+
+
+def is_bridge(source: Configuration) -> bool:
+    """Return whether a configuration is one of Megatron-Bridge."""
+    command = source.command
+    if command is None:
+        keys = _flattened(_container(source.document))
+        return len(keys.keys() & KEYS) >= 2 or _is_whole(source.document)
+    words = [found["key"] for word in command.arguments if (found := _override(word))]
+    # verl, NeMo and others have sections of these names beside their own
+    if any(key.startswith(("trainer.", "actor", "exp_manager.")) for key in words):
+        return False
+    if _PROGRAMS.fullmatch(command.program):
+        names = {_name(word) for word in command.arguments}
+        chosen = {"model_recipe_name", "recipe", "model_name", "model_family_name"}
+        return bool(names & chosen) or names >= {"model", "mode"}
+    return any(key in KEYS for key in words)
+
+
+def read_bridge(source: Configuration) -> BridgeFile:
+    """Return what a file of Megatron-Bridge says; raises nothing, what is wrong is in it."""
+    if source.command is None:
+        return _document(source)
+    return _command(source, source.command)
+
+
+def _override(word: str) -> re.Match[str] | None:
+    found = _WORD.fullmatch(word)
+    if found is None or (found["value"] is None and found["mark"] != "~"):
+        return None
+    return found
+
+
+def _name(word: str) -> str | None:
+    """Return the long name of an argument, None for other words."""
+    if word.startswith("--"):
+        return word[2:].partition("=")[0].replace("-", "_")
+    return SHORT.get(word)
+
+
+def _command(source: Configuration, command: Command) -> BridgeFile:
+    plain: dict[str, tuple[str, list[str]]] = {}
+    given, others = list[Given](), list[Given]()
+    at = 0
+    words = command.arguments
+    while at < len(words):
+        word, name = words[at], _name(words[at])
+        at += 1
+        if name is None:
+            found = _override(word)
+            if found is not None:
+                value = None if found["mark"] == "~" else _parsed(found["value"])
+                others += _dotted(found["key"], value, found["value"] or "null")
+            continue
+        values = [word.partition("=")[2]] if "=" in word else []
+        while "=" not in word and at < len(words) and not _starts(words[at]):
+            values.append(words[at])
+            at += 1
+        plain[name] = (word.partition("=")[0], values)
+    text = {name: " ".join(values).strip() for name, (_, values) in plain.items()}
+    ignored = list[Ignored]()
+    for name, (spelled, values) in plain.items():
+        settings = argument_settings(name, values)
+        if settings:
+            derived = frozenset({"model.sequence_parallel"} & settings.keys())
+            given.append(Given(spelled=spelled, value=" ".join(values), settings=settings,
+                               derived=derived))  # fmt: skip
+        elif name not in _SELECTING:
+            known = name in ARGUMENTS
+            ignored.append(Ignored(flag=spelled, value=" ".join(values), understood=known))
+    keys = frozenset(key for one in (*given, *others) for key in one.settings)
+    recipe, notes, unpriced = _recipe_of(text, command.program, keys)
+    gpu = text.get("gpu")
+    flat = re.search(r"gpu_([a-z]+[0-9]+)_", text.get("recipe", ""))
+    file = BridgeFile(
+        recipe=recipe,
+        given=(),
+        world_size=_world(text, source.world_size),
+        is_document=False,
+        gpu=gpu or (flat[1] if flat is not None else None),
+        ignored=tuple(ignored),
+        notes=(*notes, *recipe.notes, *source.notes),
+        unpriced=unpriced,
+        environment=_environment(text, source.environment),
+    )
+    return replace(file, given=file.ordered((*given, *others)))
+
+
+def _starts(word: str) -> bool:
+    """Return whether a word begins something else than a value of the argument before it."""
+    found = _override(word)
+    dotted = found is not None and ("." in found["key"] or found["key"] == "mixed_precision")
+    return _name(word) is not None or dotted
+
+
+_SELECTING = frozenset({
+    "model_family_name", "model_recipe_name", "model_name", "model_size", "recipe", "model",
+    "num_gpus", "nodes", "gpus_per_node", "gpu", "compute_dtype", "fp8_recipe", "config_variant",
+    "task", "mode", "domain", "use_recipes", "config_file",
+})  # fmt: skip
+"""Arguments that choose the recipe, and the machine."""
+
+
+def _world(text: Mapping[str, str], own: int | None) -> int | None:
+    if text.get("num_gpus", "").isdigit():
+        return int(text["num_gpus"])
+    nodes, each = text.get("nodes", ""), text.get("gpus_per_node", "")
+    return int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else own
+
+
+def _environment(text: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    named = text.get("custom_env_vars", "").split(",")
+    given = [*named, text.get("env", "")]
+    found = {**own, **dict(item.split("=", 1) for item in given if "=" in item)}
+    return {**_DETERMINISTIC, **found} if "deterministic" in text else found
+
+
+_DETERMINISTIC = {
+    "NCCL_ALGO": "Ring",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""What `--deterministic` sets: `apply_determinism_overrides` of Bridge's recipes."""
+
+
+def _recipe_of(
+    text: Mapping[str, str], program: str, own: frozenset[str]
+) -> tuple[Recipe, tuple[str, ...], str | None]:
+    """Return the recipe of a command, what was taken for it, and why it is not priced.
+
+    own : keys that the command sets itself.
+    """
+    task = text.get("task", text.get("mode", "pretrain"))
+    unpriced = None
+    if task != "pretrain":
+        unpriced = f"--task {task} trains adapters or samples of a task, whose memory is not known"
+    if text.get("domain", "llm") != "llm":
+        unpriced = f"--domain {text['domain']} has other models than decoders of text"
+    if "recipe" in text or "model" in text:
+        name = text.get("recipe", f"{text.get('model', '')}_pretrain_config")
+        recipe = named_recipe(name.rpartition(".")[2])
+        if recipe.kind == "tuning" and unpriced is None:
+            unpriced = f"{name} trains adapters or samples of a task, whose memory is not known"
+        return recipe, (), unpriced
+    model = text.get("model_recipe_name", "")
+    if not model and "model_name" in text:
+        # releases before 25.11 have family and size apart
+        model = "_".join(filter(None, (text["model_name"], text.get("model_size"))))
+    elif not model and "model_size" in text:
+        model = f"{text.get('model_family_name', '')}_{text['model_size']}"
+    notes = list[str]()
+    if not model:
+        stem = program.rpartition("/")[2].removesuffix(".py").removeprefix("pretrain_")
+        recipe = named_recipe(f"{stem}_pretrain_config")
+        if recipe.model is not None:
+            notes.append(f"the recipe is taken from the program's name: {recipe.name}")
+        return recipe, tuple(notes), unpriced
+    if "use_recipes" in text:
+        return named_recipe(f"{model}_pretrain_config"), (), unpriced
+    precision = text.get("compute_dtype", "bf16").lower()
+    if precision == "fp8":
+        precision = f"fp8_{text.get('fp8_recipe', 'ds')}"
+    gpu = text.get("gpu", "h100").lower()
+    if "gpu" not in text:
+        notes.append("the recipe is that of h100, since --gpu is not given")
+    recipe = performance_recipe(model.lower(), gpu, precision, text.get("config_variant"), own=own)
+    return recipe, tuple(notes), unpriced
+
+
+def _document(source: Configuration) -> BridgeFile:
+    document = _container(source.document)
+    given = list[Given]()
+    for key, value in _flattened(document).items():
+        given += _dotted(key, value, _shown(value))
+    whole = _is_whole(source.document)
+    notes = list[str](source.notes)
+    sizes = {"model.num_layers", "model.hidden_size", "model.num_attention_heads"}
+    if whole or sizes <= {key for one in given for key in one.settings}:
+        recipe = Recipe(name="the file", model=None, kind="library", settings=_UNNAMED)
+    else:
+        stem = re.sub(r"\W", "_", source.path.stem.lower())
+        recipe = named_recipe(re.sub(r"_(llm_)?pretrain.*", "", stem) + "_pretrain_config")
+        if recipe.model is not None:
+            notes.append(f"the recipe is taken from the file's name: {recipe.name}")
+    return BridgeFile(
+        recipe=recipe,
+        given=tuple(given),
+        world_size=None,
+        is_document=True,
+        is_whole=whole,
+        notes=(*notes, *recipe.notes),
+    )
+
+
+_UNNAMED: Settings = {
+    "dataset.skip_getting_attention_mask_from_dataset": True,
+    **(precision_settings("bf16_mixed") or {}),
+}
+"""Defaults of `ConfigContainer` that are not those of Megatron-LM."""
+
+
+def _container(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = document.get("ConfigContainer")
+    return inner if isinstance(inner, Mapping) else document
+
+
+def _is_whole(document: Mapping[str, Any]) -> bool:
+    return str(_container(document).get("_target_", "")).endswith("ConfigContainer")
+
+
+def _flattened(document: Mapping[str, Any], prefix: str = "") -> Settings:
+    found: Settings = {}
+    for key, value in document.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and "_target_" in value and "_call_" in value:
+            # a type or a function: the last part of its name says which
+            found[name] = str(value["_target_"]).rpartition(".")[2]
+        elif isinstance(value, Mapping):
+            found |= _flattened(value, f"{name}.")
+        elif key != "_target_":
+            found[name] = value
+    return found
+
+
+def _dotted(key: str, value: Any, shown: str) -> Iterator[Given]:
+    if key == "mixed_precision" and isinstance(value, str):
+        settings = precision_settings(value)
+        if settings is not None:
+            yield Given(spelled=key, value=shown, settings=settings)
+            return
+    yield Given(spelled=key, value=shown, settings={key: value})
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(value)
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of Hydra's `key=value`."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    if text.startswith("[") and text.endswith("]"):
+        return [_parsed(item) for item in filter(None, (i.strip() for i in text[1:-1].split(",")))]
+    if text.lower() in ("null", "none"):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else text
+
+
+# --------------------------------------------------------------------------------------------------
+# As arguments of Megatron-LM.
+
+
+_KINDS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+_SMALL = {"bfloat16": 2, "bf16": 2, "float16": 2, "half": 2, "float8": 1, "uint8": 1}
+"""Bytes of a moment by the name of its type; 4 of others."""
+_BUCKET = 128 << 20
+"""Parameters of a bucket where overlaps are configured: `_get_optimizer_overlap_cfgs` of
+`src/megatron/bridge/training/comm_overlap.py`."""
+
+
+def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
+    """Return Megatron-LM's arguments for all settings of a launch on so many GPUs.
+
+    Defaults that differ are Bridge's: `src/megatron/bridge/models/gpt_provider.py` (vocabulary,
+    positions, fused loss), `training/comm_overlap.py` (overlaps and buckets) and
+    `training/mixed_precision.py`, whose precision of gradients counts over that of `ddp`.
+    """
+    get = settings.get
+    # not `in`: a dropout of 0.0 equals False
+    found: dict[str, Any] = {
+        flag: value
+        for key, flag in VALUES.items()
+        if (value := get(key)) is not None and value is not False and value != []
+    }
+    found |= {flag: True for key, flag in WHERE_TRUE.items() if get(key) is True}
+    found |= {flag: True for key, flag in UNLESS_TRUE.items() if get(key) is False}
+    found.setdefault("position-embedding-type", "learned_absolute")
+    if "hidden-size" in found and isinstance(found["hidden-size"], int):
+        found.setdefault("ffn-hidden-size", 4 * found["hidden-size"])
+    if "seq-length" in found:
+        found["max-position-embeddings"] = found["seq-length"]
+    groups = get("model.num_query_groups")
+    if groups is not None and get("model.multi_latent_attention") is not True:
+        found |= {"group-query-attention": True, "num-query-groups": groups}
+    if get("model.activation_func") == "squared_relu":
+        found["squared-relu"] = True
+    window = get("model.window_size")
+    if isinstance(window, list) and window:
+        found["window-size"] = ",".join(map(str, window))
+        if get("model.window_attn_skip_freq") is not None:
+            found["window-attn-skip-freq"] = get("model.window_attn_skip_freq")
+    if get("model.attention_backend") is not None:
+        found["attention-backend"] = str(get("model.attention_backend")).rpartition(".")[2]
+    if get("model.moe_layer_freq") is not None and "num-experts" in found:
+        found["moe-layer-freq"] = str(get("model.moe_layer_freq"))
+    vocab = get("model.vocab_size") or get("tokenizer.vocab_size")
+    if vocab is not None:
+        found["vocab-size"] = vocab
+    # without padding a table is as long as tensor ranks can share
+    padded = get("model.should_pad_vocab") is True
+    divisor = get("model.make_vocab_size_divisible_by") or 128
+    found["make-vocab-size-divisible-by"] = divisor if padded else 1
+    if get("model.cross_entropy_loss_fusion") is None:
+        found["cross-entropy-loss-fusion"] = True
+    if get("dataset.skip_getting_attention_mask_from_dataset") is not False:
+        found["no-create-attention-mask-in-dataloader"] = True
+    return {**found, **_layers(settings), **_precision(settings), **_overlaps(settings, world)}
+
+
+def _layers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    layout = settings.get(_LAYOUT)
+    if isinstance(layout, list):
+        parts = [part if isinstance(part, list) else [part] for part in layout]
+        layout = "|".join("".join(_KINDS.get(str(k), str(k)) for k in part) for part in parts)
+    if layout is not None:
+        return {"pipeline-model-parallel-layout": layout}
+    chunks = settings.get(_VP)
+    return {} if chunks in (None, 1) else {"num-virtual-stages-per-pipeline-rank": chunks}
+
+
+def _precision(settings: Mapping[str, Any]) -> dict[str, Any]:
+    get = settings.get
+    found: dict[str, Any] = {}
+    if get("mixed_precision.fp8") is not None:
+        found["fp8-recipe"] = get("mixed_precision.fp8_recipe") or "tensorwise"
+        if get("mixed_precision.fp8_param") is True:
+            found["fp8-param-gather"] = True
+    fp32 = get("mixed_precision.grad_reduce_in_fp32", get("ddp.grad_reduce_in_fp32"))
+    if fp32 is False and get("mixed_precision.bf16") is True:
+        found["grad-reduce-in-bf16"] = True
+    if fp32 is True and get("mixed_precision.fp16") is True:
+        found["accumulate-allreduce-grads-in-fp32"] = True
+    return found
+
+
+def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
+    get = settings.get
+    found: dict[str, Any] = {}
+    configured = any(key.startswith("comm_overlap.") for key in settings)
+    replicas = world // _product(settings) > 1
+    sharded = get("ddp.use_distributed_optimizer") is True
+    fsdp = get("ddp.use_megatron_fsdp") is True or get("dist.use_megatron_fsdp") is True
+    section = "comm_overlap" if configured and sharded else "ddp"
+    for name in ("overlap_grad_reduce", "overlap_param_gather"):
+        # configured overlaps are on wherever there are replicas
+        value = get(f"{section}.{name}", replicas if section == "comm_overlap" else False)
+        if value is True:
+            found[name.replace("_", "-")] = True
+    bucket = get("comm_overlap.bucket_size", get("ddp.bucket_size"))
+    if bucket is None and section == "comm_overlap" and replicas and not fsdp:
+        bucket = _BUCKET
+    if bucket is not None:
+        found["ddp-bucket-size"] = bucket
+    if fsdp:
+        strategy = get("ddp.data_parallel_sharding_strategy") or "no_shard"
+        found["data-parallel-sharding-strategy"] = strategy
+        # Bridge's own checkpoints, or none
+        found["ckpt-format"] = "fsdp_dtensor"
+    scattered = get("model.sequence_parallel") is True
+    tensor = get("model.tensor_model_parallel_size")
+    # Bridge warns and goes on without
+    if get("comm_overlap.tp_comm_overlap") is True and scattered and tensor not in (None, 1):
+        found["tp-comm-overlap"] = True
+    if get("comm_overlap.defer_embedding_wgrad_compute") is True:
+        limit = get("comm_overlap.wgrad_deferral_limit")
+        if isinstance(limit, int) and limit > 0:
+            found["wgrad-deferral-limit"] = limit
+    return found
+
+
+def _product(settings: Mapping[str, Any]) -> int:
+    """Return the ranks of a replica; at least 1, whatever is wrong with the degrees."""
+    product = 1
+    for name in ("tensor_model", "pipeline_model", "context"):
+        size = settings.get(f"model.{name}_parallel_size")
+        product *= size if isinstance(size, int) and size > 0 else 1
+    return product
+
+
+def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
+    """Yield what a file sets and nobody reads: harmless, or not understood.
+
+    whole : the file is a dump of everything, of which what is off says nothing.
+    """
+    off: tuple[Any, ...] = (None, False, 0, 0.0, "", [], "none")
+    for key, value in own.items():
+        if key in KEYS or key in DATASET_LENGTHS or (whole and value in off):
+            continue
+        harmless = HARMLESS_KEYS.fullmatch(key) is not None
+        yield Ignored(flag=key, value=_shown(value), understood=harmless)
+
+
+def launch_of_settings(
+    settings: Mapping[str, Any],
+    *,
+    world_size: int,
+    environment: Mapping[str, str],
+    gpu: str,
+    source: str,
+) -> ReadLaunch:
+    """Return the launch that all settings together are; raises InputError as `read_launch` does."""
+    read = read_launch(
+        flags_of_settings(settings, world_size),
+        world_size=world_size,
+        environment=environment,
+        gpu=gpu,
+        source=source,
+    )
+    return replace(read, launch=_beyond(read.launch, settings))
+
+
+def _real(value: Any) -> float:
+    """Return a number of a document, or of an override, which is a text; 0 for whatever is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
+    """Return a launch with what Megatron-LM's arguments are not read for."""
+    get = settings.get
+    moments, master = 8, 4
+    aware = get("optimizer.use_precision_aware_optimizer") is True
+    offload = 0.0
+    if get("optimizer.optimizer_cpu_offload") is True:
+        # its default is none, and Megatron-LM's all (optimizer_config.py)
+        offload = _real(get("optimizer.optimizer_offload_fraction"))
+    if aware:
+        names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
+        moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
+        # of fp32 weights only what bf16 ones have not is kept: `store_param_remainders`
+        whole = launch.precision.fp8_weights or launch.precision.kind != "bf16"
+        whole |= launch.optimizer.sharding != "distributed" or offload > 0
+        if not whole and get("optimizer.store_param_remainders") is not False:
+            master = 2
+    impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
+    scopes = [scope] if isinstance(scope, str) else scope if isinstance(scope, list) else []
+    # Megatron-Core takes the scope alone for a graph of the whole step
+    full = impl == "full_iteration" or "full_iteration" in scopes
+    some = impl not in (None, "none", False)
+    return replace(
+        launch,
+        optimizer=replace(
+            launch.optimizer,
+            moments_bytes=moments,
+            master_bytes=master,
+            offload=offload,
+            offload_master=aware and offload > 0,
+        ),
+        precision=replace(
+            launch.precision,
+            fp8_attention=get("mixed_precision.fp8_dot_product_attention") is True,
+        ),
+        graphs="full" if full else "partial" if some else "none",
+        adapters=_adapters(launch, settings),
+    )
+
+
+_ADAPTED: Mapping[str, tuple[Target, ...]] = {
+    "linear_qkv": ("query", "key", "value"),
+    "linear_q_proj": ("query",),
+    "linear_q_down_proj": ("query",),
+    "linear_q_up_proj": ("query",),
+    "linear_kv_down_proj": ("key",),
+    "linear_kv_up_proj": ("key",),
+    "linear_proj": ("projection",),
+    "linear_fc1": ("fc1",),
+    "linear_fc2": ("fc2",),
+}
+"""Modules of Megatron-Core by what adapters stand beside."""
+
+
+def _adapters(launch: Launch, settings: Mapping[str, Any]) -> Adapters | None:
+    """Return the adapters of a configuration; the defaults are those of `peft/lora.py`.
+
+    What is named of an MLP is named of experts, too, of which those of a rank share one adapter.
+    Raises UnpricedError for modules that are not known.
+    """
+    own = {key: settings[f"peft.{key}"] for key in ("dim", "target_modules", "dropout")
+           if settings.get(f"peft.{key}") is not None}  # fmt: skip
+    if not own:
+        return None
+    names = own.get("target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])
+    listed = [str(name) for name in names] if isinstance(names, list) else [str(names)]
+    others = sorted({*listed} - {*_ADAPTED})
+    if others:
+        raise UnpricedError(
+            launch.name,
+            f"{others[0][:40]} is not priced",
+            key="peft.target_modules",
+            remedy=f"{', '.join(_ADAPTED)} are",
+        )
+    mixture = launch.model.experts is not None
+    targets = {target for name in listed for target in _ADAPTED[name]}
+    if mixture:
+        experts: dict[str, Target] = {"fc1": "expert_fc1", "fc2": "expert_fc2"}
+        targets |= {target for name, target in experts.items() if name in targets}
+    rank, dropout = own.get("dim", 32), own.get("dropout", 0.0)
+    return Adapters(
+        rank=rank if isinstance(rank, int) else 32,
+        targets=frozenset(targets),
+        fused=True,
+        shared_by_experts=mixture,
+        dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
+    )

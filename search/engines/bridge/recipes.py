@@ -1,0 +1,432 @@
+"""What a recipe of Megatron-Bridge sets before anything is overridden, by dotted key.
+
+Keys are those of its `ConfigContainer`, such as `model.tensor_model_parallel_size`. Library recipes
+are those of `src/megatron/bridge/recipes` (`_pretrain_common` and the function of each name), the
+performance recipes those of `scripts/performance/configs` and `src/megatron/bridge/perf_recipes`
+(`_benchmark_common`). What a file overrides is `search.engines.bridge.read`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from autopar.records import dataclass
+from search.engines.bridge.presets import Preset, preset_of, preset_variants
+from search.engines.huggingface.architectures import architecture, architecture_names
+
+Settings = dict[str, Any]
+"""Values by dotted key; None is `null`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe by its name, and what is known of it."""
+
+    name: str
+    model: str | None
+    """Its architecture; None: nobody here knows its sizes."""
+    kind: Literal["library", "performance", "tuning"]
+    """`tuning`: it trains adapters or on samples of a task, which is not priced."""
+    settings: Settings
+    num_gpus: int | None = None
+    """For which it was tuned; the global batch grows with them."""
+    notes: tuple[str, ...] = ()
+    """What was taken, or is not known, a sentence each."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Precisions: `src/megatron/bridge/training/mixed_precision.py`.
+
+
+_FP8 = {"fp8": "hybrid", "fp8_param_gather": True}
+PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+    "bf16_mixed": {"bf16": True},
+    "fp16_mixed": {"fp16": True, "grad_reduce_in_fp32": False},
+    "bf16_with_fp8_delayed_scaling_mixed": {"bf16": True, **_FP8, "fp8_recipe": "delayed"},
+    "bf16_with_fp8_mixed": {"bf16": True, **_FP8, "fp8_recipe": "delayed"},
+    "bf16_with_fp8_current_scaling_mixed": {"bf16": True, **_FP8, "fp8_recipe": "tensorwise",
+                                            "first_last_layers_bf16": True},
+    "bf16_with_mxfp8_mixed": {"bf16": True, **_FP8, "fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "bf16_with_fp8_subchannel_scaling_mixed": {"bf16": True, **_FP8, "fp8_recipe": "blockwise",
+                                               "fp8_param_gather": False},
+    "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1", "fp4_recipe": "nvfp4"},
+}  # fmt: skip
+"""Fields of `MixedPrecisionConfig` by the name of a recipe."""
+_OFF: Mapping[str, Any] = {
+    "bf16": False,
+    "fp16": False,
+    "fp8": None,
+    "fp8_recipe": "tensorwise",
+    "fp8_param_gather": False,
+    "first_last_layers_bf16": False,
+    "fp4": None,
+    "grad_reduce_in_fp32": True,
+}
+"""What a `MixedPrecisionConfig` has by default."""
+_DTYPES = {
+    "bf16": "bf16_mixed",
+    "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8_cs": "bf16_with_fp8_current_scaling_mixed",
+    "fp8_mx": "bf16_with_mxfp8_mixed",
+    "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
+    "fp8_ss": "bf16_with_fp8_subchannel_scaling_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+"""`--compute_dtype` of the performance scripts."""
+
+
+def precision_settings(name: str) -> Settings | None:
+    """Return the settings of a mixed-precision recipe; None where it has another name."""
+    fields = PRECISIONS.get(name.replace("-", "_"))
+    if fields is None:
+        return None
+    return {f"mixed_precision.{key}": value for key, value in {**_OFF, **fields}.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Library recipes.
+
+
+_COMMON: Mapping[str, Any] = {
+    "train.global_batch_size": 32,
+    "train.micro_batch_size": 2,
+    "model.seq_length": 4096,
+    "model.tensor_model_parallel_size": 1,
+    "model.pipeline_model_parallel_size": 1,
+    "model.context_parallel_size": 1,
+    "model.sequence_parallel": False,
+    "model.cross_entropy_loss_fusion": True,
+    "model.cross_entropy_fusion_impl": "te",
+    "ddp.use_distributed_optimizer": True,
+    "ddp.overlap_grad_reduce": True,
+    "ddp.overlap_param_gather": True,
+    "dataset.skip_getting_attention_mask_from_dataset": True,
+}
+"""`_pretrain_common` of `recipes/common.py`, and what all functions of a model set alike."""
+_OF_EXPERTS: Mapping[str, Any] = {
+    "model.expert_tensor_parallel_size": 1,
+    "model.moe_token_dispatcher_type": "alltoall",
+    "model.moe_permute_fusion": True,
+    "model.moe_grouped_gemm": True,
+}
+
+
+def _degrees(
+    tp: int, pp: int, cp: int, batch: int, seq: int, *, vp: int | None = None, **more: Any
+) -> Settings:
+    return {
+        "model.tensor_model_parallel_size": tp,
+        "model.pipeline_model_parallel_size": pp,
+        "model.virtual_pipeline_model_parallel_size": vp,
+        "model.context_parallel_size": cp,
+        "model.sequence_parallel": tp > 1,
+        "model.seq_length": seq,
+        "train.global_batch_size": batch,
+        "train.micro_batch_size": 1,
+        **{key.replace("__", "."): value for key, value in more.items()},
+    }
+
+
+def _plain(tp: int, pp: int, **more: Any) -> Settings:
+    """Return what a recipe sets that has its degrees alone, the rest as `_pretrain_common` does."""
+    found = _degrees(tp, pp, 1, 32, 4 * _K, **more)
+    return {**found, "model.sequence_parallel": False, "train.micro_batch_size": 2}
+
+
+_OVERLAP: Mapping[str, Any] = {"comm_overlap__tp_comm_overlap": True}
+_FLEX: Mapping[str, Any] = {"model__moe_token_dispatcher_type": "flex"}
+_ENDS: Mapping[str, Any] = {
+    "model__account_for_embedding_in_pipeline_split": True,
+    "model__account_for_loss_in_pipeline_split": True,
+}
+_K = 1024
+_LIBRARY: Mapping[str, Settings] = {
+    "llama32_1b": _degrees(1, 1, 1, 512, 8 * _K),
+    "llama32_3b": _degrees(1, 1, 1, 512, 8 * _K),
+    "llama3_8b": _degrees(1, 1, 2, 512, 8 * _K),
+    "llama3_8b_16k": _degrees(4, 2, 2, 512, 16 * _K),
+    "llama3_8b_64k": _degrees(4, 2, 4, 512, 64 * _K),
+    "llama31_8b": _degrees(1, 1, 2, 512, 8 * _K),
+    "llama3_70b": _degrees(4, 4, 2, 512, 8 * _K, vp=5, **_OVERLAP),
+    "llama3_70b_16k": _degrees(8, 2, 2, 512, 16 * _K, **_OVERLAP),
+    "llama3_70b_64k": _degrees(8, 4, 8, 512, 64 * _K, **_OVERLAP),
+    "llama31_70b": _degrees(4, 4, 2, 512, 128 * _K, vp=5, **_OVERLAP),
+    "llama31_405b": _degrees(8, 8, 4, 512, 128 * _K, vp=2, **_OVERLAP, **_ENDS),
+    "qwen3_600m": _plain(1, 1),
+    "qwen3_1p7b": _plain(1, 1),
+    "qwen3_4b": _plain(2, 1),
+    "qwen3_8b": _plain(4, 1),
+    "qwen3_14b": _plain(8, 1),
+    "qwen3_32b": _plain(
+        8, 2, model__recompute_granularity="full", model__recompute_method="uniform",
+        model__recompute_num_layers=1,
+    ),
+    "qwen3_30b_a3b": _degrees(
+        1, 1, 1, 1024, 4 * _K, model__expert_model_parallel_size=16, **_FLEX, **_OVERLAP,
+        model__moe_flex_dispatcher_backend="hybridep",
+        mixed_precision__grad_reduce_in_fp32=False,
+        model__cuda_graph_impl="transformer_engine",
+        model__cuda_graph_scope=["moe_router", "moe_preprocess"],
+    ),
+    "qwen3_235b_a22b": _degrees(
+        4, 16, 2, 32, 4 * _K, model__expert_model_parallel_size=8, **_FLEX, **_ENDS,
+        model__moe_flex_dispatcher_backend="deepep",
+    ),
+    "deepseek_v3": _degrees(
+        2, 16, 1, 4 * _K, 4 * _K, model__expert_model_parallel_size=64, **_FLEX,
+        model__moe_flex_dispatcher_backend="hybridep",
+        mixed_precision__grad_reduce_in_fp32=False,
+        comm_overlap__tp_comm_overlap=False,
+        optimizer__use_precision_aware_optimizer=True,
+        optimizer__exp_avg_dtype="bfloat16", optimizer__exp_avg_sq_dtype="bfloat16",
+    ),
+    "deepseek_v3_32nodes": _degrees(
+        2, 8, 1, 4 * _K, 4 * _K, model__expert_model_parallel_size=32, **_FLEX,
+        model__moe_flex_dispatcher_backend="hybridep",
+        mixed_precision__grad_reduce_in_fp32=False,
+        comm_overlap__tp_comm_overlap=False,
+        optimizer__use_precision_aware_optimizer=True,
+        optimizer__exp_avg_dtype="bfloat16", optimizer__exp_avg_sq_dtype="bfloat16",
+        model__recompute_granularity="full", model__recompute_method="uniform",
+        model__recompute_num_layers=1,
+    ),
+    "gpt_oss_20b": _degrees(
+        2, 4, 1, 512, 4 * _K, model__expert_model_parallel_size=4,
+        model__cross_entropy_fusion_impl="native",
+    ),
+    "gpt_oss_120b": _degrees(
+        2, 4, 1, 512, 4 * _K, model__expert_model_parallel_size=16,
+        model__cross_entropy_fusion_impl="native",
+    ),
+}  # fmt: skip
+"""What the function of each `NAME_pretrain_config` sets, by its name."""
+_NAMED = re.compile(r"(?P<model>\w+?)_pretrain_config(?P<tail>_32nodes)?")
+_FLAT = re.compile(
+    r"(?P<model>\w+?)_pretrain_(?P<gpus>[0-9]{1,5})gpu_(?P<gpu>[a-z]+[0-9]+)_"
+    r"(?P<dtype>bf16|fp8[a-z]{2}|nvfp4)(?:_(?P<variant>\w+?))?_config"
+)
+_TUNING = re.compile(r"\w*_(sft|peft|lora|dora|finetune|dpo|distill)(_\w+)?")
+
+
+def named_recipe(name: str) -> Recipe:
+    """Return a recipe by the name of its function, such as `llama3_8b_pretrain_config`."""
+    if _TUNING.fullmatch(name):
+        return Recipe(name=name, model=_model_in(name), kind="tuning", settings={})
+    flat = _FLAT.fullmatch(name)
+    if flat is not None:
+        dtype = flat["dtype"]
+        return performance_recipe(
+            flat["model"],
+            flat["gpu"],
+            f"fp8_{dtype[3:]}" if dtype.startswith("fp8") else dtype,
+            flat["variant"],
+            name=name,
+            num_gpus=int(flat["gpus"]),
+        )
+    plain = _NAMED.fullmatch(name)
+    model = plain["model"] + (plain["tail"] or "") if plain is not None else name
+    settings = _LIBRARY.get(model)
+    shape = model.removesuffix("_32nodes")
+    if settings is not None:
+        shape = re.sub(r"_[0-9]+k$", "", shape)
+    sizes = _model_settings(shape)
+    if sizes is None:
+        return Recipe(name=name, model=None, kind="library", settings={})
+    notes: tuple[str, ...] = ()
+    if settings is None:
+        text = f"what {name} sets besides its model is not known here: degrees and batch are 1 and "
+        notes = (text + "32 where the file does not say them",)
+    found = {**sizes, **_COMMON, **_precision("bf16_mixed"), **(settings or {})}
+    return Recipe(name=name, model=shape, kind="library", settings=found, notes=notes)
+
+
+def _model_in(text: str) -> str | None:
+    """Return the longest name of a known model in a text."""
+    return next((name for name in architecture_names() if name in text), None)
+
+
+def _model_settings(model: str) -> Settings | None:
+    sizes = architecture(model)
+    if sizes is None:
+        return None
+    found = {f"model.{key}": value for key, value in sizes.items()}
+    return {**found, **_OF_EXPERTS} if "num_moe_experts" in sizes else found
+
+
+def _precision(name: str) -> Settings:
+    found = precision_settings(name)
+    assert found is not None, "a recipe of ours"
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Performance recipes.
+
+
+_SEQ = {"llama": 8 * _K}
+"""Sequences of a family, of others 4096 tokens."""
+
+
+def performance_recipe(
+    model: str,
+    gpu: str,
+    precision: str,
+    variant: str | None,
+    *,
+    name: str | None = None,
+    num_gpus: int | None = None,
+    own: frozenset[str] = frozenset(),
+) -> Recipe:
+    """Return what the performance scripts make of a model, a device and a precision.
+
+    variant : such as `v1`; None: the newest. name : of a flat recipe. num_gpus : that it says.
+    own : keys that a file sets itself, in which variants need not be told apart.
+    """
+    title = name or f"{model} on {gpu} in {precision}"
+    sizes = _model_settings(model)
+    if sizes is None:
+        return Recipe(name=title, model=None, kind="performance", settings={})
+    settings = {**sizes, **_COMMON, **_precision(_DTYPES.get(precision, "bf16_mixed"))}
+    settings |= _benchmark(model, precision, gpu)
+    if precision == "bf16":
+        settings["optimizer.use_precision_aware_optimizer"] = True
+    if "model.num_moe_experts" in sizes:
+        settings["model.moe_router_force_load_balancing"] = True
+    # precisions of Adam's moments are those of the library's recipe
+    settings |= {k: v for k, v in _LIBRARY.get(model, {}).items() if k.startswith("optimizer.")}
+    if "model.account_for_loss_in_pipeline_split" in _LIBRARY.get(model, {}):
+        settings |= {key.replace("__", "."): value for key, value in _ENDS.items()}
+    preset = preset_of(model, gpu, precision, variant)
+    if preset is None:
+        known = ", ".join(preset_variants(model, gpu, precision))
+        return Recipe(
+            name=title,
+            model=model,
+            kind="performance",
+            settings=settings,
+            notes=(
+                f"the preset of {title} is not known here"
+                + (f", of its variants {known} are" if known else "")
+                + ": what the file does not say is 1, the batch 32",
+            ),
+        )
+    settings |= _of_preset(model, preset)
+    variants = preset_variants(model, gpu, precision)
+    notes = list[str]()
+    others = [preset_of(model, gpu, precision, other) for other in variants]
+    left = [
+        {k: v for k, v in _of_preset(model, other).items() if k not in own}
+        for other in others
+        if other is not None
+    ]
+    if variant is None and any(one != left[0] for one in left):
+        notes.append(f"of the variants {', '.join(variants)} of {title}, {preset.variant} is taken")
+    # a flat recipe for another number of GPUs has a batch in proportion
+    if num_gpus is not None and num_gpus != preset.num_gpus:
+        settings["train.global_batch_size"] = preset.global_batch * num_gpus // preset.num_gpus
+        notes.append(f"{title} is taken as that of {preset.num_gpus} GPUs, its batch in proportion")
+    return Recipe(
+        name=title,
+        model=model,
+        kind="performance",
+        settings=settings,
+        num_gpus=num_gpus or preset.num_gpus,
+        notes=tuple(notes),
+    )
+
+
+def _benchmark(model: str, precision: str, gpu: str) -> Settings:
+    """Return what `_benchmark_common` and the functions of a family set."""
+    family = re.match("[a-z]+", model)
+    seq = _SEQ.get(family[0], 4 * _K) if family is not None else 4 * _K
+    # FP4 and mixtures on H100 run without; of one tensor rank there is nothing to overlap
+    overlap = precision != "nvfp4" and not model.startswith("deepseek")
+    overlap &= not (model == "qwen3_235b_a22b" and gpu == "h100")
+    return {
+        "model.seq_length": seq,
+        "model.should_pad_vocab": True,
+        "model.apply_rope_fusion": True,
+        "mixed_precision.grad_reduce_in_fp32": False,
+        "mixed_precision.first_last_layers_bf16": False,
+        "comm_overlap.tp_comm_overlap": overlap,
+        "train.train_iters": 50,
+    }
+
+
+def _of_preset(model: str, preset: Preset) -> Settings:
+    settings: Settings = {
+        "model.tensor_model_parallel_size": preset.tp,
+        "model.pipeline_model_parallel_size": preset.pp,
+        "model.context_parallel_size": preset.cp,
+        "model.virtual_pipeline_model_parallel_size": preset.vp,
+        "model.sequence_parallel": preset.tp > 1,
+        "train.global_batch_size": preset.global_batch,
+        "train.micro_batch_size": preset.micro_batch,
+    }
+    if preset.ep > 1 or preset.etp is not None:
+        settings |= {
+            "model.expert_model_parallel_size": preset.ep,
+            "model.expert_tensor_parallel_size": preset.etp,
+            "model.moe_flex_dispatcher_backend": preset.dispatcher,
+            "model.moe_token_dispatcher_type": "flex" if preset.dispatcher else "alltoall",
+        }
+    if preset.fsdp:
+        settings |= {
+            "ddp.use_megatron_fsdp": True,
+            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+            "model.gradient_accumulation_fusion": False,
+        }
+    if preset.offload is not None:
+        settings |= {
+            "model.cpu_offloading": True,
+            "model.cpu_offloading_num_layers": preset.offload,
+        }
+    if preset.recompute_layers is not None:
+        settings |= {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "block",
+            "model.recompute_num_layers": preset.recompute_layers,
+        }
+    if preset.recompute_modules:
+        settings |= {
+            "model.recompute_granularity": "selective",
+            "model.recompute_modules": list(preset.recompute_modules),
+        }
+    if preset.graphs is not None:
+        settings |= {
+            "model.cuda_graph_impl": preset.graphs,
+            "model.cuda_graph_scope": list(preset.graph_scope),
+        }
+    if preset.overlap_experts:
+        settings["comm_overlap.overlap_moe_expert_parallel_comm"] = True
+    if preset.layout is not None:
+        settings["model.pipeline_model_parallel_layout"] = preset.layout
+    if preset.fused_mlp:
+        settings["model.use_transformer_engine_op_fuser"] = True
+    if preset.fp8_attention:
+        settings["mixed_precision.fp8_dot_product_attention"] = True
+    return settings
+
+
+_DEEPSEEK_PARTS = {
+    4: (16, 16, 16, 13),
+    8: (8,) * 7 + (5,),
+    16: (4,) * 15 + (1,),
+}
+"""Layers of the parts of a pipeline, by how many there are: `layout_map` of
+`recipes/deepseek/deepseek_v3.py`, which knows no other numbers than these products."""
+_DEEPSEEK_KNOWN = {(4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4)}
+
+
+def layout_of(model: str | None, pp: int, vp: int, mtp: int) -> str | None:
+    """Return the layout that DeepSeek-V3's and Kimi K2's recipes choose for their stages.
+
+    None: another model, or numbers of stages and chunks that they have no layout for.
+    """
+    if model not in ("deepseek_v3", "kimi_k2") or (pp, vp) not in _DEEPSEEK_KNOWN:
+        return None
+    parts = ["t" * layers for layers in _DEEPSEEK_PARTS[pp * vp]]
+    further = f"m*{mtp}" if mtp else ""
+    return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + further + "L"])

@@ -1,0 +1,1 @@
+"""DeepSpeed: its configurations, launches and plans."""

@@ -1,0 +1,366 @@
+"""Configurations of DeepSpeed as they are checked: what it refuses, and what has no effect.
+
+What the keys mean is `search.engines.deepspeed.read`'s. Rules are those of `runtime/config.py`,
+`runtime/zero/config.py` and `runtime/engine.py` of DeepSpeed 0.19.8, and of Hugging Face's Trainer
+where it hands its arguments on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autopar.documents.json import load_object
+from autopar.errors import InputError
+from autopar.records import dataclass
+from autopar.run.launch import Launch
+from search.check.changes import Changes, Move
+from search.engines.arguments import Ignored
+from search.engines.deepspeed.read import HARMLESS_OF_HF, read_deepspeed
+from search.engines.keys import flattened, words_of_values
+from search.engines.megatron.findings import Finding
+from search.engines.megatron.read import ReadLaunch
+from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.text import Configuration
+
+STACK = "torchtitan-eager"
+"""No runs of DeepSpeed's own software are known: eager layers of torch are nearest."""
+_MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
+
+
+def _configuration_flag(source: Configuration) -> str | None:
+    """Return the file that a script hands to DeepSpeed, None where it does not."""
+    for flag in ("deepspeed", "deepspeed-config"):
+        for word in (source.flags or {}).get(flag, ()):
+            if word.endswith(".json"):
+                return word
+    return None
+
+
+def _owns(source: Configuration) -> bool:
+    document = source.document
+    if "zero_optimization" in document or "train_micro_batch_size_per_gpu" in document:
+        return True
+    flags = source.flags or {}
+    # Megatron-DeepSpeed has Megatron's arguments, and is another trainer
+    return _configuration_flag(source) is not None and "num-layers" not in flags
+
+
+def script_flags(source: Configuration) -> dict[str, tuple[str, ...]]:
+    """Return the arguments of a script, without those that running alone tells."""
+    return {
+        flag: words
+        for flag, words in (source.flags or {}).items()
+        if not any(word[:1] in ("$", "`") for word in words)
+    }
+
+
+def launched_world(source: Configuration) -> int | None:
+    """Return the processes that a launcher starts: torchrun's, `deepspeed`'s, accelerate's."""
+    if source.world_size is not None:
+        return source.world_size
+    before = source.command.before if source.command is not None else ()
+    numbers = dict[str, int]()
+    for at, word in enumerate(before):
+        name, equals, value = word.lstrip("-").replace("-", "_").partition("=")
+        given = value if equals else (before[at + 1] if at + 1 < len(before) else "")
+        if given.isascii() and given.isdigit() and len(given) < 8:
+            numbers[name] = int(given)
+    if "num_processes" in numbers:
+        return numbers["num_processes"]
+    if "num_gpus" in numbers:
+        return numbers["num_gpus"] * numbers.get("num_nodes", 1)
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Rules.
+
+
+_ZERO_KEYS = frozenset(
+    {
+        "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size",
+        "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size",
+        "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param",
+        "offload_optimizer", "sub_group_size", "cpu_offload", "cpu_offload_param",
+        "cpu_offload_use_pin_memory", "prefetch_bucket_size", "param_persistence_threshold",
+        "model_persistence_threshold", "max_live_parameters", "max_reuse_distance",
+        "gather_16bit_weights_on_model_save", "module_granularity_threshold",
+        "use_all_reduce_for_fetch_params", "allgather_sequential",
+        "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1",
+        "round_robin_gradients", "parameter_alignment", "zero_hpz_partition_size",
+        "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+        "zero_quantized_gradients", "mics_shard_size", "mics_hierarchical_params_gather",
+        "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
+        "log_trace_cache_warnings", "enable_sanity_checks", "compute_grad_norm", "leaf_module",
+        "save_muon_momentum_buffer_in_memory", "zenflow", "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+        "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
+        "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+    }
+)  # fmt: skip
+_OF_STAGE_3 = ("stage3_", "sub_group_size", "offload_param", "memory_efficient_linear")
+_OF_STAGES_1_2 = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients",
+                  "use_multi_rank_bucket_allreduce")  # fmt: skip
+
+
+def _on(values: Mapping[str, Any], key: str) -> bool:
+    return values.get(key) is True or str(values.get(key, "")).lower() == "true"
+
+
+def _stage(values: Mapping[str, Any]) -> int:
+    stage = values.get("zero_optimization.stage", 0)
+    return stage if isinstance(stage, int) else 0
+
+
+def broken_of_deepspeed(
+    values: Mapping[str, Any], flags: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """Yield what DeepSpeed, or Hugging Face's Trainer above it, ends with.
+
+    values : of the configuration, by dotted key. flags : of the script.
+    """
+    if _on(values, "bf16.enabled") and _on(values, "fp16.enabled"):
+        yield "bf16.enabled and fp16.enabled exclude each other"
+    seen = dict.fromkeys(
+        key.split(".")[1] for key in values if key.startswith("zero_optimization.")
+    )
+    for key in seen:
+        if key not in _ZERO_KEYS:
+            yield f"zero_optimization.{key} is no key of DeepSpeed, which refuses others there"
+    if _on(values, "zero_optimization.legacy_stage1"):
+        yield "zero_optimization.legacy_stage1 is refused since DeepSpeed 0.5.9"
+    tp = values.get("tensor_parallel.autotp_size")
+    if isinstance(tp, int) and tp > 1 and _stage(values) == 3:
+        # `_configure_tensor_parallel_states` of runtime/engine.py
+        yield f"tensor_parallel.autotp_size({tp}) needs zero_optimization.stage 2 at most"
+    bucket = values.get("zero_optimization.allgather_bucket_size")
+    if isinstance(bucket, int) and bucket % 2 and _stage(values) in (1, 2):
+        yield f"zero_optimization.allgather_bucket_size({bucket}) % 2 = 1 != 0"
+    for key, flag in (
+        ("train_micro_batch_size_per_gpu", "per-device-train-batch-size"),
+        ("gradient_accumulation_steps", "gradient-accumulation-steps"),
+    ):
+        value, words = values.get(key), flags.get(flag, ())
+        number = int(words[0]) if len(words) == 1 and words[0].isdigit() else value
+        if isinstance(value, int) and number != value:
+            yield (
+                f"{key}({value}) is not --{flag.replace('-', '_')}({number}), and Hugging "
+                "Face's Trainer wants one number or auto"
+            )
+    for kind in ("bf16", "fp16"):
+        if _on(values, f"{kind}.enabled") and kind not in flags and _other(flags, kind):
+            yield f"{kind}.enabled is true, and the script says --{_other(flags, kind)}"
+
+
+def _other(flags: Mapping[str, tuple[str, ...]], kind: str) -> str:
+    other = "fp16" if kind == "bf16" else "bf16"
+    words = flags.get(other)
+    return other if words is not None and (not words or words[0].lower() == "true") else ""
+
+
+def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield keys that the stage switches off."""
+    stage = _stage(values)
+    for key in values:
+        name = key.removeprefix("zero_optimization.")
+        if name == key or name == "stage" or values[key] in (None, False):
+            continue
+        if stage < 3 and name.startswith(_OF_STAGE_3):
+            device = values.get("zero_optimization.offload_param.device")
+            if not (name.startswith("offload_param") and device in (None, "none")):
+                yield f"{key}, since zero_optimization.stage is {stage}"
+        elif stage == 3 and name in _OF_STAGES_1_2:
+            yield f"{key}, since zero_optimization.stage is 3"
+        elif stage == 0:
+            yield f"{key}, since zero_optimization.stage is 0"
+    if stage == 3 and not _on(values, "zero_optimization.contiguous_gradients"):
+        return
+    if (
+        values.get("zero_optimization.contiguous_gradients") is False
+        and _on(values, "zero_optimization.overlap_comm")
+        and stage in (1, 2)
+    ):
+        yield (
+            "zero_optimization.overlap_comm makes no second bucket, since contiguous_gradients "
+            "is false"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The file.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedFile:
+    """A configuration and the arguments of its script, and where they run."""
+
+    document: Mapping[str, Any]
+    flags: Mapping[str, tuple[str, ...]]
+    world_size: int
+    asked: Asked
+    path: Path
+    reader: Callable[..., ReadLaunch]
+    """`read_deepspeed`, or that of another trainer with such scripts."""
+
+    def launch(self) -> ReadLaunch:
+        """Return the launch; errors as those of `reader`."""
+        return self.reader(
+            self.document,
+            self.flags,
+            world_size=self.world_size,
+            gpu=self.asked.gpu,
+            model=self.asked.model,
+            seq=self.asked.seq_length,
+            beside=self.path.parent,
+            source=str(self.path),
+        )
+
+
+def _read(source: Configuration, asked: Asked) -> CheckedFile:
+    flags = script_flags(source)
+    named = _configuration_flag(source)
+    document: Mapping[str, Any] = source.document
+    if named is not None:
+        document = load_object(source.path.parent / named).data
+    world = world_size_of(source.path, launched_world(source), asked)
+    given = ScriptedFile(
+        document=document,
+        flags=flags,
+        world_size=world,
+        asked=asked,
+        path=source.path,
+        reader=read_deepspeed,
+    )
+    values = dict(flattened(document))
+    found = attempt(given.launch)
+    said: list[Finding] = []
+    if found.unpriced is not None:
+        said.append(Finding(kind="not priced", text=found.unpriced))
+    broken = list(broken_of_deepspeed(values, flags))
+    if found.problem is not None and found.problem not in broken:
+        broken.insert(0, found.problem)
+    said += [Finding(kind="illegal", text=text) for text in broken]
+    said += [Finding(kind="no effect", text=text) for text in idle_of_deepspeed(values)]
+    said += [
+        Finding(
+            kind="not understood",
+            text=f"{one.flag} {one.value}".strip() + " is not known here, and DeepSpeed leaves "
+            "what it does not know",
+        )
+        for one in found.ignored
+        if not one.understood and one.flag.removeprefix("zero_optimization.") == one.flag
+    ]
+    if found.launch is not None and not flags:
+        said.append(
+            Finding(
+                kind="read",
+                text="whether layers are computed again is the script's to say, and taken as no",
+            )
+        )
+    harmless = tuple(one for one in found.ignored if one.understood)
+    return CheckedFile(
+        path=str(source.path),
+        trainer="DeepSpeed",
+        stack=STACK,
+        world_size=world,
+        launch=found.launch,
+        findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
+        harmless=(*harmless, *_harmless_flags(flags)),
+        words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
+        moves=_MOVES,
+        written=partial(_written, given, found.launch),
+        spelled=_spelled,
+    )
+
+
+def _harmless_flags(flags: Mapping[str, tuple[str, ...]]) -> tuple[Ignored, ...]:
+    return tuple(
+        Ignored(flag=f"--{flag.replace('-', '_')}", value=" ".join(words), understood=True)
+        for flag, words in sorted(flags.items())
+        if flag.startswith(HARMLESS_OF_HF)
+    )
+
+
+def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Changes | None:
+    """Return what changes in configuration and script; read anew they have to be that launch."""
+    assert before is not None, "only a launch that was read has others next to it"
+    values = dict(flattened(given.document))
+    keys: dict[str, Any] = {}
+    flags: dict[str, tuple[str, ...] | None] = {}
+    if before.micro_batch != after.micro_batch:
+        for key, flag, number in (
+            ("train_micro_batch_size_per_gpu", "per-device-train-batch-size", after.micro_batch),
+            ("gradient_accumulation_steps", "gradient-accumulation-steps", after.micro_batches),
+        ):
+            if flag in given.flags or (given.flags and values.get(key, "auto") == "auto"):
+                flags[flag] = (str(number),)
+            if values.get(key, "auto") != "auto" or not given.flags:
+                keys[key] = number
+    one, other = before.trainer, after.trainer
+    assert one is not None, "it was read as one of DeepSpeed"
+    assert other is not None, "and so are its neighbours"
+    if one.zero != other.zero:
+        keys["zero_optimization.stage"] = other.zero
+    if one.checkpoint != other.checkpoint:
+        if not given.flags:
+            return None  # it is the script's to say
+        flags["gradient-checkpointing"] = ("True",) if other.checkpoint == "full" else None
+    changed = copy.deepcopy(dict(given.document))
+    for key, value in keys.items():
+        section, _, name = key.rpartition(".")
+        (changed.setdefault(section, {}) if section else changed)[name] = value
+    words = {**given.flags, **{flag: to for flag, to in flags.items() if to is not None}}
+    for flag, to in flags.items():
+        if to is None:
+            words.pop(flag, None)
+    try:
+        again = replace(given, document=changed, flags=words).launch().launch
+    except InputError:
+        return None
+    wanted = _normal(after)
+    if _normal(again) != wanted or any(broken_of_deepspeed(dict(flattened(changed)), words)):
+        return None
+    return tuple(
+        [(key, _text(values.get(key)), _text(value)) for key, value in keys.items()]
+        + [(f"--{flag}", _joined(given.flags.get(flag)), _joined(to)) for flag, to in flags.items()]
+    )
+
+
+def _normal(launch: Launch) -> Launch:
+    """Return a launch without what follows from its stage, for a comparison."""
+    trainer = launch.trainer
+    assert trainer is not None, "it is DeepSpeed's"
+    each = trainer.zero >= 2 or launch.micro_batches == 1
+    sharding = ("none", "distributed", "zero2", "fsdp")[trainer.zero]
+    return replace(
+        launch,
+        optimizer=replace(launch.optimizer, sharding=sharding),  # type: ignore[arg-type]
+        trainer=replace(trainer, each_micro_batch=each),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _joined(words: tuple[str, ...] | None) -> str | None:
+    return None if words is None else " ".join(words)
+
+
+def _spelled(key: str, value: str | None) -> str:
+    """Return a key as JSON has it, or a flag of the script."""
+    if key.startswith("--"):
+        return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
+    if not value:
+        return f'"{key}"'
+    plain = value.lstrip("-").isdigit() or value in ("true", "false")
+    return f'"{key}": {value}' if plain else f'"{key}": "{value}"'
+
+
+DEEPSPEED = Trainer(name="DeepSpeed", forms="JSON or script", owns=_owns, read=_read)

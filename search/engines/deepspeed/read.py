@@ -1,0 +1,453 @@
+"""Configurations of DeepSpeed read as a launch whose memory can be priced, with their scripts.
+
+Keys: `deepspeed/runtime/config.py` and `runtime/zero/config.py` of 0.19.8. What a configuration
+leaves to the script (the model, the sequence, `auto`) is read from the arguments of Hugging Face's
+Trainer, which also says what `auto` is (`HfTrainerDeepSpeedConfig`). What DeepSpeed refuses is
+`search.engines.deepspeed.check`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from autopar.documents.json import shorten
+from autopar.errors import InputError
+from autopar.records import dataclass
+from autopar.run.launch import (
+    AttentionKernel,
+    Degrees,
+    Launch,
+    Model,
+    Optimizer,
+    Precision,
+    Recompute,
+    Software,
+    TorchTrainer,
+    even_chunks,
+)
+from autopar.run.runtime import Buckets, Zero
+from autopar.training.adapters import Adapters, BaseKind, Target
+from search.engines.huggingface.models import model_named
+from search.engines.keys import Keys, flattened
+from search.engines.megatron.read import ReadLaunch
+
+_HARMLESS = frozenset(
+    {
+        "activation_checkpointing", "aio", "autotuning", "checkpoint", "comms_logger",
+        "communication_data_type", "compression_training", "csv_monitor", "curriculum_learning",
+        "data_efficiency", "disable_allgather", "dump_state", "eigenvalue", "elasticity",
+        "flops_profiler", "gradient_clipping", "gradient_predivide_factor", "graph_harvesting",
+        "load_universal_checkpoint", "memory_breakdown", "monitor_config", "prescale_gradients",
+        "scheduler", "seq_parallel_communication_data_type", "sparse_gradients",
+        "steps_per_print", "tensorboard", "timers", "torch_autocast", "use_node_local_storage",
+        "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+    }
+)  # fmt: skip
+"""Sections and keys that change neither memory nor time, or little of either."""
+_KNOWN_ZERO = frozenset(
+    f"zero_optimization.{key}"
+    for key in (
+        "allgather_partitions", "use_multi_rank_bucket_allreduce", "load_from_fp32_weights",
+        "elastic_checkpoint", "ignore_unused_parameters", "round_robin_gradients",
+        "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
+        "gather_16bit_weights_on_model_save", "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold", "memory_efficient_linear", "override_module_apply",
+        "log_trace_cache_warnings", "enable_sanity_checks", "pipeline_loading_checkpoint",
+        "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params",
+        "stage3_allgather_sequential", "legacy_stage1", "compute_grad_norm", "parameter_alignment",
+        "allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size",
+        "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size",
+        "contiguous_gradients", "overlap_comm", "reduce_scatter", "leaf_module",
+        "cpu_offload_use_pin_memory",
+    )
+)  # fmt: skip
+HARMLESS_OF_HF = (
+    "adam", "data", "dataset", "ddp", "deepspeed", "disable-tqdm", "do-", "eval", "evaluation",
+    "greater-is", "hub", "include", "label", "learning-rate", "load-best", "log", "lr-", "max-grad",
+    "max-steps", "metric", "num-train", "num-workers", "optim-args", "output", "overwrite",
+    "preprocessing", "prediction", "push", "remove-unused", "report", "resume", "run-name", "save",
+    "seed", "tokenizer", "torch-dtype", "train-file", "trust", "use-fast", "validation", "warmup",
+    "weight-decay", "low-cpu", "streaming", "text-column", "config", "cache-dir", "token",
+    "ignore-data", "auto-find", "dataloader", "local-rank", "master", "node-rank", "num-epochs",
+)  # fmt: skip
+"""How arguments of Hugging Face's scripts begin that change neither memory nor time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerScript:
+    """What a script of Hugging Face's Trainer says beside a configuration."""
+
+    model: Model
+    seq: int
+    micro_batch: int | None
+    """Of a rank; None: not said."""
+    accumulation: int | None
+    kind: Literal["bf16", "fp16", "fp32"] | None
+    checkpointing: bool
+    compiled: bool
+    repeated_heads: bool
+    """The kernel of attention has no groups of its own."""
+    steps: int | None = None
+    """Of the run; None: not said."""
+    adapters: Adapters | None = None
+    """What is trained beside frozen weights."""
+    eight_bits: bool = False
+    """Moments are of 8 bits (bitsandbytes)."""
+
+
+def _number(flags: Mapping[str, tuple[str, ...]], *names: str) -> int | None:
+    for name in names:
+        words = flags.get(name, ())
+        if len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 10:
+            return int(words[0]) or None
+    return None
+
+
+def _yes(flags: Mapping[str, tuple[str, ...]], name: str) -> bool:
+    words = flags.get(name)
+    return words is not None and (not words or words[0].lower() in ("true", "1", "yes"))
+
+
+def script_of(
+    keys: Keys,
+    flags: Mapping[str, tuple[str, ...]],
+    *,
+    model: str | None = None,
+    seq: int | None = None,
+    beside: Path | None = None,
+) -> TrainerScript:
+    """Return what arguments of a script say; raises UnpricedError where they name no known model.
+
+    model, seq : the user's own word, where the script has none. beside : folder of the file.
+    """
+    name = model or "".join(flags.get("model-name-or-path", flags.get("model-name", ()))[:1])
+    if not name:
+        raise keys.unpriced("model", "is not said by the file", "give --model, such as llama-3-8b")
+    # a script names a folder beside itself, a user one in the working folder
+    found = model_named(name, None if model else beside)
+    if found is None:
+        raise keys.unpriced(
+            "model",
+            f"{shorten(name)} is not known here",
+            "give --model FOLDER with its config.json",
+        )
+    length = seq or _number(
+        flags, "block-size", "max-seq-length", "max-length", "model-max-length", "cutoff-len",
+        "max-source-length", "seq-length",
+    )  # fmt: skip
+    if length is None:
+        raise keys.unpriced(
+            "sequence", "its length is not said by the file", "give --seq-length, such as 2048"
+        )
+    attention = "".join(flags.get("attn-implementation", ("sdpa",))[:1])
+    if attention == "eager":
+        raise keys.unpriced("--attn_implementation", "eager writes its scores", "say sdpa")
+    kind: Literal["bf16", "fp16"] | None = (
+        "bf16" if _yes(flags, "bf16") else "fp16" if _yes(flags, "fp16") else None
+    )
+    return TrainerScript(
+        model=found,
+        seq=length,
+        micro_batch=_number(flags, "per-device-train-batch-size", "per-gpu-train-batch-size"),
+        accumulation=_number(flags, "gradient-accumulation-steps"),
+        kind=kind,
+        checkpointing=_yes(flags, "gradient-checkpointing"),
+        compiled=_yes(flags, "torch-compile"),
+        repeated_heads=not attention.startswith("flash"),
+        steps=_number(flags, "max-steps"),
+        adapters=_adapters(keys, flags),
+        eight_bits="".join(flags.get("optim", ())[:1]) in _EIGHT_BITS,
+    )
+
+
+_EIGHT_BITS = frozenset(
+    f"{paged}adamw{library}_8bit" for paged in ("", "paged_") for library in ("", "_bnb")
+)
+"""Optimizers of transformers' `--optim` with moments of 8 bits; paging is to the host, when there
+is no room."""
+_PROJECTIONS: Mapping[str, Target] = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "projection",
+    "gate_proj": "fc1",
+    "up_proj": "fc1",
+    "down_proj": "fc2",
+}
+"""What modules of decoders in transformers are called."""
+
+
+def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | None:
+    """Return the adapters that a script's arguments ask for; raises UnpricedError for other ones.
+
+    They are those of TRL's `ModelConfig` (`--use_peft`); without targets PEFT takes queries and
+    values of decoders like Llama.
+    """
+    if not _yes(flags, "use-peft"):
+        return None
+    names = flags.get("lora-target-modules", ())
+    targets = frozenset(_PROJECTIONS[name] for name in names if name in _PROJECTIONS)
+    others = sorted({*names} - {*_PROJECTIONS})
+    if others == ["all-linear"]:
+        targets = frozenset(_PROJECTIONS.values())
+    elif others:
+        raise keys.unpriced(
+            "--lora_target_modules",
+            f"{shorten(others[0])} is no projection of a decoder",
+            f"priced are all-linear and {', '.join(_PROJECTIONS)}",
+        )
+    base: BaseKind = "16 bits"
+    if _yes(flags, "load-in-4bit"):
+        base = "nf4"
+    elif _yes(flags, "load-in-8bit"):
+        base = "int8"
+    dropout = "".join(flags.get("lora-dropout", ("0.05",))[:1])
+    return Adapters(
+        rank=_number(flags, "lora-r", "lora-rank") or 16,
+        targets=targets or frozenset({"query", "value"}),
+        base=base,
+        dropout=float(dropout) if re.fullmatch(r"0?\.[0-9]+|0", dropout) else 0.05,
+    )
+
+
+def torch_launch(
+    script: TrainerScript,
+    *,
+    trainer: TorchTrainer,
+    world_size: int,
+    gpu: str,
+    source: str,
+    micro_batch: int,
+    accumulation: int,
+    kind: Literal["bf16", "fp16", "fp32"],
+    tp: int = 1,
+    cp: int = 1,
+    states: Mapping[str, Any] | None = None,
+) -> Launch:
+    """Return a launch of a model of transformers without stages; raises InputError for degrees
+    that do not divide.
+
+    states : fields of `Optimizer`, where states are kept otherwise, or on the host.
+    """
+    if world_size % (tp * cp):
+        raise InputError(
+            f"world size({world_size}) % (tp({tp}) * cp({cp})) = {world_size % (tp * cp)} != 0"
+        )
+    dp = world_size // (tp * cp)
+    kernel: AttentionKernel = "flash"
+    zero = trainer.zero
+    return Launch(
+        name=source,
+        model=script.model,
+        degrees=Degrees(
+            world=world_size, tp=tp, cp=cp, chunks=even_chunks(script.model.num_layers, 1),
+            etp=tp if script.model.experts is not None else 1,
+        ),
+        seq=script.seq,
+        micro_batch=micro_batch,
+        global_batch=micro_batch * accumulation * dp,
+        steps=script.steps,
+        precision=Precision(kind=kind),
+        optimizer=Optimizer(
+            kind="adam8bit" if script.eight_bits else "adam",
+            sharding=("none", "distributed", "zero2", "fsdp")[zero],
+            overlap_gradients=True,
+            **(states or {}),
+        ),
+        adapters=script.adapters,
+        recompute=Recompute(layers="uniform", number=1) if script.checkpointing else Recompute(),
+        software=Software(gpu=gpu, attention=kernel),
+        trainer=replace(
+            trainer,
+            layers="transformers",
+            compiled=script.compiled,
+            checkpoint="full" if script.checkpointing else "none",
+            repeated_heads=script.repeated_heads,
+            loss_parallel=False,
+        ),
+    )  # fmt: skip
+
+
+def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int, int]:
+    """Return the sequences of a rank's micro-batch, and micro-batches of a step.
+
+    Of the three numbers two say the third; `auto` is the script's, one sequence, one micro-batch
+    where nobody says it. Raises InputError where their product is another.
+    """
+
+    def given(key: str) -> int | None:
+        return None if keys.text(key, "auto") == "auto" else keys.number(key)
+
+    total, micro = given("train_batch_size"), given("train_micro_batch_size_per_gpu")
+    steps = given("gradient_accumulation_steps") or script.accumulation
+    micro = micro or script.micro_batch
+    if total is not None:
+        if micro is None:
+            micro = max(total // (ranks * (steps or 1)), 1)
+        if steps is None:
+            steps = max(total // (ranks * micro), 1)
+        if total != micro * steps * ranks:
+            raise InputError(
+                f"train_micro_batch_size_per_gpu({micro}) * gradient_accumulation_steps({steps}) * "
+                f"ranks({ranks}) = {micro * steps * ranks} != train_batch_size({total})"
+            )
+    if micro is None:
+        raise keys.fail("train_micro_batch_size_per_gpu", "is missing", "add it")
+    return micro, steps or 1
+
+
+def _kind(keys: Keys, script: TrainerScript) -> Literal["bf16", "fp16", "fp32"]:
+    found: list[Literal["bf16", "fp16"]] = []
+    kinds: tuple[Literal["bf16", "fp16"], ...] = ("bf16", "fp16")
+    for kind in kinds:
+        word = keys.text(f"{kind}.enabled", "false").lower()
+        if word == "true" or (word == "auto" and script.kind == kind):
+            found.append(kind)
+    if len(found) > 1:
+        raise InputError("bf16.enabled and fp16.enabled exclude each other")
+    return found[0] if found else "fp32"
+
+
+def _elements(keys: Keys, name: str, default: int, auto: int) -> int:
+    """Return a number of elements; auto : what Hugging Face puts for the word."""
+    key = f"zero_optimization.{name}"
+    return auto if keys.text(key) == "auto" else keys.number(key, default, least=0)
+
+
+def _buckets(keys: Keys, hidden: int) -> Buckets:
+    plain = Buckets()
+    overlap = None
+    if keys.has("zero_optimization.overlap_comm"):
+        overlap = keys.flag("zero_optimization.overlap_comm")
+    # of the width of the model: `trainer_config_finalize`
+    square = hidden * hidden
+    return Buckets(
+        reduce=_elements(keys, "reduce_bucket_size", plain.reduce, square),
+        allgather=_elements(keys, "allgather_bucket_size", plain.allgather, plain.allgather),
+        prefetch=_elements(keys, "stage3_prefetch_bucket_size", plain.prefetch, square * 9 // 10),
+        live=_elements(keys, "stage3_max_live_parameters", plain.live, plain.live),
+        reuse=_elements(keys, "stage3_max_reuse_distance", plain.reuse, plain.reuse),
+        sub_group=_elements(keys, "sub_group_size", plain.sub_group, plain.sub_group)
+        or plain.sub_group,
+        contiguous=keys.flag("zero_optimization.contiguous_gradients", True),
+        overlap=overlap,
+        reduce_scatter=keys.flag("zero_optimization.reduce_scatter", True),
+    )
+
+
+def _refuse(keys: Keys) -> None:
+    """Raise UnpricedError for what memory depends on and nobody here prices."""
+    asked = "leave it out to see the rest"
+    for key, plain in (
+        ("zero_optimization.zero_hpz_partition_size", 1),
+        ("zero_optimization.mics_shard_size", -1),
+        ("sequence_parallel_size", 1),
+        ("hybrid_engine.enabled", False),
+        ("zero_optimization.zero_quantized_weights", False),
+        ("zero_optimization.zero_quantized_gradients", False),
+        ("bf16.bf16_master_weights_and_grads", False),
+        ("fp16.fp16_master_weights_and_grads", False),
+        ("compile.deepcompile", False),
+    ):
+        if keys.has(key) and keys.values[key] not in (plain, 0):
+            raise keys.unpriced(key, "keeps states or copies that nobody here counts", asked)
+    name = keys.text("optimizer.type", "AdamW")
+    if name.lower() not in ("adam", "adamw", "auto"):
+        raise keys.unpriced("optimizer.type", f"{shorten(name)} keeps other states", asked)
+
+
+def _host_states(keys: Keys, stage: int) -> dict[str, Any]:
+    """Return what lies on the host: states, and with ZeRO-3 the weights.
+
+    `offload_optimizer` takes fp32 weights, moments and gradients, at stage 3 a `ratio` of them
+    (ZeRO-Offload++); raises UnpricedError for disks, and for weights without states.
+    """
+    asked = "leave it out to see the rest"
+    found = {}
+    for part, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_param")):
+        key = f"zero_optimization.offload_{part}"
+        device = keys.text(f"{key}.device", "none")
+        if keys.flag(f"zero_optimization.{old}"):
+            device = "cpu"
+        if device not in ("none", "", "cpu"):
+            raise keys.unpriced(key, f"states are on {device}", asked)
+        keys.asked.update(name for name in keys.values if name.startswith(f"{key}."))
+        found[part] = device == "cpu"
+    if not stage:
+        # nothing is divided, and nothing is offloaded (runtime/engine.py)
+        return {}
+    weights = found["param"] and stage == 3
+    if weights and not found["optimizer"]:
+        raise keys.unpriced(
+            "zero_optimization.offload_param", "weights alone are on cpu", "offload_optimizer too"
+        )
+    if not found["optimizer"]:
+        return {}
+    ratio = keys.text("zero_optimization.offload_optimizer.ratio", "1.0") if stage == 3 else "1.0"
+    if not re.fullmatch(r"0(\.[0-9]+)?|1(\.0+)?", ratio):
+        raise keys.fail(
+            "zero_optimization.offload_optimizer.ratio", f"expected 0 to 1, got {shorten(ratio)}"
+        )
+    share = 1.0 if weights else float(ratio)
+    return {"offload": share, "offload_master": share > 0, "offload_weights": weights}
+
+
+def read_deepspeed(
+    document: Mapping[str, Any],
+    flags: Mapping[str, tuple[str, ...]],
+    *,
+    world_size: int,
+    gpu: str,
+    model: str | None = None,
+    seq: int | None = None,
+    beside: Path | None = None,
+    source: str = "configuration",
+) -> ReadLaunch:
+    """Return the launch that a configuration describes, with the arguments of its script.
+
+    flags : of the script, by name without hyphens; none for a configuration alone. model, seq :
+    where no script says them. Raises InputError: a value is unusable, or not priced.
+    """
+    keys = Keys(source=source, values=dict(flattened(document)), asked=set())
+    _refuse(keys)
+    script = script_of(keys, flags, model=model, seq=seq, beside=beside)
+    tp = keys.number("tensor_parallel.autotp_size", 1, least=0) or 1
+    micro, accumulation = deepspeed_batch(keys, script, max(world_size // tp, 1))
+    stage = keys.number("zero_optimization.stage", 0, least=0)
+    if stage > 3:
+        raise keys.fail("zero_optimization.stage", f"expected 0 to 3, got {stage}")
+    stages: tuple[Zero, ...] = (0, 1, 2, 3)
+    wide = keys.text("data_types.grad_accum_dtype") or None
+    launch = torch_launch(
+        script,
+        trainer=TorchTrainer(
+            keeper="deepspeed",
+            zero=stages[stage],
+            wide_gradients=None if wide is None else wide in ("fp32", "float32"),
+            # stages 2 and 3 reduce behind every micro-batch
+            each_micro_batch=stage >= 2 or accumulation == 1,
+            buckets=_buckets(keys, script.model.hidden),
+        ),
+        world_size=world_size,
+        gpu=gpu,
+        source=source,
+        micro_batch=micro,
+        accumulation=accumulation,
+        kind=_kind(keys, script),
+        tp=tp,
+        states=_host_states(keys, stage),
+    )
+    sections = {
+        key for key in keys.values if key.startswith(("bf16.", "fp16.", "tensor_parallel."))
+    }
+    ignored = keys.ignored(_HARMLESS, _KNOWN_ZERO | sections)
+    params = tuple(
+        replace(one, understood=True) if one.flag.startswith("optimizer.") else one
+        for one in ignored
+    )
+    return ReadLaunch(launch=launch, ignored=params)

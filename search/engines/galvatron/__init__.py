@@ -1,0 +1,1 @@
+"""Galvatron: its strategy files and launch arguments."""

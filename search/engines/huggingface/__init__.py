@@ -1,0 +1,1 @@
+"""accelerate, transformers and the architectures of Hugging Face configurations."""

@@ -1,0 +1,164 @@
+"""Published models by the names that trainers give them: sizes in the words of Megatron-Core.
+
+A model that is shipped (`models/`) has its sizes there alone; the others are below, from the
+`config.json` that each is published with. How a model is trained is not said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autopar.documents.spec import load_spec
+from autopar.price.profile import launch_model
+from autopar.run.launch import Model
+
+Sizes = dict[str, Any]
+"""Fields of Megatron-Core's `TransformerConfig` and of Bridge's `GPTModelProvider`; the rest is
+theirs by default."""
+
+_SHIPPED = {
+    "llama2_7b": "llama2-7b",
+    "llama2_13b": "llama2-13b",
+    "llama2_70b": "llama2-70b",
+    "llama3_8b": "llama3-8b",
+    "llama31_8b": "llama3-8b",
+    "llama3_70b": "llama3-70b",
+    "llama31_70b": "llama3-70b",
+    "llama31_405b": "llama3-405b",
+    "mistral_7b": "mistral-7b",
+    "mixtral_8x7b": "mixtral-8x7b",
+    "qwen25_7b": "qwen2.5-7b",
+    "qwen25_72b": "qwen2.5-72b",
+    "qwen3_8b": "qwen3-8b",
+    "qwen3_32b": "qwen3-32b",
+    "qwen3_30b_a3b": "qwen3-30b-a3b",
+    "qwen3_235b_a22b": "qwen3-235b-a22b",
+    "deepseek_v3": "deepseek-v3",
+    "kimi_k2": "kimi-k2",
+    "gpt_oss_20b": "gpt-oss-20b",
+    "gpt_oss_120b": "gpt-oss-120b",
+}
+"""Name here, and folder of `models/`; Llama 3.1 has the sizes of Llama 3."""
+_DEEPSEEK_ROUTER: Mapping[str, Any] = {
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+}
+_BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v3": {
+        **_DEEPSEEK_ROUTER,
+        "moe_router_num_groups": 8,
+        "moe_router_group_topk": 4,
+        "moe_router_topk_scaling_factor": 2.5,
+    },
+    "kimi_k2": {**_DEEPSEEK_ROUTER, "moe_router_topk_scaling_factor": 2.827},
+    "gpt_oss_20b": {"position_embedding_type": "yarn"},
+    "gpt_oss_120b": {"position_embedding_type": "yarn"},
+}
+"""What the sizes of a shipped model do not say, from its `config.json`: how its router scores, of
+what kind its positions are."""
+_RMS: Mapping[str, Any] = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "share_embeddings_and_output_weights": False,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+}
+"""What all of them have in common."""
+
+
+def _sizes(
+    layers: int, hidden: int, ffn: int, heads: int, groups: int, width: int, vocab: int, **more: Any
+) -> Sizes:
+    return {
+        **_RMS,
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "ffn_hidden_size": ffn,
+        "num_attention_heads": heads,
+        "num_query_groups": groups,
+        "kv_channels": width,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+def _qwen3(layers: int, hidden: int, ffn: int, heads: int, groups: int = 8, **more: Any) -> Sizes:
+    return _sizes(layers, hidden, ffn, heads, groups, 128, 151936, qk_layernorm=True, **more)
+
+
+_TIED = {"share_embeddings_and_output_weights": True}
+_PUBLISHED: Mapping[str, Sizes] = {
+    "llama32_1b": _sizes(16, 2048, 8192, 32, 8, 64, 128256, **_TIED),
+    "llama32_3b": _sizes(28, 3072, 8192, 24, 8, 128, 128256, **_TIED),
+    "qwen3_600m": _qwen3(28, 1024, 3072, 16, **_TIED),
+    "qwen3_1p7b": _qwen3(28, 2048, 6144, 16, **_TIED),
+    "qwen3_4b": _qwen3(36, 2560, 9728, 32, **_TIED),
+    "qwen3_14b": _qwen3(40, 5120, 17408, 40),
+}
+"""From the `config.json` of meta-llama and Qwen on the Hugging Face hub; names as Megatron-Bridge's
+recipes have them."""
+
+
+def architecture_names() -> tuple[str, ...]:
+    """Return the names that `architecture` knows, the longest first."""
+    return tuple(sorted({*_SHIPPED, *_PUBLISHED}, key=lambda name: (-len(name), name)))
+
+
+def architecture(name: str) -> Sizes | None:
+    """Return the sizes of a model by its name here or as it is shipped; None for an unknown one.
+
+    Such as `qwen3_30b_a3b` and `qwen3-30b-a3b`.
+    """
+    if name in _PUBLISHED:
+        return {**_PUBLISHED[name]}
+    own = next((own for own, shipped in _SHIPPED.items() if name in (own, shipped)), None)
+    if own is None:
+        return None
+    return {**_of_model(launch_model(load_spec(_SHIPPED[own]))), **_BESIDE.get(own, {})}
+
+
+def _of_model(model: Model) -> Sizes:
+    """Return the sizes of a decoder."""
+    attention, latent, experts = model.attention, model.attention.latent, model.experts
+    found = _sizes(
+        model.num_layers,
+        model.hidden,
+        model.ffn,
+        attention.heads,
+        attention.groups,
+        attention.width if latent is None else latent.key_width,
+        model.vocab,
+        share_embeddings_and_output_weights=model.tied,
+        add_bias_linear=model.biases,
+        add_qkv_bias=model.qkv_biases and not model.biases,
+        qk_layernorm=attention.head_norms,
+    )
+    if model.mtp:
+        found["mtp_num_layers"] = model.mtp
+    if attention.window is not None:
+        # the tokens before a query, without itself
+        found["window_size"] = [attention.window - 1, 0]
+        found["window_attn_skip_freq"] = attention.whole_every
+    if latent is not None:
+        found |= {
+            "multi_latent_attention": True,
+            "q_lora_rank": latent.query_rank,
+            "kv_lora_rank": latent.key_value_rank,
+            "qk_head_dim": latent.key_width,
+            "qk_pos_emb_head_dim": latent.rotary_width,
+            "v_head_dim": latent.value_width,
+        }
+    if experts is not None:
+        found |= {
+            "num_moe_experts": experts.number,
+            "moe_router_topk": experts.per_token,
+            "moe_ffn_hidden_size": experts.ffn,
+        }
+        if experts.shared_ffn:
+            found["moe_shared_expert_intermediate_size"] = experts.shared_ffn
+        if not all(model.expert_layers):
+            found["moe_layer_freq"] = [int(kind) for kind in model.expert_layers]
+    return found

@@ -1,0 +1,209 @@
+"""Configurations of accelerate as they are checked: what it refuses, and what has no effect.
+
+What the keys mean is `search.engines.huggingface.read`'s. Rules are those of `commands/launch.py`,
+`parallelism_config.py` and `utils/dataclasses.py` of accelerate 1.15; of a section for DeepSpeed,
+DeepSpeed's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import DocumentError, InputError
+from autopar.run.launch import Launch
+from search.check.changes import Changes, Move
+from search.engines.deepspeed.check import (
+    STACK,
+    ScriptedFile,
+    broken_of_deepspeed,
+    idle_of_deepspeed,
+    launched_world,
+    script_flags,
+)
+from search.engines.huggingface.read import deepspeed_document, read_accelerate
+from search.engines.keys import flattened, words_of_values
+from search.engines.megatron.findings import Finding
+from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.text import Configuration, read_configuration
+
+_MOVES: frozenset[Move] = frozenset({"recompute"})
+_FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
+          "fsdp_sharding_strategy", "fsdp_use_orig_params", "fsdp_sync_module_states")  # fmt: skip
+"""Keys of version 1 that version 2 does not have."""
+
+
+def _file_flag(source: Configuration) -> str | None:
+    """Return the configuration that `accelerate launch` is given, None where it is not."""
+    words = source.command.before if source.command is not None else ()
+    if not any(Path(word).name == "accelerate" for word in words):
+        return None
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in ("--config_file", "--config-file"):
+            return value if equals else (words[at + 1] if at + 1 < len(words) else None)
+    return None
+
+
+def _owns(source: Configuration) -> bool:
+    document = source.document
+    return ("distributed_type" in document and "num_processes" in document) or (
+        _file_flag(source) is not None
+    )
+
+
+def _broken(values: Mapping[str, Any], world: int) -> Iterator[str]:
+    kind = str(values.get("distributed_type", "NO")).upper()
+    degrees = {
+        name: values.get(f"parallelism_config.parallelism_config_{name}_size", 1)
+        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    }
+    numbers = {name: size if isinstance(size, int) else 1 for name, size in degrees.items()}
+    product = 1
+    for size in numbers.values():
+        product *= max(size, 1)
+    if any(key.startswith("parallelism_config.") for key in values) and product != world:
+        text = " * ".join(f"{name}({size})" for name, size in numbers.items())
+        yield f"{text} = {product} != num_processes({world})"
+    whole = numbers["dp_replicate"] > 1 and numbers["dp_shard"] == 1
+    for name, what in (("tp", "tensor"), ("cp", "context")):
+        if numbers[name] > 1 and whole:
+            yield f"replicas beside {what} ranks need dp_shard_size above 1"
+    if numbers["cp"] > 1 and numbers["sp"] > 1:
+        yield f"cp_size({numbers['cp']}) and sp_size({numbers['sp']}) exclude each other"
+    if (
+        kind == "FSDP"
+        and str(values.get("fsdp_config.fsdp_version", 1)) == "1"
+        and numbers["tp"] > 1
+    ):
+        yield "tensor ranks need fsdp_version 2"
+    if str(values.get("mixed_precision", "no")) == "fp8" and kind == "NO" and world > 1:
+        yield f"distributed_type NO runs one process, and num_processes is {world}"
+
+
+def _idle(values: Mapping[str, Any]) -> Iterator[str]:
+    kind = str(values.get("distributed_type", "NO")).upper()
+    for section, wanted in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
+        if kind != wanted and any(key.startswith(f"{section}.") for key in values):
+            yield f"{section}, since distributed_type is {kind}"
+    if kind == "FSDP" and str(values.get("fsdp_config.fsdp_version", 1)) == "2":
+        for name in _FSDP1:
+            value = values.get(f"fsdp_config.{name}")
+            if value not in (None, False, "NO_PREFETCH"):
+                yield f"fsdp_config.{name}, since fsdp_version is 2"
+    if kind == "DEEPSPEED" and values.get("deepspeed_config.deepspeed_config_file") not in (
+        None,
+        "none",
+    ):
+        for name in ("zero_stage", "gradient_accumulation_steps", "gradient_clipping",
+                     "offload_optimizer_device", "offload_param_device"):  # fmt: skip
+            if f"deepspeed_config.{name}" in values:
+                yield f"deepspeed_config.{name}, since there is a deepspeed_config_file"
+
+
+def _read(source: Configuration, asked: Asked) -> CheckedFile:
+    flags, named = script_flags(source), _file_flag(source)
+    document: Mapping[str, Any] = source.document
+    if named is not None:
+        document = read_configuration(source.path.parent / named).document
+    own = launched_world(source)
+    number = document.get("num_processes")
+    if own is None and isinstance(number, int):
+        own = number
+    world = world_size_of(source.path, own, asked)
+    given = ScriptedFile(
+        document=document,
+        flags=flags,
+        world_size=world,
+        asked=asked,
+        path=source.path,
+        reader=read_accelerate,
+    )
+    values = dict(flattened(document))
+    found = attempt(given.launch)
+    said: list[Finding] = []
+    if found.unpriced is not None:
+        said.append(Finding(kind="not priced", text=found.unpriced))
+    broken, idle = list(_broken(values, world)), list(_idle(values))
+    if str(values.get("distributed_type", "")).upper() == "DEEPSPEED":
+        try:
+            below = dict(flattened(deepspeed_document(document, source.path.parent)))
+        except DocumentError:
+            below = {}  # which is the problem already
+        broken += broken_of_deepspeed(below, flags)
+        idle += idle_of_deepspeed(below)
+    if found.problem is not None and not broken:
+        broken.insert(0, found.problem)
+    said += [Finding(kind="illegal", text=text) for text in broken]
+    said += [Finding(kind="no effect", text=text) for text in idle]
+    said += [
+        Finding(kind="not understood", text=f"{one.flag} {one.value} is not known here".strip())
+        for one in found.ignored
+        if not one.understood
+    ]
+    if found.launch is not None and "per-device-train-batch-size" not in flags:
+        said.append(
+            Finding(
+                kind="read",
+                text="the batch of a rank is the script's to say, and taken as one sequence",
+            )
+        )
+    return CheckedFile(
+        path=str(source.path),
+        trainer="accelerate",
+        stack=STACK,
+        world_size=world,
+        launch=found.launch,
+        findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
+        harmless=tuple(one for one in found.ignored if one.understood),
+        words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
+        moves=_MOVES,
+        written=partial(_written, given, found.launch),
+        spelled=_spelled,
+    )
+
+
+def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Changes | None:
+    """Return what changes: `fsdp_activation_checkpointing`, or the script's own argument."""
+    assert before is not None, "only a launch that was read has others next to it"
+    one, other = before.trainer, after.trainer
+    assert one is not None, "it was read as one of accelerate"
+    if other is None or one.checkpoint == other.checkpoint:
+        return None
+    whole = other.checkpoint == "full"
+    key = "fsdp_activation_checkpointing"
+    section = given.document.get("fsdp_config")
+    flags, changed = dict(given.flags), copy.deepcopy(dict(given.document))
+    changes: Changes
+    if "gradient-checkpointing" in flags or not isinstance(section, Mapping):
+        if not flags:
+            return None
+        was = flags.pop("gradient-checkpointing", None)
+        if whole:
+            flags["gradient-checkpointing"] = ("True",)
+        old = None if was is None else " ".join(was)
+        changes = (("--gradient-checkpointing", old, "True" if whole else None),)
+    else:
+        changed["fsdp_config"][key] = whole
+        value = section.get(key)
+        written = None if value is None else str(value).lower()
+        changes = ((f"fsdp_config.{key}", written, str(whole).lower()),)
+    try:
+        again = replace(given, document=changed, flags=flags).launch().launch
+    except InputError:
+        return None
+    return changes if again == after else None
+
+
+def _spelled(key: str, value: str | None) -> str:
+    """Return a key as YAML has it, or a flag of the script."""
+    if key.startswith("--"):
+        return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
+    return f"{key}: {value}" if value else key
+
+
+ACCELERATE = Trainer(name="accelerate", forms="YAML or script", owns=_owns, read=_read)

@@ -1,0 +1,241 @@
+"""Sizes of published models, by the names that launches of torch trainers call them.
+
+Only what memory and time depend on. A launch names a flavour (torchtitan), a repository of Hugging
+Face or a folder with its `config.json`. Sizes of models that are shipped (`models/`), and those of
+`search.engines.huggingface.architectures`, are not here; the others are from published
+`config.json`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autopar.documents.catalog import model_names
+from autopar.documents.json import load_object
+from autopar.documents.spec import load_spec
+from autopar.families.config import parse_hugging_face
+from autopar.price.profile import launch_model
+from autopar.records import dataclass
+from autopar.run.launch import Attention, Model
+from autopar.run.model import ModelSpec
+from search.engines.huggingface.architectures import architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """One decoder-only model of Llama's kind, if nothing else is said."""
+
+    hidden: int
+    layers: int
+    heads: int
+    groups: int
+    ffn: int
+    vocab: int
+    width: int = 0
+    """Of a head; 0: hidden over heads."""
+    tied: bool = False
+    head_norms: bool = False
+    qkv_biases: bool = False
+    plain: bool = False
+    """LayerNorm, biases, no gate and learned positions, as GPT-2 and OPT."""
+    positions: int = 0
+
+    def model(self) -> Model:
+        return Model(
+            hidden=self.hidden,
+            ffn=self.ffn,
+            attention=Attention(
+                heads=self.heads,
+                groups=self.groups,
+                width=self.width or self.hidden // self.heads,
+                head_norms=self.head_norms,
+                dropout=0.0,
+            ),
+            vocab=self.vocab,
+            vocab_divisor=1,
+            expert_layers=(False,) * self.layers,
+            gated=not self.plain,
+            biases=self.plain,
+            qkv_biases=self.plain or self.qkv_biases,
+            tied=self.tied,
+            norm="layer" if self.plain else "rms",
+            positions="learned" if self.positions else "none" if self.plain else "rotary",
+            max_positions=self.positions,
+            hidden_dropout=0.0,
+        )
+
+
+_Entry = _Sizes | str
+"""Sizes, or the name of a shipped model or of an architecture that has them."""
+
+
+def _model(entry: _Entry) -> Model:
+    """Return the model of an entry of the tables below."""
+    if not isinstance(entry, str):
+        return entry.model()
+    if entry == "deepseek_v2":
+        return _deepseek_v2()
+    shipped = _shipped(entry)
+    if shipped is not None:
+        return shipped
+    sizes = architecture(entry)
+    assert sizes is not None, f"{entry} is one of the architectures"
+    return _Sizes(
+        hidden=sizes["hidden_size"],
+        layers=sizes["num_layers"],
+        heads=sizes["num_attention_heads"],
+        groups=sizes["num_query_groups"],
+        ffn=sizes["ffn_hidden_size"],
+        vocab=sizes["vocab_size"],
+        width=sizes["kv_channels"],
+        tied=sizes["share_embeddings_and_output_weights"],
+        head_norms=sizes.get("qk_layernorm", False),
+    ).model()
+
+
+def _deepseek_v2() -> Model:
+    """Return DeepSeek-V2, whose layers are of the kinds of its small one."""
+    small = _model("deepseek-v2-lite")
+    attention, experts = small.attention, small.experts
+    assert attention.latent is not None, "it has latent attention"
+    assert experts is not None, "and experts"
+    return replace(
+        small,
+        hidden=5120,
+        ffn=12288,
+        attention=replace(
+            attention, heads=128, groups=128, latent=replace(attention.latent, query_rank=1536)
+        ),
+        expert_layers=(False, *(True,) * 59),
+        experts=replace(experts, number=160, per_token=6, ffn=1536, shared_ffn=3072),
+    )
+
+
+_QWEN3 = {
+    "0.6B": "qwen3_600m", "1.7B": "qwen3_1p7b", "4B": "qwen3_4b", "8B": "qwen3-8b",
+    "14B": "qwen3_14b", "32B": "qwen3-32b", "30B-A3B": "qwen3-30b-a3b",
+    "235B-A22B": "qwen3-235b-a22b",
+}  # fmt: skip
+_DEEPSEEK: Mapping[str, _Entry] = {
+    "16B": "deepseek-v2-lite",
+    "236B": "deepseek_v2",
+    "671B": "deepseek-v3",
+}
+FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
+    "llama3": {
+        "8B": "llama3-8b",
+        "70B": "llama3-70b",
+        "405B": "llama3-405b",
+        "debugmodel": _Sizes(hidden=256, layers=6, heads=16, groups=16, ffn=768, vocab=2048),
+    },
+    "llama2": {"7B": "llama2-7b", "13B": "llama2-13b", "70B": "llama2-70b"},
+    "llama4": {"17bx16e": "llama4-scout", "17bx128e": "llama4-maverick"},
+    "deepseek_v3": _DEEPSEEK,
+    "qwen3": _QWEN3,
+}
+"""Sizes by torchtitan's name of the model and of its flavour."""
+
+
+def flavour(name: str, size: str) -> Model | None:
+    """Return a model by torchtitan's two names, None for one that is not known here.
+
+    Variants with another kernel of attention (`8B_flex`, `17bx16e_irope`) are the same model.
+    """
+    known = FLAVOURS.get(name, {})
+    found = known.get(size) or known.get(re.sub(r"_(flex|varlen|sdpa|flex_attn|irope)$", "", size))
+    if found is None:
+        return None
+    model = _model(found)
+    # chunks of attention are those of `irope` alone, and 8,192 tokens wide
+    return replace(model, attention=replace(model.attention, window=None, whole_every=0))
+
+
+# --------------------------------------------------------------------------------------------------
+# Names of Hugging Face.
+
+
+def _plain(
+    hidden: int, layers: int, heads: int, ffn: int, vocab: int, positions: int, *, tied: bool = True
+) -> _Sizes:
+    return _Sizes(
+        hidden=hidden, layers=layers, heads=heads, groups=heads, ffn=ffn, vocab=vocab,
+        positions=positions, tied=tied, plain=True,
+    )  # fmt: skip
+
+
+_REPOSITORIES: Mapping[str, _Entry] = {
+    "llama-2-7b": "llama2-7b",
+    "llama-2-13b": "llama2-13b",
+    "llama-2-70b": "llama2-70b",
+    "llama-3-8b": "llama3-8b",
+    "llama-3-70b": "llama3-70b",
+    "llama-3-405b": "llama3-405b",
+    "llama-3.2-1b": "llama32_1b",
+    "llama-3.2-3b": "llama32_3b",
+    "mistral-7b": "mistral-7b",
+    "mixtral-8x7b": "mixtral-8x7b",
+    "qwen2.5-7b": "qwen2.5-7b",
+    "qwen2.5-72b": "qwen2.5-72b",
+    **{f"qwen3-{size.lower()}": name for size, name in _QWEN3.items()},
+    "gpt2-xl": "gpt2-xl",
+    "opt-1.3b": _plain(2048, 24, 32, 8192, 50272, 2050),
+    "opt-6.7b": _plain(4096, 32, 32, 16384, 50272, 2050),
+    "opt-13b": _plain(5120, 40, 40, 20480, 50272, 2050),
+    "opt-30b": _plain(7168, 48, 56, 28672, 50272, 2050),
+    "opt-66b": _plain(9216, 64, 72, 36864, 50272, 2050),
+    "bloom-7b1": _plain(4096, 30, 32, 16384, 250880, 0),
+    "bloom": _plain(14336, 70, 112, 57344, 250880, 0),
+}  # fmt: skip
+"""Sizes by the name of a repository without its owner, small letters, and what is tuned of it."""
+_TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.[0-9]|it|chat-hf|meta)(?=-|$)")
+
+
+def model_named(name: str, beside: Path | None = None) -> Model | None:
+    """Return a model by a shipped name, that of its repository, or a folder with its config.json.
+
+    beside : the folder that relative names are looked up in. Returns None for one that is not
+    known here; raises DocumentError or InputError for a config.json that cannot be used.
+    """
+    path = Path(name) if beside is None else beside / name
+    for config in (path, path / "config.json"):
+        if config.suffix == ".json" and config.is_file():
+            return model_of_config(load_object(config).data, config)
+    last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    last = _TUNED.sub("", last).replace("llama-3.1-", "llama-3-").replace("llama-3.3-", "llama-3-")
+    found = _REPOSITORIES.get(last)
+    return _shipped(name) if found is None else _model(found)
+
+
+@cache
+def _shipped(name: str) -> Model | None:
+    """Return a shipped decoder by its name (`autopar models`), None for another name."""
+    if name not in model_names():
+        return None
+    spec = load_spec(name)
+    if any(layer.cross_attention or not layer.causal for layer in spec.layers):
+        return None
+    return _of_torch(spec)
+
+
+_ANY_LENGTH = 1
+
+
+def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
+    """Return the model of a config.json of Hugging Face.
+
+    Raises DocumentError for a family that is not known, InputError for one that a launch cannot
+    say.
+    """
+    # a launch says its own length, so the file need not
+    return _of_torch(parse_hugging_face(path, config, seq_length=_ANY_LENGTH))
+
+
+def _of_torch(spec: ModelSpec) -> Model:
+    """Return a model as torch trainers build it from its published code."""
+    # embeddings have as many rows as there are words, and modules of further tokens are left out
+    return replace(launch_model(spec), vocab_divisor=1, mtp=0)

@@ -1,0 +1,212 @@
+"""Configurations of accelerate read as a launch whose memory can be priced, with their scripts.
+
+Keys: `accelerate/commands/config/config_args.py`, `commands/launch.py` and `parallelism_config.py`
+of 1.15. Replicas run as DDP, `fsdp_config` as FSDP of either version, `deepspeed_config` as
+DeepSpeed; model, sequence and batch are the script's. What accelerate refuses is
+`search.engines.huggingface.check`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from autopar.documents.json import load_object, shorten
+from autopar.errors import InputError
+from autopar.run.launch import TorchTrainer
+from autopar.run.runtime import Zero
+from search.engines.deepspeed.read import (
+    TrainerScript,
+    read_deepspeed,
+    script_of,
+    torch_launch,
+)
+from search.engines.keys import Keys, flattened
+from search.engines.megatron.read import ReadLaunch
+
+_HARMLESS = frozenset(
+    {
+        "compute_environment", "debug", "downcast_bf16", "dynamo_config", "enable_cpu_affinity",
+        "gpu_ids", "ipex_config", "machine_rank", "main_process_ip", "main_process_port",
+        "main_training_function", "num_machines", "rdzv_backend", "same_network", "tpu_env",
+        "tpu_use_cluster", "tpu_use_sudo", "use_cpu", "commands", "command_file", "tpu_name",
+        "tpu_zone", "num_processes", "mpirun_config",
+    }
+)  # fmt: skip
+_KNOWN = frozenset(
+    f"fsdp_config.{key}"
+    for key in (
+        "fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
+        "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params",
+        "fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading",
+        "fsdp_state_dict_type", "fsdp_sharding_strategy", "fsdp_reshard_after_forward",
+        "fsdp_activation_checkpointing", "fsdp_version", "fsdp_offload_params",
+    )
+)  # fmt: skip
+_STRATEGIES: Mapping[str, Zero] = {
+    "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
+    "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
+}  # fmt: skip
+"""Of FSDP of version 1, by name and by number."""
+
+
+def deepspeed_document(document: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
+    """Return the configuration of DeepSpeed that accelerate makes of its own section.
+
+    Raises DocumentError where a file that it names cannot be read.
+    """
+    section = document.get("deepspeed_config")
+    given: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+    name = given.get("deepspeed_config_file")
+    if isinstance(name, str) and name != "none":
+        path = Path(name) if beside is None else beside / name
+        return dict(load_object(path).data)
+    precision = str(document.get("mixed_precision", "no"))
+    zero: dict[str, Any] = {"stage": given.get("zero_stage", 2)}
+    for part in ("optimizer", "param"):
+        device = given.get(f"offload_{part}_device", "none")
+        if device not in (None, "none"):
+            zero[f"offload_{part}"] = {"device": device}
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": given.get("gradient_accumulation_steps", 1),
+        "zero_optimization": zero,
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": precision == "fp16"},
+    }
+
+
+def read_accelerate(
+    document: Mapping[str, Any],
+    flags: Mapping[str, tuple[str, ...]],
+    *,
+    world_size: int,
+    gpu: str,
+    model: str | None = None,
+    seq: int | None = None,
+    beside: Path | None = None,
+    source: str = "configuration",
+) -> ReadLaunch:
+    """Return the launch that a configuration describes, with the arguments of its script.
+
+    Raises InputError: a value is unusable, or the launch is none that is priced.
+    """
+    keys = Keys(source=source, values=dict(flattened(document)), asked=set())
+    kind = keys.text("distributed_type", "NO").upper()
+    if kind == "DEEPSPEED":
+        # a batch that nobody says is one sequence, which the caller tells
+        with_batch = {"per-device-train-batch-size": ("1",), **flags}
+        own = deepspeed_document(document, beside)
+        found = read_deepspeed(
+            own,
+            with_batch,
+            world_size=world_size,
+            gpu=gpu,
+            model=model,
+            seq=seq,
+            beside=beside,
+            source=source,
+        )
+        keys.asked.update(key for key in keys.values if key.startswith("deepspeed_config."))
+        keys.asked.add("mixed_precision")
+        return ReadLaunch(launch=found.launch, ignored=keys.ignored(_HARMLESS, _KNOWN))
+    if kind not in ("FSDP", "MULTI_GPU", "NO"):
+        raise keys.unpriced(
+            "distributed_type",
+            f"{shorten(kind)} is not priced",
+            "priced are FSDP, DEEPSPEED, MULTI_GPU",
+        )
+    script = script_of(keys, flags, model=model, seq=seq, beside=beside)
+    precision = _precision(keys, script)
+    degrees = {
+        name: keys.number(f"parallelism_config.parallelism_config_{name}_size", 1, least=-1)
+        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    }
+    if degrees["sp"] > 1:
+        raise keys.unpriced(
+            "parallelism_config.parallelism_config_sp_size",
+            "Ulysses keeps activations that nobody here counts",
+            "leave it out to see the rest",
+        )
+    tp, cp = max(degrees["tp"], 1), max(degrees["cp"], 1)
+    zero, replicas = _sharding(keys, kind, degrees, world_size)
+    checkpointing = script.checkpointing or keys.flag("fsdp_config.fsdp_activation_checkpointing")
+    keys.asked.update(key for key in keys.values if key.startswith("parallelism_config."))
+    steps = script.accumulation or keys.number("gradient_accumulation_steps", 1)
+    launch = torch_launch(
+        replace(script, accumulation=steps, checkpointing=checkpointing),
+        trainer=TorchTrainer(
+            keeper="accelerate",
+            zero=zero,
+            replicas=replicas,
+            # accumulation is `no_sync`: gradients wait for the last micro-batch
+            each_micro_batch=steps == 1,
+        ),
+        world_size=world_size,
+        gpu=gpu,
+        source=source,
+        micro_batch=script.micro_batch or 1,
+        accumulation=steps,
+        kind=precision,
+        tp=tp,
+        cp=cp,
+        states=_host_states(keys, zero),
+    )
+    return ReadLaunch(launch=launch, ignored=keys.ignored(_HARMLESS, _KNOWN))
+
+
+def _precision(keys: Keys, script: TrainerScript) -> Literal["bf16", "fp16", "fp32"]:
+    word = keys.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"), "no")
+    if word == "fp8":
+        raise keys.unpriced("mixed_precision", "fp8 is a library's of its own", "say bf16")
+    if word == "no":
+        return script.kind or "fp32"
+    return "bf16" if word == "bf16" else "fp16"
+
+
+def _host_states(keys: Keys, zero: Zero) -> dict[str, Any]:
+    """Return what lies on the host: of FSDP all that is sharded, or nothing."""
+    if not (keys.flag("fsdp_config.fsdp_offload_params") and zero):
+        return {}
+    return {"offload": 1.0, "offload_master": True, "offload_weights": True}
+
+
+def _sharding(
+    keys: Keys, kind: str, degrees: Mapping[str, int], world_size: int
+) -> tuple[Zero, int]:
+    """Return the ZeRO stage of a configuration, and copies of all states."""
+    if kind != "FSDP":
+        return 0, 1
+    version = keys.number("fsdp_config.fsdp_version", 1)
+    word = keys.text("fsdp_config.fsdp_reshard_after_forward", "")
+    strategy = keys.text("fsdp_config.fsdp_sharding_strategy", "")
+    zero: Zero = 3
+    if version == 1:
+        # version 1 had one key for both, and kept its name when version 2 came
+        name = (strategy or word or "FULL_SHARD").upper()
+        if name not in _STRATEGIES and name not in ("TRUE", "FALSE"):
+            raise keys.fail(
+                "fsdp_config.fsdp_sharding_strategy",
+                f"expected one of {', '.join(list(_STRATEGIES)[:5])}, got {shorten(name)}",
+            )
+        zero = _STRATEGIES.get(name, 3)
+        if name.startswith("HYBRID") or name in ("4", "5"):
+            raise keys.unpriced(
+                "fsdp_config.fsdp_sharding_strategy",
+                "shards over the GPUs of a node, whose number the file does not say",
+                "say fsdp_version 2 with dp_replicate_size",
+            )
+    elif word and word.lower() == "false":
+        zero = 2
+    replicas = max(degrees["dp_replicate"], 1)
+    shard = degrees["dp_shard"]
+    ranks = world_size // (max(degrees["tp"], 1) * max(degrees["cp"], 1))
+    if shard > 1 and replicas * shard != ranks:
+        raise InputError(
+            f"dp_replicate({replicas}) * dp_shard({shard}) * tp({max(degrees['tp'], 1)}) * "
+            f"cp({max(degrees['cp'], 1)}) != num_processes({world_size})"
+        )
+    return zero, replicas

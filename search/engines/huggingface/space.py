@@ -1,0 +1,72 @@
+"""What accelerate can be told with one set of degrees, and what it refuses of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from autopar.records import replace
+from autopar.run.launch import Launch
+from autopar.run.runtime import Zero
+from search.engines.choice import Choice
+from search.engines.space import (
+    BY_LAYER,
+    TRANSFORMERS,
+    EngineSpace,
+    Job,
+    never,
+    no_offload,
+    plain_attention,
+    plain_dispatcher,
+    plain_refuses,
+    torch_launch,
+    torch_recompute,
+    whole_sequences,
+)
+
+
+def _accelerate_refuses(job: Job, choice: Choice) -> Iterator[str]:
+    yield from plain_refuses(job, choice)
+    dp = job.world // (choice.tp * choice.cp * choice.pp)
+    if choice.tp > 1 and dp == choice.dp_replicate > 1:
+        # ParallelismConfig of accelerate 1.15
+        yield "replicas beside tensor ranks need dp_shard_size above 1"
+
+
+def _accelerate(job: Job, choice: Choice) -> Launch:
+    single = choice.global_batch == choice.micro_batch * job.world // (choice.tp * choice.cp)
+    launch = torch_launch(
+        job,
+        choice,
+        "accelerate",
+        keeper="accelerate" if choice.zero else "ddp",
+        zero=cast(Zero, choice.zero),
+        trainer=replace(TRANSFORMERS, each_micro_batch=single),
+    )
+    return whole_sequences(launch)
+
+
+SPACE = EngineSpace(
+    name="accelerate",
+    title="accelerate",
+    stack="torchtitan-eager",
+    schedules=(),
+    context=("ring",),
+    experts=False,
+    expert_tensor=lambda tp: (tp,),
+    zero=(0, 2, 3),
+    zero_with_stages=(),
+    replicated=(2, 3),
+    recompute=torch_recompute,
+    blocks=False,
+    offload=no_offload,
+    precisions=lambda gpu: ("bf16",),
+    dispatchers=plain_dispatcher,
+    overlaps_experts=False,
+    overlaps_tensor=never,
+    any_layout=False,
+    launch=_accelerate,
+    attention=plain_attention,
+    refused=_accelerate_refuses,
+    left_out=("torch.compile", "Ulysses, which is not priced", BY_LAYER),
+)

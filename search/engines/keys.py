@@ -1,0 +1,129 @@
+"""Keys of a document of a launch, by their dotted names, and which of them were asked for.
+
+For trainers that are told in sections (TOML, JSON, YAML); arguments of a command line are
+`search.engines.arguments`. What a key means is each trainer's own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autopar.documents.json import shorten
+from autopar.errors import DocumentError
+from autopar.records import dataclass
+from search.engines.arguments import Ignored, UnpricedError
+
+_MOST = 10**9
+"""Above any size or degree."""
+
+
+def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every value that is no section."""
+    for key, value in document.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def words_of_values(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return values as words, `true` and `false` as such, lists as several."""
+    return {key: _words(value) for key, value in values.items()}
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(str(item) for item in value)
+    if isinstance(value, bool):
+        return ("true" if value else "false",)
+    return (str(value),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Values by dotted key."""
+
+    source: str
+    """What is read, for sentences on what is wrong with it."""
+    values: Mapping[str, Any]
+    asked: set[str]
+    """Filled by the lookups below."""
+
+    def fail(self, key: str, problem: str, remedy: str | None = None) -> DocumentError:
+        """Return the sentence on an unusable value."""
+        return DocumentError(self.source, problem, key=key, remedy=remedy)
+
+    def unpriced(self, key: str, problem: str, remedy: str) -> UnpricedError:
+        """Return the sentence on a key that runs and is not priced."""
+        return UnpricedError(self.source, problem, key=key, remedy=remedy)
+
+    def has(self, *keys: str) -> bool:
+        """Return whether one of some keys is given."""
+        self.asked.update(keys)
+        return any(self.values.get(key) is not None for key in keys)
+
+    def first(self, *keys: str) -> str:
+        """Return the first of some names of one thing that is given, else the last."""
+        self.asked.update(keys)
+        return next((key for key in keys if self.values.get(key) is not None), keys[-1])
+
+    def number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a whole number; raises DocumentError for others, and where there is none."""
+        value = self.values.get(key)
+        self.asked.add(key)
+        if value is None:
+            if default is None:
+                raise self.fail(key, "is missing", "add it")
+            return default
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if isinstance(value, float) and value.is_integer():
+            value, whole = int(value), True
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+            value, whole = int(value), True
+        if not whole or not least <= value <= _MOST:
+            kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+            raise self.fail(key, f"expected {kind}, got {shorten(str(value))}")
+        return int(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return a yes or no; raises DocumentError for others."""
+        value = self.values.get(key)
+        self.asked.add(key)
+        if value is None:
+            return default
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if not isinstance(value, bool):
+            raise self.fail(key, f"expected true or false, got {shorten(str(value))}")
+        return value
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return a value as text; of a list its items, with commas between."""
+        value = self.values.get(key)
+        self.asked.add(key)
+        return default if value is None else ",".join(_words(value))
+
+    def choice(self, key: str, known: tuple[str, ...], default: str) -> str:
+        """Return one of the known texts; raises DocumentError for others."""
+        found = self.text(key, default)
+        if found not in known:
+            raise self.fail(key, f"expected one of {', '.join(known)}, got {shorten(found)}")
+        return found
+
+    def ignored(self, harmless: frozenset[str], known: frozenset[str]) -> tuple[Ignored, ...]:
+        """Return the keys that were not asked for.
+
+        harmless : sections and keys that change neither memory nor time. known : those that do,
+        in a way that the launch does not depend on.
+        """
+        return tuple(
+            Ignored(
+                flag=key,
+                value=" ".join(_words(value)),
+                understood=key in harmless or key.partition(".")[0] in harmless or key in known,
+            )
+            for key, value in sorted(self.values.items())
+            if key not in self.asked and value is not None
+        )

@@ -1,0 +1,1 @@
+"""Megatron-LM: its arguments, rules, launches and plans."""

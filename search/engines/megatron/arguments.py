@@ -1,0 +1,653 @@
+"""The arguments of Megatron-LM that say a plan: their names, rules, and what plan they describe.
+
+`search.engines.megatron.plan` writes them, and what is read here is read as it writes it. Read are
+launch scripts, YAML (`MODEL_ARGS:` of its functional tests, or plain keys) and JSON objects of
+arguments. A flag that changes the plan and that no plan can say is refused; what only pricing has
+to know, and flags that say nothing of the plan, are notes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+
+from autopar.documents.json import shorten
+from autopar.errors import DocumentError
+from autopar.records import dataclass
+from autopar.run.model import LayerSpec
+from autopar.run.plan import (
+    LayerStrategy,
+    Plan,
+    VocabStrategy,
+    ZeroDefault,
+    data_degree,
+    layer_problems,
+)
+from search.engines.engine import Imported
+from search.engines.text import Configuration, arguments_in, flags_of_document
+
+Argument = tuple[str, tuple[str, ...]]
+"""A flag without its hyphens in front, and its words; none for a flag that is only there."""
+Arguments = Mapping[str, tuple[str, ...]]
+"""The same by flag."""
+
+
+class Flag(StrEnum):
+    """Arguments that are written, read and checked, without their hyphens."""
+
+    TENSOR = "tensor-model-parallel-size"
+    STAGES = "pipeline-model-parallel-size"
+    CONTEXT = "context-parallel-size"
+    COMMUNICATION = "cp-comm-type"
+    HIERARCHY = "hierarchical-context-parallel-sizes"
+    LAYOUT = "pipeline-model-parallel-layout"
+    MICRO_BATCH = "micro-batch-size"
+    GLOBAL_BATCH = "global-batch-size"
+    SHARDING = "data-parallel-sharding-strategy"
+    GRANULARITY = "recompute-granularity"
+    METHOD = "recompute-method"
+    RECOMPUTED = "recompute-num-layers"
+
+
+SEVERAL = frozenset(
+    {
+        Flag.COMMUNICATION,
+        Flag.HIERARCHY,
+        "moe-aux-loss-coeff",
+        "moe-router-load-balancing-type",
+        "offload-modules",
+        "rampup-batch-size",
+        "recompute-modules",
+    }
+)
+"""Flags that take several words, which YAML and JSON may have in one text."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Strategies and the words for them, in both directions.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronDegrees:
+    """The degrees of the whole model."""
+
+    tensor: int = 1
+    context: int = 1
+    exchange: int = 1
+    """Part of the context degree over which layers that mix both kinds exchange heads; else 1."""
+
+    def data(self, plan: Plan) -> int:
+        """Return the data degree of a plan beside them, 0 where they do not fit."""
+        return data_degree(plan.world_size, plan.num_stages, self.tensor * self.context)
+
+    def layer(self, word: str) -> LayerStrategy:
+        """Return the strategy of a layer whose `cp-comm-type` is a word of `_WAYS`."""
+        ulysses, ring = _WAYS[word]
+        if not ulysses:
+            return LayerStrategy(tp=self.tensor, cp=self.context)
+        # heads exchanged over the whole context group are Ulysses of that degree
+        degree = self.exchange if ring else self.context
+        return LayerStrategy(tp=degree, ulysses=degree > 1, cp=self.context // degree)
+
+
+_WAYS = {
+    "p2p": (False, True),
+    "a2a": (True, False),
+    "a2a+p2p": (True, True),
+    # priced as the ring, and so never written: a plan has one kind of context parallelism
+    "all_gather": (False, True),
+    "allgather": (False, True),
+}
+"""Word of `cp-comm-type`: whether a layer has Ulysses, and whether it has a ring."""
+
+
+def communication(strategy: LayerStrategy) -> str:
+    """Return the word for a layer's context parallelism; without meaning at context degree 1."""
+    way = (strategy.ulysses, strategy.cp > 1 or not strategy.ulysses)
+    return next(word for word, known in _WAYS.items() if known == way)
+
+
+def engine_vocab(
+    degrees: MegatronDegrees, layers: Sequence[LayerStrategy], *, zero3: bool
+) -> VocabStrategy:
+    """Return embedding and head as the engine splits them: weights by tensor, tokens by context.
+
+    Where all layers exchange heads over the whole context group, that is Ulysses for them, too.
+    """
+    if degrees.context > 1 and all(s.ulysses and s.cp == 1 for s in layers):
+        return VocabStrategy(tp=degrees.context, ulysses=True, zero3=zero3)
+    return VocabStrategy(tp=degrees.tensor, zero3=zero3, cp=degrees.context)
+
+
+# --------------------------------------------------------------------------------------------------
+# The layout string of Megatron-LM: which layers stand on which pipeline stage.
+#
+# `--pipeline-model-parallel-layout` spells the stages one after the other, `|` between them: `E` is
+# the embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` the loss; `x*3` is
+# `xxx`, `(tt|)*3` is `tt|tt|tt|`, commas mean nothing. The grammar and the rules are those of
+# `megatron/core/transformer/pipeline_parallel_layer_layout.py` (NVIDIA/Megatron-LM, main).
+
+
+_KINDS = frozenset("EtmL|")
+_MOST = 1 << 16
+"""Characters of a layout at most, written out; far above any model."""
+
+
+class LayoutError(ValueError):
+    """A string that is no layout, or one of another model; the text says why, without a subject."""
+
+
+def layout_string(sizes: Sequence[int]) -> str:
+    """Return the layout of stages with so many layers each: `Et*7|t*9|t*9|t*7L`."""
+    stages = ["t" if size == 1 else f"t*{size}" for size in sizes]
+    return "E" + "|".join(stages) + "L"
+
+
+def parse_layout(text: str) -> tuple[str, ...]:
+    """Return the stages of a layout written out, such as `("Ett", "ttL")`.
+
+    Raises LayoutError: a character is unknown, a bracket or a repetition is incomplete.
+    """
+    return tuple(_written_out(text.replace(",", "")).split("|"))
+
+
+def _written_out(text: str, *, in_bracket: bool = False) -> str:
+    """Return a layout without brackets and repetitions; a bracket holds no other bracket."""
+    written, at = "", 0
+    while at < len(text):
+        piece, at = text[at], at + 1
+        if piece == "(" and not in_bracket:
+            end = text.find(")", at)
+            if end < 0:
+                raise LayoutError("a bracket is not closed")
+            if end == at:
+                raise LayoutError("a bracket is empty")
+            piece, at = _written_out(text[at:end], in_bracket=True), end + 1
+            if text[at : at + 1] != "*":
+                raise LayoutError("a bracket needs a repetition such as (tt|)*3")
+        elif piece not in _KINDS:
+            raise LayoutError(f"holds the unknown character {piece!r}")
+        count, at = _count(text, at)
+        # before it is written out: `t*9999999` would fill the memory
+        if len(written) + len(piece) * count > _MOST:
+            raise LayoutError(f"describes more than {_MOST} layers and stages")
+        written += piece * count
+    return written
+
+
+def stage_sizes(text: str, *, num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Return the transformer layers of every stage.
+
+    Raises LayoutError: it is no layout, or none of this model, or one that no plan has: several
+    parts per stage, multi-token prediction, a stage without a layer.
+    """
+    stages = parse_layout(text)
+    if len(stages) % num_stages:
+        raise LayoutError(f"has {len(stages)} parts, no multiple of the {num_stages} stages")
+    flat = "".join(stages)
+    if flat[:1] != "E" or flat.count("E") != 1:
+        raise LayoutError("needs one E, as its first character")
+    if flat[-1:] != "L" or flat.count("L") != 1:
+        raise LayoutError("needs one L, as its last character")
+    if flat.count("t") != num_layers:
+        raise LayoutError(f"has {flat.count('t')} layers where the model has {num_layers}")
+    if "m" in flat:
+        raise LayoutError("has multi-token-prediction layers (m), which no plan has")
+    if len(stages) != num_stages:
+        raise LayoutError(
+            f"has {len(stages) // num_stages} parts per stage, and no plan is interleaved"
+        )
+    sizes = tuple(stage.count("t") for stage in stages)
+    if not all(sizes):
+        raise LayoutError(f"leaves stage {sizes.index(0)} without a layer, which no plan does")
+    return sizes
+
+
+def _count(text: str, at: int) -> tuple[int, int]:
+    """Return the number of a repetition that begins at `at`, and where what follows begins."""
+    if text[at : at + 1] != "*":
+        return 1, at
+    match = re.compile(r"\*([0-9]+)").match(text, at)
+    if match is None:
+        raise LayoutError("a * is followed by no number")
+    # before int(): a number of thousands of digits is not even read
+    if len(match[1]) > 6:
+        raise LayoutError(f"repeats something more than {_MOST} times")
+    return int(match[1]), match.end()
+
+
+# --------------------------------------------------------------------------------------------------
+# Megatron-LM's own rules for its arguments, so that a launch is not refused on the cluster.
+#
+# Taken from `validate_args` in `megatron/training/arguments.py` and from the Megatron-FSDP guide
+# (NVIDIA/Megatron-LM, main of 2026), from `TransformerConfig` of megatron-core 0.16.1, and, that
+# Megatron-FSDP and pipeline stages exclude each other, from NVIDIA/Megatron-LM pull request 6081.
+# That experts beside tensor parallelism need sequence parallelism: `MoELayer.forward` of
+# `megatron/core/transformer/moe/moe_layer.py`, which ends the first step otherwise.
+
+
+def _number(arguments: Arguments, flag: str, default: int) -> int:
+    """Return the whole number of a flag, the default where it is absent; ValueError otherwise."""
+    return int(arguments[flag][0]) if arguments.get(flag) else default
+
+
+def violated_rules(arguments: Arguments, world_size: int) -> tuple[str, ...]:
+    """Return one sentence per rule that arguments of so many GPUs break."""
+    return (
+        tuple(_degrees(arguments, world_size)) + tuple(_layers(arguments)) + tuple(_data(arguments))
+    )
+
+
+def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
+    tp = _number(arguments, Flag.TENSOR, 1)
+    pp = _number(arguments, Flag.STAGES, 1)
+    cp = _number(arguments, Flag.CONTEXT, 1)
+    dp = data_degree(world, pp, tp * cp)
+    if not dp:
+        yield f"world size({world}) % (tp({tp}) * pp({pp}) * cp({cp})) != 0"
+        # every further rule needs a whole data degree
+        return
+    micro = _number(arguments, Flag.MICRO_BATCH, 1)
+    batch = _number(arguments, Flag.GLOBAL_BATCH, micro * dp)
+    if batch % (micro * dp):
+        yield f"global batch({batch}) % (micro batch({micro}) * dp({dp})) = {batch % (micro * dp)}"
+    heads = _number(arguments, "num-attention-heads", 0)
+    groups = _number(arguments, "num-query-groups", heads)
+    length = _number(arguments, "seq-length", 0)
+    layer = LayerSpec(
+        num_layers=1,
+        seq_length=length,
+        hidden_size=0,
+        num_heads=heads,
+        num_kv_heads=groups or None,
+        ffn_hidden_size=_number(arguments, "ffn-hidden-size", 0),
+    )
+    # what no plan may break; the engine's all-to-all keeps the zigzag of its ring
+    scattered = "sequence-parallel" in arguments
+    yield from layer_problems(layer, LayerStrategy(tp=tp, cp=cp), sequence_parallel=scattered)
+    yield from exchange_problems(heads, groups, tp, _all_to_all(arguments, cp))
+    if scattered and tp == 1:
+        yield "--sequence-parallel needs --tensor-model-parallel-size above 1"
+    if "num-experts" in arguments and tp > 1 and not scattered:
+        yield f"experts with tp({tp}) need --sequence-parallel"
+    if _number(arguments, "max-position-embeddings", length) < length:
+        yield f"max-position-embeddings is below seq-length({length})"
+
+
+def exchange_problems(
+    heads: int | None, kv_heads: int | None, tensor: int, exchange: int
+) -> Iterator[str]:
+    """Yield why heads are not exchanged over so many ranks, which hold what tp has left them."""
+    for what, count in (("attention heads", heads), ("query groups", kv_heads)):
+        # no key-value head is copied, as a plan's Ulysses copies them
+        if exchange > 1 and count is not None and count % (tensor * exchange):
+            rest = count % (tensor * exchange)
+            yield f"{what}({count}) % (tp({tensor}) * a2a({exchange})) = {rest} != 0"
+
+
+def _all_to_all(arguments: Arguments, cp: int) -> int:
+    """Return over how many ranks heads are exchanged."""
+    kinds = arguments.get(Flag.COMMUNICATION, ())
+    if "a2a" in kinds:
+        return cp
+    sizes = arguments.get(Flag.HIERARCHY, ())
+    return int(sizes[0]) if "a2a+p2p" in kinds and sizes else 1
+
+
+def _layers(arguments: Arguments) -> Iterator[str]:
+    pp = _number(arguments, Flag.STAGES, 1)
+    cp = _number(arguments, Flag.CONTEXT, 1)
+    layers = _number(arguments, "num-layers", 0)
+    layout = arguments.get(Flag.LAYOUT)
+    if layout:
+        try:
+            stage_sizes(layout[0], num_layers=layers, num_stages=pp)
+        except LayoutError as error:
+            yield f"--pipeline-model-parallel-layout {error}"
+    # without a layout all stages have the same number of layers
+    elif layers % pp:
+        yield f"layers({layers}) % pp({pp}) = {layers % pp} != 0 without a layout"
+    kinds = arguments.get(Flag.COMMUNICATION, ())
+    if len(kinds) not in (0, 1, layers):
+        yield f"--cp-comm-type has {len(kinds)} entries for {layers} layers"
+    sizes = arguments.get(Flag.HIERARCHY, ())
+    product = math.prod(map(int, sizes))
+    if sizes and product != cp:
+        yield f"hierarchical sizes multiply to {product} where cp is {cp}"
+    if "a2a+p2p" in kinds and not sizes:
+        yield "--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes"
+    if arguments.get(Flag.GRANULARITY) == ("full",):
+        for flag in (Flag.METHOD, Flag.RECOMPUTED):
+            if flag not in arguments:
+                yield f"--recompute-granularity full needs --{flag}"
+
+
+def _data(arguments: Arguments) -> Iterator[str]:
+    sharded = "use-megatron-fsdp" in arguments
+    if "overlap-param-gather" in arguments:
+        if not (sharded or "use-distributed-optimizer" in arguments):
+            yield "--overlap-param-gather needs a distributed optimizer or Megatron-FSDP"
+        if "overlap-grad-reduce" not in arguments:
+            yield "--overlap-param-gather needs --overlap-grad-reduce"
+    if sharded:
+        if arguments.get("ckpt-format") != ("fsdp_dtensor",):
+            yield "--use-megatron-fsdp needs --ckpt-format fsdp_dtensor"
+        if "gradient-accumulation-fusion" not in arguments and (
+            "no-gradient-accumulation-fusion" not in arguments
+        ):
+            yield "--use-megatron-fsdp needs --no-gradient-accumulation-fusion"
+        if _number(arguments, Flag.STAGES, 1) > 1:
+            yield "--use-megatron-fsdp is not combined with pipeline stages"
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments -> plan, so that an existing launch can be priced.
+
+
+_BARE = frozenset(
+    {
+        "sequence-parallel",
+        "use-distributed-optimizer",
+        "use-megatron-fsdp",
+        "use-custom-fsdp",
+        "use-torch-fsdp2",
+        "torch-fsdp2-no-reshard-after-forward",
+        "overlap-grad-reduce",
+        "recompute-activations",
+        "grad-reduce-in-bf16",
+        "bf16",
+        "fp16",
+        "account-for-embedding-in-pipeline-split",
+        "account-for-loss-in-pipeline-split",
+    }
+)
+_SHARDED: dict[str, tuple[bool, ZeroDefault]] = {
+    "no_shard": (False, "ddp"),
+    "optim": (False, "zero1"),
+    "optim_grads": (False, "zero2"),
+    "optim_grads_params": (True, "ddp"),
+}
+"""Sharding strategy of Megatron-FSDP: (ZeRO-3, what the layers do otherwise)."""
+
+
+def import_megatron(
+    source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
+) -> Imported:
+    """Return the plan that Megatron-LM arguments describe.
+
+    Parameters
+    ----------
+    world_size : number of GPUs, where the launch does not say it. num_layers : the same.
+
+    Raises DocumentError: an argument is unusable, or says what no plan can.
+    """
+    arguments = _Arguments(
+        path=source.path, words=source.flags if source.flags is not None else _words(source)
+    )
+    own = world_size or source.world_size or arguments.number("world-size", 0)
+    world = source.num_gpus(own)
+    notes = list[str]()
+    plan = _plan(arguments, world, num_layers, notes)
+    return Imported(plan=plan, notes=tuple(notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arguments:
+    """Flags with the checks that their words need."""
+
+    path: Path
+    words: Mapping[str, tuple[str, ...]]
+
+    def fail(self, flag: str, problem: str, remedy: str | None = None) -> DocumentError:
+        return DocumentError(self.path, problem, key=f"--{flag}", remedy=remedy)
+
+    def has(self, flag: str) -> bool:
+        return flag in self.words
+
+    def text(self, flag: str, default: str = "") -> str:
+        words = self.words.get(flag)
+        if words is None:
+            return default
+        if len(words) != 1:
+            raise self.fail(flag, f"expected one value, got {shorten(' '.join(words))}")
+        return words[0]
+
+    def number(self, flag: str, default: int | None = None) -> int:
+        if flag not in self.words:
+            if default is None:
+                raise self.fail(flag, "is missing", "add it")
+            return default
+        return self._whole(flag, self.text(flag))
+
+    def numbers(self, flag: str) -> tuple[int, ...]:
+        return tuple(self._whole(flag, word) for word in self.words.get(flag, ()))
+
+    def _whole(self, flag: str, text: str) -> int:
+        # short before int(), which refuses thousands of digits
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+            unknown = "$" in text or "`" in text
+            raise self.fail(
+                flag,
+                f"expected a positive integer, got {shorten(text)}",
+                "write the number, the script's variable is unknown here" if unknown else None,
+            )
+        return int(text)
+
+
+def _words(source: Configuration) -> dict[str, tuple[str, ...]]:
+    """Return the flags of a document of arguments; `false` and `null` are flags not given."""
+    words = flags_of_document(arguments_in(source.document), several=SEVERAL)
+    return {
+        flag: () if flag in _BARE and w in (("true",), ("True",)) else w
+        for flag, w in words.items()
+    }
+
+
+def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list[str]) -> Plan:
+    tensor = arguments.number(Flag.TENSOR, 1)
+    stages = arguments.number(Flag.STAGES, 1)
+    context = arguments.number(Flag.CONTEXT, 1)
+    experts = "expert-model-parallel-size"
+    if arguments.number(experts, 1) > 1:
+        raise arguments.fail(
+            experts,
+            f"is {arguments.text(experts)}, and plans have expert degree 1",
+            "take it out to price the rest",
+        )
+    data, rest = divmod(world, tensor * stages * context)
+    if rest:
+        raise arguments.fail(
+            Flag.TENSOR,
+            f"{world} GPUs % (tp({tensor}) * pp({stages}) * cp({context})) = {rest} != 0",
+            "give the --nodes and --gpus-per-node of the launch",
+        )
+    layers = arguments.number("num-layers", num_layers)
+    micro = arguments.number(Flag.MICRO_BATCH)
+    # without it the batch is one micro-batch on every data rank
+    batch = arguments.number(Flag.GLOBAL_BATCH, micro * data)
+    if batch % (micro * data):
+        raise arguments.fail(
+            Flag.GLOBAL_BATCH,
+            f"{batch} % (micro batch({micro}) * dp({data})) = {batch % (micro * data)} != 0",
+            "Megatron-LM refuses it too; make it a multiple",
+        )
+    sizes = _sizes(arguments, layers, stages)
+    zero3, default = _data_type(arguments)
+    strategies, degrees = _strategies(arguments, layers, tensor, context)
+    recomputed = _recomputed(arguments, sizes, notes)
+    plan = Plan(
+        world_size=world,
+        num_stages=stages,
+        stage_sizes=sizes,
+        layers=tuple(
+            replace(strategy, zero3=zero3, checkpoint=again)
+            for strategy, again in zip(strategies, recomputed, strict=True)
+        ),
+        # a placeholder: it follows from the plan, below
+        vocab=VocabStrategy(),
+        global_batch=batch,
+        num_microbatches=batch // (micro * data),
+        default_dp_type=default,
+    )
+    vocab = engine_vocab(degrees, plan.layers, zero3=zero3)
+    _say_pricing(arguments, tensor, notes)
+    _say_reductions(arguments, batch // (micro * data), notes)
+    return replace(plan, vocab=vocab)
+
+
+def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
+    for flag in ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"):
+        if arguments.has(flag):
+            # a single part per stage is not interleaved
+            whole = layers // stages if flag.startswith("num-layers") else 1
+            if arguments.number(flag) != whole:
+                raise arguments.fail(
+                    flag,
+                    f"is {arguments.text(flag)}, an interleaved schedule, which no plan has",
+                    "take it out to price the same stages with 1F1B",
+                )
+    if arguments.has(Flag.LAYOUT):
+        text = arguments.text(Flag.LAYOUT)
+        try:
+            return stage_sizes(text, num_layers=layers, num_stages=stages)
+        except LayoutError as error:
+            raise arguments.fail(Flag.LAYOUT, str(error)) from None
+    first = arguments.number("decoder-first-pipeline-num-layers", 0)
+    last = arguments.number("decoder-last-pipeline-num-layers", 0)
+    embedding = arguments.has("account-for-embedding-in-pipeline-split")
+    loss = arguments.has("account-for-loss-in-pipeline-split")
+    # stages whose sizes are given take no part in the division
+    middle = stages - bool(first) - bool(last)
+    # embedding and loss count as a layer each where the flags say so
+    rest = layers - first - last + embedding + loss
+    if rest < middle or (rest % middle if middle else rest):
+        raise arguments.fail(
+            Flag.STAGES,
+            f"{rest} layers do not divide over {middle} stages",
+            "Megatron-LM refuses it too; give --pipeline-model-parallel-layout",
+        )
+    each = rest // middle if middle else 0
+    sizes = [each] * stages
+    # what was counted for the embedding is no layer
+    sizes[0] = first or each - embedding
+    if stages > 1:
+        sizes[-1] = last or each - loss
+    elif embedding or loss:
+        # nothing to even out on one stage, which has all layers
+        sizes[0] = layers
+    if min(sizes) < 1:
+        raise arguments.fail(Flag.STAGES, "a stage is left without a layer", "use fewer stages")
+    return tuple(sizes)
+
+
+def _data_type(arguments: _Arguments) -> tuple[bool, ZeroDefault]:
+    """Return (ZeRO-3, what the layers do otherwise)."""
+    if arguments.has("use-torch-fsdp2"):
+        kept = arguments.has("torch-fsdp2-no-reshard-after-forward")
+        # weights that stay after the forward are those of ZeRO-2
+        return not kept, "zero2" if kept else "ddp"
+    if arguments.has("use-megatron-fsdp") or arguments.has("use-custom-fsdp"):
+        flag = Flag.SHARDING
+        strategy = arguments.text(flag, "no_shard")
+        if strategy not in _SHARDED:
+            expected = ", ".join(_SHARDED)
+            raise arguments.fail(flag, f"expected one of {expected}, got {shorten(strategy)}")
+        return _SHARDED[strategy]
+    # the distributed optimizer shards states alone
+    return False, "zero1" if arguments.has("use-distributed-optimizer") else "ddp"
+
+
+def _strategies(
+    arguments: _Arguments, layers: int, tensor: int, context: int
+) -> tuple[list[LayerStrategy], MegatronDegrees]:
+    if context == 1:
+        return [LayerStrategy(tp=tensor)] * layers, MegatronDegrees(tensor=tensor)
+    flag = Flag.COMMUNICATION
+    # its default is the ring
+    kinds = arguments.words.get(flag, ("p2p",))
+    if len(kinds) == 1:
+        kinds = kinds * layers
+    if len(kinds) != layers:
+        raise arguments.fail(flag, f"has {len(kinds)} entries for {layers} layers")
+    unknown = [kind for kind in kinds if kind not in _WAYS]
+    if unknown:
+        raise arguments.fail(
+            flag, f"expected p2p, all_gather, a2a or a2a+p2p, got {shorten(unknown[0])}"
+        )
+    exchanges = any(kind.startswith("a2a") for kind in kinds)
+    if exchanges and tensor > 1:
+        raise arguments.fail(
+            flag,
+            f"exchanges heads beside --tensor-model-parallel-size {tensor}, and a layer of a plan "
+            "has tensor parallelism or Ulysses",
+            "p2p can be priced",
+        )
+    inner = 1
+    if "a2a+p2p" in kinds:
+        sizes = arguments.numbers(Flag.HIERARCHY)
+        if len(sizes) != 2 or sizes[0] * sizes[1] != context:
+            raise arguments.fail(
+                Flag.HIERARCHY,
+                f"expected two sizes that multiply to {context}, got {shorten(list(sizes))}",
+            )
+        inner = sizes[0]
+    degrees = MegatronDegrees(tensor=tensor, context=context, exchange=inner)
+    return [degrees.layer(kind) for kind in kinds], degrees
+
+
+def _recomputed(arguments: _Arguments, sizes: Sequence[int], notes: list[str]) -> tuple[bool, ...]:
+    granularity = arguments.text(Flag.GRANULARITY)
+    if arguments.has("recompute-activations") or granularity == "selective":
+        notes.append("selective recomputation is priced as none: it needs less memory than that")
+        return (False,) * sum(sizes)
+    if not arguments.has(Flag.GRANULARITY):
+        return (False,) * sum(sizes)
+    if granularity != "full":
+        raise arguments.fail(
+            Flag.GRANULARITY, f"expected full or selective, got {shorten(granularity)}"
+        )
+    method = arguments.text(Flag.METHOD)
+    if method not in ("block", "uniform"):
+        raise arguments.fail(
+            Flag.METHOD, f"expected block or uniform, got {shorten(method)}", "add it"
+        )
+    count = arguments.number(Flag.RECOMPUTED)
+    if method == "uniform":
+        if count > 1:
+            notes.append(
+                f"recomputation in units of {count} layers is priced as of single layers, which "
+                "keep more activations and need less for a moment"
+            )
+        return (True,) * sum(sizes)
+    return tuple(position < count for size in sizes for position in range(size))
+
+
+def _say_pricing(arguments: _Arguments, tensor: int, notes: list[str]) -> None:
+    """Say what pricing has to be told besides the plan."""
+    if tensor > 1 and not arguments.has("sequence-parallel"):
+        notes.append("no --sequence-parallel: price it with --no-sequence-parallel")
+    if arguments.has("fp16"):
+        wide = arguments.has("accumulate-allreduce-grads-in-fp32")
+        gradients = "" if wide else " --no-fp32-gradients"
+        notes.append(f"--fp16: price it with --mixed-precision fp16{gradients}")
+    elif not arguments.has("bf16"):
+        notes.append("neither --bf16 nor --fp16: price it with --mixed-precision fp32")
+    elif arguments.has("grad-reduce-in-bf16"):
+        notes.append("--grad-reduce-in-bf16: price it with --no-fp32-gradients")
+    if not arguments.has("overlap-grad-reduce"):
+        notes.append("no --overlap-grad-reduce: the price assumes that reductions overlap")
+
+
+def _say_reductions(arguments: _Arguments, num_microbatches: int, notes: list[str]) -> None:
+    """Say where Megatron-FSDP, which shards gradients, reduces in every micro-batch."""
+    fully_sharded = arguments.has("use-megatron-fsdp") or arguments.has("use-custom-fsdp")
+    kind = arguments.text(Flag.SHARDING, "no_shard")
+    if fully_sharded and kind.startswith("optim_grads") and num_microbatches > 1:
+        notes.append(
+            "Megatron-FSDP reduces gradients in every micro-batch: price it with "
+            "--no-async-grad-reduce"
+        )

@@ -1,0 +1,192 @@
+"""Files of Megatron-LM as they are checked: scripts, YAML and JSON of its arguments.
+
+What the arguments mean is `search.engines.megatron.read`'s, what it refuses
+`search.engines.megatron.rules`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from autopar.documents.json import shorten
+from autopar.errors import InputError
+from autopar.records import dataclass
+from autopar.run.launch import Launch
+from search.check.changes import Changes, changed_words, changes_of
+from search.engines.arguments import words_of
+from search.engines.megatron.findings import Finding, findings_of
+from search.engines.megatron.read import (
+    arguments_of_configuration,
+    read_launch,
+    underscored,
+    unread_parts,
+)
+from search.engines.megatron.rules import Setting, Words, broken_rules
+from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.text import Configuration
+
+_OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
+"""Arguments that every launch of Megatron-LM has most of."""
+_STACK = "megatron-core"
+
+
+_BARE = re.compile(
+    r"""
+    accumulate-allreduce-grads-in-fp32 | add-qkv-bias | bf16 | cross-entropy-loss-fusion |
+    disable-bias-linear | fp16 | fp8-param-gather | group-query-attention | moe-grouped-gemm |
+    moe-permute-fusion | moe-router-pre-softmax | multi-latent-attention |
+    no-create-attention-mask-in-dataloader |
+    no-rope-fusion | overlap-grad-reduce | overlap-moe-expert-parallel-comm |
+    overlap-param-gather | qk-layernorm | recompute-activations | sequence-parallel | swiglu |
+    tp-comm-overlap | untie-embeddings-and-output-weights | use-distributed-optimizer |
+    use-flash-attn | use-mcore-models | use-megatron-fsdp | use-rotary-position-embeddings
+    """,
+    re.VERBOSE,
+)
+"""Flags that take no value, of those that change time or memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronWords:
+    """Arguments of Megatron-LM by flag without hyphens, and where they run."""
+
+    words: Words
+    world_size: int
+    environment: Mapping[str, str]
+    gpu: str
+    name: str
+    """Of the launch."""
+
+    def launch(self) -> Launch | None:
+        """Return the launch that the arguments are; None where they break a rule."""
+        try:
+            found = read_launch(
+                {flag: list(given) if given else True for flag, given in self.words.items()},
+                world_size=self.world_size,
+                environment=self.environment,
+                gpu=self.gpu,
+                source=self.name,
+            ).launch
+        except InputError:
+            return None
+        setting = Setting(self.words, self.world_size, self.gpu.upper())
+        return None if any(broken_rules(setting, None, found)) else found
+
+    def becoming(self, before: Launch, after: Launch) -> Changes | None:
+        """Return what changes from one launch to another; None: that would not run.
+
+        Read anew with the changes, the arguments have to be that launch, and break no rule.
+        """
+        changes = changes_of(self.words, before, after)
+        again = replace(self, words=changed_words(self.words, changes)).launch()
+        return None if again is None or not same_launch(again, after) else changes
+
+
+def same_launch(one: Launch, other: Launch) -> bool:
+    """Return whether two launches do the same; without tensor ranks nothing is scattered."""
+    degrees = [
+        replace(one.degrees, sequence_parallel=one.degrees.scattered) for one in (one, other)
+    ]
+    return degrees[0] == degrees[1] and replace(one, degrees=other.degrees) == other
+
+
+def _owns(source: Configuration) -> bool:
+    return len(_OWN & words_of(arguments_of_configuration(source)[0]).keys()) >= 2
+
+
+def _read(source: Configuration, asked: Asked) -> CheckedFile:
+    arguments, environment = arguments_of_configuration(source)
+    words, left_out, wrong = _without_values(words_of(arguments))
+    arguments = {flag: value for flag, value in arguments.items() if _flag(flag) not in left_out}
+    arguments |= dict.fromkeys(left_out, True)
+    world = world_size_of(source.path, _own_world(source, words), asked)
+    found = attempt(
+        lambda: read_launch(
+            arguments,
+            world_size=world,
+            environment=environment,
+            gpu=asked.gpu,
+            source=str(source.path),
+        )
+    )
+    said = findings_of(
+        words,
+        world_size=world,
+        environment=environment,
+        gpu=asked.gpu,
+        ignored=found.ignored,
+        problem=found.problem,
+        launch=found.launch,
+    )
+    if found.unpriced is not None:
+        said = (Finding(kind="not priced", text=found.unpriced), *said)
+    wrong += [
+        f"{flag} is spelt with hyphens, --{_flag(flag)}, and argparse knows no other"
+        for flag in underscored(source)
+    ]
+    said = (*(Finding(kind="illegal", text=text) for text in wrong), *said)
+    texts = (*left_out.values(), *source.notes, *unread_parts(source))
+    # a variable may be written over several lines
+    notes = tuple(Finding(kind="read", text=" ".join(text.split())) for text in texts if text)
+    whole = MegatronWords(
+        words=words,
+        world_size=world,
+        environment=environment,
+        gpu=asked.gpu,
+        name=str(source.path),
+    )
+    return CheckedFile(
+        path=str(source.path),
+        trainer=MEGATRON.name,
+        stack=_STACK,
+        world_size=world,
+        launch=found.launch,
+        findings=(*said, *notes),
+        harmless=tuple(entry for entry in found.ignored if entry.understood),
+        words=words,
+        written=partial(_written, whole, found.launch),
+        spelled=_spelled,
+    )
+
+
+def _written(whole: MegatronWords, before: Launch | None, after: Launch) -> Changes | None:
+    assert before is not None, "only a launch that was read has others next to it"
+    return whole.becoming(before, after)
+
+
+def _spelled(flag: str, value: str | None) -> str:
+    return f"--{flag} {value or ''}".rstrip()
+
+
+def _flag(name: object) -> str:
+    return str(name).lstrip("-").replace("_", "-")
+
+
+def _without_values(words: Words) -> tuple[dict[str, tuple[str, ...]], dict[str, str], list[str]]:
+    """Return words whose flags without values have none, what was taken away, and what is wrong.
+
+    Behind such a flag `$ARGS` is no value of it: it holds other flags, or nothing.
+    """
+    found, left_out, wrong = {**words}, dict[str, str](), list[str]()
+    for flag, given in words.items():
+        if not given or not _BARE.fullmatch(flag):
+            continue
+        found[flag] = ()
+        text = " ".join(given)
+        if all(word[:1] in ("$", "`") for word in given):
+            left_out[flag] = f"{text[:60]} is known where the launch runs, and taken as nothing"
+        else:
+            wrong.append(f"--{flag} takes no value, got {shorten(text)}")
+    return found, dict(sorted(left_out.items())), sorted(wrong)
+
+
+def _own_world(source: Configuration, words: Words) -> int | None:
+    if source.world_size is None and words.get("world-size", ("",))[0].isdigit():
+        return int(words["world-size"][0])
+    return source.world_size
+
+
+MEGATRON = Trainer(name="Megatron-LM", forms="script, YAML or JSON", owns=_owns, read=_read)

@@ -1,0 +1,772 @@
+"""Arguments of Megatron-LM read as a launch whose memory can be priced.
+
+Decoder-only models of the GPT kind are read, dense, of experts and with MLA, in every layout. Other
+models are refused in a sentence, as is what changes memory in a way that nobody prices. A plan of
+the same arguments is read by `search.engines.megatron.arguments`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, cast, get_args
+
+from autopar.documents.json import shorten
+from autopar.records import dataclass
+from autopar.run.launch import (
+    Attention,
+    Chunk,
+    Degrees,
+    Experts,
+    Latent,
+    Launch,
+    Model,
+    Optimizer,
+    Precision,
+    Recompute,
+    Software,
+    chunks_of_sizes,
+    even_chunks,
+)
+from autopar.run.plan import Module
+from autopar.training.offload import OFFLOADED, Offload, OffloadModule
+from search.engines.arguments import Ignored, LaunchArguments, is_open, words_of
+from search.engines.megatron.arguments import LayoutError, parse_layout
+from search.engines.megatron.names import OTHER_MODELS, UNPRICED, concern_of, harmless
+from search.engines.megatron.release import Release, software_of
+from search.engines.text import Configuration, arguments_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLaunch:
+    """A launch, and the arguments that it does not depend on."""
+
+    launch: Launch
+    ignored: tuple[Ignored, ...]
+
+    @property
+    def not_understood(self) -> tuple[Ignored, ...]:
+        """Arguments whose effect nobody knows here."""
+        return tuple(entry for entry in self.ignored if not entry.understood)
+
+
+_OF_TIME = (
+    "overlap-param-gather",
+    "overlap-param-gather-with-optimizer-step",
+    "overlap-p2p-communication-warmup-flush",
+    "no-overlap-p2p-communication",
+    "high-priority-stream-groups",
+    "moe-hybridep-num-sms",
+    "moe-deepep-num-sms",
+    "moe-flex-dispatcher-num-sms",
+    "moe-shared-expert-overlap",
+    "moe-router-fusion",
+    "ddp-num-buckets",
+    "tp-comm-overlap-cfg",
+    # their buffers are not PyTorch's
+    "moe-enable-deepep",
+    "moe-flex-dispatcher-backend",
+    # what a dense model has of experts, and which ungated activation, changes no size
+    "expert-tensor-parallel-size",
+    "expert-model-parallel-size",
+    "squared-relu",
+    # the batch that is priced is the last one, which a finding says
+    "rampup-batch-size",
+    "decrease-batch-size-if-needed",
+)
+"""Flags that are known to change time alone, or nothing of this model."""
+_DEFAULTS = (
+    ("megatron-fsdp-grad-comm-dtype", "fp32"),
+    ("megatron-fsdp-main-grads-dtype", "fp32"),
+    ("megatron-fsdp-main-params-dtype", "fp32"),
+    ("outer-dp-sharding-strategy", "no_shard"),
+)
+"""Flags with the one value that is what is priced without them."""
+_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+"""What Megatron-FSDP shards."""
+_MOST = 4096
+"""Layers, and experts, of a model; far above any."""
+_VOCABULARIES = {
+    "GPT2BPETokenizer": 50257,
+    "Llama2Tokenizer": 32000,
+    "GPTSentencePieceTokenizer": 256000,
+}
+"""Of tokenizers with one vocabulary in use; GPTSentencePiece's is that of Nemotron's model."""
+
+
+def read_launch(
+    arguments: Mapping[str, Any],
+    *,
+    world_size: int | None = None,
+    environment: Mapping[str, Any] | None = None,
+    gpu: str = "H100",
+    release: Release | None = None,
+    source: str = "arguments",
+) -> ReadLaunch:
+    """Return the launch that arguments such as `{"--num-layers": 12}` describe.
+
+    Parameters
+    ----------
+    world_size : number of GPUs, where no argument says it. environment : variables of the ranks.
+    gpu : kind of device. release : of trainer and container; default: the newest.
+
+    Raises InputError: a value is unusable, or the model or its training is none that is priced.
+    """
+    words = LaunchArguments(source=source, words=_renamed(words_of(arguments)), asked=set())
+    _refuse(words)
+    words.asked.update(_OF_TIME)
+    words.asked.update(flag for flag, value in _DEFAULTS if words.words.get(flag) == (value,))
+    world = world_size or words.number("world-size", 0)
+    if not world:
+        raise words.fail("world-size", "is not given", "say the number of GPUs")
+    model = _model(words, release or Release())
+    degrees = _degrees(words, model, world)
+    micro = words.number("micro-batch-size")
+    batch = words.number("global-batch-size", micro * degrees.dp)
+    launch = Launch(
+        name=source,
+        model=model,
+        degrees=degrees,
+        seq=words.number("seq-length"),
+        micro_batch=micro,
+        global_batch=batch,
+        steps=_steps(words, batch),
+        precision=_precision(words),
+        optimizer=_optimizer(words, degrees),
+        recompute=_recompute(words),
+        offload=_offload(words),
+        software=_software(words, model, environment or {}, gpu, release or Release()),
+        loss_fusion=_loss_fusion(words),
+        attention_masks=not words.has("no-create-attention-mask-in-dataloader"),
+        tensor_overlap=words.has("tp-comm-overlap") and degrees.tp > 1,
+        deferred_head=(
+            words.number("wgrad-deferral-limit", 0)
+            if words.has("defer-embedding-wgrad-compute")
+            else None
+        ),
+    )
+    return ReadLaunch(launch=launch, ignored=words.ignored(harmless, concern_of))
+
+
+def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return arguments in which what has a second name has its first one.
+
+    A model without a decoder may have its layers and its length given as those of an encoder, which
+    `validate_args` takes for those of the model; both names at once are an error there.
+    """
+    return {
+        _SECOND.get(flag, flag) if _SECOND.get(flag, flag) not in words else flag: given
+        for flag, given in words.items()
+    }
+
+
+_SECOND = {"encoder-num-layers": "num-layers", "encoder-seq-length": "seq-length"}
+"""Second names of arguments, and the first ones."""
+
+
+def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments in a script, YAML or JSON, and the environment that it sets."""
+    document: Any = source.document
+    if source.flags is not None:
+        document = {
+            flag: True if not given else given[0] if len(given) == 1 else list(given)
+            for flag, given in source.flags.items()
+        }
+        return document, {**source.environment}
+    arguments = arguments_in(document)
+    variables = {} if arguments is document else document.get("ENV_VARS") or {}
+    return {**arguments}, {name: str(value) for name, value in variables.items()}
+
+
+def unread_parts(source: Configuration) -> tuple[str, ...]:
+    """Return a sentence for each mapping that stands where arguments do, and is not read."""
+    if source.flags is not None:
+        return ()
+    arguments = arguments_in(source.document)
+    own = ("ENV_VARS",) if arguments is source.document else ()
+    return tuple(
+        f"{key} holds keys of its own, which are no arguments, and are not read"
+        for key, value in arguments.items()
+        if isinstance(value, Mapping) and key not in own
+    )
+
+
+def underscored(source: Configuration) -> tuple[str, ...]:
+    """Return the flags that argparse does not know as they are spelt, with underscores.
+
+    Keys of documents without hyphens in front are names of Python, and are meant.
+    """
+    if source.command is not None:
+        written = [word.partition("=")[0] for word in source.command.arguments]
+    else:
+        written = [str(key) for key in arguments_in(source.document)]
+    flags = (word for word in written if word.startswith("--") and "_" in word)
+    return tuple(sorted({*flags} - _UNDERSCORED))
+
+
+_UNDERSCORED = {"--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"}
+"""Those that Megatron-LM spells so."""
+
+
+def launch_of_configuration(
+    source: Configuration, *, world_size: int | None = None, gpu: str = "H100"
+) -> ReadLaunch:
+    """Return the launch in a script, YAML or JSON; raises InputError as `read_launch` does."""
+    arguments, environment = arguments_of_configuration(source)
+    return read_launch(
+        arguments,
+        world_size=world_size or source.world_size,
+        environment=environment,
+        gpu=gpu,
+        source=str(source.path),
+    )
+
+
+def _steps(words: LaunchArguments, batch: int) -> int | None:
+    """Return how many steps a run takes until it ends or exits; None where nothing says it.
+
+    What only the environment says, such as `$TRAIN_ITERS`, is not said.
+    """
+    given = [
+        words.number(flag)
+        for flag in ("train-iters", "exit-interval")
+        if words.has(flag) and not is_open(words.text(flag))
+    ]
+    if words.has("train-samples") and not is_open(words.text("train-samples")):
+        # trillions of tokens are billions of samples
+        given.append(max(words.number("train-samples", digits=15) // batch, 1))
+    return min(given, default=None)
+
+
+def _refuse(words: LaunchArguments) -> None:
+    for flags, what in OTHER_MODELS:
+        given = next((flag for flag in flags if flag in words.words), None)
+        if given is not None:
+            raise words.unpriced(
+                given, f"belongs to {what}", "only models of the GPT kind are priced"
+            )
+    if words.text("tokenizer-type").startswith("BertWordPiece"):
+        raise words.unpriced(
+            "tokenizer-type", "belongs to a BERT model", "only models of the GPT kind are priced"
+        )
+    spec = " ".join(words.list("spec"))
+    if spec not in ("", "local"):
+        raise words.unpriced("spec", f"names layers that are not known: {spec[:60]}", "take it out")
+    for flags, why in UNPRICED:
+        given = next((flag for flag in flags if flag in words.words), None)
+        # an implementation called none is none
+        if given is not None and words.words[given] != ("none",):
+            raise words.unpriced(given, why, "take it out to price the rest")
+
+
+# --------------------------------------------------------------------------------------------------
+# The model.
+
+
+def _model(words: LaunchArguments, release: Release) -> Model:
+    hidden = words.number("hidden-size")
+    gated = words.has("swiglu")
+    # what Megatron-LM takes where no width is given: two thirds of 4h for three matrices
+    ffn = words.number("ffn-hidden-size", int(8 * hidden / 3) // 64 * 64 if gated else 4 * hidden)
+    layers = words.number("num-layers", most=_MOST)
+    experts = _experts(words, ffn, gated=gated)
+    kind = words.choice(
+        "position-embedding-type",
+        ("learned_absolute", "rope", "mrope", "yarn", "relative", "none"),
+        "learned_absolute",
+    )
+    if kind in ("mrope", "relative"):
+        raise words.unpriced("position-embedding-type", f"{kind} is not priced", "rope is")
+    if words.has("use-rotary-position-embeddings"):
+        kind = "rope"
+    # the old way to have none
+    if words.has("no-position-embedding") and kind == "learned_absolute":
+        kind = "none"
+    mtp = words.number("mtp-num-layers", 0, most=_MOST)
+    return Model(
+        hidden=hidden,
+        ffn=ffn,
+        attention=_attention(words, hidden),
+        vocab=_vocab(words, release),
+        vocab_divisor=_vocab_divisor(words),
+        expert_layers=_expert_layers(words, layers) if experts else (False,) * layers,
+        experts=experts,
+        gated=gated,
+        fused_gate=not words.has("no-bias-swiglu-fusion"),
+        biases=not words.has("disable-bias-linear"),
+        qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
+        tied=not words.has("untie-embeddings-and-output-weights"),
+        norm="rms" if words.text("normalization", "LayerNorm") == "RMSNorm" else "layer",
+        positions={"learned_absolute": "learned", "none": "none"}.get(kind, "rotary"),  # type: ignore[arg-type]
+        max_positions=words.number("max-position-embeddings", 0),
+        rotary_share=words.real("rotary-percent", 1.0),
+        fused_rotary=not words.has("no-rope-fusion"),
+        hidden_dropout=words.real("hidden-dropout", 0.1),
+        mtp=mtp,
+        mtp_repeated=words.has("mtp-use-repeated-layer"),
+    )
+
+
+def _attention(words: LaunchArguments, hidden: int) -> Attention:
+    heads = words.number("num-attention-heads")
+    groups = heads
+    if words.has("group-query-attention"):
+        groups = words.number("num-query-groups", 1)
+    latent = None
+    if words.has("multi-latent-attention"):
+        latent = Latent(
+            query_rank=words.number("q-lora-rank") if words.has("q-lora-rank") else None,
+            key_value_rank=words.number("kv-lora-rank"),
+            key_width=words.number("qk-head-dim", 128),
+            rotary_width=words.number("qk-pos-emb-head-dim", 64),
+            value_width=words.number("v-head-dim", 128),
+        )
+    return Attention(
+        heads=heads,
+        groups=groups,
+        width=words.number("kv-channels", hidden // heads),
+        head_norms=words.has("qk-layernorm"),
+        dropout=words.real("attention-dropout", 0.1),
+        latent=latent,
+        **_window(words),
+    )
+
+
+def _window(words: LaunchArguments) -> dict[str, int]:
+    """Return the window of attention and how often a layer has none; nothing where all have none.
+
+    `--window-size` holds the tokens before a query and behind it; -1 stands for all.
+    """
+    sizes = words.list("window-size")
+    every = words.text("window-attn-skip-freq", "0")
+    if not sizes or sizes[0] == "-1":
+        return {}
+    if any(map(is_open, sizes)):
+        raise words.unpriced("window-size", f"is {shorten(' '.join(sizes))}", "write the numbers")
+    if len(sizes) > 2 or not all(re.fullmatch("-1|[0-9]{1,9}", size) for size in sizes):
+        shown = shorten(" ".join(sizes))
+        raise words.fail("window-size", f"expected two sizes such as 127,0, got {shown}")
+    if not re.fullmatch("[0-9]{1,9}", every):
+        raise words.unpriced(
+            "window-attn-skip-freq", "is a pattern of its own", "every so-manieth layer is priced"
+        )
+    # a query sees itself as well
+    return {"window": int(sizes[0]) + 1, "whole_every": int(every)}
+
+
+def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None:
+    if not words.has("num-experts"):
+        return None
+    squared = words.has("squared-relu")
+    dispatcher = words.choice(
+        "moe-token-dispatcher-type", ("allgather", "alltoall", "alltoall_seq", "flex"), "allgather"
+    )
+    return Experts(
+        number=words.number("num-experts", most=_MOST),
+        skew=_skew(words),
+        per_token=words.number("moe-router-topk", 2),
+        ffn=words.number("moe-ffn-hidden-size", ffn),
+        shared_ffn=words.number("moe-shared-expert-intermediate-size", 0),
+        dispatcher=cast(Any, dispatcher.removesuffix("_seq")),
+        grouped=words.has("moe-grouped-gemm"),
+        fused_permutation=words.has("moe-permute-fusion"),
+        fused_mlp=words.has("use-transformer-engine-op-fuser"),
+        # kernels that weight inside are those of gated and of squared activations
+        fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
+        or (squared and words.has("use-fused-weighted-squared-relu")),
+        capacity=words.real("moe-expert-capacity-factor", 1.0)
+        if words.has("moe-expert-capacity-factor")
+        else None,
+        padded_capacity=words.has("moe-pad-expert-input-to-capacity"),
+        router_fp32=words.text("moe-router-dtype") in ("fp32", "fp64"),
+    )
+
+
+def _skew(words: LaunchArguments) -> float | None:
+    """Return the tokens of the busiest rank over the mean where arguments fix them."""
+    if words.has("moe-router-force-load-balancing"):
+        return 1.0
+    return None
+
+
+def _expert_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
+    """Return for every layer whether it has experts: every Nth, or as a list such as [0]+[1]."""
+    text = words.text("moe-layer-freq", "1")
+    if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
+        return tuple(layer % int(text) == 0 for layer in range(layers))
+    try:
+        pattern = _pattern(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise words.fail("moe-layer-freq", f"is no list of 0 and 1: {text[:60]}") from None
+    if len(pattern) != layers or not set(pattern) <= {0, 1}:
+        raise words.fail(
+            "moe-layer-freq", f"has {len(pattern)} entries for {layers} layers, of 0 and 1"
+        )
+    return tuple(map(bool, pattern))
+
+
+def _pattern(node: ast.expr) -> list[int]:
+    """Return the list that sums and repetitions of lists of numbers make; ValueError otherwise."""
+    if isinstance(node, ast.List):
+        return [_constant(item) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _pattern(node.left) + _pattern(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        times = _constant(node.right)
+        if times > _MOST:
+            raise ValueError("too many")
+        return _pattern(node.left) * times
+    raise ValueError("no list")
+
+
+def _constant(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    raise ValueError("no number")
+
+
+def _vocab(words: LaunchArguments, release: Release) -> int:
+    """Return the vocabulary without padding: as given, or that of the tokenizer."""
+    kind = words.text("tokenizer-type")
+    given = words.has("vocab-size")
+    if words.has("padded-vocab-size"):
+        return words.number("padded-vocab-size")
+    if given:
+        # the stand-in tokenizer once added its end of document to the vocabulary
+        extra = 1 if kind == "NullTokenizer" and not release.has("given vocabulary") else 0
+        return words.number("vocab-size") + extra
+    # a vocabulary with merges is GPT-2's, and one without is BERT's
+    if kind == "" and words.has("vocab-file") and words.has("merge-file"):
+        kind = "GPT2BPETokenizer"
+    if kind == "" and words.has("vocab-file"):
+        raise words.unpriced(
+            "vocab-file",
+            "comes without --merge-file, as that of a BERT model",
+            "only models of the GPT kind are priced",
+        )
+    if kind not in _VOCABULARIES:
+        raise words.unpriced(
+            "vocab-size", "is not given", "add the size of the tokenizer's vocabulary"
+        )
+    return _VOCABULARIES[kind]
+
+
+def _vocab_divisor(words: LaunchArguments) -> int:
+    divisor = words.number("make-vocab-size-divisible-by", 128)
+    # a size that is padded already stays as it is
+    return 1 if words.has("padded-vocab-size") else divisor
+
+
+# --------------------------------------------------------------------------------------------------
+# Degrees and layout.
+
+
+def _degrees(words: LaunchArguments, model: Model, world: int) -> Degrees:
+    tp = words.number("tensor-model-parallel-size", 1)
+    pp = words.number("pipeline-model-parallel-size", 1)
+    cp = words.number("context-parallel-size", 1)
+    kinds = words.list("cp-comm-type")
+    sizes = words.numbers("hierarchical-context-parallel-sizes")
+    if "a2a+p2p" in kinds and (len(sizes) != 2 or sizes[0] * sizes[1] != cp):
+        raise words.fail(
+            "hierarchical-context-parallel-sizes",
+            f"expected two sizes that multiply to {cp}, got {' '.join(map(str, sizes))}",
+        )
+    return Degrees(
+        world=world,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        # a dense model has no experts to split, whatever their degrees
+        ep=words.number("expert-model-parallel-size", 1) if model.experts else 1,
+        etp=words.number("expert-tensor-parallel-size", tp) if model.experts else 1,
+        sequence_parallel=words.has("sequence-parallel"),
+        chunks=_chunks(words, model, pp),
+        group=words.number("microbatch-group-size-per-virtual-pipeline-stage", 0)
+        if words.has("microbatch-group-size-per-virtual-pipeline-stage")
+        else 0,
+        heads_exchanged=cp > 1 and set(kinds) in ({"a2a"}, {"a2a+p2p"}),
+        rings=sizes[1] if cp > 1 and set(kinds) == {"a2a+p2p"} else 1,
+        keys_gathered=cp > 1 and set(kinds) == {"all_gather"},
+        overlap_experts=words.has("overlap-moe-expert-parallel-comm"),
+    )
+
+
+def _chunks(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
+    layers = model.num_layers
+    if words.has("pipeline-model-parallel-layout"):
+        return _layout(words, model, stages)
+    each = words.number("num-layers-per-virtual-pipeline-stage", 0)
+    chunks = words.number("num-virtual-stages-per-pipeline-rank", 1)
+    first = words.number("decoder-first-pipeline-num-layers", 0)
+    last = words.number("decoder-last-pipeline-num-layers", 0)
+    ends = (
+        int(words.has("account-for-embedding-in-pipeline-split")),
+        int(words.has("account-for-loss-in-pipeline-split")),
+    )
+    if each:
+        # embedding and loss count as a layer each where they are asked to
+        counted = layers + sum(ends)
+        if stages == 1 or counted % (stages * each):
+            raise words.fail(
+                "num-layers-per-virtual-pipeline-stage",
+                f"layers({counted}) % (pp({stages}) * {each}) != 0",
+            )
+        chunks = counted // (stages * each)
+    if stages == 1:
+        ends, chunks = (0, 0), 1
+    if first or last:
+        return _given_ends(words, model, stages, chunks, (first, last))
+    return even_chunks(layers, stages, chunks, mtp=model.mtp, ends=ends)
+
+
+def _given_ends(
+    words: LaunchArguments, model: Model, stages: int, chunks: int, ends: tuple[int, int]
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks where the layers of the first stage, or of the last, are given."""
+    middle = stages - sum(map(bool, ends))
+    rest = model.num_layers - sum(ends)
+    each = rest // middle if middle > 0 else 0
+    sizes = [ends[0] or each, *[each] * (stages - 2), ends[1] or each]
+    if rest < 0 or each * max(middle, 0) != rest or any(size % chunks for size in sizes):
+        raise words.fail(
+            "pipeline-model-parallel-size",
+            f"{model.num_layers} layers do not divide over {stages} stages of {chunks} chunks",
+            "give --pipeline-model-parallel-layout",
+        )
+    parts = [size // chunks for _ in range(chunks) for size in sizes]
+    return chunks_of_sizes(parts, stages, mtp=model.mtp)
+
+
+def _layout(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
+    flag = "pipeline-model-parallel-layout"
+    # a shell's backslashes in front of its own characters
+    text = words.text(flag).replace("\\", "")
+    try:
+        parts = parse_layout(text)
+    except LayoutError as error:
+        raise words.fail(flag, str(error)) from None
+    if len(parts) % stages:
+        raise words.fail(flag, f"has {len(parts)} parts, no multiple of the {stages} stages")
+    flat = "".join(parts)
+    counts = {kind: flat.count(kind) for kind in "EtmL"}
+    wanted = {"E": 1, "t": model.num_layers, "m": model.mtp, "L": 1}
+    # before layouts knew them, modules of further tokens stood on the last stage
+    implied = model.mtp if not counts["m"] else 0
+    counts["m"] += implied
+    if counts != wanted or flat[:1] != "E" or flat[-1:] != "L":
+        raise words.fail(
+            flag,
+            f"has {counts['t']} layers and {counts['m']} of further tokens where the model has "
+            f"{model.num_layers} and {model.mtp}, or E and L not at its ends",
+        )
+    found: list[list[Chunk]] = [[] for _ in range(stages)]
+    first = 0
+    for part, kinds in enumerate(parts):
+        number = kinds.count("t")
+        layers = tuple(range(first, first + number))
+        first += number
+        mtp = kinds.count("m") + (implied if "L" in kinds else 0)
+        chunk = ("E" in kinds, layers, mtp, "L" in kinds)
+        found[part % stages].append(chunk)
+    return tuple(map(tuple, found))
+
+
+# --------------------------------------------------------------------------------------------------
+# How it is trained.
+
+
+def _precision(words: LaunchArguments) -> Precision:
+    fp8 = words.has("fp8-format")
+    recipe = words.choice(
+        "fp8-recipe", ("delayed", "tensorwise", "blockwise", "mxfp8", "custom"), "delayed"
+    )
+    if words.has("fp4-format") and words.text("fp4-recipe", "nvfp4") != "nvfp4":
+        raise words.unpriced("fp4-recipe", "is a recipe of its own", "nvfp4 is priced")
+    return Precision(
+        kind="fp16" if words.has("fp16") else "bf16" if words.has("bf16") else "fp32",
+        fp8=fp8,
+        fp8_weights=words.has("fp8-param-gather"),
+        fp8_recipe=cast(Any, recipe),
+        fp4=words.has("fp4-format"),
+        fp4_weights=words.has("fp4-param-gather") and words.has("fp4-format"),
+        wide_ends=_wide_ends(words),
+        gradients_bf16=words.has("grad-reduce-in-bf16"),
+        gradients_fp32=words.has("accumulate-allreduce-grads-in-fp32"),
+    )
+
+
+def _wide_ends(words: LaunchArguments) -> tuple[int, int]:
+    """Return the layers at both ends that stay in 16 bits; validate_args has one at each."""
+    if not words.has("first-last-layers-bf16"):
+        return 0, 0
+    first, last = (words.text(f"num-layers-at-{end}-in-bf16", "1") for end in ("start", "end"))
+    # none at an end is a number, too
+    return tuple(  # type: ignore[return-value]
+        0 if text == "0" else words.number(f"num-layers-at-{end}-in-bf16", 1)
+        for end, text in (("start", first), ("end", last))
+    )
+
+
+_STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+def _states(words: LaunchArguments, sharding: str) -> dict[str, Any]:
+    """Return in how many bytes states are kept, and which of them on the host.
+
+    fp32 weights lose what their bf16 copies have of them, where the distributed optimizer keeps
+    both (`store_param_remainders`); the host's are whole.
+    """
+    aware = words.has("use-precision-aware-optimizer")
+    found: dict[str, Any] = {}
+    if aware:
+        names = ("exp-avg-dtype", "exp-avg-sq-dtype")
+        found["moments_bytes"] = sum(
+            _STATE_BYTES[words.choice(name, tuple(_STATE_BYTES), "fp32")] for name in names
+        )
+    if words.has("optimizer-cpu-offload"):
+        found |= {
+            "offload": words.real("optimizer-offload-fraction", 1.0),
+            "offload_master": aware,
+            "overlap_offload": words.has("overlap-cpu-optimizer-d2h-h2d"),
+        }
+    elif (
+        aware
+        and sharding == "distributed"
+        and words.has("bf16")
+        and not words.has("fp8-param-gather")
+    ):
+        found["master_bytes"] = 2
+    return found
+
+
+def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
+    kind = words.text("optimizer", "adam").removeprefix("dist_")
+    if kind not in ("adam", "muon"):
+        raise words.unpriced(
+            "optimizer", f"{kind[:40]} keeps other states", "adam and muon are priced"
+        )
+    sharding: Any = "distributed" if words.has("use-distributed-optimizer") else "none"
+    if words.has("use-megatron-fsdp") or words.has("use-custom-fsdp"):
+        if degrees.pp > 1:
+            # validate_args lets it through, and no published run has it
+            raise words.unpriced(
+                "use-megatron-fsdp",
+                f"beside {degrees.pp} pipeline stages is not priced",
+                "one stage is",
+            )
+        strategy = words.text("data-parallel-sharding-strategy", "no_shard")
+        if strategy == "optim_grads_params":
+            sharding = "fsdp"
+        elif strategy != "no_shard":
+            words.choice("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
+            raise words.unpriced(
+                "data-parallel-sharding-strategy",
+                f"{strategy} is not priced",
+                "optim_grads_params is",
+            )
+    instances = words.number("num-distributed-optimizer-instances", 1)
+    if (degrees.dp * degrees.cp) % instances:
+        raise words.fail(
+            "num-distributed-optimizer-instances",
+            f"dp * cp({degrees.dp * degrees.cp}) % {instances} != 0",
+        )
+    return Optimizer(
+        kind=cast(Any, kind),
+        sharding=sharding,
+        instances=instances,
+        overlap_gradients=words.has("overlap-grad-reduce"),
+        bucket=words.number("ddp-bucket-size") if words.has("ddp-bucket-size") else None,
+        padded_buckets=words.has("ddp-pad-buckets-for-high-nccl-busbw"),
+        **_states(words, sharding),
+    )
+
+
+def _recompute(words: LaunchArguments) -> Recompute:
+    kind = words.choice("recompute-granularity", ("", "full", "selective"), "")
+    # the old word counts, whatever the granularity
+    if words.has("recompute-activations"):
+        kind = "selective"
+    number = words.number("recompute-num-layers", 1)
+    modules = words.list("recompute-modules")
+    method = words.choice("recompute-method", ("", "uniform", "block"), "")
+    if kind == "full":
+        if not method:
+            raise words.fail("recompute-method", "is missing", "add uniform or block")
+        return Recompute(layers=cast(Any, method), number=number)
+    if kind == "selective":
+        unknown = set(modules) - set(get_args(Module))
+        if unknown:
+            raise words.fail(
+                "recompute-modules",
+                f"expected {', '.join(get_args(Module))}, got {sorted(unknown)[0][:40]}",
+            )
+        chosen = frozenset(modules or ("core_attn",))
+    else:
+        chosen = frozenset()
+    # the old word for one of them
+    if words.has("moe-layer-recompute"):
+        chosen |= {"moe"}
+    return Recompute(modules=cast("frozenset[Module]", chosen))
+
+
+def _offload(words: LaunchArguments) -> Offload:
+    """Return the activations that wait on the host, by module or by layer."""
+    fine, layers = words.has("fine-grained-activation-offloading"), 0
+    modules = words.list("offload-modules") if fine else ()
+    unknown = set(modules) - set(OFFLOADED)
+    if unknown:
+        raise words.fail(
+            "offload-modules", f"expected {', '.join(OFFLOADED)}, got {sorted(unknown)[0][:40]}"
+        )
+    if fine and not modules:
+        raise words.fail("offload-modules", "is missing", f"add some of {', '.join(OFFLOADED)}")
+    if words.has("cpu-offloading-num-layers") or words.has("cpu-offloading"):
+        layers = words.number("cpu-offloading-num-layers", 0)
+    return Offload(
+        modules=cast("frozenset[OffloadModule]", frozenset(modules)),
+        fraction=words.real("activation-offload-fraction", 1.0),
+        layers=layers,
+        least_elements=words.number("min-offloaded-tensor-size", 1 << 20),
+    )
+
+
+def _loss_fusion(words: LaunchArguments) -> Any:
+    kind = words.choice("cross-entropy-fusion-impl", ("native", "te", "linear"), "native")
+    if kind == "linear":
+        raise words.unpriced(
+            "cross-entropy-fusion-impl", "linear is not priced", "native and te are"
+        )
+    return kind if words.has("cross-entropy-loss-fusion") else "none"
+
+
+def _software(
+    words: LaunchArguments,
+    model: Model,
+    environment: Mapping[str, Any],
+    gpu: str,
+    release: Release,
+) -> Software:
+    local = words.choice(
+        "transformer-impl",
+        ("transformer_engine", "local", "inference_optimized"),
+        "transformer_engine",
+    )
+    backend = words.choice(
+        "attention-backend", ("auto", "flash", "fused", "unfused", "local"), "auto"
+    )
+    # the old word for any kernel that keeps no scores, as `auto` takes
+    words.has("use-flash-attn")
+    is_local = local == "local" or words.list("spec") == ("local",)
+    # what is computed in which order is the environment's to say
+    words.has("deterministic-mode")
+    return software_of(
+        release,
+        gpu=gpu,
+        environment=environment,
+        local=is_local,
+        backend=backend,
+        fused_accumulation=not words.has("no-gradient-accumulation-fusion"),
+        compiled_experts=words.has("moe-use-legacy-grouped-gemm"),
+    )

@@ -1,0 +1,1 @@
+"""PaddleNLP: its strategy files and launch arguments."""

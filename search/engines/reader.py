@@ -1,0 +1,133 @@
+"""What `autopar check` asks of a trainer, and what it is told of a file: two records.
+
+Which trainers there are, and whose a file is, is `search.engines.readers`'s; what one trainer's
+keys mean stands in its folder, and what it refuses in a module of its name here. A trainer
+is added by such a module with a `Trainer`, and by its row in `TRAINERS` of
+`search.engines.readers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+
+from autopar.errors import DocumentError, InputError
+from autopar.records import dataclass
+from autopar.run.launch import Launch
+from search.check.changes import MOVES, Changes, Move
+from search.engines.arguments import Ignored, UnpricedError
+from search.engines.megatron.findings import Finding
+from search.engines.megatron.read import ReadLaunch
+from search.engines.text import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says of a launch, beside its file."""
+
+    gpu: str
+    """Kind of device, by its card's name."""
+    world_size: int | None = None
+    """Number of GPUs; None: the file has to say it."""
+    model: str | None = None
+    """Name or folder of the model, where it is the script's to say and no file says it."""
+    seq_length: int | None = None
+    """The same of tokens of a sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedFile:
+    """What a file says, and how it would say something else."""
+
+    path: str
+    trainer: str
+    """Its name, as it is shown."""
+    stack: str
+    """Software whose kernels are priced where nothing else is asked for (`autopar stacks`)."""
+    world_size: int
+    launch: Launch | None
+    """None: it cannot be priced, and the reason is a finding."""
+    findings: tuple[Finding, ...]
+    """A launch with one of the kind `illegal` is not priced either."""
+    harmless: tuple[Ignored, ...] = ()
+    """Arguments that change neither time nor memory."""
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Arguments as they are written, by key; for scripts flags without their hyphens."""
+    moves: frozenset[Move] = MOVES
+    """What can be changed at all in such a file, of what neighbours have changed."""
+    written: Callable[[Launch], Changes | None]
+    """Returns what changes in the file so that it is another launch; None: it cannot say it, or
+    that would not run. Read anew with the changes, the file has to be that launch."""
+    spelled: Callable[[str, str | None], str]
+    """Returns a key of `Changes` and of `Ignored` with its value as a line of the file, such as
+    `--seq-length 4096`; alone where the value is None or empty."""
+    worded: Callable[[str], str] = str
+    """Returns a sentence that names arguments of Megatron-LM, as those on memory do, with the
+    file's own keys in their place."""
+
+
+def _no_card(source: Configuration) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Software that trains, whose launches are read."""
+
+    name: str
+    forms: str
+    """In which files, such as `script, YAML or JSON`; for the sentence on a file of no trainer."""
+    owns: Callable[[Configuration], bool]
+    """Returns whether a file is of this trainer; raises nothing."""
+    read: Callable[[Configuration, Asked], CheckedFile]
+    """Returns what a file of it says; raises DocumentError where not even the number of GPUs is
+    known. Everything else that is wrong is a finding."""
+    card: Callable[[Configuration], str | None] = _no_card
+    """Returns the name of the card that a file is for; None: it does not say one that is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What came of reading a launch."""
+
+    launch: Launch | None = None
+    ignored: tuple[Ignored, ...] = ()
+    problem: str | None = None
+    """What is unusable: a finding of the kind `illegal`."""
+    unpriced: str | None = None
+    """What may well run and has no price: a finding of the kind `not priced`."""
+
+
+def attempt(read: Callable[[], ReadLaunch]) -> Attempt:
+    """Return a launch, or why there is none."""
+    try:
+        found = read()
+    except UnpricedError as error:
+        return Attempt(unpriced=f"{error.key} {error.problem}; {error.remedy}")
+    except DocumentError as error:
+        return Attempt(problem=f"{error.key}: {error.problem}" if error.key else error.problem)
+    except InputError as error:
+        return Attempt(problem=str(error))
+    return Attempt(launch=found.launch, ignored=found.ignored)
+
+
+def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
+    """Return the number of GPUs of a launch that says it, or does not (None).
+
+    Raises DocumentError where the command line says another number, or neither says one.
+    """
+    if asked.world_size is not None and own is not None and own != asked.world_size:
+        raise DocumentError(
+            path,
+            f"the launch starts {own} processes and --hardware has {asked.world_size} GPUs",
+            remedy="give the hardware that it is for",
+        )
+    found = asked.world_size or own
+    if found is None:
+        raise DocumentError(
+            path,
+            "does not say the number of GPUs",
+            remedy="give --hardware, such as h100:8x8",
+        )
+    return found

@@ -1,0 +1,447 @@
+"""Configurations of engines as they are found: script, YAML, TOML or JSON -> keys and values.
+
+What the keys mean is a matter of each engine (`search.engines`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+from autopar.documents.json import load_object
+from autopar.errors import DocumentError
+from autopar.records import dataclass
+from search.engines.text.shell import script_command
+from search.engines.text.shell_values import Command
+
+# --------------------------------------------------------------------------------------------------
+# YAML. PyYAML reads it; it is written here, since the engines' own files have lists on one line and
+# mappings below their keys, which no one style of PyYAML gives.
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./$][A-Za-z0-9_./${}:@+\-]*")
+_BRACE = re.compile(r"[{}]")
+_MOST_VALUES = 1 << 16
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def dump_yaml(document: Mapping[str, Any], indent: int = 0, *, quoted: bool = False) -> str:
+    """Return a document of mappings, lists of scalars and scalars as YAML; ends in a newline.
+
+    quoted : all texts, not only those that a reader would take for something else.
+    """
+    pad, lines = "  " * indent, []
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            lines.append(f"{pad}{key}:\n" + dump_yaml(value, indent + 1, quoted=quoted))
+        elif isinstance(value, list | tuple):
+            items = (_scalar(item, in_list=True, quoted=quoted) for item in value)
+            lines.append(f"{pad}{key}: [{', '.join(items)}]\n")
+        else:
+            lines.append(f"{pad}{key}: {_scalar(value, quoted=quoted)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: Any, *, in_list: bool = False, quoted: bool) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        # YAML 1.1 takes 3e-05, without a point, for a text.
+        mantissa, mark, exponent = repr(value).partition("e")
+        return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
+    text = str(value)
+    # in a list a brace would begin a mapping
+    plain = not quoted and _is_plain(text) and not (in_list and _BRACE.search(text))
+    return text if plain else json.dumps(text)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether every reader takes a text for itself without quotes.
+
+    1e5 is a text in YAML 1.1 and a number in 1.2, `no` the other way round.
+    """
+    import yaml
+
+    if not _PLAIN.fullmatch(text) or text.endswith(":") or _NUMBER.fullmatch(text):
+        return False
+    tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
+    return bool(tag == yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG)
+
+
+def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[str, Any]:
+    """Return the mapping in a YAML text; anchors, aliases and merged keys are followed.
+
+    notes : receives a sentence for each key that is given again with another value, of which the
+    last counts; None: that is refused. Raises DocumentError: it is no mapping, has tags, or is no
+    YAML; names the line.
+    """
+    import yaml  # only where a file is YAML
+
+    try:
+        for token in yaml.scan(text):
+            if isinstance(token, yaml.TagToken):
+                problem = f"uses {text[token.start_mark.index]!r}, a part of YAML that is not read"
+                raise _fail(path, token.start_mark.line, problem + " here")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None:
+            raise DocumentError(str(path), "is empty, expected keys and values")
+        if isinstance(root, yaml.SequenceNode):
+            raise DocumentError(str(path), "is a list, expected keys and values")
+        if isinstance(root, yaml.ScalarNode):
+            line = root.start_mark.line
+            raise _fail(path, line, f"is no `key: value`: {root.value[:40]!r}")
+        built: dict[str, Any] = _Built(path, notes).of(root)
+        return built
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position)
+        raise _fail(path, line, f"has the character {chr(error.character)!r}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(str(error.problem or error.context).split())
+        raise _fail(path, mark.line, f"is not YAML: {problem}") from None
+    except RecursionError:
+        # an alias can hold itself, too
+        raise DocumentError(str(path), "is nested too deeply", remedy="give JSON") from None
+
+
+class _Built:
+    """Values of the nodes of PyYAML; keys are texts."""
+
+    def __init__(self, path: object, notes: list[str] | None) -> None:
+        self._path, self._notes, self._left = path, notes, _MOST_VALUES
+
+    def of(self, node: Any) -> Any:
+        import yaml
+
+        self._left -= 1
+        if self._left < 0:  # aliases of aliases double with every line
+            raise DocumentError(str(self._path), f"has more than {_MOST_VALUES} values")
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(item) for item in node.value]
+        if isinstance(node, yaml.ScalarNode):
+            # a date or `=` in a launch is a text
+            if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"):
+                return node.value
+            try:
+                return yaml.SafeLoader("").construct_object(node)
+            except ValueError:  # 0x_, or a number of thousands of digits
+                return node.value
+        return self._mapping(node)
+
+    def _mapping(self, node: Any) -> dict[str, Any]:
+        import yaml
+
+        own, merged = dict[str, Any](), dict[str, Any]()
+        for key, value in node.value:
+            line = key.start_mark.line
+            if not isinstance(key, yaml.ScalarNode):
+                raise _fail(self._path, line, "has a key that is no text")
+            if key.tag == "tag:yaml.org,2002:merge":
+                sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                if not all(isinstance(source, yaml.MappingNode) for source in sources):
+                    raise _fail(self._path, line, "merges what is no mapping")
+                for source in reversed(sources):  # the first one counts
+                    found = self._mapping(source)
+                    self._say_merged(line, found, merged)
+                    merged |= found
+                continue
+            found = self.of(value)
+            if key.value in own and own[key.value] != found:
+                if self._notes is None:
+                    raise _fail(self._path, line, f"gives the key {key.value!r} a second time")
+                self._notes.append(
+                    f"line {line + 1} gives {key.value} a second time, and {found!r} counts, not "
+                    f"{own[key.value]!r}"
+                )
+            own[key.value] = found
+        # what a mapping says itself counts
+        return merged | own
+
+    def _say_merged(self, line: int, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+        """Note the keys of which two merged mappings give different values."""
+        for key, value in first.items():
+            if self._notes is not None and other.get(key, value) != value:
+                # PyYAML 6.0.4 lets the last one count, against YAML's own rule and 6.0.3
+                self._notes.append(
+                    f"line {line + 1} merges two values of {key}, and the first, {value!r}, "
+                    f"counts; PyYAML 6.0.4 takes {other[key]!r}"
+                )
+
+
+def _fail(path: object, line: int, problem: str) -> DocumentError:
+    return DocumentError(
+        str(path), f"line {line + 1} {problem}", remedy="simplify the YAML, or give JSON"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# A configuration, whatever it is written in.
+
+
+_MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Content of a file: flags of a command line, or a document."""
+
+    path: Path
+    flags: Mapping[str, tuple[str, ...]] | None
+    """Of a script, by name without hyphens in front, `_` as `-`; None for documents."""
+    command: Command | None = None
+    """Of a script: the words as they stand, for trainers with other words than flags."""
+    document: Mapping[str, Any]
+    world_size: int | None = None
+    """Where the launch says it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that a script exports to its launch."""
+    notes: tuple[str, ...] = ()
+    """What of the file was taken for granted, a sentence each."""
+
+    def num_gpus(self, known: int | None) -> int:
+        """Return the known number of GPUs, else the launch's; raises DocumentError without both."""
+        found = known or self.world_size
+        if not found:
+            raise DocumentError(
+                self.path,
+                "does not say the number of GPUs",
+                remedy="give --nodes and --gpus-per-node",
+            )
+        return found
+
+
+def read_configuration(
+    path: Path | str,
+    *,
+    world_size: int | None = None,
+    harmless: Callable[[str], bool] | None = None,
+) -> Configuration:
+    """Return the content of a `.json`, `.yaml`, `.toml` or script, told apart by suffix, content.
+
+    Parameters
+    ----------
+    world_size : processes that a script is to start, where variables that only the environment has
+        say how many nodes there are. harmless : returns whether a flag is no matter, by its name;
+        what only such flags depend on is no reason to refuse a script.
+
+    Raises DocumentError: the file is missing or unreadable, or is none of these.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".json":
+        return Configuration(path=path, flags=None, document=load_object(path).data)
+    text = _read(path)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        notes = list[str]()
+        document = load_yaml(text, path, notes)
+        return Configuration(path=path, flags=None, document=document, notes=tuple(notes))
+    if path.suffix.lower() == ".toml":
+        return Configuration(path=path, flags=None, document=_toml(text, path))
+    # JSON without its suffix
+    if text.lstrip().startswith("{"):
+        return Configuration(path=path, flags=None, document=load_object(path).data)
+    command = _sized(text, path, world_size, harmless)
+    if not command.program and not any(word.startswith("--") for word in command.arguments):
+        raise DocumentError(
+            path,
+            "holds no command that runs a .py file with --flags and no array of them",
+            remedy="give the launch script, a .yaml or a .json",
+        )
+    return Configuration(
+        path=path,
+        flags=flags_of(command.arguments),
+        command=command,
+        document={},
+        world_size=_world(command.before),
+        environment=command.environment,
+        notes=command.notes,
+    )
+
+
+def _sized(
+    text: str, path: Path, world_size: int | None, harmless: Callable[[str], bool] | None
+) -> Command:
+    """Return the launch in a script, which starts so many processes where the environment says it.
+
+    A scheduler sets `SLURM_NNODES`, a job `NNODES` or `WORLD_SIZE`: what a script takes where they
+    are missing is no number of its own, nor what it asks the scheduler for, which a command line
+    may ask for otherwise. Which variables these are is seen by giving each another value; the one
+    that gives the processes that are asked for is set, with all that follows it.
+    """
+    asked = _of_scheduler(text)
+
+    def with_(given: Mapping[str, str]) -> Command | None:
+        with suppress(DocumentError):
+            return script_command(text, path, given={**asked, **given}, harmless=harmless)
+        return None
+
+    command = script_command(text, path, given=asked, harmless=harmless)
+    own = _world(command.before)
+    if own == world_size:
+        return command
+    held = {**asked, **command.unset}
+    counts = [(name, default) for name, default in held.items() if _COUNT.fullmatch(default)]
+    counts = counts[:_MOST_VARIABLES]
+    # most scripts have none of them, which one reading tells
+    twice = with_({name: str(2 * int(default or 1)) for name, default in counts})
+    if not counts or (twice is not None and _world(twice.before) == own):
+        return command
+    notes = list[str]()
+    for name, default in counts:
+        probe = 2 * int(default or 1)
+        other = with_({name: str(probe)})
+        size = None if other is None else _world(other.before)
+        if size is None or size == own:
+            continue
+        if world_size is None:
+            if default and name not in asked:
+                notes.append(f"{name} is taken for its default {default}: {own} processes")
+        elif probe * world_size % size == 0:
+            value = probe * world_size // size
+            meant = with_({name: str(value)})
+            if meant is not None and _world(meant.before) == world_size:
+                return meant
+    return replace(command, notes=(*command.notes, *notes))
+
+
+def _of_scheduler(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets for what the head of a script asks it for.
+
+    Those of `#SBATCH` lines in front of the first command; names are sbatch's output variables.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        match = _ASKED.match(line)
+        if match is not None:
+            for name in _SLURM[match[1]]:
+                found[name] = match[2]
+    nodes, tasks = found.get("SLURM_NNODES", "1"), found.get("SLURM_NTASKS_PER_NODE")
+    if tasks is not None:
+        found.setdefault("SLURM_NTASKS", str(int(nodes) * int(tasks)))
+    return found
+
+
+_SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gres": ("SLURM_GPUS_ON_NODE",),
+}
+"""What is asked for, and where a script finds it."""
+_ASKED = re.compile(
+    r"#SBATCH\s+--?(nodes|ntasks-per-node|ntasks|gpus-per-node|gres|N|n)"
+    r"(?:=|\s+)(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})\b"
+)
+_COUNT = re.compile("|[1-9][0-9]{0,5}")
+"""A default that is a number, or none."""
+_MOST_VARIABLES = 32
+"""Variables of the environment that are tried."""
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    import tomllib  # only where a file is TOML
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DocumentError(path, f"is not TOML: {error}") from None
+    except RecursionError:
+        raise DocumentError(path, "is nested too deeply") from None
+
+
+def _read(path: Path) -> str:
+    if not path.exists():
+        raise DocumentError(path, "this file does not exist")
+    if not path.is_file():
+        raise DocumentError(path, "this is not a regular file, expected a configuration")
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DocumentError(path, f"is larger than {_MAX_BYTES >> 20} MiB")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(path, f"byte {error.start} is not UTF-8") from None
+    except OSError as error:
+        raise DocumentError(path, f"the file cannot be read ({error.strerror})") from None
+
+
+def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the flags of a command line: name with hyphens -> words; the last one counts."""
+    flags: dict[str, tuple[str, ...]] = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if not word.startswith("--") or len(word) == 2:
+            continue
+        name, equals, value = word[2:].partition("=")
+        # argparse programs spell a flag either way
+        name = name.replace("_", "-")
+        given = [value] if equals else []
+        while not equals and at < len(words) and not words[at].startswith("--"):
+            given.append(words[at])
+            at += 1
+        flags[name] = tuple(given)
+    return flags
+
+
+def arguments_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments in a document: those of `MODEL_ARGS` or `args`, else the document."""
+    for key in _ARGUMENTS:
+        if isinstance(document.get(key), Mapping):
+            found: Mapping[str, Any] = document[key]
+            return found
+    return document
+
+
+def flags_of_document(
+    document: Mapping[str, Any], *, several: Collection[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """Return the flags of a document of arguments; `false` and `null` are flags not given.
+
+    several : flags that take several words, which one text may hold.
+    """
+    words: dict[str, tuple[str, ...]] = {}
+    for key, value in document.items():
+        flag = str(key).lstrip("-").replace("_", "-")
+        if value is None or value is False or isinstance(value, Mapping):
+            continue
+        if value is True:
+            words[flag] = ()
+        elif isinstance(value, list | tuple):
+            words[flag] = tuple(str(item) for item in value)
+        elif isinstance(value, float) and value.is_integer():
+            # YAML reads 5e3 as a float
+            words[flag] = (str(int(value)),)
+        elif flag in several:
+            words[flag] = tuple(str(value).split())
+        else:
+            words[flag] = (str(value),)
+    return words
+
+
+_ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
+"""Keys under which documents hold arguments."""
+
+
+def _world(before: Sequence[str]) -> int | None:
+    """Return nodes times processes of a torchrun line, where it says both."""
+    flags = flags_of(before)
+    nodes = flags.get("nnodes", ("1",))[:1]
+    processes = flags.get("nproc-per-node", ())[:1]
+    # a variable or a range such as 1:4 is no number
+    if not all(words and re.fullmatch("[0-9]{1,9}", words[0]) for words in (nodes, processes)):
+        return None
+    return int(nodes[0]) * int(processes[0])

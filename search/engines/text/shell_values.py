@@ -1,0 +1,441 @@
+"""Sums, conditions and launches of shell scripts: what words say once variables are replaced.
+
+Which variables there are is `search.engines.text.shell`'s.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from fnmatch import fnmatchcase
+
+from autopar.records import dataclass
+from search.engines.text.shell_syntax import NAME
+
+
+class Unknown(str):
+    """A value that only running tells, as it is written."""
+
+    __slots__ = ()
+
+
+class Undecided(Unknown):
+    """A value that differs with what only running tells; `why` says with what."""
+
+    __slots__ = ("many", "why")
+    why: str
+    many: bool
+    """Whether it may be several words."""
+
+
+def undecided(written: str, why: str, *, many: bool) -> Undecided:
+    value = Undecided(written)
+    value.why, value.many = why, many
+    return value
+
+
+def glued(parts: list[str]) -> str:
+    """Return parts in one; with one that is not known, the whole is not."""
+    text = "".join(parts)
+    open_ = [part for part in parts if isinstance(part, Undecided)]
+    if open_:
+        return undecided(text, open_[0].why, many=any(part.many for part in open_))
+    return Unknown(text) if any(isinstance(part, Unknown) for part in parts) else text
+
+
+class Condition:
+    """What `[ ]` and `[[ ]]` say; None where only running tells."""
+
+    _UNARY = frozenset({"-z", "-n", "-v"})
+    _FILES = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxLGNOS")
+    _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+        "-eq": lambda one, other: one == other,
+        "-ne": lambda one, other: one != other,
+        "-lt": lambda one, other: one < other,
+        "-le": lambda one, other: one <= other,
+        "-gt": lambda one, other: one > other,
+        "-ge": lambda one, other: one >= other,
+    }
+
+    def __init__(self, words: list[str], *, glob: bool, quoted: list[bool] | None = None) -> None:
+        self._words, self._glob, self._at = words, glob, 0
+        self._quoted = quoted or [False] * len(words)
+
+    def value(self) -> bool | None:
+        if not self._words:
+            return False
+        found = self._any()
+        return found if self._at >= len(self._words) else None
+
+    def _peek(self) -> str | None:
+        return self._words[self._at] if self._at < len(self._words) else None
+
+    def _any(self) -> bool | None:
+        found = self._all()
+        while self._peek() in ("||", "-o"):
+            self._at += 1
+            other = self._all()
+            found = True if found or other else None if None in (found, other) else False
+        return found
+
+    def _all(self) -> bool | None:
+        found = self._not()
+        while self._peek() in ("&&", "-a"):
+            self._at += 1
+            other = self._not()
+            found = False if False in (found, other) else None if None in (found, other) else True
+        return found
+
+    def _not(self) -> bool | None:
+        if self._peek() == "!":
+            self._at += 1
+            found = self._not()
+            return None if found is None else not found
+        if self._peek() == "(":
+            self._at += 1
+            found = self._any()
+            self._at += self._peek() == ")"
+            return found
+        return self._primary()
+
+    def _primary(self) -> bool | None:
+        words, at = self._words[self._at :], self._at
+        if len(words) >= 3 and (words[1] in self._NUMBERS or words[1] in _COMPARES):
+            self._at += 3
+            return self._compared(words[0], words[1], words[2], literal=self._quoted[at + 2])
+        if len(words) >= 2 and words[0] in self._UNARY:
+            self._at += 2
+            if isinstance(words[1], Unknown) or words[0] == "-v":
+                return None
+            return bool(words[1]) == (words[0] == "-n")
+        if len(words) >= 2 and words[0] in self._FILES:
+            self._at += 2
+            return None
+        self._at += 1
+        if not words:
+            return False
+        return None if isinstance(words[0], Unknown) else bool(words[0])
+
+    def _compared(self, one: str, how: str, other: str, *, literal: bool) -> bool | None:
+        if isinstance(one, Unknown) or isinstance(other, Unknown):
+            return None
+        if how in self._NUMBERS:
+            if not all(re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", text) for text in (one, other)):
+                return False if not self._glob else None
+            return self._NUMBERS[how](int(one), int(other))
+        if how in ("<", ">"):
+            return one < other if how == "<" else one > other
+        if how == "=~":
+            try:
+                with warnings.catch_warnings():
+                    # bash has no sets in sets, which Python warns of
+                    warnings.simplefilter("ignore", FutureWarning)
+                    return re.search(other, one) is not None
+            except re.error:
+                return None
+        same = fnmatchcase(one, other) if self._glob and not literal else one == other
+        return same == (how != "!=")
+
+
+_DEEPEST = 8
+"""Variables that name variables."""
+_COMPARES = frozenset({"=", "==", "!=", "=~", "<", ">"})
+
+
+def sum_of(
+    text: str,
+    value_of: Callable[[str], str | None],
+    assign: Callable[[str, str], None],
+    depth: int = 0,
+) -> int | None:
+    """Return the value of `$((text))`, in 64 bits as bash has it.
+
+    value_of : a variable's text, None of one that is not known; assign : takes name and text of one
+    that the sum changes. None: it needs a value that is not known, or is no sum.
+    """
+    return _Sum(text, value_of, assign, depth).value()
+
+
+class _Sum:
+    """One sum, read by climbing precedence."""
+
+    _LEVELS: tuple[tuple[str, ...], ...] = (
+        ("||",),
+        ("&&",),
+        ("|",),
+        ("^",),
+        ("&",),
+        ("==", "!="),
+        ("<=", ">=", "<", ">"),
+        ("<<", ">>"),
+        ("+", "-"),
+        ("*", "/", "%"),
+        ("**",),
+    )
+    _TOKEN = re.compile(
+        rf"\s*(\*\*|<<=|>>=|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^]=|[<>=!]=|[-+*/%<>=!~&|^?:(),]"
+        rf"|0[xX][0-9a-fA-F]+|[0-9]+|{NAME})\s*"
+    )
+
+    def __init__(
+        self,
+        text: str,
+        value_of: Callable[[str], str | None],
+        assign: Callable[[str, str], None],
+        depth: int,
+    ) -> None:
+        self._value_of, self._assign, self._depth, self._at = value_of, assign, depth, 0
+        self._tokens = list[str]()
+        at = 0
+        while at < len(text) and not text[at:].isspace():
+            match = self._TOKEN.match(text, at)
+            if match is None:
+                self._tokens = ["?"]  # of no sum
+                break
+            self._tokens.append(match[1])
+            at = match.end()
+
+    def value(self) -> int | None:
+        if not self._tokens:
+            return 0
+        try:
+            found = self._comma()
+        except (ValueError, ZeroDivisionError, OverflowError):
+            return None
+        return found if self._at == len(self._tokens) else None
+
+    def _peek(self) -> str | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
+
+    def _comma(self) -> int:
+        found = self._choice()
+        while self._peek() == ",":
+            self._at += 1
+            found = self._choice()
+        return found
+
+    def _choice(self) -> int:
+        name = self._peek()
+        following = self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else None
+        if name and re.fullmatch(NAME, name) and following in _ASSIGNS:
+            self._at += 2
+            right = self._choice()
+            if following != "=":
+                right = _applied(str(following)[:-1], self._of(name), right)
+            self._assign(name, str(right))
+            return right
+        found = self._level(0)
+        if self._peek() == "?":
+            self._at += 1
+            yes = self._choice()
+            if self._peek() != ":":
+                raise ValueError
+            self._at += 1
+            no = self._choice()
+            return yes if found else no
+        return found
+
+    def _level(self, level: int) -> int:
+        if level == len(self._LEVELS):
+            return self._unary()
+        found = self._level(level + 1)
+        while self._peek() in self._LEVELS[level]:
+            operator = str(self._peek())
+            self._at += 1
+            # powers go from the right
+            right = self._level(level if operator == "**" else level + 1)
+            found = _applied(operator, found, right)
+        return found
+
+    def _unary(self) -> int:
+        token = self._peek()
+        if token is None:
+            raise ValueError
+        self._at += 1
+        if token in ("+", "-", "!", "~"):
+            value = self._unary()
+            return {"+": value, "-": -value, "!": int(not value), "~": ~value}[token]
+        if token == "(":
+            value = self._comma()
+            if self._peek() != ")":
+                raise ValueError
+            self._at += 1
+            return value
+        if token in ("++", "--"):
+            name = self._peek() or ""
+            self._at += 1
+            return self._stepped(name, token)
+        if token[0].isdigit():
+            # a leading zero means octal
+            return int(token, 16 if token[1:2] in ("x", "X") else 8 if token[0] == "0" else 10)
+        if not re.fullmatch(NAME, token):
+            raise ValueError
+        value = self._of(token)
+        if self._peek() in ("++", "--"):
+            self._stepped(token, str(self._peek()))
+            self._at += 1
+        return value
+
+    def _stepped(self, name: str, how: str) -> int:
+        value = self._of(name) + (1 if how == "++" else -1)
+        self._assign(name, str(value))
+        return value
+
+    def _of(self, name: str) -> int:
+        text = self._value_of(name)
+        if text is None or isinstance(text, Unknown) or self._depth > _DEEPEST:
+            raise ValueError
+        value = sum_of(text or "0", self._value_of, self._assign, self._depth + 1)
+        if value is None:
+            raise ValueError
+        return value
+
+
+_ASSIGNS = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
+
+
+def _applied(operator: str, one: int, other: int) -> int:
+    """Return one operator's value, in 64 bits as bash has it."""
+    if operator in ("/", "%"):
+        # towards zero
+        quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+        return quotient if operator == "/" else one - quotient * other
+    if operator in ("**", "<<", ">>") and not 0 <= other <= 63:
+        raise ValueError
+    operators: Mapping[str, Callable[[], int]] = {
+        "||": lambda: int(bool(one or other)),
+        "&&": lambda: int(bool(one and other)),
+        "|": lambda: one | other,
+        "^": lambda: one ^ other,
+        "&": lambda: one & other,
+        "==": lambda: int(one == other),
+        "!=": lambda: int(one != other),
+        "<=": lambda: int(one <= other),
+        ">=": lambda: int(one >= other),
+        "<": lambda: int(one < other),
+        ">": lambda: int(one > other),
+        "<<": lambda: one << other,
+        ">>": lambda: one >> other,
+        "+": lambda: one + other,
+        "-": lambda: one - other,
+        "*": lambda: one * other,
+        "**": lambda: int(one**other),
+    }
+    value = operators[operator]()
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError
+    return value
+
+
+# --------------------------------------------------------------------------------------------------
+# Words of a launch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The words of one launch."""
+
+    before: tuple[str, ...]
+    """Words in front of the program: torchrun and its options; empty where none was found."""
+    program: str = ""
+    """The `.py` file, or the module behind `-m`; empty where none was found."""
+    arguments: tuple[str, ...]
+    """Words behind the program; those of the longest array where the script runs none."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the script exports, or sets for this command."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted, a sentence each."""
+    unset: Mapping[str, str] = field(default_factory=dict)
+    """Variables that nothing sets, and what was taken for each: its default, or nothing."""
+
+
+_RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
+_STARTERS = re.compile(r"(.*/)?(torchrun|accelerate|srun|deepspeed|mpirun)|torch\.distributed.*")
+_PROGRAM = re.compile(r".*\.py|(.*/)?scripts/training/train\.sh", re.DOTALL)
+"""What trains: Python, and the launcher of Megatron-Bridge."""
+_PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
+"""Flags of several words that change no launch."""
+_SHORT = r"-[a-z]{2,3}"
+_LIKE_FLAG = re.compile(rf"--.*|{_SHORT}|\+{{0,2}}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
+"""Words by which a launch is known: `--tp`, `-tp`, and `model.tp=4` as Hydra has them."""
+_FLAG = re.compile(rf"--.*|{_SHORT}", re.DOTALL)
+
+
+def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return arguments without words that only running tells and that are no flag's own value.
+
+    Such a word behind a value, or an array, holds flags or nothing: it is left out with a sentence.
+    """
+    kept, dropped = list[str](), list[str]()
+    flag, values = "", 0
+    for word in arguments:
+        if _FLAG.fullmatch(word):
+            flag, values = word, 0
+        elif (
+            isinstance(word, Unknown)
+            and not _LIKE_FLAG.fullmatch(word)
+            and (values or "[@]" in word or "[*]" in word or word in ("$@", "$*"))
+            and not _PATHS.fullmatch(flag)
+        ):
+            dropped.append(f"{word[:60]} is known where the launch runs, and taken as nothing")
+            continue
+        else:
+            values += 1
+        kept.append(word)
+    return kept, dropped
+
+
+def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
+    """Return the words before the program of a launch, it and those behind; None: it is none."""
+    at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
+    if at is None and "-m" in words[1:-1]:
+        at = words.index("-m", 1) + 1
+    if at is None or not any(_LIKE_FLAG.fullmatch(word) for word in words[at + 1 :]):
+        # an array of flags that is not known is as good as flags
+        rest = words[at + 1 :] if at is not None else []
+        if at is None or not any(isinstance(word, Undecided) for word in rest):
+            return None
+    # a script as the command itself, or behind something that runs scripts
+    if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
+        return None
+    return words[:at], words[at], words[at + 1 :]
+
+
+def runs_ranks(before: Sequence[str]) -> bool:
+    """Return whether words in front of a program start several of it, as they do no tool."""
+    return any(_STARTERS.fullmatch(word) for word in before)
+
+
+def split_flags(
+    words: Sequence[str], left: Callable[[str], bool]
+) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return words without the flags that are to be left out, and those by name with their words.
+
+    left : returns whether a flag is, by its name without hyphens in front and `_` as `-`.
+    """
+    kept, out = list[str](), dict[str, tuple[str, ...]]()
+    name: str | None = None
+    for word in words:
+        if _LIKE_FLAG.fullmatch(word):
+            flag = _name(word)
+            name = flag if left(flag) else None
+            if name is not None:
+                out[name] = (word,)
+                continue
+        if name is None:
+            kept.append(word)
+        else:
+            out[name] = (*out[name], word)
+    return kept, out
+
+
+def _name(word: str) -> str:
+    return word.lstrip("-").partition("=")[0].replace("_", "-")
+
+
+def world_flags(before: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what words in front of a program say of nodes and processes."""
+    wanted = {"nnodes", "nproc-per-node"}
+    return split_flags(before, lambda flag: flag in wanted)[1]

@@ -1,0 +1,1 @@
+"""torchtitan: its configurations, launches and plans."""

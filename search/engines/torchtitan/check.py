@@ -1,0 +1,385 @@
+"""Job files of torchtitan as they are checked: what it refuses, and what has no effect.
+
+What the keys mean is `search.engines.torchtitan.read`'s. Rules are those of `distributed/
+parallel_dims.py`, `distributed/pipeline_parallel.py`, `components/quantization` and
+`models/*/parallelize.py`, of 2024 to 0.2; torch.distributed.pipelining's are torch's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from autopar.errors import DocumentError, InputError
+from autopar.pipeline.schedules import schedule_problem
+from autopar.records import dataclass
+from autopar.run.launch import Launch
+from search.check.changes import Changes, Move
+from search.engines.keys import Keys, words_of_values
+from search.engines.megatron.findings import Finding
+from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.text import Configuration
+from search.engines.torchtitan.read import (
+    Generation,
+    TitanDegrees,
+    degrees_of,
+    generation_of,
+    keys_of,
+    read_titan,
+)
+
+_MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batch", "recompute"})
+_BEFORE_HOPPER = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
+
+
+def _owns(source: Configuration) -> bool:
+    """Return whether a document has torchtitan's sections: a flavour, and how it is trained."""
+    document = source.document
+    model, training = document.get("model"), document.get("training")
+    return isinstance(model, Mapping) and "flavor" in model and isinstance(training, Mapping)
+
+
+# --------------------------------------------------------------------------------------------------
+# What it ends with.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A job file, and where it runs."""
+
+    keys: Keys
+    degrees: TitanDegrees
+    generation: Generation
+    gpu: str
+
+    def on(self, key: str) -> bool:
+        value = self.keys.values.get(key)
+        return value is True or value == "true"
+
+    def has(self, key: str) -> bool:
+        return self.keys.values.get(key) is not None
+
+    @property
+    def compiled(self) -> bool:
+        return self.on("training.compile") or self.on("compile.enable")
+
+    @property
+    def asynchronous(self) -> bool:
+        name = "enable_async_tensor_parallel"
+        return self.on(f"parallelism.{name}") or self.on(f"experimental.{name}")
+
+    @property
+    def float8(self) -> str:
+        """The section of 8-bit products, empty where there are none."""
+        given = str(self.keys.values.get("model.converters", ""))
+        if "quantize.linear.float8" in given or "quantize.dense.float8" in given:
+            return "quantize.linear.float8" if "linear" in given else "quantize.dense.float8"
+        on = "float8" in given or self.on("float8.enable_float8_linear")
+        return "float8" if on else ""
+
+
+def _broken(file: _File, launch: Launch | None) -> Iterator[str]:
+    """Yield what torchtitan, or torch below it, ends with."""
+    degrees = file.degrees
+    product = degrees.dp * degrees.cp * degrees.tp * degrees.pp
+    if product != degrees.world:
+        yield (
+            f"dp_replicate({degrees.replicate}) * dp_shard({degrees.shard}) * cp({degrees.cp}) * "
+            f"tp({degrees.tp}) * pp({degrees.pp}) = {product} != world size({degrees.world})"
+        )
+    if degrees.replicate > 1 and degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
+        yield "replicas alone (DDP) have no tensor or pipeline ranks beside them"
+    if file.asynchronous and degrees.tp > 1 and not file.compiled:
+        yield "enable_async_tensor_parallel needs compile"
+    section = file.float8
+    if section:
+        gathers = file.on(f"{section}.enable_fsdp_float8_all_gather")
+        recipe = file.keys.values.get(f"{section}.recipe_name")
+        if gathers and recipe not in (None, ""):
+            yield f"[{section}] enable_fsdp_float8_all_gather and recipe_name exclude each other"
+        if file.gpu.upper().startswith(_BEFORE_HOPPER):
+            yield f"[{section}] needs a device that has products of 8 bits"
+    if launch is None:
+        return
+    yield from _of_sizes(file, launch)
+
+
+def _of_sizes(file: _File, launch: Launch) -> Iterator[str]:
+    degrees, model = file.degrees, launch.model
+    if degrees.tp > 1 and model.attention.latent is None:
+        # it copies no heads of keys and values
+        groups = model.attention.groups
+        if groups % degrees.tp:
+            yield f"heads of keys and values({groups}) % tp({degrees.tp}) != 0"
+    unit = degrees.tp * (2 * degrees.cp if degrees.cp > 1 else 1)
+    if launch.seq % unit:
+        yield f"seq_len({launch.seq}) % (tp * 2 cp)({unit}) = {launch.seq % unit} != 0"
+    if any(model.expert_layers) and degrees.ep > 1:
+        yield from _of_experts(degrees)
+    if degrees.pp > 1:
+        if model.tied:
+            yield "tied embeddings have no pipeline"
+        yield from _of_pipeline(file, launch)
+
+
+def _of_experts(degrees: TitanDegrees) -> Iterator[str]:
+    ep, cp, tp = degrees.ep, degrees.cp, degrees.tp
+    if degrees.etp not in (1, tp):
+        yield f"expert_tensor_parallel_degree({degrees.etp}) is neither 1 nor tp({tp})"
+        return
+    own, name = (cp, "cp") if degrees.etp == tp else (cp * tp, "cp * tp")
+    if ep % own:
+        yield f"ep({ep}) % ({name})({own}) = {ep % own} != 0"
+    ranks = degrees.shard * own
+    if ranks % ep:
+        yield f"dp_shard * {name}({ranks}) % ep({ep}) = {ranks % ep} != 0"
+
+
+def _of_pipeline(file: _File, launch: Launch) -> Iterator[str]:
+    pp = file.degrees.pp
+    # a schedule runs the micro-batches of one local batch
+    local = file.keys.values.get("training.local_batch_size", file.keys.values.get(
+        "training.batch_size", 8))  # fmt: skip
+    number = int(local) // launch.micro_batch if isinstance(local, int) else 0
+    problem = schedule_problem(
+        launch.degrees.pipeline,
+        stages=pp,
+        chunks=launch.degrees.vpp,
+        micro_batches=max(number, 1),
+        engine="torchtitan",
+    )
+    if problem is not None:
+        yield problem
+
+
+# --------------------------------------------------------------------------------------------------
+# What has no effect.
+
+
+def _idle(file: _File, launch: Launch | None) -> Iterator[str]:
+    """Yield keys that something else switches off."""
+    degrees, values = file.degrees, file.keys.values
+    for keys, needed, why in (
+        (
+            ("parallelism.disable_loss_parallel", "parallelism.enable_async_tensor_parallel",
+             "experimental.enable_async_tensor_parallel"),
+            degrees.tp > 1,
+            "tensor_parallel_degree is 1",
+        ),
+        (
+            ("parallelism.context_parallel_rotate_method",
+             "experimental.context_parallel_rotate_method"),
+            degrees.cp > 1,
+            "context_parallel_degree is 1",
+        ),
+        (
+            ("parallelism.pipeline_parallel_split_points",
+             "parallelism.module_fqns_per_model_part",
+             "parallelism.pipeline_parallel_layers_per_stage",
+             "parallelism.pipeline_parallel_microbatch_size",
+             "experimental.pipeline_parallel_microbatches",
+             "experimental.pipeline_parallel_split_points"),
+            degrees.pp > 1,
+            "pipeline_parallel_degree is 1",
+        ),
+        (
+            ("activation_checkpoint.selective_ac_option",),
+            values.get("activation_checkpoint.mode", "selective") == "selective",
+            f"activation_checkpoint.mode is {values.get('activation_checkpoint.mode')}",
+        ),
+        (
+            ("activation_checkpoint.memory_budget",),
+            values.get("activation_checkpoint.mode") == "memory_budget",
+            "activation_checkpoint.mode is not memory_budget",
+        ),
+        (
+            ("compile.components",),
+            file.compiled,
+            "compile.enable is not true",
+        ),
+    ):  # fmt: skip
+        for key in keys:
+            if not needed and values.get(key) not in (None, False, "", []):
+                yield f"{key}, since {why}"
+    if launch is not None:
+        yield from _idle_of_model(file, launch)
+    yield from _idle_float8(file)
+    if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
+        yield "training.mixed_precision_param, since nothing shards beside tensor or pipeline ranks"
+    policy = values.get("parallelism.fsdp_reshard_after_forward", "default")
+    if policy != "default" and degrees.shard * degrees.cp == 1:
+        yield "parallelism.fsdp_reshard_after_forward, since data_parallel_shard_degree is 1"
+
+
+def _idle_of_model(file: _File, launch: Launch) -> Iterator[str]:
+    values = file.keys.values
+    for key in ("expert_parallel_degree", "expert_tensor_parallel_degree"):
+        degree = values.get(f"parallelism.{key}", 1)
+        if degree != 1 and not any(launch.model.expert_layers):
+            yield f"parallelism.{key}, since the model has no experts"
+        elif degree != 1 and "tensor" in key and file.degrees.ep == 1:
+            yield f"parallelism.{key}, since expert_parallel_degree is 1"
+
+
+def _idle_float8(file: _File) -> Iterator[str]:
+    names = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp",
+             "force_recompute_fp8_weight_in_bwd", "recipe_name")  # fmt: skip
+    on = file.float8
+    for section in ("float8", "quantize.linear.float8", "quantize.dense.float8"):
+        for name in names:
+            value = file.keys.values.get(f"{section}.{name}")
+            if value in (None, False, "") or section == on:
+                continue
+            yield f"{section}.{name}, since model.converters has no {section}"
+    gathers = file.on(f"{on}.enable_fsdp_float8_all_gather")
+    if on and file.on(f"{on}.precompute_float8_dynamic_scale_for_fsdp") and not gathers:
+        yield (
+            f"{on}.precompute_float8_dynamic_scale_for_fsdp, since "
+            "enable_fsdp_float8_all_gather is not true"
+        )
+    if gathers and file.degrees.shard * file.degrees.cp == 1:
+        yield f"{on}.enable_fsdp_float8_all_gather, since nothing is sharded"
+
+
+# --------------------------------------------------------------------------------------------------
+# The file.
+
+
+def _read(source: Configuration, asked: Asked) -> CheckedFile:
+    world = world_size_of(source.path, source.world_size, asked)
+    document: Mapping[str, Any] = source.document
+    keys = keys_of(document, str(source.path))
+    found = attempt(
+        lambda: read_titan(document, world_size=world, gpu=asked.gpu, source=str(source.path))
+    )
+    said: list[Finding] = []
+    if found.unpriced is not None:
+        said.append(Finding(kind="not priced", text=found.unpriced))
+    file = _file(keys, world, asked.gpu)
+    broken = list(_broken(file, found.launch)) if file is not None else []
+    if found.problem is not None and not any(text in found.problem for text in broken):
+        broken.insert(0, found.problem)
+    said += [Finding(kind="illegal", text=text) for text in dict.fromkeys(broken)]
+    if file is not None:
+        said += [Finding(kind="no effect", text=text) for text in _idle(file, found.launch)]
+    said += [
+        Finding(
+            kind="not understood",
+            text=f"{entry.flag} {entry.value}".strip() + " is no key that torchtitan had: releases "
+            "since late 2025 end with an error, earlier ones leave it",
+        )
+        for entry in found.ignored
+        if not entry.understood
+    ]
+    said += [Finding(kind="read", text=note) for note in source.notes]
+    compiled = found.launch is not None and found.launch.trainer is not None
+    compiled = compiled and found.launch.trainer.compiled  # type: ignore[union-attr]
+    return CheckedFile(
+        path=str(source.path),
+        trainer=f"torchtitan ({_TIMES[generation_of(keys)]})",
+        stack="torchtitan-compiled" if compiled else "torchtitan-eager",
+        world_size=world,
+        launch=found.launch,
+        findings=tuple(said),
+        harmless=tuple(entry for entry in found.ignored if entry.understood),
+        words=words_of_values(keys.values),
+        moves=_MOVES,
+        written=partial(_written, document, world, asked.gpu, found.launch),
+        spelled=_spelled,
+    )
+
+
+_TIMES: Mapping[Generation, str] = {
+    "2024": "keys of 2024", "2025": "keys of 2025", "0.2": "keys of 0.2",
+}  # fmt: skip
+
+
+def _file(keys: Keys, world: int, gpu: str) -> _File | None:
+    try:
+        degrees = degrees_of(keys, world)
+    except DocumentError:
+        return None  # which is the problem already
+    return _File(keys=keys, degrees=degrees, generation=generation_of(keys), gpu=gpu)
+
+
+def _written(
+    document: Mapping[str, Any], world: int, gpu: str, before: Launch | None, after: Launch
+) -> Changes | None:
+    """Return what changes in the file; read anew with it, it has to be the other launch."""
+    assert before is not None, "only a launch that was read has others next to it"
+    keys = keys_of(document, "")
+    wanted = dict(_wanted(keys, before, after))
+    if "training.global_batch_size" in wanted and keys.has("training.batch_size"):
+        return None  # files of that time have no batch of all ranks
+    changed = copy.deepcopy(dict(document))
+    for key, value in wanted.items():
+        section, _, name = key.rpartition(".")
+        changed.setdefault(section, {})[name] = value
+    try:
+        again = read_titan(changed, world_size=world, gpu=gpu, source=before.name).launch
+    except InputError:
+        return None
+    file = _file(keys_of(changed, ""), world, gpu)
+    if again != after or file is None or any(_broken(file, again)):
+        return None
+    return tuple(
+        (key, _text(keys.values.get(key)), _text(value))
+        for key, value in wanted.items()
+        if keys.values.get(key) != value
+    )
+
+
+def _wanted(keys: Keys, before: Launch, after: Launch) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) that the other launch asks for, in the names of the file."""
+    one, other = before.degrees, after.degrees
+    for old, new, name in (
+        (one.tp, other.tp, "tensor_parallel_degree"),
+        (one.cp, other.cp, "context_parallel_degree"),
+        (one.ep, other.ep, "expert_parallel_degree"),
+        (one.etp, other.etp, "expert_tensor_parallel_degree"),
+    ):
+        if old != new:
+            places = (f"training.{name}", f"experimental.{name}", f"parallelism.{name}")
+            yield keys.first(*places), new
+    trainer = after.trainer
+    assert trainer is not None, "it was read as one of torchtitan"
+    shard = keys.first(
+        "training.data_parallel_shard_degree",
+        "training.data_parallel_degree",
+        "parallelism.data_parallel_shard_degree",
+    )
+    if one.dp != other.dp and keys.values.get(shard, -1) != -1:
+        yield shard, other.dp // trainer.replicas
+    piped = other.pp > 1
+    if before.micro_batch != after.micro_batch:
+        name = keys.first("training.batch_size", "training.local_batch_size")
+        size = "parallelism.pipeline_parallel_microbatch_size" if piped else name
+        yield size, after.micro_batch
+    if one.dp != other.dp or before.micro_batch != after.micro_batch:
+        yield "training.global_batch_size", after.global_batch
+    if before.trainer != trainer:
+        mode = {"none": "none", "op": "selective", "full": "full"}[trainer.checkpoint]
+        yield "activation_checkpoint.mode", mode
+        if trainer.checkpoint == "op":
+            yield "activation_checkpoint.selective_ac_option", "op"
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _spelled(key: str, value: str | None) -> str:
+    """Return a key as TOML has it, its section in front."""
+    section, _, name = key.rpartition(".")
+    place = f"[{section}] {name}"
+    if not value:
+        return place
+    number = value.lstrip("-").isdigit() or value in ("true", "false")
+    return f"{place} = {value}" if number else f'{place} = "{value}"'
+
+
+TORCHTITAN = Trainer(name="torchtitan", forms="TOML", owns=_owns, read=_read)

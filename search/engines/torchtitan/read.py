@@ -1,0 +1,535 @@
+"""Job files of torchtitan (TOML) read as a launch whose memory can be priced.
+
+Keys of three generations: 2024 (degrees in `[training]` and `[experimental]`), 2025
+(`[parallelism]`, `[float8]`, `training.compile`) and 0.2 (`[compile]`, `[quantize]`), from
+`torchtitan/config/job_config.py` and `config_manager.py` of their times. 0.3 has no such files: its
+recipes are Python. What torchtitan refuses is `search.engines.torchtitan.check`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from autopar.documents.json import shorten
+from autopar.errors import InputError
+from autopar.pipeline.schedules import SCHEDULES, TORCH_NAMES, Schedule, schedule_named
+from autopar.records import dataclass
+from autopar.run.launch import (
+    Checkpointing,
+    Chunk,
+    Degrees,
+    Launch,
+    Model,
+    Optimizer,
+    Precision,
+    Recompute,
+    Software,
+    TorchTrainer,
+    chunks_of_sizes,
+)
+from search.engines.huggingface.models import FLAVOURS, flavour
+from search.engines.keys import Keys, flattened
+from search.engines.megatron.read import ReadLaunch
+
+Generation = Literal["2024", "2025", "0.2"]
+_HARMLESS = frozenset(
+    {
+        "checkpoint", "comm", "debug", "experimental.custom_args_module",
+        "experimental.custom_import", "fault_tolerance", "job", "lr_scheduler",
+        "memory_estimation", "metrics", "profiling", "validation", "training.dataset",
+        "training.dataset_path", "training.dataloader", "training.deterministic",
+        "training.gc_debug", "training.gc_freq", "training.max_norm", "training.seed",
+        "training.warmup_steps", "model.tokenizer_path",
+        "model.hf_assets_path", "model.print_after_conversion", "optimizer.beta1",
+        "optimizer.beta2", "optimizer.eps", "optimizer.lr", "optimizer.weight_decay",
+        "optimizer.implementation", "optimizer.fused", "activation_checkpoint.debug",
+        "activation_checkpoint.determinism_check", "activation_checkpoint.early_stop",
+        "activation_checkpoint.preserve_rng_state",
+        "activation_checkpoint.visualize_memory_budget_pareto",
+    }
+)  # fmt: skip
+"""Sections and keys that change neither memory nor time."""
+_KNOWN = frozenset(
+    {
+        # read only where something else is on
+        "parallelism.context_parallel_rotate_method", "parallelism.context_parallel_load_balancer",
+        "parallelism.disable_loss_parallel", "parallelism.enable_async_tensor_parallel",
+        "parallelism.enable_compiled_autograd", "parallelism.expert_parallel_comm_backend",
+        "parallelism.expert_tensor_parallel_degree", "parallelism.module_fqns_per_model_part",
+        "parallelism.pipeline_parallel_expert_parallel_overlap",
+        "parallelism.pipeline_parallel_first_stage_less_layers",
+        "parallelism.pipeline_parallel_last_stage_less_layers",
+        "parallelism.pipeline_parallel_layers_per_stage",
+        "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_schedule",
+        "parallelism.pipeline_parallel_schedule_csv", "parallelism.pipeline_parallel_split_points",
+        "experimental.enable_async_tensor_parallel", "experimental.enable_compiled_autograd",
+        "experimental.pipeline_parallel_microbatches", "experimental.pipeline_parallel_schedule",
+        "experimental.pipeline_parallel_split_points",
+        "experimental.context_parallel_rotate_method",
+        "training.mixed_precision_reduce", "training.enable_loss_parallel",
+        "activation_checkpoint.selective_ac_option", "activation_checkpoint.memory_budget",
+        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+        "compile.backend", "compile.components", "model.norm_type",
+        "float8.enable_fsdp_float8_all_gather", "float8.precompute_float8_dynamic_scale_for_fsdp",
+        "float8.force_recompute_fp8_weight_in_bwd", "float8.recipe_name", "float8.filter_fqns",
+        "float8.emulate", "float8.moe_fqns", "float8.moe_fqns_prototype",
+        "float8.scaling_type_input", "float8.scaling_type_weight",
+        "float8.scaling_type_grad_output", "float8.enable_float8_linear",
+        *(f"quantize.{kind}.float8.{key}" for kind in ("linear", "dense") for key in (
+            "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp",
+            "recipe_name", "filter_fqns", "emulate")),
+        *(f"quantize.{kind}.{name}.fqns" for kind in ("grouped_mm", "moe")
+          for name in ("float8", "mx")),
+        *(f"{kind}.{key}" for kind in ("mx", "quantize.linear.mx") for key in (
+            "mxfp8_dim1_cast_kernel_choice", "recipe_name", "filter_fqns",
+            "moe_fqns_prototype")),
+        "quantize.grouped_mm.mx.recipe_name", "quantize.moe.mx.recipe_name",
+        "liger_kernel.enable_fused_linear_cross_entropy",
+    }
+)  # fmt: skip
+"""Keys that torchtitan knows, and that are looked up only where they have an effect."""
+
+
+def keys_of(document: Mapping[str, Any], source: str) -> Keys:
+    """Return the keys of a job file."""
+    return Keys(source=source, values=dict(flattened(document)), asked=set())
+
+
+def generation_of(keys: Keys) -> Generation:
+    """Return when a job file's keys were torchtitan's."""
+    values = keys.values
+    newest = (
+        "compile.", "quantize.", "debug.", "model.hf_assets_path", "checkpoint.enable",
+        "parallelism.module_fqns_per_model_part", "parallelism.expert_tensor_parallel_degree",
+    )  # fmt: skip
+    if any(
+        key == name or (name[-1] == "." and key.startswith(name))
+        for key in values
+        for name in newest
+    ):
+        return "0.2"
+    oldest = ("model.norm_type", "float8.enable_float8_linear", "training.enable_float8_linear")
+    old = any(key.startswith(("experimental.pipeline", "experimental.context")) for key in values)
+    if (
+        old
+        or any(key in values for key in oldest)
+        or any(key.startswith("training.") and key.endswith("_degree") for key in values)
+    ):
+        return "2024"
+    return "2025"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitanDegrees:
+    """Degrees of a job file on so many GPUs."""
+
+    world: int
+    replicate: int
+    shard: int
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+    etp: int
+
+    @property
+    def dp(self) -> int:
+        """Ranks with other samples."""
+        return self.replicate * self.shard
+
+
+def degrees_of(keys: Keys, world: int) -> TitanDegrees:
+    """Return the degrees; raises DocumentError where one is no degree.
+
+    -1 ranks of sharding are those that the others leave; their product may still differ from the
+    number of GPUs.
+    """
+
+    def degree(name: str, default: int = 1, least: int = 1) -> int:
+        names = (f"parallelism.{name}", f"training.{name}", f"experimental.{name}")
+        return keys.number(keys.first(*names), default, least=least)
+
+    replicate, tp = degree("data_parallel_replicate_degree"), degree("tensor_parallel_degree")
+    cp, pp = degree("context_parallel_degree"), degree("pipeline_parallel_degree")
+    name = keys.first(
+        "parallelism.data_parallel_shard_degree",
+        "training.data_parallel_shard_degree",
+        "training.data_parallel_degree",
+        "parallelism.data_parallel_degree",
+    )
+    shard = keys.number(name, -1, least=-1)
+    if shard == 0:
+        raise keys.fail(name, "expected -1 or a positive integer, got 0")
+    if shard < 0:
+        shard = max(world // (replicate * cp * tp * pp), 1)
+    ep = degree("expert_parallel_degree")
+    # without expert ranks experts are split as the other weights
+    etp = degree("expert_tensor_parallel_degree") if ep > 1 else tp
+    return TitanDegrees(
+        world=world, replicate=replicate, shard=shard, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp
+    )
+
+
+def read_titan(
+    document: Mapping[str, Any], *, world_size: int, gpu: str, source: str = "job"
+) -> ReadLaunch:
+    """Return the launch that a job file describes.
+
+    world_size : number of GPUs, which torchrun says. gpu : kind of device.
+
+    Raises InputError: a value is unusable, or the model or its training is none that is priced.
+    """
+    keys = keys_of(document, source)
+    generation = generation_of(keys)
+    model = _model(keys)
+    _refuse(keys)
+    degrees = degrees_of(keys, world_size)
+    if not any(model.expert_layers):
+        degrees = _without_experts(degrees)
+    elif degrees.ep > 1:
+        model = _dispatched(keys, model)
+    precision, gathered = _precision(keys)
+    if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
+        # autocast is for data ranks alone, and FSDP2's precision for those that shard
+        precision = replace(precision, kind="fp32")
+    compiled, compiled_loss = _compiled(keys, generation)
+    checkpoint, every = _checkpoint(keys)
+    micro, batch = _batch(keys, degrees, generation)
+    schedule = _schedule(keys, degrees.pp)
+    zero = _zero(keys, degrees)
+    experts = any(model.expert_layers)
+    product = degrees.tp * degrees.cp * degrees.pp
+    if world_size % product or degrees.dp != world_size // product:
+        raise InputError(
+            f"dp_replicate({degrees.replicate}) * dp_shard({degrees.shard}) * cp({degrees.cp}) * "
+            f"tp({degrees.tp}) * pp({degrees.pp}) = {degrees.dp * product} != "
+            f"world size({world_size})"
+        )
+    launch = Launch(
+        name=source,
+        model=model,
+        degrees=Degrees(
+            world=world_size,
+            tp=degrees.tp,
+            cp=degrees.cp,
+            pp=degrees.pp,
+            ep=degrees.ep,
+            etp=degrees.etp if experts else 1,
+            sequence_parallel=degrees.tp > 1,
+            chunks=_chunks(keys, model, degrees, generation, schedule),
+            schedule=schedule,
+        ),
+        seq=keys.number("training.seq_len", 2048),
+        micro_batch=micro,
+        global_batch=batch,
+        steps=keys.number("training.steps") if keys.has("training.steps") else None,
+        precision=precision,
+        optimizer=Optimizer(
+            sharding="none" if zero == 0 else "fsdp" if zero == 3 else "zero2",
+            overlap_gradients=True,
+            **_states(keys, zero),
+        ),
+        recompute=Recompute(layers="uniform", number=1) if checkpoint == "full" else Recompute(),
+        software=Software(gpu=gpu, attention="flash"),
+        tensor_overlap=degrees.tp > 1 and _async(keys),
+        trainer=TorchTrainer(
+            keeper="torchtitan" if zero else "ddp",
+            zero=zero,
+            replicas=degrees.replicate if zero else 1,
+            each_micro_batch=degrees.pp == 1,
+            one_root=generation == "2024",
+            gathered_fp8=gathered,
+            compiled=compiled,
+            checkpoint=checkpoint,
+            every=every,
+            fused_norms=generation == "0.2",
+            repeated_heads=True,
+            loss="compiled" if compiled_loss else "whole",
+            loss_parallel=not _whole_loss(keys),
+            stage_outputs=generation != "0.2",
+        ),
+    )
+    return ReadLaunch(launch=launch, ignored=keys.ignored(_HARMLESS, _KNOWN))
+
+
+def _model(keys: Keys) -> Model:
+    name, size = keys.text("model.name", "llama3"), keys.text("model.flavor", "debugmodel")
+    found = flavour(name, size)
+    if found is None:
+        known = FLAVOURS.get(name)
+        names = ", ".join(known if known is not None else FLAVOURS)
+        raise keys.unpriced(
+            "model.flavor" if known is not None else "model.name",
+            f"{shorten(size if known is not None else name)} is not known here",
+            f"known are {names}",
+        )
+    return found
+
+
+def _dispatched(keys: Keys, model: Model) -> Model:
+    """Return a model whose tokens are exchanged as the job says: by torch, or by DeepEP."""
+    key = "parallelism.expert_parallel_comm_backend"
+    fused = keys.choice(key, ("standard", "deepep"), "standard") == "deepep"
+    experts = model.experts
+    if experts is None or not fused:
+        return model
+    return replace(model, experts=replace(experts, dispatcher="flex"))
+
+
+def _states(keys: Keys, zero: int) -> dict[str, Any]:
+    """Return what states are kept otherwise: on the host, or as 16-bit weights are."""
+    found: dict[str, Any] = {}
+    if keys.text("training.dtype", "float32") == "bfloat16":
+        found = {"master_bytes": 0, "moments_bytes": 4}
+    if keys.flag("training.enable_cpu_offload") and zero:
+        found |= {"offload": 1.0, "offload_master": True, "offload_weights": True}
+    return found
+
+
+def _refuse(keys: Keys) -> None:
+    """Raise UnpricedError for what memory or time depends on and nobody here prices."""
+    asked = "leave it out to see the rest"
+    for key, why in (
+        ("optimizer.early_step_in_backward", "gradients are stepped as they are made"),
+        ("liger_kernel.enable_fused_linear_cross_entropy", "the loss makes no logits"),
+    ):
+        if keys.flag(key):
+            raise keys.unpriced(key, why, asked)
+    if keys.text("training.dtype", "float32") not in ("float32", "bfloat16"):
+        raise keys.unpriced("training.dtype", "weights and states are of 16 bits", asked)
+    name = keys.text("optimizer.name", "AdamW")
+    if name not in ("Adam", "AdamW"):
+        raise keys.unpriced("optimizer.name", f"{shorten(name)} keeps other states", asked)
+
+
+def _without_experts(degrees: TitanDegrees) -> TitanDegrees:
+    """Return degrees of a dense model, of which expert degrees change nothing."""
+    return TitanDegrees(
+        world=degrees.world,
+        replicate=degrees.replicate,
+        shard=degrees.shard,
+        tp=degrees.tp,
+        cp=degrees.cp,
+        pp=degrees.pp,
+        ep=1,
+        etp=1,
+    )
+
+
+def _converters(keys: Keys) -> frozenset[str]:
+    return frozenset(filter(None, keys.text("model.converters").replace(" ", "").split(",")))
+
+
+def _precision(keys: Keys) -> tuple[Precision, bool]:
+    """Return the precision, and whether weights are gathered in 8 bits."""
+    wide = keys.choice("training.mixed_precision_param", ("bfloat16", "float32"), "bfloat16")
+    converters = _converters(keys)
+    old = keys.flag("float8.enable_float8_linear") or keys.flag("training.enable_float8_linear")
+    linear = bool(converters & {"float8", "quantize.linear.float8", "quantize.dense.float8"}) or old
+    blocks = bool(converters & {"mx", "quantize.linear.mx", "quantize.dense.mx"})
+    gathers = keys.first(
+        "float8.enable_fsdp_float8_all_gather",
+        "quantize.linear.float8.enable_fsdp_float8_all_gather",
+        "quantize.dense.float8.enable_fsdp_float8_all_gather",
+    )
+    precision = Precision(
+        kind="fp32" if wide == "float32" else "bf16",
+        fp8=linear or blocks,
+        fp8_recipe="mxfp8" if blocks else "tensorwise",
+    )
+    return precision, linear and keys.flag(gathers)
+
+
+def _compiled(keys: Keys, generation: Generation) -> tuple[bool, bool]:
+    """Return whether layers are compiled, and the loss; before 2025 the loss never was."""
+    if generation == "0.2" and not keys.has("training.compile"):
+        parts = keys.text("compile.components", "model,loss").split(",")
+        on = keys.flag("compile.enable")
+        return on and "model" in parts, on and "loss" in parts
+    on = keys.flag("training.compile")
+    return on, on and generation != "2024"
+
+
+def _checkpoint(keys: Keys) -> tuple[Checkpointing, int]:
+    mode = keys.choice(
+        "activation_checkpoint.mode", ("none", "selective", "full", "memory_budget"), "selective"
+    )
+    if mode == "memory_budget":
+        raise keys.unpriced(
+            "activation_checkpoint.mode",
+            "the compiler decides what is kept within a budget",
+            "say selective or full",
+        )
+    if mode == "none":
+        return "none", 1
+    if mode == "full":
+        return "full", 1
+    option = keys.text("activation_checkpoint.selective_ac_option", "2")
+    if option == "op":
+        return "op", 1
+    return "layers", keys.number("activation_checkpoint.selective_ac_option", 2)
+
+
+def _batch(keys: Keys, degrees: TitanDegrees, generation: Generation) -> tuple[int, int]:
+    """Return the sequences of a micro-batch, and of a step."""
+    name = keys.first("training.local_batch_size", "training.batch_size")
+    local = keys.number(name, 8)
+    total = keys.number("training.global_batch_size", -1, least=-1)
+    batch = local * degrees.dp if total < 1 else total
+    if batch % (local * degrees.dp):
+        raise InputError(
+            f"training.global_batch_size({batch}) % ({name.partition('.')[2]}({local}) * "
+            f"dp({degrees.dp})) = {batch % (local * degrees.dp)} != 0"
+        )
+    if degrees.pp == 1:
+        return local, batch
+    if generation == "2024":
+        parts = keys.number("experimental.pipeline_parallel_microbatches", degrees.pp)
+        micro, rest = divmod(local, parts)
+        if rest or not micro:
+            raise InputError(f"batch_size({local}) % pipeline_parallel_microbatches({parts}) != 0")
+        return micro, batch
+    micro = keys.number("parallelism.pipeline_parallel_microbatch_size", 1)
+    if local % micro:
+        raise InputError(
+            f"{name.partition('.')[2]}({local}) % pipeline_parallel_microbatch_size({micro}) = "
+            f"{local % micro} != 0"
+        )
+    return micro, batch
+
+
+def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
+    """Return 0 for replicas, 2 where weights stay gathered, 3 where they do not.
+
+    In a pipeline they stay, so that micro-batches do not gather them again.
+    """
+    policy = keys.choice(
+        "parallelism.fsdp_reshard_after_forward", ("default", "always", "never"), "default"
+    )
+    if degrees.shard * degrees.cp == 1:
+        return 0
+    if policy == "default":
+        return 2 if degrees.pp > 1 else 3
+    return 3 if policy == "always" else 2
+
+
+def _schedule(keys: Keys, pp: int) -> Schedule | None:
+    """Return the schedule of the pipeline; None where there is none."""
+    if pp == 1:
+        return None
+    file = "parallelism.pipeline_parallel_schedule_csv"
+    if keys.text(file):
+        raise keys.unpriced(file, "is a schedule of one's own", "named ones are priced")
+    name = keys.first(
+        "parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"
+    )
+    text = keys.text(name, "1F1B")
+    schedule = schedule_named(text)
+    if schedule is None:
+        raise keys.unpriced(
+            name, f"{shorten(text)} is a schedule of which nobody counts what is live",
+            f"priced are {', '.join(TORCH_NAMES.values())}",
+        )  # fmt: skip
+    return schedule
+
+
+def _chunks(
+    keys: Keys,
+    model: Model,
+    degrees: TitanDegrees,
+    generation: Generation,
+    schedule: Schedule | None,
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the layers of every stage: embedding and head count as a layer each in 0.2."""
+    pp = degrees.pp
+    if schedule is None:
+        return chunks_of_sizes([model.num_layers], 1)
+    sizes = _sizes(keys, model, degrees, generation, schedule)
+    if len(sizes) % pp:
+        raise InputError(f"stages({len(sizes)}) % pp({pp}) = {len(sizes) % pp} != 0")
+    facts, chunks = SCHEDULES[schedule], len(sizes) // pp
+    if chunks < facts.least_chunks or (facts.most_chunks and chunks > facts.most_chunks):
+        least = f"{facts.least_chunks}" + ("" if facts.most_chunks else " or more")
+        name = "stage" if least == "1" else "stages"
+        raise InputError(
+            f"{TORCH_NAMES[schedule]} has {least} {name} a rank, and {len(sizes)} stages are on "
+            f"pp({pp})"
+        )
+    return chunks_of_sizes(sizes, pp, schedule=schedule)
+
+
+def _sizes(
+    keys: Keys,
+    model: Model,
+    degrees: TitanDegrees,
+    generation: Generation,
+    schedule: Schedule,
+) -> list[int]:
+    """Return the layers of every part of the pipeline in the order of the model."""
+    layers, pp = model.num_layers, degrees.pp
+    if keys.has("parallelism.module_fqns_per_model_part"):
+        return _listed(keys, model)
+    points = keys.first(
+        "parallelism.pipeline_parallel_split_points", "experimental.pipeline_parallel_split_points"
+    )
+    if keys.text(points):
+        return _split(keys, points, layers)
+    ends = (0, 0)
+    if generation == "0.2":
+        ends = (
+            keys.number("parallelism.pipeline_parallel_first_stage_less_layers", 1, least=0),
+            keys.number("parallelism.pipeline_parallel_last_stage_less_layers", 1, least=0),
+        )
+    counted = layers + sum(ends)
+    each = keys.number("parallelism.pipeline_parallel_layers_per_stage", 0, least=0)
+    parts = -(-counted // each) if each else pp * SCHEDULES[schedule].least_chunks
+    base, extra = divmod(counted, parts)
+    sizes = [base + (at < extra) for at in range(parts)]
+    sizes[0] -= ends[0]
+    sizes[-1] -= ends[1]
+    if min(sizes) < 0:
+        raise InputError(f"{layers} layers are too few for {parts} stages")
+    return sizes
+
+
+def _split(keys: Keys, key: str, layers: int) -> list[int]:
+    """Return parts from the names of the layers that they begin with."""
+    places = [0]
+    for point in keys.text(key).split(","):
+        number = point.strip().removeprefix("layers.")
+        if not number.isdigit() or not places[-1] < int(number) < layers:
+            raise keys.fail(key, f"expected rising names such as layers.8, got {shorten(point)}")
+        places.append(int(number))
+    places.append(layers)
+    return [until - start for start, until in pairwise(places)]
+
+
+def _listed(keys: Keys, model: Model) -> list[int]:
+    key = "parallelism.module_fqns_per_model_part"
+    parts = keys.values[key]
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        raise keys.fail(key, "expected a list of lists of module names")
+    sizes = [sum(str(name).startswith("layers.") for name in part) for part in parts]
+    if sum(sizes) != model.num_layers:
+        raise keys.fail(
+            key,
+            f"places {sum(sizes)} layers in {len(sizes)} stages, the model has {model.num_layers}",
+        )
+    return sizes
+
+
+def _async(keys: Keys) -> bool:
+    name = keys.first(
+        "parallelism.enable_async_tensor_parallel", "experimental.enable_async_tensor_parallel"
+    )
+    return keys.flag(name)
+
+
+def _whole_loss(keys: Keys) -> bool:
+    """Return whether tensor ranks gather their logits."""
+    return keys.flag("parallelism.disable_loss_parallel") or not keys.flag(
+        "training.enable_loss_parallel", True
+    )

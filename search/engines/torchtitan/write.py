@@ -1,0 +1,256 @@
+"""A launch as a job file of torchtitan 0.2 (TOML).
+
+Keys: `torchtitan/config/job_config.py` of the wheel of 0.2.2. 0.3 has no such files: its recipes
+are Python, which `search.engines.torchtitan.plan` writes of plans. Models are torchtitan's own, by
+name and flavour; what is read back is `search.engines.torchtitan.read`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autopar.errors import UnsupportedError
+from autopar.pipeline.schedules import TORCH_NAMES
+from autopar.run.launch import Experts, Launch, Model, TorchTrainer
+from search.engines.engine import one_line, required, shell_lines, torchrun
+from search.engines.huggingface.models import FLAVOURS, flavour
+from search.engines.megatron.stages import parts_in_order
+from search.engines.place import Draft, Place, refuse_others
+
+VERSION = "0.2.2"
+_TITLE = f"torchtitan {VERSION}"
+_FILE = "autopar_torchtitan.toml"
+_Section = dict[str, Any]
+_MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3")
+"""Names of this release, of those that `FLAVOURS` has from others as well."""
+
+
+def write(launch: Launch, place: Place) -> Draft:
+    """Return the job file of a launch and the command that takes it.
+
+    Raises InputError for a launch of another trainer, and UnsupportedError for a model that is none
+    of torchtitan's flavours.
+    """
+    refuse_others(launch, _TITLE, ("torchtitan", "ddp"))
+    trainer = launch.trainer
+    assert trainer is not None, "that is what was refused"
+    name, size = flavour_of(launch.model)
+    document = {
+        "job": {"dump_folder": "outputs", "description": one_line(f"{name} {size}, autopar")},
+        "model": _model(launch, name, size),
+        "optimizer": {"name": "AdamW", "lr": 3e-4},
+        "training": _training(launch),
+        "parallelism": _parallelism(launch, trainer),
+        "activation_checkpoint": _checkpoint(trainer),
+        "compile": _compile(trainer),
+        **_quantize(launch, trainer),
+    }
+    return Draft(
+        version=VERSION,
+        files={_FILE: f"# For {_TITLE}; other releases have other keys.\n{_toml(document)}"},
+        launch=_launch(place),
+        notes=tuple(_notes(launch)),
+        entry=_FILE,
+    )
+
+
+def flavour_of(model: Model) -> tuple[str, str]:
+    """Return torchtitan's name and flavour of a model of these sizes.
+
+    Raises UnsupportedError where none of its flavours has them.
+    """
+    names = [(name, size) for name in _MODELS for size in FLAVOURS[name]]
+    for name, size in names:
+        known = flavour(name, size)
+        if known is not None and _shape(known) == _shape(model):
+            return name, size
+    listed = ", ".join(f"{name} {size}" for name, size in names)
+    raise UnsupportedError(
+        f"{_TITLE} has no model of {model.num_layers} layers of width {model.hidden} like that of "
+        f"the launch; its flavours that are known here are {listed}"
+    )
+
+
+def _shape(model: Model) -> tuple[object, ...]:
+    """Return what makes a model another one; not how its kernels compute it."""
+    attention, experts = model.attention, model.experts
+    heads = attention.heads if attention.latent is not None else attention.groups
+    return (
+        *(model.hidden, model.ffn, model.vocab, model.expert_layers, model.gated, model.norm),
+        *(model.tied, model.biases, model.qkv_biases or model.biases, model.positions),
+        *(attention.heads, heads, attention.query_width, attention.latent, attention.head_norms),
+        *(attention.window, model.mtp),
+        experts and (experts.number, experts.per_token, experts.ffn, experts.shared_ffn),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Sections.
+
+
+def _model(launch: Launch, name: str, size: str) -> _Section:
+    converters = [f"quantize.linear.{_kind(launch)}"] if launch.precision.fp8 else []
+    found: _Section = {"name": name, "flavor": size}
+    return {**found, "converters": converters} if converters else found
+
+
+def _kind(launch: Launch) -> str:
+    return "mx" if launch.precision.fp8_recipe == "mxfp8" else "float8"
+
+
+def _training(launch: Launch) -> _Section:
+    # the micro-batches of a pipeline are parts of one local batch, others are accumulated
+    parts = launch.micro_batches if launch.degrees.pp > 1 else 1
+    found: _Section = {
+        "dataset": "c4",
+        "local_batch_size": launch.micro_batch * parts,
+        "global_batch_size": launch.global_batch,
+        "seq_len": launch.seq,
+    }
+    degrees = launch.degrees
+    # autocast is for data ranks alone, and FSDP2's precision for those that shard: others have fp32
+    if _sharded(launch) or degrees.tp * degrees.pp == 1:
+        found["mixed_precision_param"] = (
+            "float32" if launch.precision.kind == "fp32" else "bfloat16"
+        )
+    if launch.steps is not None:
+        found["steps"] = launch.steps
+    if launch.optimizer.master_bytes == 0:
+        # weights and states are of 16 bits
+        found["dtype"] = "bfloat16"
+    if launch.optimizer.offload_weights:
+        found["enable_cpu_offload"] = True
+    return found
+
+
+def _sharded(launch: Launch) -> bool:
+    return launch.trainer is not None and launch.trainer.zero > 0
+
+
+def _parallelism(launch: Launch, trainer: TorchTrainer) -> _Section:
+    degrees, experts = launch.degrees, launch.model.experts
+    copies = trainer.replicas if trainer.zero else degrees.dp
+    found: _Section = {
+        "data_parallel_replicate_degree": copies,
+        "data_parallel_shard_degree": degrees.dp // copies,
+        "tensor_parallel_degree": degrees.tp,
+        "context_parallel_degree": degrees.cp,
+        "pipeline_parallel_degree": degrees.pp,
+    }
+    if trainer.zero:
+        # in a pipeline micro-batches do not gather weights again unless they are told
+        usual = 2 if degrees.pp > 1 else 3
+        policy = "always" if trainer.zero == 3 else "never"
+        found["fsdp_reshard_after_forward"] = "default" if trainer.zero == usual else policy
+    if degrees.tp > 1 and not trainer.loss_parallel:
+        found["disable_loss_parallel"] = True
+    if launch.tensor_overlap:
+        found["enable_async_tensor_parallel"] = True
+    if degrees.pp > 1:
+        found |= _stages(launch)
+    if experts is not None and degrees.ep > 1:
+        found |= _expert_ranks(launch, experts)
+    return found
+
+
+def _stages(launch: Launch) -> _Section:
+    degrees = launch.degrees
+    modules = [
+        [
+            *(("tok_embeddings",) if embeds else ()),
+            *(f"layers.{layer}" for layer in layers),
+            *(("norm", "output") if heads else ()),
+        ]
+        for embeds, layers, _, heads in parts_in_order(degrees)
+    ]
+    return {
+        "pipeline_parallel_schedule": TORCH_NAMES[degrees.pipeline],
+        "pipeline_parallel_microbatch_size": launch.micro_batch,
+        "module_fqns_per_model_part": modules,
+    }
+
+
+def _expert_ranks(launch: Launch, experts: Experts) -> _Section:
+    found: _Section = {
+        "expert_parallel_degree": launch.degrees.ep,
+        "expert_tensor_parallel_degree": launch.degrees.etp,
+    }
+    if experts.dispatcher == "flex":
+        found["expert_parallel_comm_backend"] = "deepep"
+    return found
+
+
+def _checkpoint(trainer: TorchTrainer) -> _Section:
+    if trainer.checkpoint == "op":
+        return {"mode": "selective", "selective_ac_option": "op"}
+    if trainer.checkpoint == "layers":
+        return {"mode": "selective", "selective_ac_option": str(trainer.every)}
+    return {"mode": trainer.checkpoint}
+
+
+def _compile(trainer: TorchTrainer) -> _Section:
+    parts = {"model": trainer.compiled, "loss": trainer.loss == "compiled"}
+    on = [name for name, is_on in parts.items() if is_on]
+    return {"enable": True, "components": on} if on else {"enable": False}
+
+
+def _quantize(launch: Launch, trainer: TorchTrainer) -> dict[str, _Section]:
+    if not launch.precision.fp8:
+        return {}
+    kind = _kind(launch)
+    keys: _Section = {"filter_fqns": ["output"]}
+    if kind == "float8" and trainer.gathered_fp8:
+        keys |= {
+            "enable_fsdp_float8_all_gather": True,
+            "precompute_float8_dynamic_scale_for_fsdp": True,
+        }
+    return {f"quantize.linear.{kind}": keys}
+
+
+# --------------------------------------------------------------------------------------------------
+# The file, the command and what is to be known.
+
+
+def _toml(document: Mapping[str, _Section]) -> str:
+    """Return sections of plain values and lists as TOML; the texts of JSON are texts there, too."""
+    return "".join(
+        f"\n[{section}]\n" + "".join(f"{key} = {_value(value)}\n" for key, value in keys.items())
+        for section, keys in document.items()
+    )
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        nested = any(isinstance(item, Sequence) and not isinstance(item, str) for item in value)
+        # a stage a line
+        joint = ",\n    " if nested else ", "
+        inner = joint.join(map(_value, value))
+        return f"[\n    {inner},\n]" if nested else f"[{inner}]"
+    return json.dumps(value)
+
+
+def _launch(place: Place) -> str:
+    asked = required("HF_ASSETS_PATH", "set HF_ASSETS_PATH to the folder with the tokenizer")
+    words = [
+        f"-m torchtitan.train --job.config_file {_FILE}",
+        f'--model.hf_assets_path "{asked}"',
+        '${LOAD:+--checkpoint.initial_load_path "$LOAD" --checkpoint.initial_load_in_hf}',
+        '${SAVE:+--checkpoint.folder "$SAVE"}',
+    ]
+    # either needs checkpoints to be on
+    on = 'if [ -n "${LOAD:-}${SAVE:-}" ]; then CHECKPOINTS=--checkpoint.enable; fi\n'
+    return on + torchrun(place, shell_lines([*words, "${CHECKPOINTS:-}"]).rstrip("\n"))
+
+
+def _notes(launch: Launch) -> Iterator[str]:
+    yield "set HF_ASSETS_PATH to the folder with the tokenizer of Hugging Face"
+    yield (
+        "LOAD is the absolute path of Hugging Face weights to begin with, SAVE that of checkpoints"
+    )
+    yield "dataset and learning rate are placeholders"
+    if launch.steps is None:
+        yield "training.steps is the number of steps, 10000 unless it is given"
+    if launch.degrees.cp > 1:
+        yield "its context parallelism gathers keys and values instead of a ring"

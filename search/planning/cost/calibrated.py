@@ -1,0 +1,171 @@
+"""Applies a calibration to what a search rests on: profiles in, corrected profiles out.
+
+Times are multiplied where they enter, so every formula behind them stays as it is: an exchange
+that hides behind computation may still hide when both take longer. Bytes are multiplied where
+they leave, since the sizes of messages follow from the same parameters and do not change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import numpy as np
+
+from autopar.arrays import I64
+from autopar.rates.measured import Curve, HardwareProfile, Hiding
+from autopar.run.model import (
+    LayerProfile,
+    ModelProfile,
+    ModelSpec,
+    OtherTime,
+    ShardedTime,
+    TimePoint,
+)
+from search.planning.cost.tables import LayerRows, PricedRows
+from search.planning.cost.vocabulary import VocabRows
+from search.request.options import SearchOptions
+
+_Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime, Curve)
+_Priced = TypeVar("_Priced", bound=PricedRows)
+
+
+def calibration_doubts(
+    spec: ModelSpec, model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
+) -> tuple[str, ...]:
+    """Return what speaks against the options' calibration for these documents, one line each.
+
+    Raises OptionError: it was fitted on another device.
+    """
+    calibration = options.calibration
+    if calibration is None:
+        return ()
+    calibration.require_device(hardware.name)
+    return calibration.doubts(
+        world_size=hardware.world_size,
+        model=spec.name,
+        precision=options.mixed_precision,
+        estimated=hardware.estimated or model.estimated,
+    )
+
+
+def calibrated(
+    model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
+) -> tuple[ModelProfile, HardwareProfile]:
+    """Return the documents with all times multiplied; factors of 1 return them as they are."""
+    if options.calibration is None:
+        return model, hardware
+    computation = options.calibration.computation.value
+    communication = options.calibration.communication.value
+    if computation != 1.0:
+        model = _longer_model(model, computation)
+    # optimizer step and look-up run at the rate of the memory, and count as computation
+    if (computation, communication) != (1.0, 1.0):
+        hardware = _longer_hardware(hardware, computation, communication)
+    return model, hardware
+
+
+def calibrated_host(hiding: Hiding, options: SearchOptions) -> Hiding:
+    """Return what a trainer hides with its host code multiplied, as the other computation is."""
+    if options.calibration is None:
+        return hiding
+    factor = options.calibration.computation.value
+    names = ("host_forward_s", "host_backward_s", "host_collective_s", "host_experts_s")
+    changes: dict[str, Any] = {name: factor * getattr(hiding, name) for name in names}
+    return dataclasses.replace(hiding, **changes)
+
+
+def calibrated_bytes(values: I64, options: SearchOptions) -> I64:
+    """Return byte counts multiplied, to the nearest byte; a factor of 1 changes nothing."""
+    factor = 1.0 if options.calibration is None else options.calibration.memory.value
+    return values if factor == 1.0 else np.rint(values * factor).astype(np.int64)
+
+
+def calibrated_layer(rows: LayerRows, options: SearchOptions) -> LayerRows:
+    """Return the rows of a layer type with their bytes multiplied."""
+    return _more_bytes(rows, options, "backward_peak")
+
+
+def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
+    """Return the rows of embedding and head with their bytes multiplied and the fixed seconds.
+
+    These are added to the end of a step on the first and on the last stage, which is all of them
+    unless a middle stage ends later than both.
+    """
+    if options.calibration is None:
+        return rows
+    rows = _more_bytes(rows, options, "loss", "beside_loss", "beside_half", "logits")
+    seconds = options.calibration.fixed_s.value
+    if seconds == 0.0:
+        return rows
+    forward, backward, step = rows.seconds
+    fixed = np.full(rows.at[0].shape, seconds)
+    return dataclasses.replace(rows, seconds=(forward, backward, {**step, "fixed": fixed}))
+
+
+def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
+    """Multiply what fills memory; parameters stay, since messages are counted from them."""
+    if options.calibration is None:
+        return rows
+    names = ("states", "activations", "transient", "shared", *own)
+    changes: dict[str, Any] = {
+        name: calibrated_bytes(getattr(rows, name), options) for name in names
+    }
+    return dataclasses.replace(rows, **changes)
+
+
+def _longer_hardware(
+    hardware: HardwareProfile, computation: float, communication: float
+) -> HardwareProfile:
+    """Multiply collectives and transfers, and what follows from the rate of the memory."""
+    rate = hardware.memory_bytes_per_s
+    return dataclasses.replace(
+        hardware,
+        # a factor on times divides rates
+        allreduce_bytes_per_s={
+            key: value / communication for key, value in hardware.allreduce_bytes_per_s.items()
+        },
+        p2p_bytes_per_s={
+            key: value / communication for key, value in hardware.p2p_bytes_per_s.items()
+        },
+        # percentiles move with their median: the spread stays the same share
+        curves={key: _times(value, communication) for key, value in hardware.curves.items()},
+        strided_curves={
+            key: _times(value, communication) for key, value in hardware.strided_curves.items()
+        },
+        p2p_curves={
+            key: _times(value, communication) for key, value in hardware.p2p_curves.items()
+        },
+        sequence_curves={
+            key: _times(value, communication) for key, value in hardware.sequence_curves.items()
+        },
+        # not the links: the optimizer step and the look-up are computation
+        memory_bytes_per_s=None if rate is None else rate / computation,
+    )
+
+
+def _longer_model(model: ModelProfile, factor: float) -> ModelProfile:
+    return dataclasses.replace(
+        model,
+        layers=tuple(_layer(layer, factor) for layer in model.layers),
+        other_times=tuple(_times(time, factor) for time in model.other_times),
+    )
+
+
+def _layer(layer: LayerProfile, factor: float) -> LayerProfile:
+    return dataclasses.replace(
+        layer,
+        times=tuple(_times(time, factor) for time in layer.times),
+        sharded_times=tuple(_times(time, factor) for time in layer.sharded_times),
+    )
+
+
+def _times(time: _Time, factor: float) -> _Time:
+    """Multiply every field that is in seconds."""
+    changes = {
+        field.name: value * factor
+        for field in dataclasses.fields(time)
+        # the name of a field says its unit
+        if field.name.endswith("_s") and (value := getattr(time, field.name)) is not None
+    }
+    return dataclasses.replace(time, **changes)

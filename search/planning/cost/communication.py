@@ -1,0 +1,575 @@
+"""Message times: which measured group stands for a group of ranks, and what a message costs there.
+
+A group is (size, stride): ranks i, i + stride, ..., so one number per group of a stage suffices.
+Source: cost-model.md section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+from autopar.arrays import F64, I64, Bool
+from autopar.errors import InputError
+from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
+from autopar.records import dataclass
+
+_BLOCK = 1 << 14
+"""Messages on curves that are looked up together: large enough to be quick, small for a cache."""
+_MOST_TOGETHER = 1 << 20
+"""Messages of several kinds that are; about 100 bytes each."""
+
+
+class CurveTable:
+    """Measured curves as rows of one table, so that messages of many curves are priced together.
+
+    Piecewise linear in log-log between measured sizes; below the smallest the line from the
+    latency, or without one through the two smallest, never under 0; above the largest
+    proportional to bytes.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._curves: list[Curve] = []
+        self._of: list[tuple[int, float]] = []
+        self._tables: tuple[F64, F64, F64, F64] | None = None
+
+    def add(self, curve: Curve, scale: float = 1.0) -> int:
+        """Return the number of a further curve, whose times count `scale` times."""
+        row = self._rows.setdefault(id(curve), len(self._curves))
+        if row == len(self._curves):
+            self._curves.append(curve)
+        self._of.append((row, scale))
+        self._tables = None
+        return len(self._of) - 1
+
+    def last_bytes(self, number: int) -> float:
+        """Return the largest measured size of a curve."""
+        return float(self._curves[self._of[number][0]].sizes_bytes[-1])
+
+    def exceeded(self, number: I64, num_bytes: F64) -> Bool:
+        """Return whether each message (n,) is larger than the largest size of its curve (n,)."""
+        ends = (self._tables or self._made())[3]
+        larger: Bool = num_bytes > ends[1, number]
+        return larger
+
+    def seconds(self, number: I64, num_bytes: F64) -> F64:
+        """Return the time of messages of `num_bytes` (> 0), each (n,) on its curve, in seconds."""
+        if len(number) <= _BLOCK:
+            return self._seconds(number, num_bytes)
+        starts = range(0, len(number), _BLOCK)
+        cuts = [slice(start, start + _BLOCK) for start in starts]
+        return np.concatenate([self._seconds(number[cut], num_bytes[cut]) for cut in cuts])
+
+    def _seconds(self, number: I64, num_bytes: F64) -> F64:
+        log_sizes, log_times, rises, ends = self._tables or self._made()
+        logs = np.log(num_bytes)
+        # the last measured size that is not above the message, the first one below all of them
+        # (points, n), so that what is added up lies side by side
+        at: I64 = np.add.reduce(log_sizes.take(number, axis=1) <= logs, axis=0) - 1
+        np.maximum(at, 0, out=at)
+        # one index of points and curves is looked up faster than two
+        at *= log_sizes.shape[1]
+        at += number
+        from_size = np.maximum(logs - log_sizes.take(at), 0.0)
+        inside = np.exp(rises.take(at) * from_size + log_times.take(at))
+        first, last, last_time, empty, slope, scale = ends.take(number, axis=1)
+        # messages that large are bandwidth alone
+        above = last_time * num_bytes / last
+        # a line through two noisy points may fall below 0
+        below = np.maximum(empty + slope * num_bytes, 0.0)
+        found = np.where(num_bytes < first, below, np.where(num_bytes > last, above, inside))
+        result: F64 = scale * found
+        return result
+
+    def _made(self) -> tuple[F64, F64, F64, F64]:
+        """Logs of sizes and times and slopes between them, (most points, C); (6, C) the ends."""
+        counts = [len(c.sizes_bytes) for c in self._curves]
+        most = max(counts)
+        # curves of equal lengths, which most clusters have, need no room behind the last size
+        if min(counts) == most:
+            sizes = np.array([c.sizes_bytes for c in self._curves])
+            times = np.array([c.times_s for c in self._curves])
+        else:
+            sizes, times = np.empty((len(counts), most)), np.empty((len(counts), most))
+            for i, (curve, n) in enumerate(zip(self._curves, counts, strict=True)):
+                sizes[i, :n], times[i, :n] = curve.sizes_bytes, curve.times_s
+                # flat there, where only a message of just that size is looked up
+                sizes[i, n:] = curve.sizes_bytes[-1] * np.arange(2.0, most - n + 2.0)
+                times[i, n:] = curve.times_s[-1]
+        log_sizes, log_times = np.log(sizes), np.log(times)
+        rises = np.zeros_like(log_sizes)
+        rises[:, :-1] = (log_times[:, 1:] - log_times[:, :-1]) / (
+            log_sizes[:, 1:] - log_sizes[:, :-1]
+        )
+        empty = np.array([curve.empty_s for curve in self._curves])
+        first = sizes[:, 0]
+        last = np.array([curve.sizes_bytes[-1] for curve in self._curves])
+        slope = (times[:, 0] - empty) / first
+        rows = [row for row, _ in self._of]
+        ends = np.empty((6, len(rows)))
+        ends[:5] = np.array((first, last, times[:, -1], empty, slope))[:, rows]
+        ends[5] = [scale for _, scale in self._of]
+        sizes, times, rises = (
+            np.ascontiguousarray(t[rows].T) for t in (log_sizes, log_times, rises)
+        )
+        self._tables = sizes, times, rises, ends
+        return self._tables
+
+
+def curve_s(curve: Curve, num_bytes: F64) -> F64:
+    """Return the time of messages of `num_bytes` (> 0) from a measured curve, in seconds.
+
+    As `CurveTable` says.
+    """
+    table = CurveTable()
+    table.add(curve)
+    flat = num_bytes.ravel()
+    return table.seconds(np.zeros(flat.shape, dtype=np.int64), flat).reshape(num_bytes.shape)
+
+
+_HALVES = frozenset({"allgather", "reducescatter"})
+
+
+def half_allreduces(hardware: HardwareProfile) -> list[str]:
+    """Return where all-gather and reduce-scatter take half an all-reduce, one sentence each."""
+    taken = "take half an all-reduce"
+    # timed nowhere: one sentence instead of one for every group
+    if not _HALVES & {operation for operation, _ in hardware.curves}:
+        return [f"all-gather and reduce-scatter {taken}"]
+    found = []
+    for kind, curves in (("", hardware.curves), ("strided ", hardware.strided_curves)):
+        timed = sorted(size for operation, size in curves if operation == "allreduce")
+        missing = [size for size in timed if any((name, size) not in curves for name in _HALVES)]
+        if missing:
+            which = "" if missing == timed else f" of {', '.join(map(str, missing))}"
+            found.append(f"all-gather and reduce-scatter of {kind}groups{which} {taken}")
+    return found
+
+
+def _split(start: int, size: int, node: int) -> list[int]:
+    """Return how many of the ranks start ... start + size - 1 lie on each node they touch."""
+    stop = start + size
+    first, last = start // node, (stop - 1) // node
+    return [min(stop, (n + 1) * node) - max(start, n * node) for n in range(first, last + 1)]
+
+
+def _name(size: int, stride: int) -> str:
+    return f"a group of {size} ranks with stride {stride}"
+
+
+_Found = TypeVar("_Found", covariant=True)
+Asking: TypeAlias = Generator[list["Message"], list[F64], _Found]
+"""A price that asks once for the times of all its messages, and goes on with them."""
+
+
+def together(groups: Groups, *prices: Asking[Any]) -> list[Any]:
+    """Return what each price comes to, the messages of all of them looked up at once."""
+    asked = [next(price) for price in prices]
+    seconds = iter(groups.seconds_of([message for messages in asked for message in messages]))
+    found = []
+    for price, messages in zip(prices, asked, strict=True):
+        try:
+            price.send([next(seconds) for _ in messages])
+        except StopIteration as end:
+            found.append(end.value)
+    assert len(found) == len(prices), "a price asks once"
+    return found
+
+
+_KINDS = tuple((op, sequence) for op in COLLECTIVES for sequence in (False, True))
+"""What a message may be: its operation, and whether it is one of sequence parallelism."""
+_KIND = {kind: number for number, kind in enumerate(_KINDS)}
+
+
+class Message(NamedTuple):
+    """Equal operations of `num_bytes` each, in groups of the same shape (n,)."""
+
+    operation: str
+    num_bytes: F64
+    group: I64
+    sequence: bool = False
+    """One of sequence parallelism, which `sp_time` files price where they and the bandwidths are
+    of two runs."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Group:
+    """What the documents say of one group."""
+
+    bus_bytes_per_s: float
+    slope_s_per_byte: tuple[float, ...]
+    """By `_KINDS`, as `curve`."""
+    curve: tuple[int, ...]
+    """Numbers in the table; -1: without a curve the slope prices a message."""
+    notes: tuple[str, ...]
+
+
+class Documented:
+    """The groups of one cluster as its documents describe them, each looked up once.
+
+    Shared by all `Groups` of the cluster: what is said of a group is kept beside its numbers.
+    """
+
+    def __init__(self, hardware: HardwareProfile) -> None:
+        self.hardware = hardware
+        self.curves = CurveTable()
+        self.labels: list[str] = []
+        self._groups: dict[tuple[int, int], _Group] = {}
+        self._curve_index: dict[tuple[int, float, str], int] = {}
+        self._risen: dict[int, Curve] = {}
+        self._notes: list[str] = []
+
+    def group(self, size: int, stride: int) -> _Group:
+        """Return what is known of a group of several ranks."""
+        key = (size, stride)
+        if key not in self._groups:
+            self._groups[key] = self._describe(size, stride)
+        return self._groups[key]
+
+    def transfer(self, num_stages: int) -> int:
+        """Return the curve of transfers between so many stages, which was measured."""
+        return self._number(self.hardware.p2p_curves[num_stages], 1.0, f"pp_size_{num_stages}")
+
+    def _number(self, curve: Curve, scale: float, label: str) -> int:
+        # several operations may have one curve, by itself or half of it
+        key = (id(curve), scale, label)
+        if key not in self._curve_index:
+            self.labels.append(label)
+            if id(curve) not in self._risen:
+                self._risen[id(curve)] = curve.rising()
+            self._curve_index[key] = self.curves.add(self._risen[id(curve)], scale)
+        return self._curve_index[key]
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def _describe(self, size: int, stride: int) -> _Group:
+        self._notes = []
+        # its own or derived bandwidth first: which kind of entry it came from decides on the curves
+        bandwidth, consecutive = self._find_bandwidth(size, stride)
+        kinds = self._curve_kinds(size, stride, consecutive)
+        slopes: list[float] = []
+        curves: list[int] = []
+        for operation, sequence in _KINDS:
+            # only all-gathers and reduce-scatters may have times of their own there
+            if sequence and not (operation in _HALVES and self.hardware.sequence_curves):
+                slopes.append(slopes[-1])
+                curves.append(curves[-1])
+                continue
+            # traffic of a ring per byte: (g-1)/g of the message, for an all-reduce twice
+            slope = OPERATIONS[operation].bus_factor(size) / bandwidth
+            # nan would pass through comparisons unseen, an infinite time never wins
+            slopes.append(np.inf if math.isnan(slope) else slope)
+            number = -1
+            for kind in kinds:
+                number = self._find_curve(operation, size, kind, sequence)
+                if number >= 0:
+                    break
+            curves.append(number)
+        timed = curves[_KIND["allreduce", False]] >= 0
+        # documented files time neighbours only: nothing lacks until strided groups are timed
+        if self.hardware.strided_curves and not timed and not math.isnan(bandwidth):
+            self._note(
+                f"without latency: {_name(size, stride)} has no measured times and is priced by "
+                "bandwidth alone"
+            )
+        return _Group(
+            bus_bytes_per_s=bandwidth,
+            slope_s_per_byte=tuple(slopes),
+            curve=tuple(curves),
+            notes=tuple(self._notes),
+        )
+
+    def _curve_kinds(self, size: int, stride: int, consecutive: bool | None) -> list[bool]:
+        """Return whose curves price a group, neighbours (True) or strided groups, best first.
+
+        consecutive : whose bandwidth stands for the group, None for a derived one. Across nodes
+        the times of neighbours stand for others only where strided groups were timed too: else
+        some groups would have a latency and the strided ones none.
+        """
+        hardware = self.hardware
+        one_domain = hardware.world_size <= hardware.joined_gpus
+        kinds = []
+        if stride == 1:
+            kinds.append(True)
+        # strided entries are measured at stride W/size
+        if stride * size == hardware.world_size or consecutive is False:
+            kinds.append(False)
+        # in one node or rack all links are alike, whatever the stride
+        if True not in kinds and (one_domain or (consecutive and hardware.strided_curves)):
+            kinds.append(True)
+        return kinds
+
+    def _find_curve(self, operation: str, size: int, consecutive: bool, sequence: bool) -> int:
+        curves = self.hardware.curves if consecutive else self.hardware.strided_curves
+        curve, scale, name = curves.get((operation, size)), 1.0, operation
+        if curve is None and operation in _HALVES:
+            # a ring's all-reduce is a reduce-scatter and an all-gather of the same tensor
+            curve, scale, name = curves.get(("allreduce", size)), 0.5, "allreduce"
+            # times of neighbours, which the documents have for sequence parallelism alone
+            if sequence and consecutive:
+                curve = self.hardware.sequence_curves.get(size, curve)
+        if curve is None:
+            return -1
+        label = f"{name}_size_{size}" + ("" if consecutive else "_consec_0")
+        return self._number(curve, scale, label)
+
+    def _shape(self, size: int, stride: int) -> tuple[int, int]:
+        """Fewest ranks on a node, and nodes, of a group; in one node always (size, 1).
+
+        The nodes of a rack, whose links join them, are one. Neighbours whose number neither divides
+        a node nor is divided by it straddle nodes in some of the groups that start at 0, size,
+        2*size, ...; all groups work at once, so the worst one counts.
+        """
+        node = self.hardware.joined_gpus
+        if self.hardware.world_size <= node:
+            return size, 1
+        if stride == 1 and node % size and size % node:
+            starts = range(0, self.hardware.world_size - size + 1, size)
+            parts = [_split(start, size, node) for start in starts]
+            return min(map(min, parts), default=size), max(map(len, parts), default=1)
+        # of node // stride ranks at most: the others of a strided group are on other nodes
+        per_node = max(1, min(size, node // stride))
+        return per_node, -(-size // per_node)
+
+    def _find_bandwidth(self, size: int, stride: int) -> tuple[float, bool | None]:
+        """Bus bandwidth of a group, and whether its entry is that of neighbours.
+
+        Its own entry, one of the same shape, else derived or nan, which belong to no entry.
+        """
+        hardware, world = self.hardware, self.hardware.world_size
+        measured = hardware.allreduce_bytes_per_s
+        if stride == 1 and (size, True) in measured:
+            return measured[size, True], True
+        if stride * size == world and (size, False) in measured:
+            return measured[size, False], False
+        per_node, nodes = self._shape(size, stride)
+        # an entry of the group's own kind before one of the same shape alone
+        for consecutive in (True, False) if stride == 1 else (False, True):
+            entry_stride = 1 if consecutive else world // size
+            if (size, consecutive) in measured and (
+                self._shape(size, entry_stride) == (per_node, nodes)
+            ):
+                return measured[size, consecutive], consecutive
+        name = _name(size, stride)
+        neighbours = sorted(g for g, consecutive in measured if consecutive)
+        inside = [g for g in neighbours if self._shape(g, 1)[1] == 1]
+        across = [g for g in neighbours if g > hardware.joined_gpus]
+        if nodes == 1 and inside:
+            stand_in = min((g for g in inside if g >= size), default=inside[-1])
+            self._note(f"derived: bandwidth of {name} taken from allreduce_size_{stand_in}")
+            return measured[stand_in, True], None
+        if nodes > 1 and across:
+            # all groups work at once: each has its ranks' share of a node's way out
+            wide = measured[across[-1], True] * per_node / hardware.joined_gpus
+            self._note(
+                f"derived: bandwidth of {name} ({nodes} nodes, {per_node} ranks on each) "
+                f"from allreduce_size_{across[-1]} and the bandwidth inside a node"
+            )
+            # no group is faster across nodes than inside one
+            return (min(wide, measured[inside[-1], True]) if inside else wide), None
+        self._note(
+            f"left out: no all-reduce bandwidth is measured or derivable for {name}; "
+            f"measure allreduce_size_{world}_consec_1"
+        )
+        return float("nan"), None
+
+
+class Groups:
+    """The groups of ranks a search uses, each with its bus bandwidth and its measured curves.
+
+    Group 0 is a single rank, whose messages cost nothing. `note` receives every derived or
+    extrapolated value in words; `documented` what other groups of the same cluster looked up.
+    """
+
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        note: Callable[[str], None],
+        documented: Documented | None = None,
+    ) -> None:
+        self.documented = Documented(hardware) if documented is None else documented
+        self._hardware = hardware
+        self._tell = note
+        self.silent = True
+        """Whether nothing was derived or extrapolated yet."""
+        self._index: dict[tuple[int, int], int] = {(1, 1): 0}
+        """Of the groups that were asked for, in the order in which they were."""
+        self._numbers: dict[tuple[int, int], int] = {}
+        """Of those that another user of the same numbers knows."""
+        # infinite bandwidth and slope 0: messages of a single rank are free without a branch
+        nothing = (0.0,) * len(_KINDS), (-1,) * len(_KINDS)
+        self._groups = [
+            _Group(bus_bytes_per_s=np.inf, slope_s_per_byte=nothing[0], curve=nothing[1], notes=())
+        ]
+        self._arrays: tuple[F64, I64] | None = None
+        self._bus: F64 | None = None
+
+    def anew(self, note: Callable[[str], None]) -> Groups:
+        """Return the same groups under the same numbers, of which nothing was noted yet."""
+        other = Groups(self._hardware, note, self.documented)
+        other._numbers = self._numbers | self._index
+        other._groups = self._groups.copy()
+        other._arrays, other._bus = self._arrays, self._bus
+        return other
+
+    def _note(self, text: str) -> None:
+        self.silent = False
+        self._tell(text)
+
+    def index(self, size: int, stride: int) -> int:
+        """Return the number of the group of `size` ranks with this stride."""
+        # a group of one rank has no stride
+        key = (size, stride) if size > 1 else (1, 1)
+        found = self._index.get(key)
+        return self._add(size, stride) if found is None else found
+
+    def has(self, group: int) -> bool:
+        """Return whether a group's bandwidth is measured or can be derived."""
+        return not math.isnan(self._groups[group].bus_bytes_per_s)
+
+    def bus_bytes_per_s(self, group: I64) -> F64:
+        """Return the bus bandwidth of each group (inf for a single rank, nan when unknown)."""
+        if self._bus is None:
+            self._bus = np.array([found.bus_bytes_per_s for found in self._groups])
+        return self._bus[group]
+
+    def seconds(self, operation: str, num_bytes: F64, group: I64, *, sequence: bool = False) -> F64:
+        """Return the time of one `operation` of `num_bytes` in each group, in seconds.
+
+        Fields as those of `Message`.
+        """
+        message = Message(operation=operation, num_bytes=num_bytes, group=group, sequence=sequence)
+        return self.seconds_of([message])[0]
+
+    def seconds_of(self, messages: Sequence[Message]) -> list[F64]:
+        """Return the times of all messages, in seconds, looked up at once."""
+        if not messages:
+            return []
+        # of many rows one message is enough at a time: more would only take memory
+        if len(messages) > 1 and sum(len(m.num_bytes) for m in messages) > _MOST_TOGETHER:
+            return [self.seconds_of([message])[0] for message in messages]
+        place, num_bytes, ends = self._laid_out(messages)
+        slopes, curves = self._arrays or self._made()
+        # stays where there is no curve
+        result: F64 = num_bytes * slopes[place]
+        number = curves[place]
+        rows = (number >= 0).nonzero()[0]
+        if rows.size:
+            measured, asked = number[rows], num_bytes[rows]
+            result[rows] = self.documented.curves.seconds(measured, asked)
+            self._note_large(rows, measured, asked, ends)
+        return [result[start:end] for start, end in pairwise((0, *ends))]
+
+    def note_messages(self, messages: Sequence[Message]) -> None:
+        """Note what `seconds_of` would; messages of groups that were asked for by `index`."""
+        if not messages:
+            return
+        place, num_bytes, ends = self._laid_out(messages)
+        _, curves = self._arrays or self._made()
+        number = curves[place]
+        rows = (number >= 0).nonzero()[0]
+        if rows.size:
+            self._note_large(rows, number[rows], num_bytes[rows], ends)
+
+    def _made(self) -> tuple[F64, I64]:
+        """Slopes and curves of all groups, one kind of message after the other."""
+        slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
+        curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
+        self._arrays = slopes.ravel(), curves.ravel()
+        return self._arrays
+
+    def _laid_out(self, messages: Sequence[Message]) -> tuple[I64, F64, list[int]]:
+        """Return places in the arrays and sizes of messages end to end, and where each ends."""
+        count = len(self._groups)
+        lengths = [len(m.num_bytes) for m in messages]
+        # a row of the arrays is a kind of message, a column a group
+        place = np.repeat([count * _KIND[m.operation, m.sequence] for m in messages], lengths)
+        place += np.concatenate([m.group for m in messages])
+        num_bytes = np.concatenate([m.num_bytes for m in messages])
+        return place, num_bytes, list(accumulate(lengths))
+
+    def _note_large(self, row: I64, curve: I64, num_bytes: F64, ends: Sequence[int]) -> None:
+        """Note the curves (n,) that messages exceed, by message and in the order they were met."""
+        large = self.documented.curves.exceeded(curve, num_bytes).nonzero()[0]
+        if not large.size:
+            return
+        message = np.searchsorted(ends, row[large], side="right")
+        used = (self._groups[number] for number in self._index.values())
+        met = list(dict.fromkeys(n for found in used for n in found.curve if n >= 0))
+        rank = np.zeros(max(met) + 1, dtype=np.int64)
+        rank[met] = np.arange(len(met))
+        for key in np.unique(message * len(met) + rank[curve[large]]).tolist():
+            self._note_above(met[key % len(met)])
+
+    def _note_above(self, curve: int) -> None:
+        self._note(
+            f"extrapolated: {self.documented.labels[curve]} messages larger than the largest "
+            "measured size, at constant bandwidth"
+        )
+
+    def transfers_s(self, stages: I64, num_bytes: F64, copies: F64) -> F64:
+        """Return the time of messages between neighbouring stages, (N, K, Y) seconds; 0 for p == 1.
+
+        stages : (N,) p; a message has num_bytes (N, K) * copies (Y,), > 0. The curve of this number
+        of stages, else curve or bandwidth of the number that `point_to_point_bytes_per_s` takes;
+        errors as there.
+        """
+        result = np.zeros((*num_bytes.shape, len(copies)))
+        curves = self._hardware.p2p_curves
+        for p in sorted(set(stages.tolist()) - {1}):
+            rows = (stages == p).nonzero()[0]
+            sent = num_bytes[rows][:, :, None]
+            stand_in = p if p in curves else self._measured_stages(p)
+            if stand_in in curves:
+                number, sizes = self.documented.transfer(stand_in), sent * copies
+                if sizes.size and sizes.max() > self.documented.curves.last_bytes(number):
+                    self._note_above(number)
+                which = np.full(sizes.size, number, dtype=np.int64)
+                times = self.documented.curves.seconds(which, sizes.ravel())
+                result[rows] = times.reshape(sizes.shape)
+                continue
+            if curves:
+                self._note(f"without latency: transfers between {p} stages have no measured times")
+            result[rows] = sent * (1.0 / self._hardware.p2p_bytes_per_s[stand_in]) * copies
+        return result
+
+    def point_to_point_bytes_per_s(self, num_stages: int) -> float:
+        """Return the bandwidth between neighbours of `num_stages` stages, in bytes/s.
+
+        A number of stages that was not measured takes the nearest smaller one, else the nearest
+        larger. Raises InputError when no number of stages was measured.
+        """
+        return self._hardware.p2p_bytes_per_s[self._measured_stages(num_stages)]
+
+    def _measured_stages(self, num_stages: int) -> int:
+        measured = self._hardware.p2p_bytes_per_s
+        if num_stages in measured:
+            return num_stages
+        if not measured:
+            raise InputError(
+                f"{self._hardware.name}: no point-to-point bandwidth is known for "
+                f"pp_size_{num_stages}; give --p2p-bandwidth-config-path or --disable-pp"
+            )
+        smaller = [p for p in measured if p < num_stages]
+        stand_in = max(smaller) if smaller else min(measured)
+        self._note(f"derived: p2p bandwidth pp_size_{num_stages} taken from pp_size_{stand_in}")
+        return stand_in
+
+    def _add(self, size: int, stride: int) -> int:
+        key = (size, stride)
+        number = self._numbers.get(key)
+        if number is None:
+            number = len(self._groups)
+            self._groups.append(self.documented.group(size, stride))
+            # arrays were made for fewer groups
+            self._arrays, self._bus = None, None
+        self._index[key] = number
+        for text in self._groups[number].notes:
+            self._note(text)
+        return number

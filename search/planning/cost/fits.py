@@ -1,0 +1,738 @@
+"""Fits: from measured points to the numbers that the formulas use, and these drawn again.
+
+Source: cost-model.md section 1 (compute) and "Memory of a rank" (sequence mode). All results are
+in seconds and bytes; b is the number of samples that a tensor group processes together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.arrays import F64, I64
+from autopar.documents.sidecar import Form
+from autopar.errors import InputError
+from autopar.records import dataclass
+from autopar.run.model import (
+    LayerMemory,
+    LayerProfile,
+    LayerSpec,
+    ModelProfile,
+    OtherMemory,
+    OtherTime,
+    ShardedTime,
+    head_dim,
+)
+from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
+from search.planning.cost.tables import Rows
+from search.request.options import SearchOptions
+
+_Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeFit:
+    """Seconds of b samples at one sequence length: launch_s + b*sample_s."""
+
+    launch_s: float
+    """Part that neither the batch nor sharding changes."""
+    sample_s: float
+    attention_s: float | None
+    """Part of `sample_s` that grows with the square of the sequence; None when not fitted."""
+    largest_batch: int
+    """Largest batch that was measured."""
+
+    def forward_s(self, batch: F64) -> F64:
+        """Return the unsharded forward of `batch` samples, in seconds."""
+        return self.launch_s + batch * self.sample_s
+
+    def sharded_forward_s(self, batch: F64, shards: F64) -> F64:
+        """Return the forward of `batch` samples over `shards` ranks: c0 + (F - c0)/(t*c)."""
+        return self.launch_s + batch * self.sample_s / shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTime:
+    """One measured time, in seconds for the whole batch."""
+
+    batch: int
+    seq_lengths: tuple[int, ...]
+    """One for a layer; those of all layer types for what is no layer."""
+    time_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+    """5th and 95th percentile of the samples, where known."""
+
+
+def fit_layer_time(
+    kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
+) -> ComputeFit:
+    """Return the fitted forward of one layer at `seq_length`; raises as `fit_measured`."""
+    name, times = f"layer type {kind}", _forwards(profile)
+    return fit_measured(name, times, (seq_length,), options, note, of_layer=True)
+
+
+def fit_other_time(
+    profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
+) -> ComputeFit:
+    """Return the fitted forward of embedding, head and loss; linear in S in sequence mode."""
+    times = other_cells(profile.other_times)["forward"]
+    return fit_measured(OTHER, times, seq_lengths, options, note, of_layer=False)
+
+
+def fit_measured(
+    name: str,
+    times: Sequence[MeasuredTime],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+    note: _Note,
+    *,
+    of_layer: bool,
+) -> ComputeFit:
+    """Return the fit of measured times of a layer, or of what is none, at `seq_lengths`.
+
+    static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
+    several batch sizes and c2 only of layers. Raises InputError when the measurements cannot
+    answer.
+    """
+    mode = options.time_profile_mode
+    if not times:
+        raise InputError(
+            f"{name}: the computation file has no times; give another --time-profiling-path"
+        )
+    if mode == "sequence":
+        return _fit_sequence(name, times, seq_lengths, options, note, quadratic=of_layer)
+    # only mode sequence moves between lengths
+    here = [time for time in times if time.seq_lengths == seq_lengths]
+    if not here:
+        measured = sorted({time.seq_lengths for time in times})
+        raise InputError(
+            f"{name}: no computation time was measured at sequence length "
+            f"{_lengths(seq_lengths)} (measured: {', '.join(map(_lengths, measured))}); "
+            f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
+            f"or use --time-profile-mode sequence"
+        )
+    batches = {time.batch for time in here}
+    if mode == "batch" and len(batches) < 2:
+        raise InputError(
+            f"{name}: only batch size {here[0].batch} was measured at sequence length "
+            f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
+            f"profile more batch sizes or use --time-profile-mode static"
+        )
+    # a peer's mode: at one length a launch cost where several batches tell it, and tokens
+    form: Form = "sequence" if mode == "hybrid" else mode
+    fitted = _checked_fit(name, here, form, note, quadratic=of_layer)
+    return ComputeFit(
+        launch_s=fitted.launch_s,
+        sample_s=fitted.sample_s(sum(seq_lengths)),
+        attention_s=None,
+        largest_batch=max(batches),
+    )
+
+
+def _fit_sequence(
+    name: str,
+    times: Sequence[MeasuredTime],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+    note: _Note,
+    *,
+    quadratic: bool,
+) -> ComputeFit:
+    length = sum(seq_lengths)
+    measured = {sum(time.seq_lengths) for time in times}
+    # times at one length do not say how they grow with it
+    if len(measured) == 1 and length not in measured:
+        raise InputError(
+            f"{name}: only sequence length {max(measured)} was measured, "
+            f"--time-profile-mode sequence needs at least two to price {length}; profile more"
+        )
+    if length > REACH * max(measured):
+        if not options.extrapolate:
+            raise InputError(
+                f"{name}: sequence length {length} is more than twice the largest measured "
+                f"one ({max(measured)}); profile longer sequences or pass --extrapolate"
+            )
+        note(f"extrapolated: {name} to sequence length {length}, beyond twice the measured")
+    fitted = _checked_fit(name, times, "sequence", note, quadratic=quadratic)
+    squared = fitted.coefficient("s_per_token_squared")
+    return ComputeFit(
+        launch_s=fitted.launch_s,
+        sample_s=fitted.sample_s(length),
+        # the term in S^2 is attention, all others are linear in tokens
+        attention_s=squared * length**2 if "s_per_token_squared" in fitted.terms else None,
+        largest_batch=max(time.batch for time in times),
+    )
+
+
+def _checked_fit(
+    name: str,
+    times: Sequence[MeasuredTime],
+    form: Form,
+    note: _Note,
+    *,
+    quadratic: bool,
+) -> FittedTimes:
+    """Return the fit of measured times, and note one that is far off."""
+    batches = [time.batch for time in times]
+    tokens = [sum(time.seq_lengths) for time in times]
+    terms = terms_of(form, batches, tokens, quadratic=quadratic)
+    fitted = fit_times(batches, tokens, [time.time_s for time in times], terms)
+    error = float(fitted.errors[fitted.worst])
+    if abs(error) > BAD_FIT:
+        worst = times[fitted.worst]
+        remedy = "; --time-profile-mode batch knows a launch cost" if form == "static" else ""
+        note(
+            f"bad fit: {name} in mode {form} is off by {error * 100:+.3g} % at batch "
+            f"{worst.batch}, sequence length {_lengths(worst.seq_lengths)}, the worst of "
+            f"{len(times)} times{remedy}"
+        )
+    return fitted
+
+
+def layer_memory(
+    kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
+) -> LayerMemory:
+    """Return the memory of one layer at `seq_length`.
+
+    static: as measured there; sequence: activations linear from the largest measured length,
+    parameters from the smallest. Raises InputError when the measurements cannot answer.
+    """
+    table = profile.memory
+    _require(f"layer type {kind}", [(s,) for s in table], (seq_length,), options)
+    if options.memory_profile_mode == "static":
+        return table[seq_length]
+    largest = max(table)
+    if seq_length != largest:
+        note(f"scaled: memory of layer type {kind} linearly from sequence length {largest}")
+    factor = seq_length / largest
+    entry, kept = table[largest], table[largest].checkpoint_bytes_per_sample
+    return LayerMemory(
+        parameter_count=table[min(table)].parameter_count,
+        activation_bytes_per_sample=_scaled(entry.activation_bytes_per_sample, factor),
+        checkpoint_bytes_per_sample=None if kept is None else kept * factor,
+        ulysses_activation_bytes_per_sample=_scaled(
+            entry.ulysses_activation_bytes_per_sample, factor
+        ),
+        backward_bytes_per_sample=_scaled(entry.backward_bytes_per_sample, factor),
+        ulysses_backward_bytes_per_sample=_scaled(entry.ulysses_backward_bytes_per_sample, factor),
+    )
+
+
+def other_memory(
+    position: str,
+    table: Mapping[tuple[int, ...], OtherMemory],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+    note: _Note,
+) -> OtherMemory:
+    """Return the memory of embedding and head at one position, by the rules of `layer_memory`."""
+    name = f"embedding and head ({position} stage)"
+    _require(name, list(table), seq_lengths, options)
+    if options.memory_profile_mode == "static":
+        return table[seq_lengths]
+    largest = max(table, key=lambda lengths: (sum(lengths), lengths))
+    smallest = min(table, key=lambda lengths: (sum(lengths), lengths))
+    if seq_lengths != largest:
+        note(f"scaled: memory of {name} linearly from sequence length {_lengths(largest)}")
+    return OtherMemory(
+        model_state_bytes=table[smallest].model_state_bytes,
+        activation_bytes_per_sample=_scaled(
+            table[largest].activation_bytes_per_sample, sum(seq_lengths) / sum(largest)
+        ),
+    )
+
+
+def _require(
+    name: str,
+    measured: list[tuple[int, ...]],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+) -> None:
+    if not measured:
+        raise InputError(
+            f"{name}: the memory file has no entry; give another --memory-profiling-path"
+        )
+    if options.memory_profile_mode == "static" and seq_lengths not in measured:
+        raise InputError(
+            f"{name}: no memory was measured at sequence length {_lengths(seq_lengths)} "
+            f"(measured: {', '.join(map(_lengths, sorted(measured)))}); "
+            f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
+            f"or use --memory-profile-mode sequence"
+        )
+
+
+def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
+    return {degree: value * factor for degree, value in values.items()}
+
+
+def _nearest(measured: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> str:
+    """Return the option that selects the measured length nearest to the wanted one."""
+    near = min(measured, key=lambda lengths: (abs(sum(lengths) - sum(wanted)), lengths))
+    return f"--seq-length {_lengths(near)}"
+
+
+def _lengths(lengths: tuple[int, ...]) -> str:
+    return ",".join(map(str, lengths))
+
+
+# --------------------------------------------------------------------------------------------------
+# Computation of a layer: the documented forward, and what a sidecar measured beside it.
+#
+# Source: cost-model.md section 1 (compute). All results are in seconds on a rank; t is the tensor
+# or Ulysses degree of a row, c its context degree.
+
+
+Pass = Literal["forward", "backward", "recompute"]
+PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
+
+OTHER = "embedding and head"
+"""What is no layer, in messages."""
+
+_STANDS_FOR = {
+    True: ("sp", "dtensor_sp"),
+    False: ("tp", "dtensor"),
+}
+"""By sequence parallelism: the kind that a Megatron layer is, then what may stand for it. With
+sequence parallelism norms and residuals run over S/t tokens and without over S, so neither stands
+for the other; DTensor's layers have the same local matrices."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ComputeFits:
+    """Fitted times of one layer type, at one sequence length."""
+
+    whole: ComputeFit
+    """Documented forward of the unsharded layer."""
+    measured: Mapping[tuple[Pass, bool, int], ComputeFit]
+    """By pass, Ulysses or not, and degree; forwards from degree 2, the others from degree 1."""
+
+    def base(self, what: Pass, ulysses: bool, degree: int) -> tuple[int, ComputeFit] | None:
+        """Return the largest measured degree that divides `degree`, and its fit; None without."""
+        # a divisor, so that a rank's matrices are a whole fraction of the measured ones
+        degrees = [d for w, u, d in self.measured if (w, u) == (what, ulysses) and degree % d == 0]
+        if degrees:
+            return max(degrees), self.measured[what, ulysses, max(degrees)]
+        return (1, self.whole) if what == "forward" else None
+
+    def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
+        """Return the time of every row: c0 + (F - c0)*t0/(t*c), F fitted at degree t0 = `base`.
+
+        otherwise : (n,) for rows without a base, which forwards always have.
+        """
+        if what == "forward":
+            result = self.whole.sharded_forward_s(rows.batch, rows.shards)
+        else:
+            assert otherwise is not None, "only forwards are always measured"
+            result = otherwise.copy()
+        for at, degree, fit in self.used(what, rows):
+            # measured at this degree: of t*c shards the others divide what is no launch
+            result[at] = fit.sharded_forward_s(rows.batch[at], rows.shards[at] / degree)
+        return result
+
+    def extrapolated(self, rows: Rows) -> Iterator[tuple[str, int]]:
+        """Yield the measurements that rows take beyond twice their largest batch, and that."""
+        for what in PASSES:
+            for at, degree, fit in self.used(what, rows):
+                if rows.batch[at].max() > 2 * fit.largest_batch:
+                    yield shard_name(what, bool(rows.ulysses[at[0]]), degree), fit.largest_batch
+
+    def used(self, what: Pass, rows: Rows) -> Iterator[tuple[NDArray[np.int64], int, ComputeFit]]:
+        """Yield rows that a measured fit prices, with its degree."""
+        for ulysses in (False, True):
+            if not any((w, u) == (what, ulysses) for w, u, _ in self.measured):
+                continue
+            mine = rows.ulysses == ulysses
+            for degree in np.unique(rows.tensor[mine]).tolist():
+                found = self.base(what, ulysses, int(degree))
+                # the documented forward is priced by its rule already
+                if found is not None and found[1] is not self.whole:
+                    yield np.flatnonzero(mine & (rows.tensor == degree)), *found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OtherFits:
+    """Fitted times of embedding, head and loss, unsharded."""
+
+    forward: ComputeFit
+    backward: ComputeFit | None = None
+    """None where it was not measured."""
+
+    def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
+        """Return the time of every row, (n,); None where it was not measured.
+
+        table : (n,) number of the row's table, to which the fits are the same.
+        """
+        fit = self.forward if what == "forward" else self.backward
+        return None if fit is None else fit.forward_s(batch)
+
+
+def shard_name(what: Pass, ulysses: bool, degree: int) -> str:
+    """Return a name such as `backward at tp=4` or `recompute`."""
+    name = "ulysses" if ulysses else "tp"
+    return what if degree == 1 else f"{what} at {name}={degree}"
+
+
+def fit_computation(
+    kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
+) -> ComputeFits:
+    """Return the fits of one layer type at `seq_length`, in the forms of `fit_layer_time`.
+
+    A measurement that cannot answer in the mode of the search is left out with a note; raises
+    InputError when the documented forwards cannot.
+    """
+    whole = fit_layer_time(kind, profile, seq_length, options, note)
+    measured: dict[tuple[Pass, bool, int], ComputeFit] = {}
+    for (what, ulysses, degree), cells in measured_cells(kind, profile, options, note).items():
+        if what == "forward" and degree == 1:
+            continue  # fitted above
+        name = f"layer type {kind}, {shard_name(what, ulysses, degree)}"
+        try:
+            fit = fit_measured(name, cells, (seq_length,), options, note, of_layer=True)
+        except InputError as error:
+            note(f"not used: {error}")
+            continue
+        # an unsharded layer is the same under both kinds
+        for each in (False, True) if degree == 1 else (ulysses,):
+            measured[what, each, degree] = fit
+    return ComputeFits(whole=whole, measured=measured)
+
+
+def fit_other(
+    profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
+) -> OtherFits:
+    """Return the fits of embedding, head and loss, in the forms of `fit_other_time`.
+
+    A backward that cannot answer in the mode of the search is left out with a note; raises
+    InputError when the documented forwards cannot.
+    """
+    known = other_cells(profile.other_times)
+    forward = fit_measured(OTHER, known["forward"], seq_lengths, options, note, of_layer=False)
+    cells = known.get("backward", [])
+    backward = None
+    if cells:
+        name = f"{OTHER}, backward"
+        try:
+            backward = fit_measured(name, cells, seq_lengths, options, note, of_layer=False)
+        except InputError as error:
+            note(f"not used: {error}")
+    return OtherFits(forward=forward, backward=backward)
+
+
+def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[MeasuredTime]]:
+    """Return the cells of both fits of embedding, head and loss; the backward's if there are."""
+    passes: tuple[Pass, Pass] = ("forward", "backward")
+    found = {what: [c for p in times for c in _cells(p, what, p.seq_lengths)] for what in passes}
+    return {what: cells for what, cells in found.items() if cells or what == "forward"}
+
+
+def _cells(
+    point: ShardedTime | OtherTime, what: Pass, lengths: tuple[int, ...]
+) -> Iterator[MeasuredTime]:
+    """Yield the time of one pass of a measured point, where it was measured."""
+    time_s = getattr(point, f"{what}_s")
+    if time_s is not None:
+        low_s, high_s = getattr(point, f"{what}_low_s"), getattr(point, f"{what}_high_s")
+        yield MeasuredTime(
+            batch=point.batch, seq_lengths=lengths, time_s=time_s, low_s=low_s, high_s=high_s
+        )
+
+
+def _forwards(profile: LayerProfile) -> list[MeasuredTime]:
+    """Return the documented forwards of a layer type."""
+    return [
+        MeasuredTime(
+            batch=p.batch,
+            seq_lengths=(p.seq_length,),
+            time_s=p.forward_s,
+            low_s=p.low_s,
+            high_s=p.high_s,
+        )
+        for p in profile.times
+    ]
+
+
+def measured_cells(
+    kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
+) -> dict[tuple[Pass, bool, int], list[MeasuredTime]]:
+    """Return the cells of every fit, by pass, Ulysses or not, and degree, in a fixed order.
+
+    Whole layers are listed once, as not Ulysses; their forwards are the documented ones.
+    """
+    result: dict[tuple[Pass, bool, int], list[MeasuredTime]] = {
+        ("forward", False, 1): _forwards(profile)
+    }
+    for (ulysses, degree), points in sorted(_by_shard(kind, profile, options, note).items()):
+        for what in PASSES:
+            cells = [c for p in points for c in _cells(p, what, (p.seq_length,))]
+            if cells:
+                # a sidecar's forward of whole layers does not replace the documented one
+                result.setdefault((what, ulysses, degree), cells)
+    return result
+
+
+def attention_share(spec: LayerSpec) -> float | None:
+    """Return the share of attention scores in the forward FLOP of a layer, None when unknown.
+
+    Scores and their product with V: 4*S^2*heads*head_dim, half of it when causal; matrices:
+    2*S*(parameters of QKV, output projection and the MLPs that a token visits).
+    """
+    if spec.num_heads is None or spec.ffn_hidden_size is None:
+        return None
+    query = spec.num_heads * head_dim(spec)
+    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim(spec)
+    # two products of S x S scores, two FLOP a multiply-add; a causal mask hides half
+    attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
+    # a token visits so many MLPs
+    ffn = spec.ffn_hidden_size * (spec.experts_per_token or 1)
+    matrices = spec.hidden_size * (
+        # query and output, key and value, then up, down and gate
+        2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * ffn
+    )
+    if spec.cross_attention:
+        # a second attention with projections of its own
+        attention *= 2.0
+        matrices += spec.hidden_size * (2.0 * query + 2.0 * key_value)
+    # two FLOP a parameter and token
+    return attention / (attention + 2.0 * spec.seq_length * matrices)
+
+
+def _by_shard(
+    kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
+) -> dict[tuple[bool, int], list[ShardedTime]]:
+    """Return the cells that may be used, by Ulysses or not and degree; one cell per size."""
+    own, second = _STANDS_FOR[options.sequence_parallel]
+    cells: dict[tuple[bool, int], dict[tuple[int, int], ShardedTime]] = {}
+    sharded = [p for p in profile.sharded_times if p.degree > 1 and p.kind != "ulysses"]
+    exact = {p.degree for p in sharded if p.kind == own}
+    for point in profile.sharded_times:
+        ulysses = point.degree > 1 and point.kind == "ulysses"
+        if point.degree > 1 and not ulysses:
+            # another kind stands in only at degrees that the own one lacks
+            if point.kind != own and (point.kind != second or point.degree in exact):
+                continue
+            if point.kind == second:
+                note(f"layer type {kind}: {second} layers stand for tp={point.degree}")
+        group = cells.setdefault((ulysses, point.degree), {})
+        group.setdefault((point.batch, point.seq_length), point)
+    if sharded and not any(not ulysses and degree > 1 for ulysses, degree in cells):
+        note(
+            f"not used: layer type {kind}'s sharded layers of kind "
+            f"{', '.join(sorted({p.kind for p in sharded}))}; a search "
+            f"{'with' if options.sequence_parallel else 'without'} sequence parallelism needs {own}"
+        )
+    return {key: list(group.values()) for key, group in cells.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Computation drawn again within its measured spread: replicas of the fits.
+#
+# Source: cost-model.md "Spread of computation". The draws of a cell depend on nothing but its place
+# in the profile, so two plans see the same replicas.
+
+
+_Key = tuple[Pass, bool, int]
+
+NUM_REPLICAS = 200
+_SEED = 20240229
+_OTHER_PLACE = 1_000_000
+"""Of embedding, head and loss, behind any layer type."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnFits(ComputeFits):
+    """The fits of a layer type with the coefficients of every replica, for `repeated` rows."""
+
+    draws: LayerDraws
+    rows_per_replica: int
+
+    def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
+        """Return the time of every row of every replica; as `ComputeFits.seconds`."""
+        # rows are repeated replica by replica
+        replica = np.arange(len(rows.batch)) // self.rows_per_replica
+        if what == "forward":
+            launch, sample = self.draws.coefficients(("forward", False, 1))
+            result = launch[replica] + rows.batch * sample[replica] / rows.shards
+        else:
+            assert otherwise is not None, "only forwards are always measured"
+            result = otherwise.copy()
+        for at, degree, _ in self.used(what, rows):
+            # whole layers have one fit for both kinds, under this name
+            ulysses = bool(rows.ulysses[at[0]]) and degree > 1
+            launch, sample = self.draws.coefficients((what, ulysses, degree))
+            r = replica[at]
+            # cells are of this degree already: only the shards beyond it divide
+            result[at] = launch[r] + rows.batch[at] * sample[r] / (rows.shards[at] / degree)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnOtherFits(OtherFits):
+    """The fits of embedding, head and loss with the coefficients of every replica.
+
+    For as many tables as there are replicas, of which each is priced in the next.
+    """
+
+    draws: OtherDraws
+
+    def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
+        """Return the time of every row of every replica; as `OtherFits.seconds`."""
+        if super().seconds(what, batch, table) is None:
+            return None
+        launch, sample = self.draws.coefficients((what, False, 1))
+        return launch[table] + batch * sample[table]
+
+
+class Draws(ABC):
+    """Replicas of measured cells, and the fits of them, made when they are needed."""
+
+    def __init__(self, place: int, cells: Mapping[_Key, Sequence[MeasuredTime]]) -> None:
+        """Take the cells to draw; `place` is where they stand in the profile."""
+        self._place = place
+        self._cells = cells
+        self._fitted: dict[_Key, tuple[F64, F64]] = {}
+
+    @abstractmethod
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
+        """Return the fit of a replica."""
+
+    @abstractmethod
+    def _name(self, key: _Key) -> str:
+        """Return what the cells of a fit measure, in words."""
+
+    @cached_property
+    def _times(self) -> Mapping[_Key, F64]:
+        """Replicas (cells, NUM_REPLICAS) of every fit's cells."""
+        # seeded by place: draws of one layer type do not depend on the others
+        generator = np.random.default_rng((_SEED, self._place))
+        return {
+            key: np.stack([_draw(cell, generator) for cell in group])
+            for key, group in self._cells.items()
+        }
+
+    @cached_property
+    def has_spread(self) -> bool:
+        """True when some cell is not the same in every replica."""
+        return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
+
+    def coefficients(self, key: _Key) -> tuple[F64, F64]:
+        """Return launch and per-sample seconds of every replica, each (NUM_REPLICAS,).
+
+        key : pass, Ulysses or not, and degree.
+        """
+        if key not in self._fitted:
+            cells, times = self._cells[key], self._times[key]
+            fits = []
+            # without spread all replicas are the first
+            for drawn in times.T if np.ptp(times, axis=1).any() else times.T[:1]:
+                again = [
+                    MeasuredTime(batch=c.batch, seq_lengths=c.seq_lengths, time_s=float(t))
+                    for c, t in zip(cells, drawn, strict=True)
+                ]
+                fits.append(self._fit(again))
+            self._fitted[key] = _columns(fits)
+        return self._fitted[key]
+
+    def cells(self) -> Mapping[str, F64]:
+        """Return the replicas (NUM_REPLICAS,) of every cell that has spread, by its name."""
+        return {
+            f"{self._name(key)}, batch {cell.batch}, "
+            f"sequence length {','.join(map(str, cell.seq_lengths))}": times
+            for key, cells in self._cells.items()
+            for cell, times in zip(cells, self._times[key], strict=True)
+            if np.ptp(times) > 0.0
+        }
+
+
+class LayerDraws(Draws):
+    """Replicas of one layer type's cells."""
+
+    def __init__(
+        self, kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions
+    ) -> None:
+        super().__init__(kind, measured_cells(kind, profile, options, _ignore))
+        self._kind = kind
+        self._seq_length = seq_length
+        self._options = options
+
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
+        name = f"layer type {self._kind}"
+        lengths = (self._seq_length,)
+        return fit_measured(name, times, lengths, self._options, _ignore, of_layer=True)
+
+    def _name(self, key: _Key) -> str:
+        return f"{shard_name(*key)} of layer type {self._kind}"
+
+
+class OtherDraws(Draws):
+    """Replicas of the cells of embedding, head and loss."""
+
+    def __init__(
+        self, times: Sequence[OtherTime], seq_lengths: tuple[int, ...], options: SearchOptions
+    ) -> None:
+        cells = {(what, False, 1): found for what, found in other_cells(times).items()}
+        super().__init__(_OTHER_PLACE, cells)
+        self._seq_lengths = seq_lengths
+        self._options = options
+
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
+        lengths = self._seq_lengths
+        return fit_measured(OTHER, times, lengths, self._options, _ignore, of_layer=False)
+
+    def _name(self, key: _Key) -> str:
+        return f"{key[0]} of {OTHER}"
+
+
+def has_percentiles(model: ModelProfile) -> bool:
+    """Return whether some time has a percentile: without any there is nothing to draw."""
+    ends = [(p.low_s, p.high_s) for layer in model.layers for p in layer.times]
+    ends += [
+        pair
+        for layer in model.layers
+        for p in layer.sharded_times
+        for pair in (
+            (p.forward_low_s, p.forward_high_s),
+            (p.backward_low_s, p.backward_high_s),
+            (p.recompute_low_s, p.recompute_high_s),
+        )
+    ]
+    ends += [
+        pair
+        for o in model.other_times
+        for pair in ((o.forward_low_s, o.forward_high_s), (o.backward_low_s, o.backward_high_s))
+    ]
+    return any(low is not None or high is not None for low, high in ends)
+
+
+def repeated(rows: Rows) -> Rows:
+    """Return the rows once per replica, one replica after the other."""
+    return rows.take(np.tile(np.arange(len(rows.batch)), NUM_REPLICAS))
+
+
+def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
+    """Return replicas of a cell: quantiles of 5 to 95 %, straight from low over median to high."""
+    # nothing is known of what lies outside the percentiles
+    quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)
+    # a percentile that was not measured stays at the median
+    low = cell.time_s if cell.low_s is None else cell.low_s
+    high = cell.time_s if cell.high_s is None else cell.high_s
+    return np.interp(quantile, (0.05, 0.5, 0.95), (low, cell.time_s, high))
+
+
+def _columns(fits: list[ComputeFit]) -> tuple[F64, F64]:
+    launch = np.array([fit.launch_s for fit in fits])
+    sample = np.array([fit.sample_s for fit in fits])
+    # one fit stands for all replicas where cells have no spread
+    return (
+        np.broadcast_to(launch, NUM_REPLICAS).copy(),
+        np.broadcast_to(sample, NUM_REPLICAS).copy(),
+    )
+
+
+def _ignore(_: str) -> None:
+    """Take no notes: the fit of the medians has taken them."""

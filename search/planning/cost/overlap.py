@@ -1,0 +1,277 @@
+"""What hides of traffic under compute: by one coefficient, or of estimates by a trainer's shares.
+
+Measured files say how much compute and traffic beside it slow each other down, and nothing else.
+Estimates know the trainer's software (`autopar.rates.measured.Hiding`), and are priced as
+`autopar.price.step` prices a step. What is computed and sent is `search.planning.cost.time`'s.
+Source: cost-model.md sections 3, 5 and 7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.arrays import F64, I64
+from autopar.rates.measured import Hiding, HostCalls, host_calls, together_s
+from autopar.records import dataclass
+from autopar.run.model import ModelProfile, ModelSpec
+from autopar.run.plan import PipelineType
+from search.planning.cost.tables import Pricing, Rows, sum_of
+from search.request.options import SearchOptions
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerTime:
+    """Seconds by category, each (n,): of one micro-batch, and `step` once per training step."""
+
+    forward: dict[str, F64]
+    """forward, tp, ulysses, cp, zero3"""
+    backward: dict[str, F64]
+    """backward, recompute, tp, ulysses, cp, zero3, sync (reduction in every micro-batch)"""
+    step: dict[str, F64]
+    """tail (exposed reduction and ZeRO-2 gather), optimizer"""
+
+
+# --------------------------------------------------------------------------------------------------
+# Overlap of communication with compute: one scalar slows down both while both run.
+#
+# Source: cost-model.md sections 3, 5 and 7. All times in seconds, arrays broadcast.
+
+
+def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
+    """Return the time of `window_s` of compute beside `comm_s` of communication, in seconds.
+
+    min(k*min(x, y) + |x - y|, x + y): the shorter runs wholly beside the longer, k times slower.
+    """
+    # the shorter is slowed down by k while both run, the rest of the longer runs alone
+    both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
+    # k above 2 would make overlap slower than one after the other
+    return np.minimum(both, window_s + comm_s)
+
+
+def overlapped_backward_s(
+    compute_s: F64,
+    windows: tuple[tuple[F64, F64], ...],
+    other_comm_s: F64,
+    coefficient: float,
+) -> F64:
+    """Return the backward of a layer whose communications hide under its compute, in seconds.
+
+    max(B + sum_i (overlap(w_i, y_i) - w_i), overlap(B, sum_i y_i + y_other)): each tensor-parallel
+    message y_i hides only in its own window w_i, and all messages together share the compute B.
+    """
+    separate = compute_s
+    together = other_comm_s
+    for window_s, comm_s in windows:
+        # the window is a part of B already: only its excess lengthens the backward
+        separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
+        together = together + comm_s
+    # two limits on what hides, each in its own window and all under B: the tighter one counts
+    return np.maximum(separate, overlap_s(compute_s, together, coefficient))
+
+
+# --------------------------------------------------------------------------------------------------
+# What a trainer's software hides of its traffic, of estimates alone: measured files do not say it.
+#
+# Source: cost-model.md "Traffic of estimates"; the terms are those of `autopar.price.step`.
+
+
+def tensor_seen_s(
+    seconds: Sequence[F64], hiding: Hiding, options: SearchOptions
+) -> tuple[F64, F64]:
+    """Return what is seen of a layer's tensor-parallel collectives, forward and backward, seconds.
+
+    seconds : of all blocks, all-gathers and reduce-scatters with sequence parallelism, else
+    all-reduces. The same share is hidden under the products of both directions.
+    """
+    seen = 1.0 - (hiding.tensor if options.tp_overlap else 0.0)
+    if not options.sequence_parallel:
+        (reduced,) = seconds
+        return seen * reduced, seen * reduced
+    gather, scatter = seconds
+    # the gradient of a block's output is gathered, and again its input for the weight gradient
+    return seen * (gather + scatter), seen * (scatter + hiding.regather * gather)
+
+
+def reduction_seen_s(comm_s: F64, microbatch_s: F64, hiding: Hiding) -> F64:
+    """Return what is seen of a reduction beside the last micro-batch, in seconds.
+
+    max(0, y - gradients*w) + reduction*y of a reduction y and a micro-batch of w seconds.
+    """
+    late = np.maximum(0.0, comm_s - hiding.gradients * microbatch_s)
+    return late + hiding.reduction * comm_s
+
+
+def stragglers_share(pricing: Pricing) -> float:
+    """Return the share of a step that waiting for the slowest node adds; 0 for measured files."""
+    if pricing.hiding is None:
+        return 0.0
+    return pricing.hiding.stragglers * math.log2(pricing.hardware.num_nodes)
+
+
+def with_stragglers(times: LayerTime, pricing: Pricing) -> LayerTime:
+    """Return the times with what the slowest node adds to all but the optimizer, as a category."""
+    share = stragglers_share(pricing)
+    if not share:
+        return times
+    waited = {name: part for name, part in times.step.items() if name != "optimizer"}
+    parts = [
+        {**part, "stragglers": share * sum_of(waits)}
+        for part, waits in (
+            (times.forward, times.forward),
+            (times.backward, times.backward),
+            (times.step, waited),
+        )
+    ]
+    return LayerTime(forward=parts[0], backward=parts[1], step=parts[2])
+
+
+class Alone(NamedTuple):
+    """What a layer computes and sends on its own, nothing beside anything, (n,) seconds."""
+
+    forward: F64
+    backward: F64
+    recompute: F64
+    again: F64
+    """1 where a layer runs its forward again, else 0."""
+    tensor: tuple[F64, F64] | None
+    """What is seen, forward and backward; None without any."""
+    ulysses: F64
+    """In each direction; so is the ring's."""
+    ring: tuple[F64, F64]
+    reduce: F64
+    gather: F64
+    optimizer: F64
+    routing_s: float
+    """Of host code that routes tokens to experts."""
+
+
+def _host_waited_s(device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hiding: Hiding) -> F64:
+    """Return how long devices wait for the host's code of a layer, both directions, in seconds."""
+
+    megatron = "sp" if pricing.options.sequence_parallel else "tp"
+    exchanges = rows.ulysses & (rows.tensor > 1.0)
+    # of a ring c - 1 forward and twice as many backward; a gather, one more and a scatter
+    gathers = pricing.options.cp_kind == "all-gather"
+    calls = 3.0 * ((rows.context > 1.0) if gathers else (rows.context - 1.0))
+    for kind, which in ((megatron, rows.megatron), ("ulysses", exchanges)):
+        calls = calls + np.where(which, float(sum(host_calls(kind))), 0.0)
+    host = hiding.host_forward_s * (1.0 + raw.again) + hiding.host_backward_s
+    host = host + calls * hiding.host_collective_s + raw.routing_s
+    # arrays of both are taken, too
+    waited: F64 = together_s(device_s, host) - device_s
+    return waited
+
+
+def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> LayerTime:
+    """Return the time of every row of an estimate by category, in seconds.
+
+    ZeRO-3's traffic, at the trainer's share of the network, lies beside everything else of a layer:
+    gathers in both directions, the scatter with the last backward. Other reductions hide under a
+    share of the last micro-batch; ZeRO-2's gather counts with them.
+    """
+    coefficient = pricing.hardware.overlap_coefficient
+    late = pricing.options.async_grad_reduce
+    nothing = np.zeros_like(rows.batch)
+    tensor_forward, tensor_backward = raw.tensor or (nothing, nothing)
+    ring_forward, ring_backward = raw.ring
+    backward_parts = {
+        "backward": raw.backward,
+        "recompute": raw.recompute,
+        # a checkpointed layer sends again what its forward sent
+        "tp": tensor_backward + raw.again * tensor_forward,
+        "ulysses": raw.ulysses * (1.0 + raw.again),
+        "cp": ring_backward + raw.again * ring_forward,
+    }
+    forward_parts = {
+        "forward": raw.forward,
+        "tp": tensor_forward,
+        "ulysses": raw.ulysses,
+        "cp": ring_forward,
+    }
+    ahead, back = sum_of(forward_parts), sum_of(backward_parts)
+    gather3 = np.where(rows.zero3, raw.gather / hiding.sharded_network, 0.0)
+    scatter3 = np.where(rows.zero3, raw.reduce / hiding.sharded_network, 0.0)
+    with_forward = overlap_s(ahead, gather3, coefficient)
+    with_gather, with_scatter = overlap_s(
+        back, np.array((gather3, gather3 + scatter3)), coefficient
+    )
+    scattered = np.maximum(with_scatter - with_gather, 0.0)
+    device = with_forward + with_gather
+    waited = _host_waited_s(device, rows, raw, pricing, hiding)
+    # what ZeRO-3 does not shard as it goes is summed once, beside a whole micro-batch
+    microbatch = device + waited
+    summed = np.where(rows.zero3, 0.0, raw.reduce)
+    seen = scattered + reduction_seen_s(summed, microbatch, hiding)
+    gathered = np.where(rows.whole_weights, raw.gather, 0.0)
+    whole = scattered + reduction_seen_s(summed + gathered, microbatch, hiding)
+    times = LayerTime(
+        forward={**forward_parts, "zero3": with_forward - ahead},
+        backward={
+            **backward_parts,
+            "zero3": with_gather - back,
+            "sync": nothing if late else seen,
+            # of both directions: shares of it in forwards would make GPipe's frontiers long
+            "host": waited,
+        },
+        step={"tail": whole if late else whole - seen, "optimizer": raw.optimizer},
+    )
+    return with_stragglers(times, pricing)
+
+
+def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: PipelineType) -> F64:
+    """Return the transfers between stages as the step counts them, (N, K, Y) seconds.
+
+    A stage of an estimate waits for a message in each direction, of measured files for (p - 1)/p of
+    it: what the step's formula takes of it is made up for. GPipe's counts whole links.
+    """
+    if pricing.hiding is None:
+        return sends_s
+    p = stages.astype(np.float64)
+    whole = np.ones_like(p) if pipeline_type == "gpipe" else p / np.maximum(p - 1.0, 1.0)
+    return sends_s * (whole * (1.0 + stragglers_share(pricing)))[:, None, None]
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimated cells without the host's code.
+
+
+def without_host(model: ModelProfile, spec: ModelSpec, hiding: Hiding) -> ModelProfile:
+    """Return an estimated profile with the times of devices alone: host code is taken out of them.
+
+    The inverse of what `layer_cells` puts together, for whoever prices layers with what they send,
+    under which hosts work too.
+    """
+    layers = []
+    for kind, layer in zip(spec.layers, model.layers, strict=True):
+        experts = hiding.host_experts_s / 2.0 if kind.num_experts is not None else 0.0
+        ahead, back = (experts + s for s in (hiding.host_forward_s, hiding.host_backward_s))
+        cells = []
+        for cell in layer.sharded_times:
+            calls = host_calls(cell.kind) if cell.degree > 1 else HostCalls(0, 0)
+            forward_s = ahead + calls.forward * hiding.host_collective_s
+            backward_s = back + calls.backward * hiding.host_collective_s
+            cells.append(
+                replace(
+                    cell,
+                    forward_s=_alone_s(cell.forward_s, forward_s),
+                    backward_s=cell.backward_s and _alone_s(cell.backward_s, backward_s),
+                    recompute_s=cell.recompute_s and _alone_s(cell.recompute_s, forward_s),
+                )
+            )
+        whole = (replace(x, forward_s=_alone_s(x.forward_s, ahead)) for x in layer.times)
+        layers.append(replace(layer, times=tuple(whole), sharded_times=tuple(cells)))
+    return replace(model, layers=tuple(layers))
+
+
+def _alone_s(both_s: float, host_s: float) -> float:
+    """Return the device's share of a time that `together_s` made, in seconds."""
+    # (device^p + host^p)^(1/p) of 1 and 1 is 2^(1/p)
+    power = math.log(2.0) / math.log(float(together_s(1.0, 1.0)))
+    # files whose times somebody changed may be shorter than the host's code; none is 0
+    left = max(1.0 - (host_s / both_s) ** power, 1e-30)
+    return both_s * float(left ** (1.0 / power))

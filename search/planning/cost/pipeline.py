@@ -1,0 +1,418 @@
+"""The one objective T and the memory of every stage, evaluated for one plan on the tables.
+
+Source: cost-model.md section 9 and "Memory of a rank"; the formulas are those of the docstring
+of `search.planning.cost.tables`. Plain float64 and int64, so it is the yardstick for every faster
+kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.arrays import F64
+from autopar.pipeline.replay import Seconds, by_chunk
+from autopar.pipeline.schedules import SCHEDULES, Schedule, check_schedule, default_group
+from autopar.records import dataclass
+from autopar.run.plan import PipelineType
+from search.planning.cost.tables import PlanTables
+
+# --------------------------------------------------------------------------------------------------
+# Event-level replay of one training step: only what depends on what, no formula.
+#
+# It is printed beside the step time T of the search as a check. The rules of the schedules are in
+# csrc/planner/step/replay.cpp, and once more in plain Python in tests/oracles/replay.py.
+
+
+_WORK: tuple[Literal["forward", "backward", "tail"], ...] = ("forward", "backward", "tail")
+"""In the order of the compiled codes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One piece of work of one stage, in seconds since the start of the step."""
+
+    stage: int
+    kind: Literal["forward", "backward", "tail"]
+    microbatch: int
+    """-1 for the tail, which belongs to the step."""
+    start_s: float
+    end_s: float
+
+
+_MOST_MICROBATCHES = 1 << 21
+"""Of all stages together, that are replayed one by one: some 10 ms of work."""
+_RHYTHM = 840
+"""Micro-batches over which growth is taken: every rhythm of up to 8 of them divides it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayResult:
+    """What happened in one step."""
+
+    step_time_s: float
+    idle_s: tuple[float, ...]
+    """Per stage, the time of the step in which it neither computes nor does its tail."""
+    timeline: tuple[Event, ...] | None
+    """In the order in which stages work; None unless asked for."""
+
+
+def replay(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_s: Sequence[float],
+    tail_s: Sequence[float],
+    num_microbatches: int,
+    pipeline_type: PipelineType,
+    *,
+    timeline: bool = False,
+) -> ReplayResult:
+    """Return the time of one step of p stages and m micro-batches, in O(p*m).
+
+    Without a timeline, steps of more than 2^21 micro-batches over all stages are replayed in part,
+    see `_long_step`. Ctrl-C is answered meanwhile.
+
+    `forward_s`, `backward_s`: seconds per micro-batch, `tail_s`: per step, one entry per stage.
+    `send_s[j]`: transfer between stages j and j+1, the same both ways; p - 1 entries, and a p-th
+    for the last stage, which sends nothing, is ignored. Raises ValueError for lists of unequal
+    length and for fewer than one micro-batch.
+    """
+    p, m = len(forward_s), num_microbatches
+    if p == 0 or len(backward_s) != p or len(tail_s) != p or len(send_s) not in (p - 1, p):
+        raise ValueError(
+            f"{p} forward, {len(backward_s)} backward, {len(tail_s)} tail and {len(send_s)} send "
+            "times do not describe one pipeline"
+        )
+    if m < 1:
+        raise ValueError(f"a step has at least one micro-batch, not {m}")
+    shares = (forward_s, backward_s, send_s, tail_s)
+    # the pipeline is full long before the part that is left out
+    most = max(_MOST_MICROBATCHES // p, 4 * p) + _RHYTHM
+    events: tuple[Event, ...] | None = None
+    if m > most and not timeline:
+        step = _long_step(shares, m, most, pipeline_type)
+    else:
+        step, columns = _whole_step(shares, m, pipeline_type, timeline=timeline)
+        if columns is not None:
+            rows = zip(*(column.tolist() for column in columns), strict=True)
+            events = tuple(
+                Event(stage=stage, kind=_WORK[code], microbatch=i, start_s=start, end_s=end)
+                for stage, code, i, start, end in rows
+            )
+    busy = (m * (f + g) + t for f, g, t in zip(forward_s, backward_s, tail_s, strict=True))
+    return ReplayResult(
+        step_time_s=step, idle_s=tuple(max(0.0, step - b) for b in busy), timeline=events
+    )
+
+
+def replay_schedule_s(
+    schedule: Schedule,
+    forward_s: Seconds,
+    input_s: Seconds,
+    weight_s: Seconds,
+    *,
+    micro_batches: int,
+    chunks: int = 1,
+    send_s: float = 0.0,
+    group: int = 0,
+    ahead: int = 0,
+    overlapped: bool = False,
+) -> float:
+    """Return the seconds of one step under a schedule, as `autopar.pipeline.replay` finds them.
+
+    Arguments are those of that function, which is in plain Python and also says what ran when.
+    Ctrl-C is answered meanwhile. Raises InputError for what cannot run.
+    """
+    # imported here: commands that replay nothing start without the compiled core
+    from search.planning.layered.core import core
+
+    stages = len(forward_s)
+    if stages * chunks > 1:
+        check_schedule(
+            schedule, stages=stages, chunks=chunks, micro_batches=micro_batches, group=group
+        )
+
+    def flat(seconds: Seconds, name: str) -> list[float]:
+        return [one for row in by_chunk(seconds, chunks, name) for one in row]
+
+    return core.replay_schedule(
+        list(SCHEDULES).index(schedule),
+        flat(forward_s, "forward_s"),
+        flat(input_s, "input_s"),
+        flat(weight_s, "weight_s"),
+        chunks,
+        micro_batches,
+        group or default_group(stages, micro_batches),
+        ahead,
+        send_s,
+        overlapped,
+    )
+
+
+_Shares = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
+"""Forwards, backwards, transfers and tails."""
+
+
+def _whole_step(
+    shares: _Shares, num_microbatches: int, pipeline_type: PipelineType, *, timeline: bool = False
+) -> tuple[float, tuple[NDArray[Any], ...] | None]:
+    """Return the seconds of a step, and its events as columns where they are asked for."""
+    # imported here: commands that replay nothing start without the compiled core
+    from search.planning.layered.core import core
+
+    return core.replay(*shares, num_microbatches, pipeline_type == "gpipe", timeline)
+
+
+def _long_step(
+    shares: _Shares, num_microbatches: int, replayed: int, pipeline_type: PipelineType
+) -> float:
+    """Return the seconds of a step of which `replayed` micro-batches are replayed, others follow.
+
+    Once the pipeline is full, the slowest stage or link sets a rhythm that repeats: the recurrence
+    of starts is linear in (max, +), so that steps grow by the same time every few micro-batches.
+    """
+    whole, _ = _whole_step(shares, replayed, pipeline_type)
+    part, _ = _whole_step(shares, replayed - _RHYTHM, pipeline_type)
+    return whole + (num_microbatches - replayed) * ((whole - part) / _RHYTHM)
+
+
+# --------------------------------------------------------------------------------------------------
+# The objective: a step from its stages, and their memory.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Time and memory of a plan; lists have one entry per stage."""
+
+    step_time_s: float
+    forward_s: tuple[float, ...]
+    """One micro-batch, with redistribution and vocabulary layers, without transfers."""
+    backward_s: tuple[float, ...]
+    send_s: tuple[float, ...]
+    """To the next stage; 0 for the last."""
+    tail_s: tuple[float, ...]
+    allocated_bytes: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    redistribute_forward_s: tuple[float, ...]
+    """Part of `forward_s`."""
+    redistribute_backward_s: tuple[float, ...]
+    parts_s: Mapping[str, float]
+    """The step time split: `first_microbatch` (sum of f+g), `steady` (m-1 times the slowest),
+    `transfer`, `tail`; sums to `step_time_s`."""
+    bytes_by_category: tuple[Mapping[str, int], ...]
+    """states, activations, vocab_states, vocab_activations, transient, shared, fixed."""
+
+
+def in_flight(pipeline_type: str, stage: int, num_stages: int, num_microbatches: int) -> int:
+    """Return the micro-batches whose activations stage j holds: p - j (1F1B), m (GPipe).
+
+    A single stage runs one micro-batch after the other under either name, and never more than
+    all of them are in flight (m < p is illegal with 1F1B, but still priced).
+    """
+    if num_stages == 1:
+        return 1
+    if pipeline_type == "gpipe":
+        return num_microbatches
+    return min(num_microbatches, num_stages - stage)
+
+
+def stage_kind(stage: int, num_stages: int) -> int:
+    """Return the index into STAGE_KINDS of a stage."""
+    if num_stages == 1:
+        return 0
+    return 1 if stage == 0 else 3 if stage == num_stages - 1 else 2
+
+
+def vocab_position(stage: int, num_stages: int) -> int | None:
+    """Return the index into POSITIONS of the vocabulary layers of a stage, None for a middle."""
+    kind = stage_kind(stage, num_stages)
+    return None if kind == 2 else min(kind, 2)
+
+
+def evaluate(
+    tables: PlanTables,
+    *,
+    table: int,
+    num_microbatches: int,
+    stage_sizes: Sequence[int],
+    strategy_index: Sequence[int],
+    vocab_index: int,
+) -> Evaluation:
+    """Return T and the stages of the plan that takes `strategy_index[l]` for layer l.
+
+    stage_sizes : layers per stage, length p, sums to L.
+    """
+    n, e, m = table, vocab_index, num_microbatches
+    p = len(stage_sizes)
+    assert p == int(tables.table_stages[n]), "stages of the plan and of the table"
+    assert sum(stage_sizes) == len(tables.layer_type) == len(strategy_index)
+    # index of [m == 1, m > 1]
+    now = 0 if m == 1 else 1
+    kinds = tables.layer_type.astype(np.int64)
+    chosen = np.asarray(strategy_index, dtype=np.int64)
+    layout = tables.strategy_layout[chosen].astype(np.int64)
+    vocab_layout = int(tables.vocab_layout[e])
+    # in front of a layer: from the layout of the one before it, of the embedding for the first
+    before = np.concatenate(([vocab_layout], layout[:-1]))
+    # what is sent has the size of the producing layer's output
+    producer = np.concatenate((kinds[:1], kinds[:-1]))
+    change_forward = tables.redistribute_forward_s[n, producer, before, layout]
+    change_backward = tables.redistribute_backward_s[n, producer, before, layout]
+    # from the last layer to the head, charged to the last stage
+    head = (n, int(kinds[-1]), int(layout[-1]), vocab_layout)
+
+    forward, backward, send, tail = [], [], [], []
+    redistribute_forward, redistribute_backward = [], []
+    allocated, flights, categories = [], [], []
+    start = 0
+    for j, size in enumerate(stage_sizes):
+        run = slice(start, start + size)
+        k, s = kinds[run], chosen[run]
+        start += size
+        f_change = float(change_forward[run].sum())
+        g_change = float(change_backward[run].sum())
+        f = float(tables.forward_s[n, k, s].sum())
+        g = float(tables.backward_s[n, k, s].sum())
+        end = float(tables.tail_s[n, k, s].sum())
+        flight = in_flight(tables.pipeline_type, j, p, m)
+        # peaks of two layers are not there at once: the largest counts
+        transient = int(tables.transient_bytes[now, n, k, s].max(initial=0))
+        shared = int(tables.shared_bytes[n, k, s].max(initial=0))
+        vocab_states = vocab_activations = 0
+        position = vocab_position(j, p)
+        if position is not None:
+            at = (n, position, e)
+            f += float(tables.vocab_forward_s[at])
+            g += float(tables.vocab_backward_s[at])
+            end += float(tables.vocab_tail_s[at])
+            vocab_states = int(tables.vocab_static_bytes[(now, *at)])
+            vocab_activations = int(tables.vocab_activation_bytes[at]) * flight
+            transient = max(transient, int(tables.vocab_transient_bytes[(now, *at)]))
+            shared = max(shared, int(tables.vocab_shared_bytes[at]))
+        if j == p - 1:
+            f_change += float(tables.redistribute_forward_s[head])
+            g_change += float(tables.redistribute_backward_s[head])
+        forward.append(f + f_change)
+        backward.append(g + g_change)
+        redistribute_forward.append(f_change)
+        redistribute_backward.append(g_change)
+        tail.append(end)
+        last = start - 1
+        send.append(float(tables.send_s[n, kinds[last], layout[last]]) if j < p - 1 else 0.0)
+        category = {
+            "states": int(tables.static_bytes[now, n, k, s].sum()),
+            "activations": int(tables.activation_bytes[n, k, s].sum()) * flight,
+            "vocab_states": vocab_states,
+            "vocab_activations": vocab_activations,
+            "transient": transient,
+            "shared": shared,
+            "fixed": int(tables.stage_fixed_bytes[n, stage_kind(j, p)]),
+        }
+        categories.append(category)
+        allocated.append(sum(category.values()))
+        flights.append(flight)
+
+    parts = _step_parts(tables.pipeline_type, m, forward, backward, send, tail)
+    return Evaluation(
+        step_time_s=sum(parts.values()),
+        forward_s=tuple(forward),
+        backward_s=tuple(backward),
+        send_s=tuple(send),
+        tail_s=tuple(tail),
+        allocated_bytes=tuple(allocated),
+        in_flight=tuple(flights),
+        redistribute_forward_s=tuple(redistribute_forward),
+        redistribute_backward_s=tuple(redistribute_backward),
+        parts_s=parts,
+        bytes_by_category=tuple(categories),
+    )
+
+
+def replica_step_times(
+    tables: PlanTables,
+    drawn: tuple[F64, F64, F64],
+    vocab: tuple[F64, F64, F64] | None,
+    *,
+    num_microbatches: int,
+    stage_sizes: Sequence[int],
+    strategy_index: Sequence[int],
+) -> F64:
+    """Return T of a plan for replicas of its computation, (R,) seconds, as `evaluate` does.
+
+    tables : of one table and one vocabulary strategy; drawn : (R, K, S) forward, backward and tail
+    in the place of those of the tables, vocab : (R, 3, 1) the same, None where the tables hold
+    them. Redistribution, transfers and memory are those of the tables.
+    """
+    seen = evaluate(
+        tables,
+        table=0,
+        num_microbatches=num_microbatches,
+        stage_sizes=stage_sizes,
+        strategy_index=strategy_index,
+        vocab_index=0,
+    )
+    chosen = np.asarray(strategy_index, dtype=np.int64)
+    layers = [values[:, tables.layer_type, chosen] for values in drawn]
+    if vocab is None:
+        vocab = (tables.vocab_forward_s, tables.vocab_backward_s, tables.vocab_tail_s)
+    sums: tuple[list[F64], list[F64], list[F64]] = ([], [], [])
+    start = 0
+    for j, size in enumerate(stage_sizes):
+        run = slice(start, start + size)
+        start += size
+        position = vocab_position(j, len(stage_sizes))
+        for stages, of_layers, of_vocab in zip(sums, layers, vocab, strict=True):
+            seconds: F64 = of_layers[:, run].sum(axis=1)
+            stages.append(seconds if position is None else seconds + of_vocab[:, position, 0])
+    forward, backward, tail = sums
+    parts = _step_parts(
+        tables.pipeline_type,
+        num_microbatches,
+        [f + change for f, change in zip(forward, seen.redistribute_forward_s, strict=True)],
+        [g + change for g, change in zip(backward, seen.redistribute_backward_s, strict=True)],
+        list(seen.send_s),
+        tail,
+        lambda values: reduce(np.maximum, values),
+    )
+    times: F64 = sum(parts.values(), np.zeros(len(drawn[0])))
+    return times
+
+
+_Seconds = TypeVar("_Seconds", float, F64)
+
+
+def _step_parts(
+    pipeline_type: str,
+    m: int,
+    forward: list[_Seconds],
+    backward: list[_Seconds],
+    send: list[float],
+    tail: list[_Seconds],
+    most: Callable[[list[Any]], Any] = max,
+) -> dict[str, _Seconds]:
+    """1F1B: T = sum s_j + (m-1)*max s_j + max tail_j with s_j = f_j + g_j + 2*cbar*(p-1)/p.
+
+    GPipe: T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j,
+    the maxima over all stages and links: a link slower than every stage is the bottleneck. `most`
+    is the largest of several seconds, which may be arrays.
+    """
+    p = len(forward)
+    stage = [f + g for f, g in zip(forward, backward, strict=True)]
+    if pipeline_type == "gpipe":
+        slowest = most([*forward, *send, 0.0]) + most([*backward, *send, 0.0])
+        # an activation there and a gradient back, on every link
+        transfer = 2.0 * sum(send)
+    else:
+        slowest = most(stage)
+        # 2*cbar*(p-1)/p of every s_j: p times in the sum, m - 1 times in the maximum
+        transfer = (p + m - 1) * (2.0 * max(send) * (p - 1) / p)
+    return {
+        "first_microbatch": sum(stage),
+        "steady": (m - 1) * slowest,
+        "transfer": transfer,
+        "tail": most(tail),
+    }

@@ -1,0 +1,616 @@
+"""PlanTables: the contiguous arrays that the planner works on, and the only place that fixes
+their layout; and the flat rows that formulas are evaluated over on the way to them.
+
+A *table* is one (number of stages p, samples per micro-batch g = G/m, default dp type); time and
+memory of a layer depend on those and its strategy only, never on the global batch itself. So
+every distinct table is priced once, and a *candidate* is a table and a number of micro-batches m
+(global batch G = g*m).
+
+Axes: N tables, K layer types, S layer strategies (canonical order), Y layouts of the activation
+between layers, E strategies of embedding and head. `POSITIONS` and `STAGE_KINDS` index the
+position of the vocabulary layers and of a stage in the pipeline. Arrays named `*_bytes` with a
+leading axis of two hold [m == 1, m > 1]: with one reduction per step, gradients of several
+micro-batches are kept whole until it.
+
+Memory of stage j of p, which must not exceed `budget_bytes`:
+    stage_fixed_bytes[n, kind(j)]
+  + vocab_static_bytes + vocab_activation_bytes * in_flight(j)          (first / last / only stage)
+  + sum over its layers of (static_bytes + activation_bytes * in_flight(j))
+  + max over its layers and vocabulary layers of transient_bytes
+  + max over its layers and vocabulary layers of shared_bytes
+with in_flight(j) = p - j (1F1B) or m (GPipe), and 1 when there is one stage only.
+
+Time, with f_j and g_j the forward and backward of one micro-batch on stage j (layers, vocabulary
+layers, redistribution in front of every layer, charged to the receiving stage; in front of the
+head charged to the last stage), tail_j the sum of its tails, c_j = send_s of the last layer of
+stage j, cbar = max c_j:
+    1F1B  s_j = f_j + g_j + 2*cbar*(p-1)/p;   T = sum s_j + (m-1)*max s_j + max tail_j
+    GPipe T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j
+Redistribution uses [type of the producing layer, from layout, to layout]; between embedding and
+first layer the type of the first layer, between last layer and head that of the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.arrays import F64, I64, Bool
+from autopar.rates.measured import HardwareProfile, Hiding
+from autopar.records import dataclass
+from autopar.run.plan import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
+from search.planning.cost.communication import Groups
+from search.planning.cost.recipes import Recipe
+from search.planning.space import Table
+from search.request.options import SearchOptions
+
+POSITIONS = ("only", "first", "last")
+"""Where vocabulary layers stand: p == 1 has 'only'; otherwise the first and the last stage."""
+STAGE_KINDS = ("only", "first", "middle", "last")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class ActivationLayout:
+    """How the activation between two layers is spread over a stage's ranks."""
+
+    sequence_shards: int
+    """Shards of the sequence dimension (t*c with SP or Ulysses, c otherwise)."""
+    cp: int
+    """Zigzag context degree contained in `sequence_shards`."""
+    replicas: int
+    """Copies of each shard (t for tensor parallelism without SP)."""
+    strided: bool = False
+    """Tensor ranks are not neighbours: the same shards of a sample lie on other ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanTables:
+    """Everything the planner core needs; see the module docstring for axes and formulas."""
+
+    world_size: int
+    pipeline_type: PipelineType
+    layer_type: NDArray[np.int32]
+    """(L,) type of every layer."""
+    strategies: tuple[LayerStrategy, ...]
+    layouts: tuple[ActivationLayout, ...]
+    strategy_layout: NDArray[np.int32]
+    """(S,)"""
+    vocab: tuple[VocabStrategy, ...]
+    vocab_layout: NDArray[np.int32]
+    """(E,) layout of the embedding's output and of the head's input."""
+
+    table_stages: NDArray[np.int32]
+    """(N,) p"""
+    table_microbatch: I64
+    """(N,) g, samples of one micro-batch over all ranks"""
+    table_dp: tuple[ZeroDefault, ...]
+    """(N,)"""
+
+    valid: NDArray[np.bool_]
+    """(N, K, S)"""
+    forward_s: F64
+    backward_s: F64
+    tail_s: F64
+    static_bytes: I64
+    """(2, N, K, S)"""
+    activation_bytes: I64
+    """(N, K, S) per micro-batch in flight"""
+    transient_bytes: I64
+    """(2, N, K, S)"""
+    shared_bytes: I64
+    """(N, K, S)"""
+
+    redistribute_forward_s: F64
+    """(N, K, Y, Y)"""
+    redistribute_backward_s: F64
+    send_s: F64
+    """(N, K, Y)"""
+
+    vocab_valid: NDArray[np.bool_]
+    """(N, E)"""
+    vocab_forward_s: F64
+    """(N, 3, E)"""
+    vocab_backward_s: F64
+    vocab_tail_s: F64
+    vocab_static_bytes: I64
+    """(2, N, 3, E)"""
+    vocab_activation_bytes: I64
+    """(N, 3, E)"""
+    vocab_transient_bytes: I64
+    """(2, N, 3, E)"""
+    vocab_shared_bytes: I64
+    """(N, 3, E)"""
+    stage_fixed_bytes: I64
+    """(N, 4)"""
+
+    candidate_table: NDArray[np.int32]
+    """(Q,)"""
+    candidate_microbatches: NDArray[np.int32]
+    """(Q,) m"""
+
+    @property
+    def candidate_batch(self) -> I64:
+        """(Q,) global batch of every candidate."""
+        return self.table_microbatch[self.candidate_table] * self.candidate_microbatches
+
+    def num_bytes(self) -> int:
+        """Return the memory of all arrays, in bytes."""
+        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+
+
+_SECOND_AXIS = ("static_bytes", "transient_bytes", "vocab_static_bytes", "vocab_transient_bytes")
+"""Of these arrays that of the tables; of all others it is the first."""
+
+
+def joined(
+    parts: Sequence[tuple[I64, PlanTables]], candidates: Sequence[tuple[int, int]]
+) -> PlanTables:
+    """Return tables that were priced in parts as one, with these candidates.
+
+    parts : numbers of the tables in each part, which become their order; candidates : (index of a
+    table in that order, m). All parts are of the same strategies.
+    """
+    first = parts[0][1]
+    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
+    all_dp = [kind for _, part in parts for kind in part.table_dp]
+    arrays: dict[str, Any] = {}
+    for name, array in vars(first).items():
+        if isinstance(array, np.ndarray) and name not in _OF_ALL_TABLES:
+            axis = int(name in _SECOND_AXIS)
+            whole = np.concatenate([getattr(part, name) for _, part in parts], axis=axis)
+            arrays[name] = whole.take(order, axis=axis)
+    return dataclasses.replace(
+        first,
+        table_dp=tuple(all_dp[i] for i in order.tolist()),
+        candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
+        candidate_microbatches=np.array([m for _, m in candidates], dtype=np.int32),
+        **arrays,
+    )
+
+
+_OF_ALL_TABLES = (
+    "layer_type", "strategy_layout", "vocab_layout", "candidate_table", "candidate_microbatches",
+)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows priced: seconds and bytes of every (table, strategy), by category.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PricedRows:
+    """Seconds and bytes of (table, strategy), split by category.
+
+    Seconds are kept for the priced rows alone: a search needs their sums, and only what is shown
+    of one plan needs them by category.
+    """
+
+    at: tuple[I64, ...]
+    """Places of the priced rows, (n,) for every axis of `shape`."""
+    shape: tuple[int, ...]
+    seconds: tuple[Mapping[str, F64], Mapping[str, F64], Mapping[str, F64]]
+    """(n,) by category: a micro-batch's forward, its backward, and once per step."""
+    unpriced_s: float
+    """What `forward`, `backward` and `tail` are where no row is priced; all others are 0."""
+    rows: Rows
+    """What the n rows are."""
+    valid: Bool
+    """(N tables, strategies)"""
+    priced: Bool
+    """The same; also true where only a divisibility rule is broken, when those were asked for."""
+    states: I64
+    """The leading axis of two of `PlanTables`, as that of `transient`."""
+    activations: I64
+    """Per micro-batch in flight."""
+    transient: I64
+    shared: I64
+
+    @cached_property
+    def forward(self) -> dict[str, F64]:
+        """Seconds of a micro-batch's forward."""
+        return self._placed(self.seconds[0])
+
+    @cached_property
+    def backward(self) -> dict[str, F64]:
+        """Seconds of a micro-batch's backward."""
+        return self._placed(self.seconds[1])
+
+    @cached_property
+    def step(self) -> dict[str, F64]:
+        """Seconds once per step."""
+        return self._placed(self.seconds[2])
+
+    @cached_property
+    def sums_s(self) -> F64:
+        """(3, ...) sums of `forward`, `backward` and `step`."""
+        full = np.full((3, *self.shape), self.unpriced_s)
+        for whole, part in zip(full, self.seconds, strict=True):
+            whole[self.at] = sum_of(part)
+        return full
+
+    @property
+    def forward_s(self) -> F64:
+        """Sum of `forward`."""
+        sums: F64 = self.sums_s[0]
+        return sums
+
+    @property
+    def backward_s(self) -> F64:
+        """Sum of `backward`."""
+        sums: F64 = self.sums_s[1]
+        return sums
+
+    @property
+    def tail_s(self) -> F64:
+        """Sum of `step`."""
+        sums: F64 = self.sums_s[2]
+        return sums
+
+    def row(self, *place: int) -> int | None:
+        """Return the number of the row at a place of the axes, None where none is priced."""
+        number = int(self._numbers[place])
+        return None if number < 0 else number
+
+    @cached_property
+    def _numbers(self) -> I64:
+        numbers = np.full(self.shape, -1, dtype=np.int64)
+        numbers[self.at] = np.arange(len(self.at[0]))
+        return numbers
+
+    def _placed(self, part: Mapping[str, F64]) -> dict[str, F64]:
+        """Return the categories in the shape of tables."""
+        found = {}
+        for name, values in part.items():
+            found[name] = np.full(self.shape, self._unpriced_s(name))
+            found[name][self.at] = values
+        return found
+
+    def _unpriced_s(self, name: str) -> float:
+        # one infinite category of a sum is enough to keep a row from being chosen
+        return self.unpriced_s if name in ("forward", "backward", "tail") else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerRows(PricedRows):
+    """One layer type priced, axes (N, S).
+
+    Categories: forward, tp, ulysses, cp, zero3; backward, recompute, tp, ulysses, cp, zero3, sync;
+    tail, optimizer. Rows without a price hold inf seconds in `forward`, `backward` and `tail`, and
+    0 elsewhere.
+    """
+
+    backward_peak: I64
+    """A part of `transient`: what a layer's backward needs above what is kept."""
+
+    def time_s(self, table: int, strategy: int) -> dict[str, float]:
+        """Return the seconds of one row by category, per micro-batch and per step."""
+        row = self.row(table, strategy)
+        result: dict[str, float] = {}
+        for part in self.seconds:
+            for name, values in part.items():
+                value = self._unpriced_s(name) if row is None else float(values[row])
+                result[name] = result.get(name, 0.0) + value
+        return result
+
+
+def sum_of(parts: Mapping[str, F64]) -> F64:
+    """Return the sum of the categories, in their order."""
+    values = iter(parts.values())
+    total = next(values).copy()
+    for value in values:
+        total += value
+    return total
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows: what formulas are evaluated over. Only `build_rows` and `Rows.scatter` know the table axes.
+#
+# Rank order inside a stage: tensor or Ulysses ranks fastest, then context, then data; with strided
+# tensor groups context first, then data, then tensor.
+
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pricing:
+    """What rows of every kind are priced with."""
+
+    hardware: HardwareProfile
+    groups: Groups
+    """Of `hardware`."""
+    options: SearchOptions
+    recipe: Recipe
+    """Of `options`."""
+    hiding: Hiding | None = None
+    """Of `hardware`, where the times of the model are estimates too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Flat arrays over the n priced rows; `valid` marks those that are also legal."""
+
+    shape: tuple[int, int]
+    """(tables, strategies) to scatter back into."""
+    table: I64
+    strategy: I64
+    valid: Bool
+    stages: F64
+    """(n,) p"""
+    ranks: F64
+    """(n,) ranks of a stage"""
+    samples: F64
+    """(n,) g"""
+    tensor: F64
+    context: F64
+    shards: F64
+    """(n,) t*c"""
+    batch: F64
+    """(n,) b = g/d"""
+    zero_size: F64
+    """(n,) ranks over which gradients are reduced and ZeRO shards"""
+    ulysses: Bool
+    zero3: Bool
+    zero1: Bool
+    """(n,) the optimizer is sharded (default zero1, not zero3)"""
+    zero2: Bool
+    """(n,) gradients and optimizer are sharded (default zero2, not zero3)"""
+    checkpoint: Bool
+    tensor_group: I64
+    context_group: I64
+    zero_group: I64
+
+    @property
+    def places(self) -> tuple[I64, I64]:
+        """Of the rows in an array of `shape`."""
+        return self.table, self.strategy
+
+    def scatter(self, values: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        """Return (..., tables, strategies) with `values` (..., n) in the priced places, else 0."""
+        full = np.zeros((*values.shape[:-1], *self.shape), dtype=values.dtype)
+        full[..., self.table, self.strategy] = values
+        return full
+
+    # asked for by many formulas, and by every layer type that has these rows
+
+    @cached_property
+    def sharded(self) -> Bool:
+        """(n,) whether ZeRO shards anything."""
+        return self.zero3 | self.whole_weights
+
+    @cached_property
+    def whole_weights(self) -> Bool:
+        """(n,) whether ZeRO shards the optimizer beside weights that stay whole."""
+        return self.zero1 | self.zero2
+
+    def divides_gradients(self, *, at_once: bool) -> Bool:
+        """(n,) whether only a rank's part of a gradient stays, where it does at_once if at all.
+
+        Of replicas, whose part is all of it, it says nothing.
+        """
+        return ~self.zero1 if at_once else np.zeros_like(self.zero1)
+
+    @cached_property
+    def several(self) -> Bool:
+        """(n,) whether there is another rank to reduce with."""
+        return self.zero_size > 1.0
+
+    @cached_property
+    def optimizer_shards(self) -> F64:
+        """(n,) over how many ranks ZeRO shards the optimizer, and gradients where it does."""
+        return np.where(self.sharded, self.zero_size, 1.0)
+
+    @cached_property
+    def weight_shards(self) -> F64:
+        """(n,) over how many ranks ZeRO shards weights."""
+        return np.where(self.zero3, self.zero_size, 1.0)
+
+    @cached_property
+    def megatron(self) -> Bool:
+        """(n,) whether tensor ranks share products, as those of Ulysses do not."""
+        return ~self.ulysses & (self.tensor > 1.0)
+
+    def take(self, places: I64) -> Rows:
+        """Return the rows at these places, in their order and as often as they are named."""
+        names = (field.name for field in dataclasses.fields(self) if field.name != "shape")
+        taken: dict[str, Any] = {name: getattr(self, name).take(places) for name in names}
+        return dataclasses.replace(self, **taken)
+
+
+def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
+    """Return p, g and the default dp types (ZeRO-1, ZeRO-2) of every table: (N,), (N,), (2, N)."""
+    stages = np.array([p for p, _, _ in tables], dtype=np.int64)
+    samples = np.array([g for _, g, _ in tables], dtype=np.int64)
+    kinds = [kind for _, _, kind in tables]
+    zero = np.array([[kind == name for kind in kinds] for name in ("zero1", "zero2")])
+    return stages, samples, zero
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grid:
+    """What rows of (table, strategy) are, whatever is priced: degrees, groups and samples.
+
+    Axes beside N and S: D distinct numbers of stages, H different degrees of strategies.
+    """
+
+    stages: I64
+    """(N,) p"""
+    samples: I64
+    """(N,) g"""
+    zero: Bool
+    """(2, N) whether the default is ZeRO-1, and whether it is ZeRO-2"""
+    at: I64
+    """(N,) number of the table's p among the distinct ones"""
+    of_table: F64
+    """(3, N) p, ranks of a stage, g"""
+    shapes: int
+    """H"""
+    degrees: I64
+    """(S,) number of a strategy's degrees among the different ones"""
+    data: I64
+    """(D, H) d, 1 where nothing fits"""
+    fits: Bool
+    """(D, S) whether the ranks of a stage divide and all bandwidths are known"""
+    named: Bool
+    """(D, S) whether no other strategy says the same"""
+    numbers: F64
+    """(5, D*H) t, c, t*c, d, and over how many ranks ZeRO shards"""
+    groups: I64
+    """(3, D*H) tensor, context and ZeRO group"""
+    flags: Bool
+    """(3, S) ulysses, zero3, checkpoint"""
+
+
+_DEGREES: Callable[[LayerStrategy], tuple[int, int, bool, bool]] = attrgetter(
+    "tp", "cp", "ulysses", "strided"
+)
+_FLAGS = attrgetter("ulysses", "zero3", "checkpoint")
+
+
+def build_grid(
+    strategies: Sequence[LayerStrategy],
+    tables: Sequence[Table],
+    pricing: Pricing,
+    priceable: tuple[Bool, Bool],
+) -> Grid:
+    """Return the grid of tables and strategies.
+
+    priceable : (S,) each, whether a strategy has the measurements for it on a single stage, and on
+    several.
+    """
+    stages, samples, zero = table_arrays(tables)
+    world_size, groups = pricing.hardware.world_size, pricing.groups
+    # groups depend on p alone, so tables of other batches share them
+    distinct = sorted(set(stages.tolist()))
+    number = {p: i for i, p in enumerate(distinct)}
+    # and are the same for all recomputation and ZeRO of a degree
+    degrees = list(map(_DEGREES, strategies))
+    wanted = [
+        dict.fromkeys(key for key, has in zip(degrees, flags.tolist(), strict=True) if has)
+        for flags in priceable
+    ]
+    shapes = {key: i for i, key in enumerate(dict.fromkeys(degrees))}
+    # (p, degrees) that do not fit have a d of 1: no remainder divides by 0
+    cells = [
+        _on_stage(world_size, p, key, groups) if key in wanted[p > 1] else _NOWHERE
+        for p in distinct
+        for key in shapes
+    ]
+    numbers = np.array(cells, dtype=np.float64).reshape(-1, len(_NOWHERE)).T
+    data, zero_size = numbers[3:5].reshape(2, len(distinct), len(shapes))
+    shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
+    flags = np.array(list(map(_FLAGS, strategies)), dtype=np.bool_).reshape(-1, 3).T
+    has = np.array(priceable)[[int(p > 1) for p in distinct]]
+    return Grid(
+        stages=stages,
+        samples=samples,
+        zero=zero,
+        at=np.array([number[p] for p, _, _ in tables], dtype=np.int64),
+        of_table=np.array((stages, world_size // stages, samples), dtype=np.float64),
+        shapes=len(shapes),
+        degrees=shape,
+        data=data.astype(np.int64),
+        fits=(numbers[8] > 0.0).reshape(data.shape).take(shape, axis=1) & has,
+        # ZeRO-3 of one rank shards nothing: a second name for the plan without it
+        named=(zero_size > 1.0).take(shape, axis=1) | ~flags[1],
+        numbers=numbers[:5],
+        groups=numbers[5:8].astype(np.int64),
+        flags=flags,
+    )
+
+
+_Cell = tuple[float, float, float, float, float, float, float, float, float]
+_NOWHERE: _Cell = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _on_stage(
+    world_size: int,
+    num_stages: int,
+    degrees: tuple[int, int, bool, bool],
+    groups: Groups,
+) -> _Cell:
+    """Return t, c, t*c, d, over how many ranks ZeRO shards, three groups, and 1 where it fits.
+
+    degrees : `_DEGREES` of a strategy. The groups are those of tensor, context and ZeRO ranks.
+    """
+    tp, cp, ulysses, strided = degrees
+    d = data_degree(world_size, num_stages, tp * cp)
+    if not d:
+        return _NOWHERE
+    # context and Ulysses ranks have the weights of data ranks: they reduce together
+    z = d * cp * (tp if ulysses else 1)
+    # neighbours first: tensor, context, data; strided: context, data, tensor
+    tensor = groups.index(tp, d * cp if strided else 1)
+    context = groups.index(cp, 1 if strided else tp)
+    zero = groups.index(z, 1 if ulysses or strided else tp)
+    # without a bandwidth a row has no price
+    if not (groups.has(tensor) and groups.has(context) and groups.has(zero)):
+        return _NOWHERE
+    return tp, cp, tp * cp, d, z, tensor, context, zero, 1.0
+
+
+def note_groups(
+    strategies: Sequence[LayerStrategy], num_stages: int, world_size: int, groups: Groups
+) -> None:
+    """Have the groups noted that rows of these strategies use, as `build_grid` does."""
+    for degrees in map(_DEGREES, strategies):
+        _on_stage(world_size, num_stages, degrees, groups)
+
+
+def build_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> Rows:
+    """Return the rows of one layer type, or of embedding and head.
+
+    legal : (S,) whether the model allows the strategy, by the rules of `autopar.run.plan`; those of
+    ranks and samples are added here. With `price_illegal` rows that only break divisibility rules
+    are priced too (with a fractional b), still marked as not valid.
+    """
+    allowed, priced = which_rows(grid, legal=legal, price_illegal=price_illegal)
+    return rows_at(grid, allowed, *priced.nonzero())
+
+
+def which_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> tuple[Bool, Bool]:
+    """Return which rows are legal, and which are priced, (N, S) each; as `build_rows` says."""
+    # b is a whole number of samples, never rounded: the rule of `violations`, for all rows at once
+    whole = grid.samples[:, None] % grid.data[grid.at] == 0
+    allowed = whole.take(grid.degrees, axis=1) & (grid.named & legal)[grid.at]
+    priced = grid.fits[grid.at]
+    return allowed, priced if price_illegal else priced & allowed
+
+
+def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
+    """Return the rows (n,) of these tables and strategies; allowed : (N, S) as `which_rows`."""
+    cell = grid.at.take(table) * grid.shapes + grid.degrees.take(strategy)
+    tensor, context, shards, data, zero_size = grid.numbers.take(cell, axis=1)
+    stages, ranks, samples = grid.of_table.take(table, axis=1)
+    ulysses, zero3, checkpoint = grid.flags.take(strategy, axis=1)
+    tensor_group, context_group, zero_group = grid.groups.take(cell, axis=1)
+    zero1, zero2 = grid.zero.take(table, axis=1)
+    return Rows(
+        shape=allowed.shape,
+        table=table,
+        strategy=strategy,
+        valid=allowed[table, strategy],
+        stages=stages,
+        ranks=ranks,
+        samples=samples,
+        tensor=tensor,
+        context=context,
+        shards=shards,
+        batch=samples / data,
+        zero_size=zero_size,
+        ulysses=ulysses,
+        zero3=zero3,
+        # the default is of layers that ZeRO-3 does not shard already
+        zero1=zero1 & ~zero3,
+        zero2=zero2 & ~zero3,
+        checkpoint=checkpoint,
+        tensor_group=tensor_group,
+        context_group=context_group,
+        zero_group=zero_group,
+    )

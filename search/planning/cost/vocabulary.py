@@ -1,0 +1,649 @@
+"""Embedding, head and loss: their time and memory by position in the pipeline.
+
+Source: cost-model.md section 6 and "Memory of a rank". The embedding has the shape of the first
+layer, the head that of the last. A single stage holds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from autopar.arrays import F64, I64
+from autopar.rates.measured import Hiding
+from autopar.records import dataclass
+from autopar.run.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
+from autopar.run.plan import PipelineType, VocabStrategy, data_degree, vocab_problems
+from search.planning.cost.communication import Asking, Message
+from search.planning.cost.fits import OtherFits
+from search.planning.cost.memory import (
+    communicator_bytes,
+    gathered_bytes,
+    gathered_weight_bytes,
+    listed_rows,
+    loss_bytes,
+    reducing_bytes,
+    state_bytes,
+    to_bytes,
+    token_bytes,
+    unit_bytes,
+)
+from search.planning.cost.overlap import LayerTime, overlap_s, reduction_seen_s, with_stragglers
+from search.planning.cost.recipes import Recipe
+from search.planning.cost.tables import (
+    POSITIONS,
+    PricedRows,
+    Pricing,
+    Rows,
+    build_grid,
+    rows_at,
+    sum_of,
+    which_rows,
+)
+from search.planning.cost.time import (
+    BACKWARD_FACTOR,
+    OptimizerCurve,
+    gradient_messages,
+    optimizer_s,
+)
+from search.planning.space import Table
+
+_STATE_BYTES_DOCUMENTED = 16.0
+"""Bytes per parameter in the model states of the documented memory file."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VocabModel:
+    """What the vocabulary layers are: architecture, fitted time, memory by position."""
+
+    spec: ModelSpec
+    fits: OtherFits
+    memory: Mapping[str, OtherMemory]
+    logits_peak_bytes_per_sample: float
+    """Extra bytes per sample while the loss runs, over the vocabulary degree."""
+    optimizer: OptimizerCurve | None = None
+    """The measured step of layers, which updates parameters of the embedding and head alike."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VocabRows(PricedRows):
+    """The vocabulary layers priced; axes (N tables, 3, E), of `valid` and `priced` (N, E).
+
+    Categories: forward, tp, zero3; backward, tp, zero3, sync; tail, optimizer, tied (all-reduce of
+    tied weights). What is not priced holds 0 seconds and bytes. `activations` are kept until the
+    layers' backward is over.
+    """
+
+    unmeasured: tuple[int, ...]
+    """Degrees that fit some table but have no entry in the memory tables."""
+    loss: I64
+    """What head and loss have beside it, which is gone when the backward of a layer begins."""
+    beside_loss: I64
+    """(2, N, 3, E) bytes above both while the loss is there."""
+    beside_half: I64
+    """(2, N, 3, E) bytes above half of it, when the weights of the head get their gradient."""
+    logits: I64
+    """A part of `loss`: logits as the head makes them, which are gone when the loss is known."""
+
+    def memory(self, pipeline_type: PipelineType) -> tuple[I64, I64]:
+        """Return kept (N, 3, E) and transient (2, N, 3, E) bytes.
+
+        The loss is transient, as it is over before a layer's backward; only GPipe's last stage
+        keeps it for every micro-batch, but for the logits. `transient` is what comes after it.
+        """
+        kept, passing = self.activations, self.loss
+        if pipeline_type == "gpipe":
+            last = np.arange(len(POSITIONS))[:, None] == POSITIONS.index("last")
+            kept = kept + np.where(last, passing - self.logits, 0)
+            passing = np.where(last, self.logits, passing)
+        during = np.maximum(passing + self.beside_loss, passing // 2 + self.beside_half)
+        # what is held beside layers may exceed all of them
+        return kept, np.maximum(np.maximum(self.transient, during), 0)
+
+
+def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
+    """Return the embedding parameters on a rank that a tied head shares with it.
+
+    padded_vocab*h/vtp, the vocabulary padded to a multiple of
+    `make_vocab_size_divisible_by`*vtp; with an unknown vocabulary, all of the first stage's.
+    """
+    spec = model.spec
+    degree = 1 if vocab.ulysses else vocab.tp
+    if spec.vocab_size is None:
+        states = model.memory["first"].model_state_bytes.get(degree, 0.0)
+        return states / _STATE_BYTES_DOCUMENTED
+    # every vocabulary rank holds as many rows as the others
+    return padded_vocab_size(spec, degree) * spec.layers[0].hidden_size / degree
+
+
+def vocab_rows(
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    tables: Sequence[Table],
+    pricing: Pricing,
+    *,
+    price_illegal: bool = False,
+) -> Asking[VocabRows]:
+    """Return every (table, embedding strategy) priced at each position.
+
+    Positions a table does not have (first and last for p == 1, only for p > 1) and rows that are
+    not `priced` hold zeros.
+    """
+    options, spec, recipe = pricing.options, model.spec, pricing.recipe
+    sp = options.sequence_parallel
+    states, activations = _measured(model, vocab)
+    has = ~np.isnan(states) & ~np.isnan(activations)
+    # a pipeline needs the tables of both its ends, a single stage one of its own
+    measured = (has[0], has[1] & has[2])
+    legal = [not any(vocab_problems(spec, v, sequence_parallel=sp)) for v in vocab]
+    grid = build_grid([v.as_layer() for v in vocab], tables, pricing, measured)
+    allowed, priced = which_rows(
+        grid, legal=np.array(legal, dtype=np.bool_), price_illegal=price_illegal
+    )
+    table, strategy = priced.nonzero()
+    # one stage has position `only`, several have `first` and `last`: rows of each, in this order
+    single = grid.stages[table] == 1
+    alone, ends = single.nonzero()[0], (~single).nonzero()[0]
+    order = np.concatenate((alone, ends, ends))
+    rows = rows_at(grid, allowed, table[order], strategy[order])
+    counts = (len(alone), len(ends), len(ends))
+    at = _Positions(
+        number=np.repeat(np.arange(len(POSITIONS)), counts),
+        rows=[slice(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)],
+    )
+    which = (at.number, rows.strategy)
+    # the file counts states of 16 bytes a parameter, whatever recipe is planned
+    parameters = states[which] / _STATE_BYTES_DOCUMENTED
+    at_once, head = _at_once(states, model), _head(states)
+    units = (at_once[which] / _STATE_BYTES_DOCUMENTED, head[which] / _STATE_BYTES_DOCUMENTED)
+    times = yield from _time(at, rows, parameters, model, vocab, pricing)
+    # what SP with vtp > 1 gathers, in the shared buffer or on its own
+    first, last = (token_bytes(layer, recipe) for layer in (spec.layers[0], spec.layers[-1]))
+    buffer = gathered_bytes(rows, np.where(at.number == _FIRST, first, last), pricing)
+    # logits are where the loss is: of the columns of the vocabulary, or with Ulysses of the tokens,
+    # a rank has 1/vtp, of the tokens of its context rank
+    logits = rows.batch * model.logits_peak_bytes_per_sample / rows.shards
+    logits[at.rows[_FIRST]] = 0.0
+    if not options.global_memory_buffer:
+        logits = logits + buffer
+    kept = rows.batch * activations[which]
+    # measured tables have them beside the softmax, estimated ones leave them out
+    made = np.zeros_like(kept)
+    if spec.vocab_size is not None and not model.logits_peak_bytes_per_sample:
+        columns = np.array([padded_vocab_size(spec, 1 if v.ulysses else v.tp) for v in vocab])
+        made = rows.batch * recipe.element * spec.layers[-1].seq_length * columns[rows.strategy]
+        # the softmax has as many elements, of 4 bytes
+        made = np.minimum(made / rows.shards, kept * recipe.element / (recipe.element + 4.0))
+    staying = rows.batch * _staying(activations)[which]
+    # of groups of their own, beside those of any layer
+    opened = communicator_bytes(rows, pricing)
+    states_, moments = [], []
+    # stand-ins of gradients, which shards of ZeRO-3 have none of
+    held = np.where(rows.zero3, 0.0, _held(model, vocab)[which])
+    if any(memory.held_bytes for memory in model.memory.values()):
+        # beside it such a trainer's one gather buffer, which layers do not share
+        held, buffer = held + buffer, np.zeros_like(buffer)
+        held[at.rows[_FIRST]] = 0.0
+    # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
+    for shard in (True, not options.async_grad_reduce):
+        found = _moments(at, rows, (parameters, *units), model, recipe, shard_gradients=shard)
+        own = state_bytes(parameters, rows, recipe, shard_gradients=shard)
+        states_.append(own + found.held + held + opened)
+        moments.append((found.reduced, found.at_loss + logits, found.at_weights + logits / 2.0))
+    # a unit is gathered into one buffer and copied out of it, and the embedding early in a backward
+    shared = gathered_weight_bytes(units[0], rows, recipe)
+    shared = np.where(listed_rows(rows, recipe), 0.0, shared)
+    num_bytes = to_bytes(
+        np.array(
+            (
+                *states_,
+                staying,
+                kept,
+                *(moment for now in zip(*moments, strict=True) for moment in now),
+                buffer + shared if options.global_memory_buffer else shared,
+                made,
+            )
+        )
+    )
+    # what does not stay beside the layers belongs to the loss
+    num_bytes[3] -= num_bytes[2]
+    shape = (len(tables), len(POSITIONS), len(vocab))
+    places = (rows.table, *which)
+    full = np.zeros((len(num_bytes), *shape), dtype=np.int64)
+    full[(slice(None), *places)] = num_bytes
+    world = pricing.hardware.world_size
+    return VocabRows(
+        at=places,
+        shape=shape,
+        seconds=(times.forward, times.backward, times.step),
+        unpriced_s=0.0,
+        rows=rows,
+        valid=allowed & priced,
+        priced=priced,
+        unmeasured=tuple(
+            sorted(
+                {
+                    v.tp
+                    for p in {p for p, _, _ in tables}
+                    for v, known in zip(vocab, measured[p > 1].tolist(), strict=True)
+                    if not known and data_degree(world, p, v.tp * v.cp)
+                }
+            )
+        ),
+        states=full[0:2],
+        activations=full[2],
+        loss=full[3],
+        transient=full[4:6],
+        beside_loss=full[6:8],
+        beside_half=full[8:10],
+        shared=full[10],
+        logits=full[11],
+    )
+
+
+_ONLY, _FIRST, _LAST = range(len(POSITIONS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Positions:
+    """Where the rows of positions are, one position after the other."""
+
+    number: I64
+    """(n,) index into POSITIONS"""
+    rows: Sequence[slice]
+    """Of every position."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Moments:
+    """(n,) bytes of weights and gradients of embedding and head at the moments of a step."""
+
+    held: F64
+    """Beside layers, and so at every other moment: the others are above it, and may be below 0."""
+    at_loss: F64
+    at_weights: F64
+    """When the weights of the head get their gradient, as autograd makes it."""
+    reduced: F64
+    """When a unit is reduced, or a replica's gradient is added to its sum."""
+
+
+def _moments(
+    at: _Positions,
+    rows: Rows,
+    units: tuple[F64, F64, F64],
+    model: VocabModel,
+    recipe: Recipe,
+    *,
+    shard_gradients: bool,
+) -> _Moments:
+    """Return what embedding and head have besides their states, at each of their moments.
+
+    units : parameters, those of the larger unit of ZeRO, and of the head's. The first one reduced
+    is the head, whose buffer is there until the next unit is reduced, beside the last layer's
+    backward. A table that both share on the only stage is gathered from the first layer to the
+    last, and its gradient waits for that of the look-up.
+    """
+    parameters, unit, head = units
+    has_head = at.number != _FIRST
+    one = (at.number == _ONLY) & model.spec.tied_embeddings
+    gathered = gathered_weight_bytes(unit, rows, recipe)
+    gradient = recipe.weight * unit
+    reduced = np.maximum(
+        reducing_bytes(unit, rows, recipe, shard_gradients=shard_gradients), gradient
+    )
+    is_first = rows.sharded & rows.several & has_head & ~one
+    # whole sums, which are among the states, make room for the buffer, and not for its share
+    divided = rows.divides_gradients(at_once=shard_gradients)
+    left = np.where(divided, 1.0, 1.0 / rows.optimizer_shards)
+    held = np.where(is_first, recipe.gradient * head * left, 0.0)
+    held = np.where(one, gathered + gradient, held)
+    listed = listed_rows(rows, recipe)
+    held = np.where(listed, 0.0, held)
+    # what an engine's list has of a unit is there at all of them
+    own = unit_bytes(unit, rows, recipe, shard_gradients=shard_gradients)
+    at_loss = loss_bytes(parameters, unit, rows, recipe, shard=shard_gradients)
+    at_weights = np.where(has_head, gathered + gradient, gathered) - held
+    # both gradients of a shared table lie beside each other
+    at_reduction = np.where(one, reduced + gradient, reduced) - held
+    return _Moments(
+        held=held,
+        at_loss=np.where(listed, at_loss, gathered - held),
+        at_weights=np.where(listed, np.maximum(own, at_loss + gradient), at_weights),
+        reduced=np.where(listed, own, at_reduction),
+    )
+
+
+def _at_once(states: F64, model: VocabModel) -> F64:
+    """(3, E) documented state bytes of what ZeRO gathers and reduces at one moment.
+
+    On the only stage embedding and head are two units, at work at opposite ends of a micro-batch,
+    unless they share their table.
+    """
+    if model.spec.tied_embeddings:
+        return states
+    only, first, last = states
+    # fmin and fmax pass over nan: an end that was not measured says nothing
+    return np.array((np.fmin(only, np.fmax(first, last)), first, last))
+
+
+def _head(states: F64) -> F64:
+    """(3, E) documented state bytes of the head, 0 on a first stage."""
+    only, _, last = states
+    return np.array((np.fmin(only, last), np.zeros_like(last), last))
+
+
+def _staying(activations: F64) -> F64:
+    """(3, E) bytes per sample that are there while layers run backward.
+
+    Head and loss are done by then. On the only stage what the first of several keeps stays, all
+    where that was not measured.
+    """
+    only, first, last = activations
+    # fmin passes over nan: without a first stage's table all stays
+    return np.array((np.fmin(first, only), first, np.zeros_like(last)))
+
+
+def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F64]:
+    """(3, E) documented state bytes, and activation bytes per sample; nan where not measured.
+
+    Vocabulary Ulysses replicates the weights and shares the sequence: states[1], activation[1]/t.
+    A context rank has the weights of others and 1/c of the tokens.
+    """
+    states = np.full((len(POSITIONS), len(vocab)), np.nan)
+    activations = np.full_like(states, np.nan)
+    for i, position in enumerate(POSITIONS):
+        memory = model.memory.get(position)
+        if memory is None:
+            continue
+        for k, v in enumerate(vocab):
+            # Ulysses replicates the weights, so its states are those of degree 1
+            entry = 1 if v.ulysses else v.tp
+            states[i, k] = memory.model_state_bytes.get(entry, np.nan)
+            kept = memory.activation_bytes_per_sample.get(entry, np.nan)
+            activations[i, k] = kept / ((v.tp if v.ulysses else 1) * v.cp)
+    return states, activations
+
+
+def _held(model: VocabModel, vocab: Sequence[VocabStrategy]) -> F64:
+    """(3, E) bytes that a rank holds beside states and activations; 0 where none are known."""
+    held = np.zeros((len(POSITIONS), len(vocab)))
+    for i, position in enumerate(POSITIONS):
+        memory = model.memory.get(position)
+        for k, v in enumerate(vocab if memory is not None else ()):
+            assert memory is not None
+            held[i, k] = memory.held_bytes.get(1 if v.ulysses else v.tp, 0.0)
+    return held
+
+
+def _time(
+    at: _Positions,
+    rows: Rows,
+    parameters: F64,
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    pricing: Pricing,
+) -> Asking[LayerTime]:
+    """Return the times of all rows by category, in seconds.
+
+    `other`(b)/(vtp*vcp) belongs to the last (or only) stage, except the look-up on the first.
+    Backward is 2x, or the measured one, of which the look-up takes 2x as well.
+    """
+    coefficient, rate = pricing.hardware.overlap_coefficient, pricing.hardware.memory_bytes_per_s
+    total = model.fits.seconds("forward", rows.batch, rows.table)
+    assert total is not None, "forwards are always measured"
+    compute = total / rows.shards
+    measured = model.fits.seconds("backward", rows.batch, rows.table)
+    nothing = np.zeros_like(rows.batch)
+    look_up = nothing
+    if rate is not None:
+        first_bytes = 3.0 * token_bytes(model.spec.layers[0], pricing.recipe)
+        # context ranks look up tokens of their own
+        look_up = rows.batch * first_bytes / (rate * rows.context)
+    # the part of the last stage's measurement that runs on the first
+    shared = look_up / rows.tensor
+    _, first, last = at.rows
+    shared[at.rows[_ONLY]] = 0.0
+    # The measured total contains the unsharded look-up; without vocabulary parallelism of
+    # the sequence every rank of a vocabulary group looks up all tokens.
+    compute[first] = np.where(rows.ulysses[first], shared[first], look_up[first])
+    compute[last] = np.maximum(compute[last] - shared[last], 0.0)
+    backward = BACKWARD_FACTOR * compute
+    if measured is not None:
+        # measured with the look-up's backward, which runs on the first stage; 0 on the only one
+        rest = np.maximum(measured / rows.shards - BACKWARD_FACTOR * shared, 0.0)
+        backward = np.where(at.number == _FIRST, backward, rest)
+    asked = _messages(at, rows, parameters, model, vocab, pricing)
+    seconds = iter((yield [*asked.of_positions, *asked.tied]))
+    tp_forward, tp_backward = nothing.copy(), nothing.copy()
+    reduce, gather = nothing.copy(), nothing.copy()
+    for number, part in enumerate(at.rows):
+        if asked.exchanged:
+            _exchanged_s(number, seconds, tp_forward[part], tp_backward[part], pricing)
+        # those of `gradient_messages`
+        scattered, gather[part], reduced = next(seconds), next(seconds), next(seconds)
+        reduce[part] = scattered + reduced
+
+    tied = nothing
+    if asked.tied:
+        ends = (at.number != _ONLY).nonzero()[0]
+        by_stages = np.array(list(seconds))
+        of_stages = np.searchsorted(asked.stages, rows.stages[ends])
+        tied = nothing.copy()
+        tied[ends] = by_stages[of_stages, rows.strategy[ends]]
+    updated = optimizer_s(parameters, rows, pricing, model.optimizer)
+    if pricing.hiding is not None:
+        return _estimated_time(
+            {"forward": compute, "tp": tp_forward},
+            {"backward": backward, "tp": tp_backward},
+            {"optimizer": updated, "tied": tied},
+            (reduce, gather),
+            rows,
+            pricing,
+            pricing.hiding,
+        )
+    # ZeRO-3 gathers in both passes
+    gather3 = np.where(rows.zero3, gather, 0.0)
+    with_gather, with_both, with_tail, with_gather3 = overlap_s(
+        np.array((backward, backward, compute, compute)),
+        np.array((gather3, gather3 + reduce, gather, gather3)),
+        coefficient,
+    )
+    # what the reduction takes beside the gather
+    unhidden = np.maximum(with_both - with_gather, 0.0)
+    # behind the optimizer ZeRO-2's gather hides only under the next forward
+    tail = np.where(rows.whole_weights, with_tail - compute, 0.0)
+    late = pricing.options.async_grad_reduce
+    return LayerTime(
+        forward={"forward": compute, "tp": tp_forward, "zero3": with_gather3 - compute},
+        backward={
+            "backward": backward,
+            "tp": tp_backward,
+            "zero3": with_gather - backward,
+            "sync": nothing if late else unhidden,
+        },
+        step={
+            "tail": tail + unhidden if late else tail,
+            "optimizer": updated,
+            "tied": tied,
+        },
+    )
+
+
+def _estimated_time(
+    forward: dict[str, F64],
+    backward: dict[str, F64],
+    step: dict[str, F64],
+    sent: tuple[F64, F64],
+    rows: Rows,
+    pricing: Pricing,
+    hiding: Hiding,
+) -> LayerTime:
+    """Return the times of all rows of an estimate by category, in seconds.
+
+    sent : the reduction, and the gather of parameters. With ZeRO-3 embedding and head are one more
+    unit beside the layers, gathered once a micro-batch: of its traffic what the coefficient leaves.
+    Other reductions are those of layers.
+    """
+    reduce, gather = sent
+    late, nothing = pricing.options.async_grad_reduce, np.zeros_like(rows.batch)
+    visible = min(1.0, pricing.hardware.overlap_coefficient - 1.0) / hiding.sharded_network
+    gathered3, scattered3 = (np.where(rows.zero3, visible * y, 0.0) for y in (gather, reduce))
+    microbatch = sum_of(forward) + sum_of(backward)
+    summed = np.where(rows.zero3, 0.0, reduce)
+    seen = scattered3 + reduction_seen_s(summed, microbatch, hiding)
+    gathered = np.where(rows.whole_weights, gather, 0.0)
+    whole = scattered3 + reduction_seen_s(summed + gathered, microbatch, hiding)
+    times = LayerTime(
+        forward={**forward, "zero3": gathered3},
+        backward={**backward, "zero3": nothing, "sync": nothing if late else seen},
+        step={"tail": whole if late else whole - seen, **step},
+    )
+    return with_stragglers(times, pricing)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Messages:
+    """What the rows of all positions send."""
+
+    of_positions: list[Message]
+    """In the order of positions, each with what it exchanges and what it shards."""
+    exchanged: bool
+    """Whether rows exchange anything, by `_communication`."""
+    stages: Sequence[float]
+    """Numbers of stages of which both ends share tied weights."""
+    tied: list[Message]
+    """One for each of them."""
+
+
+def _messages(
+    at: _Positions,
+    rows: Rows,
+    parameters: F64,
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    pricing: Pricing,
+) -> _Messages:
+    exchanged = _communication(at, rows, model, pricing)
+    sync = gradient_messages(parameters, rows, pricing)
+    stages = []
+    # both ends of a pipeline wait for the sum of tied weights
+    if model.spec.tied_embeddings:
+        stages = sorted(set(rows.stages[at.number != _ONLY].tolist()))
+    return _Messages(
+        of_positions=[
+            message
+            for part, own in zip(at.rows, exchanged, strict=True)
+            for message in (*own, *_cut(sync, part))
+        ],
+        exchanged=any(exchanged),
+        stages=stages,
+        tied=_tied(stages, model, vocab, pricing),
+    )
+
+
+def plan_messages(
+    model: VocabModel, vocab: VocabStrategy, found: Rows, pricing: Pricing
+) -> list[Message]:
+    """Return what embedding and head of one plan send, in the order of `vocab_rows`.
+
+    found : the row of a single stage, or those of the first and the last of several.
+    """
+    number = np.array([_ONLY] if len(found.batch) == 1 else [_FIRST, _LAST], dtype=np.int64)
+    at = _Positions(
+        number=number,
+        rows=[slice(*np.searchsorted(number, (i, i + 1))) for i in range(len(POSITIONS))],
+    )
+    parameters = _measured(model, [vocab])[0][number, 0] / _STATE_BYTES_DOCUMENTED
+    asked = _messages(at, found, parameters, model, [vocab], pricing)
+    return [*asked.of_positions, *asked.tied]
+
+
+def _cut(messages: Sequence[Message], part: slice) -> list[Message]:
+    return [
+        Message(
+            operation=m.operation,
+            num_bytes=m.num_bytes[part],
+            group=m.group[part],
+            sequence=m.sequence,
+        )
+        for m in messages
+    ]
+
+
+def _communication(
+    at: _Positions, rows: Rows, model: VocabModel, pricing: Pricing
+) -> tuple[list[Message], ...]:
+    """Return the vocabulary-parallel messages of every position, in the order of `_exchanged_s`.
+
+    Embedding: RS (SP) or AR of b*S*h*e/c, and with SP the transposed AG. Head: AG and RS (SP) or
+    AR. Cross-entropy: AR of 4*b*S/c bytes. None where no row has any.
+    """
+    # with Ulysses a rank has the whole table, and tokens of its own
+    if not rows.megatron.any():
+        return ([],) * len(POSITIONS)
+    group = np.where(rows.megatron, rows.tensor_group, 0)
+    sequence_parallel = pricing.options.sequence_parallel
+
+    def messages(number: int, part: slice) -> Iterator[Message]:
+        # of the group's samples a context rank has 1/c of the tokens
+        mine, batch = group[part], (rows.batch / rows.context)[part]
+
+        def of(layer: LayerSpec, *operations: str) -> Iterator[Message]:
+            size = batch * token_bytes(layer, pricing.recipe)
+            for name in operations if sequence_parallel else ("allreduce",):
+                yield Message(
+                    operation=name, num_bytes=size, group=mine, sequence=sequence_parallel
+                )
+
+        if number != _LAST:
+            yield from of(model.spec.layers[0], "reducescatter", "allgather")
+        if number != _FIRST:
+            last = model.spec.layers[-1]
+            yield from of(last, "allgather", "reducescatter")
+            # 4 bytes a token: the largest logit, the sum of exponentials, the target's logit
+            per_token = 4.0 * batch * last.seq_length
+            yield Message(operation="allreduce", num_bytes=per_token, group=mine)
+
+    return tuple(list(messages(number, part)) for number, part in enumerate(at.rows))
+
+
+def _exchanged_s(
+    number: int, seconds: Iterator[F64], forward: F64, backward: F64, pricing: Pricing
+) -> None:
+    """Add the messages of one position to its forward and backward, all exposed."""
+    sequence_parallel = pricing.options.sequence_parallel
+    if number != _LAST:
+        # a rank looks up its own words, others are 0 there: partial sums
+        forward += next(seconds)
+        # without SP backward is free: every rank has the whole gradient of the sum
+        if sequence_parallel:
+            backward += next(seconds)
+    if number != _FIRST:
+        if sequence_parallel:
+            # columns of a rank need all tokens, again in the backward since they are kept scattered
+            gather, scatter = next(seconds), next(seconds)
+            forward += gather
+            backward += gather + scatter
+        else:
+            # every rank has the whole input; its gradient is a partial sum over columns
+            backward += next(seconds)
+        # cross-entropy reduces three numbers a token
+        forward += 3.0 * next(seconds)
+
+
+def _tied(
+    stages: Sequence[float], model: VocabModel, vocab: Sequence[VocabStrategy], pricing: Pricing
+) -> list[Message]:
+    """Return the all-reduces (E,) of tied weights between first and last stage, for every p."""
+    if not stages:
+        return []
+    world, groups = pricing.hardware.world_size, pricing.groups
+    gradients = np.array([tied_parameters(model, v) * pricing.recipe.gradient for v in vocab])
+    messages = []
+    for p in map(int, stages):
+        # a rank of the first stage and its peer on the last are p - 1 stages of W/p ranks apart
+        group = np.full(len(vocab), groups.index(2, world - world // p), dtype=np.int64)
+        messages.append(Message(operation="allreduce", num_bytes=gradients, group=group))
+    return messages

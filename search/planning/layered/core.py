@@ -1,0 +1,335 @@
+"""The C++ core behind Python types: tables in, status and indices out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from autopar.errors import InputError, InstallError
+from autopar.records import dataclass
+
+if TYPE_CHECKING:
+    from _autopar_core import Knowledge
+
+    from search.planning.cost.tables import PlanTables
+
+# --------------------------------------------------------------------------------------------------
+# The compiled module, checked to be of this version of the package.
+
+
+try:
+    import _autopar_core
+except ImportError as error:  # pragma: no cover - depends on the installation
+    raise InstallError(
+        f"the C++ core is not built; run `make build` in a checkout, or reinstall autopar ({error})"
+    ) from error
+
+core = _autopar_core
+
+# History of the interface between Python and C++; both sides carry the number.
+#   1  the planner
+#   2  the closed-form engines
+#   4  the event replay; sums of a stage's answer
+#   5  what is kept from one search of tables to the next
+#   6  the event replay of every schedule
+ABI_VERSION = 6
+if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
+    raise InstallError(
+        f"the C++ core has interface version {core.ABI_VERSION}, this package needs "
+        f"{ABI_VERSION}; run `make build`"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls of the core: arrays made contiguous, statuses made words.
+
+
+_LARGEST = 1e150
+"""No second or byte is that large; sums of larger numbers would overflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSolution:
+    """The optimum of one stage; `total_s` is infinite and `choice` empty when infeasible."""
+
+    status: Literal["optimal", "infeasible"]
+    total_s: float
+    choice: tuple[int, ...]
+    memory_bytes: float
+    """Sum of the chosen layers' bytes plus the largest transient."""
+    bound_s: float
+    """No choice within the budget is faster than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableChoice:
+    """A plan as indices into PlanTables."""
+
+    candidate: int
+    stage_sizes: tuple[int, ...]
+    strategy_index: tuple[int, ...]
+    vocab_index: int
+    step_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSolution:
+    """Answer of the joint planner over tables; index fields are -1 / empty without a plan."""
+
+    status: Literal["optimal", "infeasible", "time_limit"]
+    candidate: int
+    stage_sizes: tuple[int, ...]
+    strategy_index: tuple[int, ...]
+    vocab_index: int
+    step_time_s: float
+    bound_step_time_s: float
+    """Lower bound of the step time of this candidate's global batch that any plan implies."""
+    bound_s_per_sample: float
+    alternatives: tuple[TableChoice, ...]
+    too_large: bool
+    """One stage has more partial plans worth keeping than memory is meant for."""
+    alternatives_complete: bool
+    """False when the time limit kept some from being looked for."""
+    smallest_budget_bytes: int
+    """When infeasible: the smallest budget that works (0: no budget does)."""
+    binding_candidate: int
+    binding_stage: int
+    states: int
+    items: int
+    opened: int
+
+
+def _floats(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    try:
+        return np.ascontiguousarray(value, dtype=np.float64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InputError(f"{name} is not an array of real numbers ({error})") from None
+
+
+def _matrix(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    array = _floats(name, value)
+    if array.shape != shape:
+        raise InputError(f"{name} has shape {array.shape}, expected {shape}")
+    return array
+
+
+def solve_stage(
+    time_s: ArrayLike,
+    memory_bytes: ArrayLike,
+    transition_s: ArrayLike,
+    budget_bytes: float,
+    transient_bytes: ArrayLike | None = None,
+) -> StageSolution:
+    """Return the fastest choice of one strategy per layer within a memory budget, exactly.
+
+    Parameters
+    ----------
+    time_s : (L, S) seconds of layer l with strategy s; infinite where not allowed.
+    memory_bytes : (L, S) bytes kept by it.
+    transition_s : (L, S, S) seconds between strategy x of layer l-1 and y of layer l;
+        `transition_s[0]` is not charged.
+    budget_bytes : bound of the sum of kept bytes plus the largest transient.
+    transient_bytes : (L, S) bytes needed for a moment only; zero when None.
+
+    Raises
+    ------
+    InputError : an array has the wrong shape, or contains NaN or a negative number.
+    """
+    times = _floats("time_s", time_s)
+    shape = times.shape
+    if len(shape) != 2 or 0 in shape:
+        raise InputError(f"time_s has shape {shape}, expected (layers, strategies)")
+    memory = _matrix("memory_bytes", memory_bytes, shape)
+    moves = _matrix("transition_s", transition_s, (*shape, shape[1]))
+    transient = None
+    if transient_bytes is not None:
+        transient = _matrix("transient_bytes", transient_bytes, shape)
+    # values are checked by the core, which reads them anyway; what it refuses is said here
+    try:
+        feasible, choice, total, kept = core.solve_stage(
+            times, memory, moves, float(budget_bytes), transient
+        )
+    except (OverflowError, TypeError, ValueError) as error:
+        named = {"time_s": times, "memory_bytes": memory, "transient_bytes": transient}
+        # the first transition is not charged, so it may hold anything
+        _check_values({**named, "transition_s": moves[1:]})
+        _check_budget(budget_bytes)
+        raise InputError(str(error)) from None
+    if not feasible:
+        infinite = float("inf")
+        return StageSolution(
+            status="infeasible", total_s=infinite, choice=(), memory_bytes=0.0, bound_s=infinite
+        )
+    return StageSolution(
+        status="optimal", total_s=total, choice=choice, memory_bytes=kept, bound_s=total
+    )
+
+
+def _check_values(arrays: Mapping[str, NDArray[np.float64] | None]) -> None:
+    """Raise InputError for the first array whose numbers a stage cannot have."""
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if np.isnan(array).any():
+            raise InputError(f"{name} contains NaN; use infinity for what is not allowed")
+        if (array < 0).any():
+            raise InputError(f"{name} contains a negative number ({array.min()})")
+        if array[np.isfinite(array)].max(initial=0.0) > _LARGEST:
+            raise InputError(f"{name} contains a number above {_LARGEST:g}")
+
+
+def _check_budget(budget_bytes: object) -> None:
+    try:
+        budget = float(budget_bytes)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InputError(f"budget_bytes is {budget_bytes!r}, expected a number") from None
+    except OverflowError:  # of a whole number that may be too long to be written out
+        raise InputError(
+            f"budget_bytes has over 308 digits, expected a number of bytes up to {_LARGEST:g}"
+        ) from None
+    if np.isnan(budget):
+        raise InputError("budget_bytes is NaN; expected a number of bytes")
+
+
+_GROUPS = {"ddp": 0, "zero2": 1, "zero1": 2}
+
+
+def _arrays(tables: PlanTables, stage_allowed: NDArray[np.bool_] | None) -> dict[str, Any]:
+    arrays: dict[str, Any] = {
+        name: value for name, value in vars(tables).items() if isinstance(value, np.ndarray)
+    }
+    arrays["valid"] = tables.valid.astype(np.uint8)
+    arrays["vocab_valid"] = tables.vocab_valid.astype(np.uint8)
+    arrays["table_group"] = np.array([_GROUPS[d] for d in tables.table_dp], dtype=np.int32)
+    if stage_allowed is None:
+        # no rows restrict no stage
+        stage_allowed = np.ones((0, len(tables.strategies)), dtype=np.bool_)
+    arrays["stage_allowed"] = stage_allowed.astype(np.uint8)
+    return arrays
+
+
+# above any memory, and far from where sums of bytes leave 63 bits
+_LARGEST_BUDGET = 2**60
+
+
+def _check_tables(
+    tables: PlanTables,
+    stage_allowed: NDArray[np.bool_] | None,
+    division: tuple[int, ...],
+    alternatives: int,
+) -> None:
+    """Refuse arrays whose axes do not fit together: the core reads them unchecked."""
+    n, k, s = tables.valid.shape
+    e, y, layers = len(tables.vocab), len(tables.layouts), len(tables.layer_type)
+    shapes = {
+        (n, k, s): "forward_s backward_s tail_s activation_bytes shared_bytes",
+        (2, n, k, s): "static_bytes transient_bytes",
+        (n, k, y, y): "redistribute_forward_s redistribute_backward_s",
+        (n, k, y): "send_s",
+        (n, e): "vocab_valid",
+        (n, 3, e): "vocab_forward_s vocab_backward_s vocab_tail_s vocab_activation_bytes "
+        "vocab_shared_bytes",
+        (2, n, 3, e): "vocab_static_bytes vocab_transient_bytes",
+        (n, 4): "stage_fixed_bytes",
+        (n,): "table_stages table_microbatch",
+        (s,): "strategy_layout",
+        (e,): "vocab_layout",
+    }
+    wrong = [
+        f"{name} has shape {getattr(tables, name).shape}, expected {shape}"
+        for shape, names in shapes.items()
+        for name in names.split()
+        if getattr(tables, name).shape != shape
+    ]
+    if stage_allowed is not None and stage_allowed.shape[1:] != (s,):
+        wrong.append(f"stage_allowed has shape {stage_allowed.shape}, expected (stages, {s})")
+    if division and sum(division) != layers:
+        wrong.append(f"division sums to {sum(division)}, expected {layers} layers")
+    if alternatives < 0:
+        wrong.append(f"alternatives is {alternatives}, expected a number from 0")
+    if y > _MOST_LAYOUTS:
+        wrong.append(f"{y} layouts are more than {_MOST_LAYOUTS}; allow fewer degrees")
+    if wrong:
+        raise InputError(wrong[0])
+
+
+# a plan's layouts are bits of one 64-bit word in the core
+_MOST_LAYOUTS = 64
+
+
+def solve_tables(
+    tables: PlanTables,
+    budget_bytes: int,
+    *,
+    alternatives: int = 0,
+    time_limit_s: float | None = None,
+    uniform: bool = False,
+    division: tuple[int, ...] = (),
+    stage_allowed: NDArray[np.bool_] | None = None,
+    known: Knowledge | None = None,
+) -> TableSolution:
+    """Return the plan with the highest throughput G/T whose stages fit in `budget_bytes`.
+
+    `uniform` asks for one strategy for all layers, `division` fixes the layers per stage,
+    `stage_allowed` (R, S) restricts the strategies of the first R stages. After `time_limit_s` the
+    best plan known is returned; Ctrl-C is answered meanwhile.
+    `known` is what earlier searches of the same tables have proven at other budgets: it makes this
+    one faster, is added to, and does not change the answer.
+
+    Raises
+    ------
+    InputError : an array has the wrong shape, or a value that cannot be planned with.
+    MemoryError : the search needs more memory than there is.
+    """
+    _check_tables(tables, stage_allowed, division, alternatives)
+    try:
+        answer = core.search_plan(
+            _arrays(tables, stage_allowed),
+            tables.pipeline_type == "gpipe",
+            list(division),
+            # below 0 and above the largest nothing changes, but the core takes 64 bits only
+            int(min(max(budget_bytes, -1), _LARGEST_BUDGET)),
+            # 0 is no limit
+            0.0 if time_limit_s is None else float(time_limit_s),
+            alternatives,
+            uniform,
+            known,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    best = answer["best"]
+    batch = 0
+    if answer["found"]:
+        batch = int(tables.candidate_batch[best["candidate"]])
+    return TableSolution(
+        status=answer["status"],
+        candidate=best["candidate"],
+        stage_sizes=tuple(best["stage_sizes"]),
+        strategy_index=tuple(best["strategies"]),
+        vocab_index=best["vocab"],
+        step_time_s=best["step_time_s"] if answer["found"] else float("inf"),
+        # candidates differ in batch, so the core bounds seconds per sample
+        bound_step_time_s=answer["bound_s_per_sample"] * batch,
+        bound_s_per_sample=answer["bound_s_per_sample"],
+        alternatives=tuple(
+            TableChoice(
+                candidate=a["candidate"],
+                stage_sizes=tuple(a["stage_sizes"]),
+                strategy_index=tuple(a["strategies"]),
+                vocab_index=a["vocab"],
+                step_time_s=a["step_time_s"],
+            )
+            for a in answer["alternatives"]
+        ),
+        too_large=answer["too_large"],
+        alternatives_complete=answer["alternatives_complete"],
+        smallest_budget_bytes=answer["smallest_budget"],
+        binding_candidate=answer["binding_candidate"],
+        binding_stage=answer["binding_stage"],
+        states=answer["states"],
+        items=answer["items"],
+        opened=answer["opened"],
+    )

@@ -1,0 +1,735 @@
+"""Planner: documents in, the fastest plan that fits out, with bound, gap and alternatives.
+
+Tables are built once per set of batch sizes; changing the memory constraint re-solves on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.command.fields import rows_of, written
+from autopar.errors import InputError, OptionError
+from autopar.rates.accuracy import probability_faster
+from autopar.rates.measured import HardwareProfile
+from autopar.records import dataclass
+from autopar.run.model import ModelProfile, ModelSpec
+from autopar.run.plan import Plan, Prediction
+from autopar.sources import Source
+from autopar.units import format_bytes
+from search.planning.cost.model import CostModel, PricedTables
+from search.planning.cost.tables import PlanTables, joined
+from search.planning.layered.core import (
+    TableChoice,
+    TableSolution,
+    core,
+    solve_tables,
+)
+from search.planning.layered.prediction import (
+    Alternative,
+    Infeasibility,
+    Searched,
+    SearchResult,
+    SearchStats,
+    predict,
+    probabilities_faster,
+    published_class,
+)
+from search.planning.space import (
+    Rules,
+    SearchSpace,
+    Table,
+    build_space,
+    global_batches,
+    parse_rules,
+)
+from search.request.interface import open_documents, search_options
+from search.request.options import SearchOptions, option_record
+
+if TYPE_CHECKING:
+    from _autopar_core import Knowledge
+
+# --------------------------------------------------------------------------------------------------
+# Pins and forbidden rules on priced tables: what the planner may not use becomes invalid.
+
+
+def _with(tables: PlanTables, **arrays: Any) -> PlanTables:
+    return replace(tables, **arrays)
+
+
+def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
+    """Return (stages, S) which strategies the rules about stages allow; None without such rules."""
+    if not rules.has_stage_rules:
+        return None
+    stages = int(tables.table_stages.max())
+    allowed = np.ones((stages, len(tables.strategies)), dtype=np.bool_)
+    for j in rules.stages:
+        if j < stages:
+            allowed[j] = [rules.allows_stage(j, s) for s in tables.strategies]
+    return allowed
+
+
+def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables:
+    """Apply pins of layers and the data degree to `valid`; differently pinned layers get types."""
+    valid = tables.valid
+    if space.only_data_degree_1:
+        # d = 1 is where t*c takes all ranks of a stage
+        ranks = tables.world_size // tables.table_stages
+        shards = np.array([s.tp * s.cp for s in space.strategies])
+        valid = valid & (ranks[:, None] == shards)[:, None, :]
+        tables = _with(tables, valid=valid)
+    if not rules.rules:
+        return tables
+    # the core knows restrictions by type only, so layers with other rules become other types
+    masks: dict[tuple[int, tuple[bool, ...]], int] = {}
+    types = []
+    kinds = tables.layer_type.tolist()
+    for kind, mask in zip(
+        kinds, rules.layer_masks(range(len(kinds)), space.strategies), strict=True
+    ):
+        types.append(masks.setdefault((kind, mask), len(masks)))
+    source = np.array([kind for kind, _ in masks], dtype=np.int64)
+    allowed = np.array([mask for _, mask in masks], dtype=np.bool_)
+    second = (
+        "forward_s",
+        "backward_s",
+        "tail_s",
+        "activation_bytes",
+        "shared_bytes",
+        "redistribute_forward_s",
+        "redistribute_backward_s",
+        "send_s",
+    )
+    arrays = {name: getattr(tables, name)[:, source] for name in second}
+    for name in ("static_bytes", "transient_bytes"):
+        arrays[name] = getattr(tables, name)[:, :, source]
+    arrays["valid"] = valid[:, source] & allowed
+    return _with(
+        tables,
+        layer_type=np.array(types, dtype=np.int32),
+        # the core reads contiguous arrays, and indexing by lists leaves other orders
+        **{name: np.ascontiguousarray(array) for name, array in arrays.items()},
+    )
+
+
+def finite(tables: PlanTables) -> PlanTables:
+    """Return the tables with zeros where rows are not valid; the core reads valid rows only."""
+    layer = {
+        name: np.where(tables.valid, getattr(tables, name), 0.0)
+        for name in ("forward_s", "backward_s", "tail_s")
+    }
+    vocab = {
+        name: np.where(tables.vocab_valid[:, None, :], getattr(tables, name), 0.0)
+        for name in ("vocab_forward_s", "vocab_backward_s", "vocab_tail_s")
+    }
+    return _with(tables, **layer, **vocab)
+
+
+# --------------------------------------------------------------------------------------------------
+# The planner.
+
+
+FRONTIER_STEPS = 64
+"""At most so many points of `Planner.frontier`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Built:
+    """The search space of some batch sizes, priced."""
+
+    space: SearchSpace
+    priced: PricedTables | None
+    """None where keeping the categories of all rows would take too much memory."""
+    tables: PlanTables
+    stage_allowed: NDArray[np.bool_] | None
+    unpriced: int = 0
+    """So many tables of the space were not priced before the time limit."""
+    known: Knowledge = field(default_factory=core.Knowledge)
+    """What searches at other memory constraints have proven."""
+
+
+class Planner:
+    """Solves one model on one cluster, again and again on the same tables.
+
+    Parameters
+    ----------
+    model : a name as for `--model`, or the documents (ModelSpec, ModelProfile).
+    hardware : a name as for `--hardware` (`h100:4x8`), or a HardwareProfile.
+    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB.
+
+    Raises
+    ------
+    InputError, OptionError : the inputs or options cannot be planned with.
+    """
+
+    def __init__(
+        self,
+        model: str | tuple[ModelSpec, ModelProfile],
+        hardware: str | HardwareProfile,
+        **options: Any,
+    ) -> None:
+        self._set(*open_documents(model, hardware, options))
+
+    @classmethod
+    def from_documents(
+        cls,
+        spec: ModelSpec,
+        profile: ModelProfile,
+        hardware: HardwareProfile,
+        options: SearchOptions | None = None,
+    ) -> Planner:
+        """Return a planner on loaded documents, with exactly these options."""
+        planner = cls.__new__(cls)
+        planner._set(spec, profile, hardware, options or SearchOptions())
+        return planner
+
+    def _set(
+        self,
+        spec: ModelSpec,
+        profile: ModelProfile,
+        hardware: HardwareProfile,
+        options: SearchOptions,
+    ) -> None:
+        self.spec = spec
+        self.profile = profile
+        self.hardware = hardware
+        self.options = options
+        _check(self.options, hardware)
+        self.rules = parse_rules(self.options.pin, self.options.forbid)
+        _check_rules(self.rules, spec)
+        self._built: dict[tuple[int, ...], _Built] = {}
+        self._cost = CostModel(spec, profile, hardware, self.options)
+
+    def solve(
+        self,
+        memory_constraint_bytes: float | None = None,
+        global_batch_sizes: Sequence[int] | None = None,
+        *,
+        memory_constraint_gib: float | None = None,
+        top: int | None = None,
+        explained: bool = True,
+    ) -> SearchResult:
+        """Return the plan with the highest throughput within the memory constraint.
+
+        The constraint, in bytes or in GiB, the batch sizes and the number of alternatives (`top`)
+        default to the options; tables of batch sizes seen before are reused. Raises OptionError
+        for a value that the options would refuse.
+
+        explained : where nothing is legal, which option leaves nothing; it takes searches.
+        """
+        memory = memory_constraint_bytes
+        if memory is None and memory_constraint_gib is not None:
+            memory = search_options(
+                {"memory_constraint_gib": memory_constraint_gib}
+            ).memory_constraint_bytes
+        asked = {"memory_constraint_bytes": memory, "top": top}
+        changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
+        # made for their checks, which are the same as of the command line
+        options = replace(self.options, **changes) if changes else self.options
+        for batch in global_batch_sizes or ():
+            SearchOptions(settle_bsz=batch)
+        batches = tuple(global_batch_sizes or global_batches(self.options))
+        return self._solve(options.memory_constraint_bytes, batches, options.top, explained)
+
+    def _solve(
+        self, memory: float, batches: tuple[int, ...], top: int, explained: bool = True
+    ) -> SearchResult:
+        wall, cpu = time.perf_counter(), time.process_time()
+        until = self._until(wall)
+        built = self._tables(batches, until)
+        solution = self._solution(built, memory, top, until)
+        return self._result(built, solution, memory, wall, cpu, explained=explained)
+
+    def _until(self, start: float) -> float | None:
+        """Return when the time limit ends that begins at `start`, None without one."""
+        limit = self.options.time_limit_s
+        return None if limit is None else start + limit
+
+    def _solution(
+        self, built: _Built, memory: float, top: int, until: float | None
+    ) -> TableSolution:
+        solution = solve_tables(
+            built.tables,
+            # the constraint is on what is reserved, tables hold what is allocated
+            max(0, self._cost.reserve.budget_bytes(memory)),
+            alternatives=top,
+            # what is left of it; 0 would be none
+            time_limit_s=None if until is None else max(until - time.perf_counter(), 1e-3),
+            uniform=built.space.uniform,
+            division=self.options.pp_division or (),
+            stage_allowed=built.stage_allowed,
+            known=built.known,
+        )
+        if not built.unpriced:
+            return solution
+        # the best of what was priced, of which nothing follows for the rest
+        return replace(solution, status="time_limit", bound_s_per_sample=0.0, bound_step_time_s=0.0)
+
+    def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
+        """Return the prediction of any plan, legal or not, fitting or not."""
+        memory = self.options.memory_constraint_bytes
+        if memory_constraint_bytes is not None:
+            memory = memory_constraint_bytes
+        return predict(self._fresh_cost(), plan, memory)
+
+    def frontier(self) -> list[SearchResult]:
+        """Return the optimum at every memory constraint where it changes, largest first.
+
+        Starts at the options' constraint, with alternatives there only. Each next search allows
+        one byte less than the plan found needs, and n 64ths less than the start after n steps,
+        so that a long row of single layers changing is thinned out.
+        """
+        results = [self.solve()]
+        most = self.options.memory_constraint_bytes
+        while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
+            # the fullest stage decides which constraint the plan no longer meets
+            used = max(s.reserved_bytes for s in results[-1].prediction.stages)
+            grid = most - most * len(results) / FRONTIER_STEPS
+            results.append(self._solve(min(used - 1, grid), global_batches(self.options), 0))
+        return results
+
+    def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
+        """Return the best plan that obeys one more pin, e.g. `tp=8`, at the baseline's batch."""
+        options = replace(self.options, pin=(*self.options.pin, rule))
+        # at another batch the comparison would be one of batches
+        batches = None if baseline.plan is None else (baseline.plan.global_batch,)
+        pinned = Planner.from_documents(self.spec, self.profile, self.hardware, options)
+        return pinned.solve(global_batch_sizes=batches)
+
+    def _fresh_cost(self) -> CostModel:
+        """Return a cost model whose notes will be about one plan only."""
+        return self._cost.for_one_plan()
+
+    def _tables(self, batches: tuple[int, ...], until: float | None) -> _Built:
+        built = self._built.get(batches)
+        if built is None:
+            built = self._build(batches, until)
+            # what a limit cut short is priced again, maybe with more time
+            if not built.unpriced:
+                self._built[batches] = built
+        return built
+
+    def _build(self, batches: tuple[int, ...], until: float | None) -> _Built:
+        space = build_space(
+            self.options,
+            world_size=self.hardware.world_size,
+            num_layers=self.spec.num_layers,
+            num_tokens=min(layer.seq_length for layer in self.spec.layers),
+            batches=batches,
+            rules=self.rules,
+        )
+        _check_size(space, self.spec)
+        unpriced = 0
+        priced: PricedTables | None = None
+        if until is None or _num_rows(space, self.spec) <= _ROWS_AT_ONCE:
+            priced = self._cost.priced(
+                space.strategies,
+                space.vocab,
+                space.tables,
+                space.candidates,
+                self.options.pipeline_type,
+                # the core reads valid rows only, and takes no infinite time in others
+                unpriced_s=0.0,
+            )
+            tables = priced.tables
+            if space.only_data_degree_1 or self.rules.rules:
+                tables = finite(restrict(tables, space, self.rules))
+        else:
+            # some of the time is the search's
+            now = time.perf_counter()
+            tables, unpriced = self._price_until(space, now + _PRICED_SHARE * (until - now))
+            tables = finite(restrict(tables, space, self.rules))
+        kept = priced is not None and tables.valid.size <= _MOST_KEPT_ROWS
+        return _Built(
+            space=space,
+            priced=priced if kept else None,
+            tables=tables,
+            stage_allowed=stage_mask(tables, self.rules),
+            unpriced=unpriced,
+        )
+
+    def _price(
+        self, space: SearchSpace, tables: Sequence[Table], candidates: Sequence[tuple[int, int]]
+    ) -> PlanTables:
+        return self._cost.tables(
+            space.strategies, space.vocab, tables, candidates, self.options.pipeline_type
+        )
+
+    def _price_until(self, space: SearchSpace, until: float) -> tuple[PlanTables, int]:
+        """Return the tables that are priced in time, one at least, and how many are not."""
+        # scattered by the golden ratio: of all numbers of stages and sizes of micro-batches, some
+        # are priced early
+        order = sorted(range(len(space.tables)), key=lambda i: (i * _GOLDEN) % 1.0)
+        parts: list[tuple[NDArray[np.int64], PlanTables]] = []
+        done, size = 0, 1
+        while done < len(order) and (done == 0 or time.perf_counter() < until):
+            start = time.perf_counter()
+            numbers = order[done : done + size]
+            parts.append(
+                (np.array(numbers), self._price(space, [space.tables[i] for i in numbers], ()))
+            )
+            done += len(numbers)
+            # as many as take a slice's time, by the last one, and no leap
+            took = max(time.perf_counter() - start, 1e-6)
+            size = max(1, min(2 * len(numbers), int(len(numbers) * _SLICE_S / took)))
+        place = {n: i for i, n in enumerate(sorted(order[:done]))}
+        candidates = [(place[n], m) for n, m in space.candidates if n in place]
+        return joined(parts, candidates), len(order) - done
+
+    def _plan(self, built: _Built, choice: TableChoice | TableSolution) -> Plan:
+        tables = built.tables
+        n = int(tables.candidate_table[choice.candidate])
+        m = int(tables.candidate_microbatches[choice.candidate])
+        return Plan(
+            world_size=tables.world_size,
+            num_stages=int(tables.table_stages[n]),
+            stage_sizes=choice.stage_sizes,
+            layers=tuple(tables.strategies[s] for s in choice.strategy_index),
+            vocab=tables.vocab[choice.vocab_index],
+            global_batch=int(tables.table_microbatch[n]) * m,
+            num_microbatches=m,
+            pipeline_type=tables.pipeline_type,
+            default_dp_type=tables.table_dp[n],
+        )
+
+    def _result(
+        self,
+        built: _Built,
+        solution: TableSolution,
+        memory: float,
+        wall: float,
+        cpu: float,
+        *,
+        explained: bool = True,
+    ) -> SearchResult:
+        best: Plan | None = None
+        prediction: Prediction | None = None
+        # the search's model has notes on every row, a result those on its plan
+        cost = self._fresh_cost()
+        bound = 0.0
+        if solution.candidate >= 0:
+            best = self._plan(built, solution)
+            prediction = predict(cost, best, memory, self._searched(built, solution))
+            bound = prediction.samples_per_s
+            # of a search that was stopped, nothing is faster than the lowest bound that is left
+            if solution.status != "optimal":
+                bound = max(bound, _per_s(solution.bound_s_per_sample))
+        elif solution.status == "time_limit":
+            bound = _per_s(solution.bound_s_per_sample)
+        if prediction is None:
+            gap = 0.0 if solution.status == "infeasible" else float("inf")
+        else:
+            gap = bound / prediction.samples_per_s - 1.0
+        return SearchResult(
+            status=solution.status,
+            plan=best,
+            prediction=prediction,
+            bound_samples_per_s=bound,
+            gap=gap,
+            alternatives=tuple(self._alternatives(built, best, solution)),
+            infeasibility=self._infeasibility(built, solution, memory, explained=explained),
+            defaults_used=tuple(cost.defaults_used),
+            notes=tuple(cost.notes),
+            options=option_record(self.options, memory),
+            sources=self.hardware.sources + self.profile.sources + _calibrated(self.options),
+            estimated=self.hardware.estimated or self.profile.estimated,
+            synthetic=self.hardware.synthetic or self.profile.synthetic,
+            too_large=solution.too_large,
+            unfinished=tuple(_unfinished(built, solution)),
+            stats=SearchStats(
+                states=solution.states,
+                candidates=solution.items,
+                opened=solution.opened,
+                cpu_s=time.process_time() - cpu,
+                wall_s=time.perf_counter() - wall,
+            ),
+        )
+
+    def _searched(self, built: _Built, solution: TableSolution) -> Searched | None:
+        """Return the plan in the rows of its search, None where these were not kept."""
+        if built.priced is None:
+            return None
+        return Searched(
+            priced=built.priced,
+            table=int(built.tables.candidate_table[solution.candidate]),
+            strategy_index=solution.strategy_index,
+            vocab_index=solution.vocab_index,
+        )
+
+    def _alternatives(
+        self, built: _Built, best: Plan | None, solution: TableSolution
+    ) -> Sequence[Alternative]:
+        if best is None:
+            return ()
+        found = []
+        others = [self._plan(built, choice) for choice in solution.alternatives]
+        # the model that searched: all plans are priced with the same replicas
+        faster = probabilities_faster(self._cost, best, others)
+        runs = published_class(self._cost)
+        if runs is not None:
+            # per sample: alternatives may have other global batches
+            mine = solution.step_time_s / best.global_batch
+            faster = tuple(
+                probability_faster(choice.step_time_s / plan.global_batch, mine, runs.plan_spread)
+                for choice, plan in zip(solution.alternatives, others, strict=True)
+            )
+        for choice, other, probability in zip(solution.alternatives, others, faster, strict=True):
+            speed = other.global_batch / choice.step_time_s
+            found.append(
+                Alternative(
+                    plan=other,
+                    step_time_s=choice.step_time_s,
+                    samples_per_s=speed,
+                    bound_samples_per_s=speed,
+                    differs_by=_difference(best, other),
+                    probability_faster=probability,
+                )
+            )
+        return found
+
+    def _infeasibility(
+        self, built: _Built, solution: TableSolution, memory: float, *, explained: bool = True
+    ) -> Infeasibility | None:
+        if solution.status != "infeasible":
+            return None
+        if solution.smallest_budget_bytes == 0:
+            return Infeasibility(
+                stage=0,
+                num_stages=0,
+                missing_bytes=0,
+                smallest_budget_bytes=0,
+                reason=(explained and self._excluded(built))
+                or (
+                    "no combination of the allowed strategies is legal for this model and batch "
+                    "(degrees must divide heads, widths, sequence and batch), whatever the memory"
+                ),
+            )
+        n = int(built.tables.candidate_table[solution.binding_candidate])
+        need = self._cost.reserve.reserved_bytes(solution.smallest_budget_bytes)
+        missing = need - int(memory)
+        stages = int(built.tables.table_stages[n])
+        return Infeasibility(
+            stage=solution.binding_stage,
+            num_stages=stages,
+            missing_bytes=missing,
+            smallest_budget_bytes=need,
+            reason=(
+                f"stage {solution.binding_stage} of {stages} of the smallest possible plan "
+                f"needs {format_bytes(need)}, {format_bytes(missing)} more than the constraint"
+            ),
+        )
+
+    def _excluded(self, built: _Built) -> str | None:
+        """Return the one option without which some plan would be legal, in words, else None."""
+        batches = tuple(
+            sorted({int(b) for b in _batches(built.tables)}) or global_batches(self.options)
+        )
+        for name, value, words in _relaxations(self.options, self.hardware.world_size):
+            # one plan is enough, and a limit keeps the answer to a refusal from being a search
+            changes: dict[str, Any] = {name: value, "time_limit_s": _RELAXED_S}
+            options = replace(self.options, **changes)
+            try:
+                other = Planner.from_documents(self.spec, self.profile, self.hardware, options)
+                until = other._until(time.perf_counter())
+                found = other._solution(other._tables(batches, until), float(1 << 60), 0, until)
+            except InputError:
+                continue
+            if found.candidate >= 0:
+                return f"{words} leaves it out"
+        return None
+
+
+_RELAXED_S = 1.0
+_MOST_KEPT_ROWS = 1 << 16
+"""Of which the categories are kept for the plan's prediction; about 300 bytes each."""
+
+
+_MOST_STRATEGIES = 1024
+"""Per layer; the core numbers them in ten bits."""
+_MOST_ROWS = 1 << 22
+"""Times and bytes of a strategy in a micro-batch: about 800 bytes each while they are priced."""
+
+
+def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
+    """Raise OptionError for a space that would take gigabytes or minutes before it is searched."""
+    strategies, tables = len(space.strategies), len(space.tables)
+    if strategies > _MOST_STRATEGIES:
+        raise OptionError(
+            f"{strategies:,} strategies of a layer are more than {_MOST_STRATEGIES:,}; lower "
+            "--max-tp-deg, --max-sp-deg or --max-cp-deg, or leave --strided-tp out"
+        )
+    if _num_rows(space, spec) > _MOST_ROWS:
+        raise OptionError(
+            f"{strategies:,} strategies in {tables:,} sizes of micro-batches and numbers of stages "
+            f"are more than {_MOST_ROWS:,} to price; lower --max-bsz, --max-pp-deg or the largest "
+            "degrees, or take a larger --bsz-scale"
+        )
+
+
+_ROWS_AT_ONCE = 1 << 12
+"""So many take a tenth of a second at most; a time limit is looked at between such parts."""
+_SLICE_S = 0.05
+_PRICED_SHARE = 0.6
+"""Of a time limit, for pricing."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def _num_rows(space: SearchSpace, spec: ModelSpec) -> int:
+    return len(space.strategies) * len(space.tables) * len(spec.layers)
+
+
+def _unfinished(built: _Built, solution: TableSolution) -> Iterator[str]:
+    """Yield what ended the search early, and what it kept from being searched."""
+    early = "the time limit ended the search early: "
+    if solution.too_large:
+        yield "the search ended early: one stage has more than 1 GiB of partial plans worth keeping"
+    if built.unpriced:
+        yield (
+            f"{early}{built.unpriced:,} of {len(built.space.tables):,} sizes of micro-batches and "
+            "numbers of stages were not priced"
+        )
+    if not solution.alternatives_complete and solution.candidate >= 0:
+        found = len(solution.alternatives)
+        yield early + (
+            f"only {found} alternatives were found" if found else "no alternatives were looked for"
+        )
+
+
+def _batches(tables: PlanTables) -> NDArray[np.int64]:
+    """Return the global batch of every candidate."""
+    result: NDArray[np.int64] = (
+        tables.table_microbatch[tables.candidate_table] * tables.candidate_microbatches
+    )
+    return result
+
+
+def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any, str]]:
+    """Yield (field, what leaves nothing out, what it is in words) of options that restrict."""
+    widest: dict[str, Any] = {
+        "max_tp_deg": world,
+        "max_sp_deg": world,
+        "max_cp_deg": world,
+        "max_pp_deg": None,
+        "pp_division": None,
+        "sp_space": "tp+sp",
+        "search_space": "full",
+        "fine_grained_mode": True,
+        "default_dp_type": "any",
+        "settle_chunk": None,
+        "forbid": (),
+    }
+    rows = {row.field: row for row in rows_of(SearchOptions)}
+    disabled = [field for field in rows if field.startswith("disable_")]
+    # Degrees before kinds: a rule such as tp=4 may be met by another kind of the degree. What
+    # somebody chose comes before what is so by default.
+    for name in sorted([*widest, *disabled], key=lambda f: getattr(options, f) == rows[f].default):
+        row, value = rows[name], getattr(options, name)
+        if name in disabled and value:
+            yield name, False, f"--{row.name}"
+        elif name in widest and value != widest[name]:
+            default = ", its default," if value == row.default else ""
+            # None is what inputs suggest
+            shown = row.shown if value is None else _words(written(row, value))
+            words = f"--{row.name} {shown}{default}"
+            yield name, widest[name], words
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _per_s(seconds: float) -> float:
+    """Return how many there are in a second of what takes so many seconds; 0 takes no time."""
+    return 1.0 / seconds if seconds > 0 else float("inf")
+
+
+def _difference(best: Plan, other: Plan) -> str:
+    """Return what distinguishes an alternative from the best plan, most important first."""
+    words = []
+    if other.num_stages != best.num_stages:
+        words.append(f"p={other.num_stages}")
+    if other.default_dp_type != best.default_dp_type:
+        words.append(other.default_dp_type)
+    degrees = [_degrees(plan) for plan in (best, other)]
+    if degrees[0] != degrees[1]:
+        words.append("layers " + "/".join(degrees[1]))
+    if other.vocab != best.vocab:
+        kind = "vsp" if other.vocab.ulysses else "vtp"
+        zero3 = "" if other.vocab.zero3 == best.vocab.zero3 else " without zero3"
+        if other.vocab.zero3:
+            zero3 = " zero3"
+        context = "" if other.vocab.cp == best.vocab.cp else f" vcp={other.vocab.cp}"
+        words.append(f"{kind}={other.vocab.tp}{context}{zero3}")
+    if (other.global_batch, other.num_microbatches) != (best.global_batch, best.num_microbatches):
+        words.append(f"G={other.global_batch} m={other.num_microbatches}")
+    return ", ".join(words) or "other strategies"
+
+
+def _degrees(plan: Plan) -> list[str]:
+    kinds = sorted({(s.tp, s.ulysses, s.cp) for s in plan.layers})
+    return [
+        ("ulysses" if ulysses else "tp") + str(t) + (f"-cp{c}" if c > 1 else "")
+        for t, ulysses, c in kinds
+    ]
+
+
+_LOOKED_AT = 4
+"""Plans that differ somehow for each family that is shown."""
+
+
+def solve_by_family(planner: Planner, top: int) -> SearchResult:
+    """Return the answer of a planner, with alternatives of other families, `top` of them at most.
+
+    Plans that differ in embedding and head, or in who shards what, are of one family: stages and
+    degrees of layers. The fastest of each stands for it.
+    """
+    result = planner.solve(top=_LOOKED_AT * top)
+    if result.plan is None:
+        return result
+    families = {_family(result.plan)}
+    kept: list[Alternative] = []
+    for other in result.alternatives:
+        if _family(other.plan) not in families and len(kept) < top:
+            families.add(_family(other.plan))
+            kept.append(other)
+    return replace(result, alternatives=tuple(kept))
+
+
+def _family(plan: Plan) -> tuple[object, ...]:
+    return plan.num_stages, frozenset((one.tp, one.ulysses, one.cp) for one in plan.layers)
+
+
+def _calibrated(options: SearchOptions) -> tuple[Source, ...]:
+    source = None if options.calibration is None else options.calibration.source
+    return () if source is None else (source,)
+
+
+def _check(options: SearchOptions, hardware: HardwareProfile) -> None:
+    if hardware.world_size < 1:
+        raise OptionError(f"the cluster has {hardware.world_size} GPUs, expected at least 1")
+    if options.cp_kind == "a2a":
+        raise OptionError(
+            "--cp-kind: a2a is of launches; where layers may differ, Ulysses is a degree beside "
+            "either of the others; take ring or all-gather"
+        )
+    ulysses = "sp" in options.sp_space.split("+") and not options.disable_sp
+    measured = any(operation == "all2all" for operation, _ in hardware.curves)
+    if ulysses and not measured and hardware.world_size > 1:
+        raise OptionError(
+            f"--sp-space {options.sp_space} needs measured all-to-all times (sp_time_*.json), "
+            "which the hardware profile lacks; make the file with `torchrun -m profiler.hardware` "
+            "or use --sp-space tp"
+        )
+
+
+def _check_rules(rules: Rules, spec: ModelSpec) -> None:
+    last = rules.last_layer()
+    if last is not None and last >= spec.num_layers:
+        raise OptionError(
+            f"a pin names layer {last}, the layers of {spec.name} are 0-{spec.num_layers - 1}"
+        )

@@ -1,0 +1,652 @@
+"""The prediction of one plan, and the result of a search: what is known of it, as frozen values.
+
+Times and bytes come from `search.planning.cost`; nothing is chosen here.
+
+Searching, `--evaluate` and `autopar-explain` all price plans here, so a plan that is written to a
+file and read back gets the same figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.command.asking import frame, shown_table
+from autopar.errors import InputError
+from autopar.rates.accuracy import RunClass, class_of_sources
+from autopar.records import dataclass
+from autopar.run.plan import (
+    PUBLISHED_RUNS,
+    LayerRun,
+    LayerStrategy,
+    Plan,
+    Prediction,
+    StagePrediction,
+    WidestCell,
+    refinements,
+    violations,
+)
+from autopar.sources import Source, stacks_of
+from autopar.units import format_bytes
+from search.planning.cost.model import CostModel, PricedTables
+from search.planning.cost.pipeline import (
+    Evaluation,
+    evaluate,
+    replay,
+    replica_step_times,
+    vocab_position,
+)
+from search.planning.cost.tables import LayerRows, PlanTables
+from search.planning.cost.vocabulary import VocabRows
+
+# --------------------------------------------------------------------------------------------------
+# What a search returns; the prediction of its plan is `autopar.run.plan.Prediction`.
+
+
+Status = Literal["optimal", "infeasible", "time_limit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """The best plan that differs in kind from every better one."""
+
+    plan: Plan
+    step_time_s: float
+    samples_per_s: float
+    bound_samples_per_s: float
+    differs_by: str
+    """What distinguishes it, e.g. `p=2`, `no tp8 layers`, `vtp=4`."""
+    probability_faster: float | None = None
+    """Share of the replicas of computation in which it beats the plan; of estimates, by how far
+    published runs of one model were off apart from what they shared; None without spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infeasibility:
+    """Why nothing fits: the plan nearest to fitting and what it lacks."""
+
+    stage: int
+    num_stages: int
+    missing_bytes: int
+    smallest_budget_bytes: int
+    """The smallest memory constraint per GPU, in bytes, for which a plan exists (0: none)."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchStats:
+    """What the search did."""
+
+    states: int
+    """Labels created by the exact kernels."""
+    candidates: int
+    """(G, m, p, embedding) sub-problems considered."""
+    opened: int
+    """Sub-problems that had to be solved exactly."""
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SearchResult:
+    """Answer of one search; `plan` is None when it is `infeasible`, or none was found in time.
+
+    In a notebook it is a sentence and a table; every plan of it is thousands of characters long.
+    """
+
+    status: Status
+    plan: Plan | None
+    prediction: Prediction | None
+    bound_samples_per_s: float
+    gap: float
+    """(bound - found) / found throughput; 0 when optimal, infinite when no bound is known."""
+    alternatives: tuple[Alternative, ...]
+    infeasibility: Infeasibility | None
+    defaults_used: tuple[str, ...]
+    notes: tuple[str, ...]
+    """Derived, extrapolated or estimated inputs, in plain words."""
+    options: Mapping[str, object]
+    sources: tuple[Source, ...]
+    estimated: bool
+    stats: SearchStats
+    too_large: bool = False
+    """One stage has more partial plans worth keeping than memory is meant for."""
+    unfinished: tuple[str, ...] = ()
+    """What the time limit kept from being searched, in words."""
+    synthetic: bool = False
+    """True when some input exercises the code and describes no machine."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints of it, without a head."""
+        found: dict[str, Any] = _reports("files").result_document(self).content()
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return its plans, best first: how one says it, seconds of a step, samples/s."""
+        found: list[dict[str, Any]] = _reports("headline").result_rows(self)
+        return found
+
+    def to_frame(self) -> Any:
+        """Return its plans as a pandas.DataFrame; raises InstallError without pandas."""
+        return frame(self.rows())
+
+    def __repr__(self) -> str:
+        return f"SearchResult({_reports('headline').result_words(self)})"
+
+    def _repr_html_(self) -> str:
+        return shown_table(_reports("headline").result_words(self), self.rows())
+
+
+def _reports(name: str) -> Any:
+    """Return a module of the reports, which know results: that way round nothing is imported."""
+    return import_module(f"search.show.{name}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The spread of a plan's step time: measured computation drawn again, and priced for one plan.
+#
+# Source: cost-model.md "Spread of computation". The same replicas serve every plan of a cost model,
+# so that two plans can be compared replica by replica.
+
+
+def drawn_step_times(
+    cost: CostModel,
+    tables: PlanTables,
+    *,
+    num_microbatches: int,
+    stage_sizes: Sequence[int],
+    strategy_index: Sequence[int],
+) -> F64:
+    """Return T of a plan in every replica of the measured computation, (NUM_REPLICAS,) seconds.
+
+    tables : one table that holds exactly the plan's strategies and its vocabulary strategy.
+    """
+    table = (int(tables.table_stages[0]), int(tables.table_microbatch[0]), tables.table_dp[0])
+    drawn = [
+        np.stack(parts, axis=1)
+        for parts in zip(
+            *(
+                cost.drawn_layer_s(k, tables.strategies, table)
+                for k in range(len(cost.spec.layers))
+            ),
+            strict=True,
+        )
+    ]
+    forward, backward, tail = drawn
+    # only computation is drawn: redistribution, transfers and memory are those of the medians
+    return replica_step_times(
+        tables,
+        (forward, backward, tail),
+        # without spread the tables hold what every replica would
+        cost.drawn_vocab_s(tables.vocab, table),
+        num_microbatches=num_microbatches,
+        stage_sizes=stage_sizes,
+        strategy_index=strategy_index,
+    )
+
+
+def interval_s(
+    step_time_s: float, communication: tuple[float, float] | None, drawn: F64 | None
+) -> tuple[float, float] | None:
+    """Return the fast and the slow step time, both spreads together; None without any.
+
+    communication : T under fast and slow communication; drawn : T of the replicas, of which the
+    5th and 95th percentile count. The deviations add up: both are fast, or both are slow.
+    """
+    if communication is None and drawn is None:
+        return None
+    fast, slow = communication or (step_time_s, step_time_s)
+    if drawn is not None:
+        low, high = (float(x) for x in np.quantile(drawn, (0.05, 0.95)))
+        # replicas need not lie on both sides of the medians' T
+        fast += min(low - step_time_s, 0.0)
+        slow += max(high - step_time_s, 0.0)
+    return min(fast, step_time_s), max(slow, step_time_s)
+
+
+def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
+    """Return the cell that explains most of the variance of a plan's replicas; None without any.
+
+    Cells are drawn independently, so the square of a cell's correlation with T is its share.
+    """
+    # a T that never changes has no variance to explain, and no correlation
+    if np.ptp(drawn) == 0.0:
+        return None
+    shares = {
+        name: float(np.corrcoef(times, drawn)[0, 1] ** 2)
+        for draws in cost.all_draws
+        for name, times in draws.cells().items()
+    }
+    name = max(shares, key=lambda cell: shares[cell])
+    return WidestCell(name=name, share=shares[name])
+
+
+# --------------------------------------------------------------------------------------------------
+# The prediction of a plan.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Searched:
+    """A plan as the search found it, in the tables that were priced for the search."""
+
+    priced: PricedTables
+    table: int
+    strategy_index: tuple[int, ...]
+    vocab_index: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Priced:
+    """A plan as indices into tables that hold its strategies."""
+
+    tables: PlanTables
+    table: int
+    layers: tuple[LayerRows, ...]
+    vocab: VocabRows
+    vocab_index: int
+    strategy_index: tuple[int, ...]
+    evaluation: Evaluation
+
+
+def predict(
+    cost: CostModel, plan: Plan, memory_bytes: float, searched: Searched | None = None
+) -> Prediction:
+    """Return the prediction of any plan for the cost model's cluster, legal or not.
+
+    `memory_bytes` is the memory constraint per GPU. An illegal plan is priced as far as its
+    shape allows; its time is infinite where it does not. `searched` are rows of the same model
+    that hold the plan, so that it is not priced again; figures and notes are the same.
+
+    Raises
+    ------
+    InputError
+        When the plan is for another number of GPUs or layers than the inputs.
+    """
+    world = cost.hardware.world_size
+    if plan.world_size != world:
+        raise InputError(
+            f"the plan is for world_size {plan.world_size}, the hardware has {world} GPUs; "
+            "give matching --nodes and --gpus-per-node"
+        )
+    if len(plan.layers) != cost.spec.num_layers:
+        raise InputError(
+            f"the plan has {len(plan.layers)} layers, {cost.spec.name} has "
+            f"{cost.spec.num_layers}; give the model of the plan or --num-layers"
+        )
+    sp = cost.options.sequence_parallel
+    problems = list(violations(plan, cost.spec, sequence_parallel=sp))
+    priced = None if searched is None else _looked_up(cost, plan, searched)
+    if priced is None:
+        priced = _price(cost, plan, problems)
+    if priced is None:
+        return Prediction(
+            step_time_s=float("inf"),
+            samples_per_s=0.0,
+            replay_s=float("inf"),
+            stages=(),
+            legal=False,
+            fits=False,
+            problems=tuple(problems),
+        )
+    # before memory adds its problems: a plan that does not fit is legal
+    legal = not problems
+    stages = tuple(_stages(cost, plan, priced, memory_bytes))
+    for stage in stages:
+        if stage.reserved_bytes > stage.budget_bytes:
+            over = stage.reserved_bytes - stage.budget_bytes
+            problems.append(
+                f"stage {stage.stage} reserves {format_bytes(stage.reserved_bytes)} of "
+                f"{format_bytes(stage.budget_bytes)}, {format_bytes(over)} too much"
+            )
+    seen = priced.evaluation
+    drawn = _drawn(cost, plan, priced)
+    communication = _communication_s(cost, plan, seen.step_time_s)
+    known = {"communication": communication, "computation": drawn}
+    interval = interval_s(seen.step_time_s, communication, drawn)
+    interval_of = tuple(name for name, found in known.items() if found is not None)
+    published = published_class(cost)
+    if interval is None and published is not None:
+        interval, interval_of = published.interval_s(seen.step_time_s), (PUBLISHED_RUNS,)
+    replayed = replay(
+        seen.forward_s,
+        seen.backward_s,
+        seen.send_s,
+        seen.tail_s,
+        plan.num_microbatches,
+        plan.pipeline_type,
+    )
+    return Prediction(
+        step_time_s=seen.step_time_s,
+        samples_per_s=plan.global_batch / seen.step_time_s,
+        replay_s=replayed.step_time_s,
+        stages=stages,
+        legal=legal,
+        fits=all(s.reserved_bytes <= s.budget_bytes for s in stages),
+        problems=tuple(problems),
+        waterfall_s=_waterfall(plan, stages, seen, priced),
+        step_time_interval_s=interval,
+        interval_of=interval_of,
+        widest_cell=None if drawn is None else widest_cell(cost, drawn),
+    )
+
+
+def published_class(cost: CostModel) -> RunClass | None:
+    """Return the published runs that say how far such an estimate is off.
+
+    None where times and bandwidths were measured, or are calibrated by runs of one's own: published
+    runs say how far estimates are off. Of times that were measured for an estimated cluster it has
+    to be known whose software they are of.
+    """
+    model, hardware = cost.model, cost.hardware
+    if cost.options.calibration or not (model.estimated or hardware.estimated):
+        return None
+    if not (model.estimated and hardware.estimated) and not stacks_of(model.sources):
+        return None
+    experts = any(layer.num_experts is not None for layer in cost.spec.layers)
+    return class_of_sources((*cost.model.sources, *cost.hardware.sources), experts=experts)
+
+
+def _communication_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[float, float] | None:
+    """Price the plan again with all communication at both ends of its measured spread."""
+    if not cost.hardware.has_spread:
+        return None
+    fast, slow = (_price(cost.at_spread(speed), plan, []) for speed in ("fast", "slow"))
+    assert fast is not None, "spread changes times only"
+    assert slow is not None, "spread changes times only"
+    # the curves enclose one another; this is for the last bit of their sums
+    return (
+        min(fast.evaluation.step_time_s, step_time_s),
+        max(slow.evaluation.step_time_s, step_time_s),
+    )
+
+
+def _drawn(cost: CostModel, plan: Plan, priced: _Priced) -> F64 | None:
+    """Return T in every replica of computation, None where it has no spread."""
+    if not cost.has_computation_spread:
+        return None
+    return drawn_step_times(
+        cost,
+        priced.tables,
+        num_microbatches=plan.num_microbatches,
+        stage_sizes=plan.stage_sizes,
+        strategy_index=priced.strategy_index,
+    )
+
+
+def probabilities_faster(
+    cost: CostModel, best: Plan, others: Sequence[Plan]
+) -> tuple[float | None, ...]:
+    """Return for each plan the share of replicas in which its throughput exceeds the best's.
+
+    The replicas of computation are the same for all; None where computation has no spread.
+    """
+
+    def speeds(plan: Plan) -> F64 | None:
+        priced = _price(cost, plan, [])
+        drawn = None if priced is None else _drawn(cost, plan, priced)
+        # by throughput, as an alternative may have another batch
+        return None if drawn is None else plan.global_batch / drawn
+
+    if not others or not cost.has_computation_spread:
+        return (None,) * len(others)
+    reference = speeds(best)
+    return tuple(
+        None if reference is None or speed is None else float(np.mean(speed > reference))
+        for speed in map(speeds, others)
+    )
+
+
+def _looked_up(cost: CostModel, plan: Plan, searched: Searched) -> _Priced | None:
+    """Return the plan in the rows of its search, None where these do not say all of it."""
+    # replicas are drawn for a table of the plan's own, and both ends of a spread priced anew
+    if cost.has_computation_spread or cost.hardware.has_spread:
+        return None
+    used = sorted(set(searched.strategy_index))
+    if not cost.note_plan(searched.priced, searched.table, used, searched.vocab_index):
+        return None
+    seen = evaluate(
+        searched.priced.tables,
+        table=searched.table,
+        num_microbatches=plan.num_microbatches,
+        stage_sizes=plan.stage_sizes,
+        strategy_index=searched.strategy_index,
+        vocab_index=searched.vocab_index,
+    )
+    return _Priced(
+        tables=searched.priced.tables,
+        table=searched.table,
+        layers=searched.priced.layers,
+        vocab=searched.priced.vocab,
+        vocab_index=searched.vocab_index,
+        strategy_index=searched.strategy_index,
+        evaluation=seen,
+    )
+
+
+def _without_idle_zero3(plan: Plan) -> Plan:
+    """Return the plan with ZeRO-3 taken from groups of one rank, where it shards nothing."""
+    ranks = plan.world_size // plan.num_stages
+
+    def idle(tp: int, ulysses: bool) -> bool:
+        # tensor ranks share no ZeRO states, ranks of Ulysses do
+        return ranks == (1 if ulysses else tp)
+
+    changed = {
+        key: replace(s, zero3=False)
+        for key, s in _by_id(plan.layers).items()
+        if s.zero3 and idle(s.tp, s.ulysses)
+    }
+    if changed:
+        plan = replace(plan, layers=tuple(changed.get(id(s), s) for s in plan.layers))
+    if plan.vocab.zero3 and idle(plan.vocab.tp, plan.vocab.ulysses):
+        plan = replace(plan, vocab=replace(plan.vocab, zero3=False))
+    return plan
+
+
+def _by_id(layers: Sequence[LayerStrategy]) -> dict[int, LayerStrategy]:
+    """Return the strategies of layers by identity: few objects, which many layers share."""
+    return {id(s): s for s in layers}
+
+
+def unpriced(plan: Plan) -> tuple[str, ...]:
+    """Return in words what a plan says that has no price here."""
+    # a context degree of embedding and head has one, and ZeRO-1
+    rest = replace(plan, vocab=replace(plan.vocab, cp=1), default_dp_type="ddp")
+    return refinements(rest)
+
+
+def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
+    """Return the priced plan, or None (and why) when its shape has no price."""
+    p, m = plan.num_stages, plan.num_microbatches
+    if p < 1 or plan.world_size % p or len(plan.stage_sizes) != p or min(plan.stage_sizes) < 1:
+        return None
+    if sum(plan.stage_sizes) != len(plan.layers):
+        return None
+    unknown = unpriced(plan)
+    if unknown:
+        problems.append(f"the planner has no price for {', '.join(unknown)}")
+        return None
+    # where m does not divide the batch, its largest micro-batch is priced
+    samples = -(-plan.global_batch // m)
+    # rows have no ZeRO-3 of one rank, which is what the plan without it is
+    plan = _without_idle_zero3(plan)
+    known = _by_id(plan.layers)
+    strategies = tuple(sorted(set(known.values())))
+    table = (p, samples, plan.default_dp_type)
+    priced = cost.priced(
+        strategies, [plan.vocab], [table], [(0, m)], plan.pipeline_type, price_illegal=True
+    )
+    tables, layers, vocab = priced.tables, priced.layers, priced.vocab
+    number = {s: i for i, s in enumerate(strategies)}
+    numbers = {key: number[s] for key, s in known.items()}
+    index = tuple(numbers[id(s)] for s in plan.layers)
+    kinds = cost.spec.layer_types
+    for k, s in sorted(set(zip(kinds, index, strict=True))):
+        if not layers[k].valid[0, s]:
+            label = strategies[s].label(0, "ddp")
+            text = f"layer type {k} cannot use {label} here: no measured or legal row"
+            # a broken rule, found before, says it better
+            if not problems:
+                problems.append(text)
+    if not vocab.priced[0, 0]:
+        # Its rows hold zeros: without this reason a plan would look faster for being impossible.
+        problems.append(
+            f"the plan has no price: embedding and head have no measured or derivable row at "
+            f"degree {plan.vocab.tp * plan.vocab.cp} on {plan.world_size // p} ranks"
+        )
+        return None
+    if not tables.vocab_valid[0, 0] and not problems:
+        degree = plan.vocab.tp * plan.vocab.cp
+        problems.append(f"embedding and head cannot use degree {degree} here")
+    seen = evaluate(
+        tables,
+        table=0,
+        num_microbatches=m,
+        stage_sizes=plan.stage_sizes,
+        strategy_index=index,
+        vocab_index=0,
+    )
+    # rows without a price hold infinite seconds
+    if not np.isfinite(seen.step_time_s):
+        if not problems:
+            problems.append("the plan has no price: some layer has no measured or derivable row")
+        return None
+    return _Priced(
+        tables=tables,
+        table=0,
+        layers=layers,
+        vocab=vocab,
+        vocab_index=0,
+        strategy_index=index,
+        evaluation=seen,
+    )
+
+
+def _stages(
+    cost: CostModel, plan: Plan, priced: _Priced, memory_bytes: float
+) -> Sequence[StagePrediction]:
+    seen = priced.evaluation
+    stages = []
+    first = 0
+    for j, size in enumerate(plan.stage_sizes):
+        layers = range(first, first + size)
+        runs = tuple(_runs(cost, plan, priced, j, layers))
+        first += size
+        time_s: dict[str, float] = {}
+        for run in runs:
+            for name, value in run.time_s.items():
+                # two are once a step, and redistribution is the stage's, in front of the head too
+                if name not in ("tail", "optimizer", "redistribution"):
+                    time_s[name] = time_s.get(name, 0.0) + value
+        # embedding and head are in no run of layers
+        position = vocab_position(j, plan.num_stages)
+        if position is not None:
+            at = (priced.table, position, priced.vocab_index)
+            time_s["vocab"] = float(
+                priced.tables.vocab_forward_s[at] + priced.tables.vocab_backward_s[at]
+            )
+        time_s["redistribution"] = seen.redistribute_forward_s[j] + seen.redistribute_backward_s[j]
+        stages.append(
+            StagePrediction(
+                stage=j,
+                forward_s=seen.forward_s[j],
+                backward_s=seen.backward_s[j],
+                send_s=seen.send_s[j],
+                tail_s=seen.tail_s[j],
+                allocated_bytes=seen.allocated_bytes[j],
+                reserved_bytes=cost.reserve.reserved_bytes(seen.allocated_bytes[j]),
+                odds_of_oom=cost.reserve.odds_of_oom(seen.allocated_bytes[j], memory_bytes),
+                budget_bytes=int(memory_bytes),
+                in_flight=seen.in_flight[j],
+                memory_bytes=seen.bytes_by_category[j],
+                time_s={name: value for name, value in time_s.items() if value},
+                runs=runs,
+            )
+        )
+    return stages
+
+
+def _runs(
+    cost: CostModel, plan: Plan, priced: _Priced, stage: int, layers: range
+) -> Sequence[LayerRun]:
+    kinds, index = cost.spec.layer_types, priced.strategy_index
+    tables, n = priced.tables, priced.table
+    now = 0 if plan.num_microbatches == 1 else 1
+    flight = priced.evaluation.in_flight[stage]
+    runs = []
+    for (k, s), group in groupby(layers, key=lambda at: (kinds[at], index[at])):
+        members = list(group)
+        rows = priced.layers[k]
+        time_s = {name: value * len(members) for name, value in rows.time_s(n, s).items()}
+        here = int(tables.strategy_layout[s])
+        before = members[0] - 1
+        source = (
+            int(tables.vocab_layout[priced.vocab_index])
+            if before < 0
+            else int(tables.strategy_layout[index[before]])
+        )
+        producer = kinds[max(before, 0)]
+        # within a run the layout stays, so only its first layer pays
+        time_s["redistribution"] = float(
+            tables.redistribute_forward_s[n, producer, source, here]
+            + tables.redistribute_backward_s[n, producer, source, here]
+        )
+        runs.append(
+            LayerRun(
+                first_layer=members[0],
+                num_layers=len(members),
+                layer_type=k,
+                label=tables.strategies[s].label(
+                    plan.data_degree(members[0]), plan.default_dp_type
+                ),
+                time_s={name: value for name, value in time_s.items() if value},
+                memory_bytes={
+                    "states": float(rows.states[now, n, s]) * len(members),
+                    "activations": float(rows.activations[n, s]) * len(members) * flight,
+                    "backward": float(rows.backward_peak[n, s]),
+                    # shown apart, and a part of the transient bytes
+                    "transient": float(rows.transient[now, n, s] - rows.backward_peak[n, s]),
+                    "shared": float(rows.shared[n, s]),
+                },
+            )
+        )
+    return runs
+
+
+def _waterfall(
+    plan: Plan, stages: Sequence[StagePrediction], seen: Evaluation, priced: _Priced
+) -> Mapping[str, float]:
+    """Split T: m passes of the slowest stage by category, then bubble, transfers and the tail."""
+    m = plan.num_microbatches
+    slowest = max(stages, key=lambda s: s.forward_s + s.backward_s)
+    parts = {name: m * value for name, value in slowest.time_s.items()}
+    # T has every stage once and the slowest m - 1 times more: what is not its m passes is bubble
+    passes = m * (slowest.forward_s + slowest.backward_s)
+    compute = seen.parts_s["first_microbatch"] + seen.parts_s["steady"]
+    parts["bubble"] = compute - passes
+    parts["transfer"] = seen.parts_s["transfer"]
+    # T ends with the longest tail, so the parts are those of its stage
+    last = max(stages, key=lambda s: s.tail_s)
+    optimizer = sum(run.time_s.get("optimizer", 0.0) for run in last.runs)
+    position = vocab_position(last.stage, plan.num_stages)
+    fixed = 0.0
+    if position is not None:
+        row = priced.vocab.row(priced.table, position, priced.vocab_index)
+        assert row is not None, "embedding and head of a plan with a price have one"
+        step = priced.vocab.seconds[2]
+        optimizer += float(step["optimizer"][row])
+        # of a calibration
+        if "fixed" in step:
+            fixed = float(step["fixed"][row])
+    parts["optimizer"] = optimizer
+    parts["fixed"] = fixed
+    # the rest of the tail: reduction, ZeRO-2's gather, tied weights
+    parts["gradient_sync"] = seen.parts_s["tail"] - optimizer - fixed
+    # differences of sums leave a rest of rounding
+    return {name: value for name, value in parts.items() if abs(value) > 1e-12}

@@ -1,0 +1,475 @@
+"""One question with its inputs loaded: what the commands share between request and planner.
+
+How options and inputs are read is in `search.request.request`, how plans are priced in
+`search.planning.cost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar.command.fields import rows_of, written
+from autopar.documents.catalog import DEFAULT_MODEL
+from autopar.documents.spec import length_key
+from autopar.errors import DocumentError, InputError, VariantError
+from autopar.rates.measured import HardwareProfile
+from autopar.records import dataclass
+from autopar.run.model import ModelProfile, ModelSpec
+from search.request.options import SPACE_PANEL, SearchOptions
+from search.request.profiles import named_card
+from search.request.request import (
+    BATCH_OPTIONS,
+    DEFAULT_HARDWARE,
+    InputSpec,
+    Once,
+    check_memory,
+    fill_options,
+    load_placed,
+    with_places,
+)
+
+if TYPE_CHECKING:
+    from autopar.documents.plan import PlanDocument
+    from autopar.rates.card import Card
+    from autopar.run.plan import Plan, Prediction
+    from autopar.sources import Source
+    from autopar.training.throughput import Throughput
+    from search.planning.layered.planner import Planner
+    from search.planning.layered.prediction import SearchResult
+
+# --------------------------------------------------------------------------------------------------
+# Prices a plan or strategy file of anyone: legal or not, within the budget or over it.
+
+
+def read_plan_for(
+    source: Path | str | Mapping[str, object] | PlanDocument,
+    session: Session,
+    *,
+    path: Path | str = "plan",
+) -> Plan:
+    """Return the plan in a file, which must describe the GPUs and layers of the session.
+
+    `path` is where a content comes from, for errors.
+
+    Raises
+    ------
+    DocumentError
+        When it does not, because then there are no profiles to price it with.
+    """
+    from autopar.documents.plan import read_strategy  # of those who price a plan of a file
+
+    world, spec = session.hardware.world_size, session.spec
+    where = source if isinstance(source, Path | str) else path
+    plan = read_strategy(source, world_size=world, num_layers=spec.num_layers, path=path)
+    if plan.world_size != world:
+        own = _own_file(where)
+        raise DocumentError(
+            where,
+            f"is {plan.world_size} while the hardware has {world} GPUs",
+            key="world_size",
+            remedy=f"give {own} beside it, which says model and hardware"
+            if own
+            else "give the plan's --hardware, or --nodes and --gpus-per-node",
+        )
+    if len(plan.layers) != spec.num_layers:
+        raise DocumentError(
+            where,
+            f"describes {len(plan.layers)} layers while {spec.name} has {spec.num_layers}",
+            key="tp_sizes_enc",
+            remedy="give the plan's --model or --num-layers",
+        )
+    check_known(plan, where)
+    return plan
+
+
+def _own_file(strategy: Path | str) -> Path | None:
+    """Return our plan file beside a strategy file of ours, None where there is none."""
+    path = Path(strategy)
+    own = path.with_name(f"autopar_plan_{path.name.removeprefix('galvatron_config_')}")
+    return own if own.is_file() else None
+
+
+def check_known(plan: Plan, where: Path | str) -> None:
+    """Raise DocumentError where a plan says what the planner and its exports do not know."""
+    from search.planning.layered.prediction import unpriced  # of those who take a plan of a file
+
+    unknown = unpriced(plan)
+    if unknown:
+        raise DocumentError(
+            where,
+            f"has {', '.join(unknown)}, which the planner neither prices nor exports",
+            key="plan",
+            remedy="give a plan without, or run this one with profiler.plan",
+        )
+
+
+def evaluate_file(
+    source: Path | str | Mapping[str, object] | PlanDocument,
+    session: Session,
+    *,
+    path: Path | str = "plan",
+) -> tuple[Plan, Prediction]:
+    """Return the plan in a file and its prediction, with `legal`, `fits` and the arithmetic."""
+    plan = read_plan_for(source, session, path=path)
+    return plan, session.planner.evaluate(plan)
+
+
+# --------------------------------------------------------------------------------------------------
+# The question.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Session:
+    """Loaded inputs, the options, and the planner built on them."""
+
+    spec: ModelSpec
+    profile: ModelProfile
+    hardware: HardwareProfile
+    options: SearchOptions
+    planner: Planner
+    notices: tuple[str, ...] = ()
+    """What was not named and what stands in for it, for stderr."""
+    defaults: tuple[str, ...] = ()
+    """Options that were not given, with the value used and why."""
+    named: Mapping[str, object] = field(default_factory=dict)
+    """Option name -> the shipped input, folder or value that stands in for what was not given and
+    that cannot be told from the options alone."""
+
+    card: Card | None = None
+    """Of the cluster, where it is named by one."""
+
+    @property
+    def title(self) -> str:
+        """Model and cluster in one line."""
+        return (
+            f"{self.spec.name} ({self.spec.num_layers} layers) on {self.hardware.name}, "
+            f"{self.hardware.num_nodes} x {self.hardware.gpus_per_node} GPUs"
+        )
+
+    @property
+    def estimated(self) -> bool:
+        """True when some input was not measured."""
+        return self.hardware.estimated or self.profile.estimated
+
+    @property
+    def synthetic(self) -> bool:
+        """True when some input exercises the code and describes no machine."""
+        return self.hardware.synthetic or self.profile.synthetic
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Every input file."""
+        calibration = self.options.calibration
+        extra = () if calibration is None or calibration.source is None else (calibration.source,)
+        # both may name one software
+        return tuple(dict.fromkeys(self.hardware.sources + self.profile.sources + extra))
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sample: of an encoder and a decoder those of both."""
+        lengths: dict[bool, int] = {}
+        for layer in self.spec.layers:
+            longest = lengths.get(layer.cross_attention, 0)
+            lengths[layer.cross_attention] = max(longest, layer.seq_length)
+        return sum(lengths.values())
+
+    def throughput(self, plan: Plan, prediction: Prediction) -> Throughput | None:
+        """Return a plan's step in the units of logs; None where it has no step time.
+
+        MFU is known on cards and in 16 bits: products of fp32 may run in TF32, of another peak.
+        """
+        from autopar.training.throughput import Throughput, spec_flop
+
+        if not math.isfinite(prediction.step_time_s) or prediction.step_time_s <= 0:
+            return None
+        flop = again = peak = None
+        # files of tables alone say no sizes
+        with contextlib.suppress(InputError):
+            flop = plan.global_batch * spec_flop(self.spec)
+            twice = [strategy.checkpoint for strategy in plan.layers]
+            again = plan.global_batch * spec_flop(self.spec, twice)
+        if self.card is not None and self.options.mixed_precision != "fp32":
+            peak = self.card.flop_per_s[self.options.mixed_precision]
+        return Throughput(
+            step_s=prediction.step_time_s,
+            interval_s=prediction.step_time_interval_s,
+            gpus=plan.world_size,
+            tokens=plan.global_batch * self.tokens_per_sample,
+            model_flop=flop,
+            hardware_flop=again,
+            peak_flop_per_s=peak,
+        )
+
+    @property
+    def calibrated(self) -> tuple[str, ...]:
+        """What a calibration changes, as one of the lines of `defaults used`."""
+        calibration = self.options.calibration
+        return () if calibration is None else (calibration.sentence,)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What readers derived, skipped or scaled; that an input is estimated stands elsewhere."""
+        from search.planning.cost.calibrated import calibration_doubts
+
+        doubts = calibration_doubts(self.spec, self.profile, self.hardware, self.options)
+        notes = (*self.hardware.notes, *self.profile.notes, *doubts)
+        return tuple(note for note in notes if not note.startswith("estimated: "))
+
+    def solve(self) -> SearchResult:
+        """Return the answer, with alternatives of other families: stages and degrees of layers.
+
+        Plans that differ in embedding and head, or in who shards what, are of one family; the
+        fastest of each stands for it, `--top` of them at most.
+        """
+        from search.planning.layered.planner import solve_by_family
+
+        return solve_by_family(self.planner, self.options.top)
+
+    def rebuilt(
+        self,
+        *,
+        hardware: HardwareProfile | None = None,
+        options: SearchOptions | None = None,
+    ) -> Planner:
+        """Return a planner that differs in hardware or options."""
+        from search.planning.layered.planner import Planner
+
+        return Planner.from_documents(
+            self.spec, self.profile, hardware or self.hardware, options or self.options
+        )
+
+
+# No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,
+# and a model planned at another one would be wrong in silence. The length is said instead.
+def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
+    """Return what length is planned for where a config.json says it and nobody chose it."""
+    if inputs.model is None or inputs.seq_length is not None:
+        return []
+    key = length_key(inputs.model)
+    tokens = spec.layers[0].seq_length
+    return (
+        [] if key is None else [f"no --seq-length given, planning for the {tokens} tokens of {key}"]
+    )
+
+
+def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
+    """Return one sentence for every option on files that was given where no file is read."""
+    found = []
+    if inputs.parameter_bytes is not None and inputs.memory_profiling_path is None:
+        found.append("--parameter-bytes has no effect, no --memory-profiling-path is given")
+    if inputs.bandwidth_unit is not None and all(s.estimated for s in hardware.sources):
+        found.append(f"--bandwidth-unit has no effect, {hardware.name} is estimated")
+    return found
+
+
+def _loaded(
+    inputs: InputSpec, options: SearchOptions, given: Collection[str], once: Once
+) -> tuple[SearchOptions, tuple[str, ...], tuple[ModelSpec, ModelProfile, HardwareProfile]]:
+    """Return options, a line on sequence parallelism where files decided it, and the inputs.
+
+    Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
+    """
+    try:
+        return options, (), _placed(inputs, options, once)
+    except VariantError as error:
+        if "sequence-parallel" in given or not options.sequence_parallel:
+            raise
+        changed = dataclasses.replace(options, sequence_parallel=False)
+        line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
+        try:
+            return changed, (line,), _placed(inputs, changed, once)
+        except InputError:
+            raise error from None  # it lacks tables without it, too
+
+
+def _placed(
+    inputs: InputSpec, options: SearchOptions, once: Once
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    """Return the inputs, with the memory of the engine that is asked for unless a file has it."""
+    spec, profile, hardware = load_placed(inputs, options, once)
+    if options.memory_of is not None and inputs.memory_profiling_path is None:
+        from autopar.price.profile import with_memory_of
+
+        profile = with_memory_of(options.memory_of, profile, spec, gpu=hardware.name)
+    return spec, profile, hardware
+
+
+def _card(inputs: InputSpec) -> Card | None:
+    """Return the card that a cluster is named by; None where files say what it is."""
+    from autopar.rates.card import load_card, parse_hardware
+
+    named = DEFAULT_HARDWARE if inputs.uses_default_hardware else named_card(inputs.hardware)
+    return None if named is None else load_card(parse_hardware(named)[0])
+
+
+def open_session(
+    inputs: InputSpec,
+    options: SearchOptions,
+    given: Collection[str] = (),
+    *,
+    has_plan: bool = False,
+    once: Once = lambda key, make: make(),
+) -> Session:
+    """Return the session of a request; errors as `load_inputs`.
+
+    Parameters
+    ----------
+    given : names of the options that somebody typed; the others may follow the inputs.
+    has_plan : a plan is priced, whose batch is nobody's default.
+    once : makes profiles, which other questions may have in common, as `load_placed` has it.
+    """
+    given = {*given, "global-batch-size"} if has_plan else given
+    asked = inputs
+    inputs, places = with_places(asked, options)
+    options, variant, (spec, profile, hardware) = _loaded(inputs, options, given, once)
+    # a plan may be priced for more memory than there is, to see what it lacks
+    if not has_plan:
+        check_memory(options, given, hardware)
+    options, defaults = fill_options(options, given, profile, hardware)
+    if inputs.calibration is not None:
+        from autopar.documents.calibration import read_calibration
+
+        calibration = read_calibration(inputs.calibration)
+        options = dataclasses.replace(options, calibration=calibration)
+
+    from search.planning.cost.calibrated import calibration_doubts
+    from search.planning.layered.planner import Planner
+
+    unnamed = (
+        (
+            asked.uses_default_model,
+            "--model",
+            DEFAULT_MODEL,
+            "times estimated" if places.times is None else f"times of {places.times}",
+        ),
+        (inputs.uses_default_hardware, "--hardware", DEFAULT_HARDWARE, "estimated"),
+    )
+    notices = [
+        f"no {option} given, planning for the shipped {name} ({what})"
+        for absent, option, name, what in unnamed
+        if absent
+    ]
+    notices += places.notices
+    named = {option.removeprefix("--"): name for absent, option, name, _ in unnamed if absent}
+    if not BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
+        notices.append(
+            f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
+            f"than the {hardware.world_size} GPUs; give --global-batch-size, or --min-bsz and "
+            "--max-bsz"
+        )
+    notices += _unsaid_length(inputs, spec)
+    notices += _without_effect(inputs, hardware)
+    notices += calibration_doubts(spec, profile, hardware, options)
+    return Session(
+        spec=spec,
+        profile=profile,
+        hardware=hardware,
+        options=options,
+        planner=Planner.from_documents(spec, profile, hardware, options),
+        card=_card(inputs),
+        notices=tuple(notices),
+        defaults=(*places.defaults, *variant, *defaults),
+        named={
+            **named,
+            **places.named,
+            **({"sequence-parallel": options.sequence_parallel} if variant else {}),
+        },
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Why not another plan.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WhyNot:
+    """The best plan with one more rule, wherever in the whole space it is."""
+
+    result: SearchResult | None
+    """None: no plan has it, whatever the options."""
+    reason: str = ""
+    """Why there is none, where the space itself has none."""
+    left_out: tuple[str, ...] = ()
+    """Options of the question that exclude the rule, and without which the result is."""
+
+
+def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
+    """Return the best plan that obeys one more pin, at the baseline's batch.
+
+    What the question's own options say against it is left away and named: pins of the same key,
+    else the one option that bounds the space, else all of those.
+    """
+    from search.planning.space import freed
+
+    # at another batch the comparison would be one of batches
+    batches = None if baseline.plan is None else (baseline.plan.global_batch,)
+    pins, dropped = freed(session.options.pin, rule)
+    options = dataclasses.replace(session.options, pin=(*pins, rule))
+    left_out = tuple(f"--pin {pin}" for pin in dropped)
+    first: WhyNot | None = None
+    for names in ((), *_bounds(options, session.hardware.world_size)):
+        wider = {name: _unbounded(name, session.hardware.world_size) for name in names}
+        asked = dataclasses.replace(options, **wider)
+        said = tuple(_said(options, name) for name in names)
+        try:
+            result = session.rebuilt(options=asked).solve(global_batch_sizes=batches)
+        except InputError as error:
+            first = first or WhyNot(result=None, reason=str(error), left_out=left_out)
+            continue
+        found = WhyNot(result=result, left_out=(*left_out, *said))
+        # more memory would help, which is another answer than none
+        if result.infeasibility is None or result.infeasibility.smallest_budget_bytes > 0:
+            return found
+        first = first or found
+    assert first is not None, "the question itself was asked"
+    return first
+
+
+def _bounds(options: SearchOptions, world_size: int) -> list[tuple[str, ...]]:
+    """Return fields that bound the space: each that does, then all of them together.
+
+    What somebody chose comes before what bounds every search.
+    """
+    usual = SearchOptions()
+    fields = [row.field for row in rows_of(SearchOptions) if row.panel == SPACE_PANEL]
+    bounding = [
+        name
+        for name in fields
+        if name != "pin"
+        if name.startswith(("disable_", "max_")) or name in _WIDEST
+        if getattr(options, name) != _unbounded(name, world_size)
+    ]
+    bounding.sort(key=lambda name: getattr(options, name) == getattr(usual, name))
+    return [(name,) for name in bounding] + ([tuple(bounding)] if len(bounding) > 1 else [])
+
+
+_WIDEST: Mapping[str, object] = {
+    "search_space": "full",
+    "sp_space": "tp+sp",
+    "forbid": (),
+    "pp_division": None,
+    "max_pp_deg": None,
+    "fine_grained_mode": True,
+}
+"""Fields of options, besides bounds of degrees and switches, and what excludes nothing."""
+
+
+def _unbounded(name: str, world_size: int) -> Any:
+    if name in _WIDEST:
+        return _WIDEST[name]
+    return False if name.startswith("disable_") else world_size
+
+
+def _said(options: SearchOptions, name: str) -> str:
+    row = next(row for row in rows_of(SearchOptions) if row.field == name)
+    value = getattr(options, name)
+    if row.flaglike:
+        return f"--{row.name}"
+    raw = written(row, value) if value is not None else row.shown
+    return f"--{row.name} {' '.join(raw) if isinstance(raw, list) else raw}"

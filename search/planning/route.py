@@ -1,0 +1,313 @@
+"""Who answers a request: launches of trainers, plans whose layers may differ, or the best of both.
+
+Trainers with one set of degrees for a whole model have launches (`search.planning.uniform`); what
+spans a space of plans whose layers may differ is of the planner of such plans
+(`search.planning.best_plan` and `search.planning.question`). Nothing is searched here but where
+both are asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from autopar.command.fields import rows_of
+from autopar.documents.catalog import site_files
+from autopar.errors import InputError, OptionError
+from autopar.records import dataclass
+from search.engines.engine import ALIKE, EXPORTERS
+from search.planning.best_plan import BestPart, EngineBest, choose_any, sweeps
+from search.request.degrees import DegreeOptions, rules_of
+from search.request.options import Engine, Shares
+from search.request.profiles import card_shape, find_site_of, named_card
+from search.request.request import BATCH_OPTIONS, Request, extended, model_spec, with_places
+
+if TYPE_CHECKING:
+    from autopar.run.model import ModelSpec
+    from search.engines.space import EngineSpace
+    from search.planning.uniform.answer import Answer, EngineAnswer, Question
+
+TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
+"""Engines with one set of degrees, as in `ENGINES` of `search.engines.spaces`, which
+not all questions import."""
+_OF_LAUNCHES = frozenset(
+    {
+        *(row.name for row in rows_of(DegreeOptions)),
+        *BATCH_OPTIONS,
+        *("model", "hardware", "nodes", "gpus-per-node", "gpus", "stack", "site"),
+        *("num-layers", "seq-length", "hidden-size", "num-heads", "num-kv-heads", "head-dim"),
+        *("ffn-hidden-size", "vocab-size", "make-vocab-size-divisible-by"),
+        *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
+    }
+)
+"""Options that a search over launches keeps to; all others are of plans whose layers may differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """Whose launches and plans answer a request."""
+
+    launches: Question | None = None
+    """What is asked of trainers; None: plans alone answer."""
+    layered: tuple[Engine, ...] = ()
+    """Engines whose plans may differ by layer; none: plans whatever runs them, unless launches
+    answer."""
+    why: str = ""
+    """Why plans answer where one may have expected launches; empty elsewhere."""
+
+
+def route_of(request: Request) -> Route:
+    """Return who answers a request; raises InputError where its model cannot be read.
+
+    Launches answer for their trainers where model and cluster are estimated, no option spans a
+    space of plans whose layers may differ, and one launch can say the model. Where nobody names an
+    engine, plans of the others stand beside them.
+    """
+    engine = request.engine
+    if request.output.evaluate is not None or request.output.frontier:
+        return _layered(request)
+    if engine not in (None, "any", *TRAINERS):
+        return _layered(request)
+    if not _estimated(request):
+        return _layered(request, _unnamed(request))
+    others = [name for name in request.given if not _of_launches(name, request)]
+    if others:
+        return _layered(request, f"--{others[0]} is of such plans")
+    from autopar.price.profile import launch_model
+    from search.planning.uniform.answer import open_launches
+
+    spec = model_spec(request.inputs)
+    if {*(request.degrees.ep or ())} - {1} and not any(one.num_experts for one in spec.layers):
+        raise OptionError(f"--ep: {spec.name} has no experts; leave it out")
+    try:
+        launch_model(spec)
+    except InputError as error:
+        return _layered(request, str(error).partition("; ")[0])
+    question = open_launches(request)
+    plain = not _modern_parts(question.spec) and not request.degrees.any_given
+    if plain and engine is None and request.inputs.stack is not None:
+        return _layered(request, "--stack says of whose software times are, and no --engine")
+    if plain:
+        # plans of these trainers may be written where launches are not
+        engines = tuple(one for one in question.engines if not _unwritten(question, one))
+        if not engines:
+            why = _unwritten(question, question.engines[0])
+            return _layered(request, why)
+        question = replace(question, engines=engines)
+    if engine in TRAINERS:
+        return Route(launches=question)
+    names = {one.name for one in question.engines}
+    layered = tuple(cast(Engine, name) for name in EXPORTERS if name not in names)
+    return Route(launches=question, layered=layered)
+
+
+def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
+    """Return a request with the site of its cluster that lies in the default folder, as if typed.
+
+    Also what is said of that on stderr. Sites are of estimates: hardware that is measured, or that
+    nobody names, has none. Raises OptionError where several are of the cluster.
+    """
+    inputs = request.inputs
+    name = named_card(inputs.hardware)
+    if name is None or "site" in request.given or not site_files():
+        return request, ()
+    shape = card_shape(name, inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size)
+    path, says = find_site_of(*shape)
+    if path is None:
+        return request, says
+    line = f"--site {path} (it lies in {path.parent} and was measured on this cluster)"
+    return replace(extended(request, {"site": str(path)}), found=(line,)), says
+
+
+def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """Return what a model has that no plan whose layers may differ spreads over ranks."""
+    layers = spec.layers
+    found = {
+        "experts": any(layer.num_experts is not None for layer in layers),
+        "latent attention": any(layer.latent is not None for layer in layers),
+        "windows of attention": any(layer.window is not None for layer in layers),
+        "modules of further tokens": spec.mtp_layers > 0,
+    }
+    return tuple(what for what, there in found.items() if there)
+
+
+def _unwritten(question: Question, engine: EngineSpace) -> str:
+    """Return why no launch of a trainer is written for a model, empty where it is."""
+    from autopar.run.launch import chunks_of_sizes
+    from search.engines.choice import Choice
+    from search.engines.files import unwritten
+    from search.engines.place import Place
+    from search.engines.space import launch_of
+
+    model = question.job.model
+    choice = Choice(
+        zero=engine.zero[-1], chunks=chunks_of_sizes([model.num_layers], 1, mtp=model.mtp)
+    )
+    launch = launch_of(engine, replace(question.job, world=1), choice)
+    place = Place(num_nodes=1, gpus_per_node=1, model=question.spec.name, spec=question.spec)
+    return unwritten(launch, engine=cast(Any, engine.name), place=place)
+
+
+def _unnamed(request: Request) -> str:
+    """Return what is not named of a question about estimates, so that trainers are not asked.
+
+    Empty where nothing was typed, which plans the shipped example, and where files were measured.
+    """
+    inputs = request.inputs
+    alone = {"model", "hardware"} & set(request.given)
+    if (
+        request.engine is not None
+        or len(alone) != 1
+        or with_places(inputs, request.options)[1].times
+    ):
+        return ""
+    if inputs.time_profiling_path is not None or inputs.memory_profiling_path is not None:
+        return ""
+    if alone == {"hardware"}:
+        return "" if named_card(inputs.hardware) is None else "give --model to ask trainers"
+    return "give --hardware CARD:NxG to ask trainers"
+
+
+def _estimated(request: Request) -> bool:
+    """Return whether model and card are named, and no measured table stands for either."""
+    inputs = request.inputs
+    if named_card(inputs.hardware) is None or inputs.model is None:
+        return False
+    if inputs.time_profiling_path is not None or inputs.memory_profiling_path is not None:
+        return False
+    return with_places(inputs, request.options)[1].times is None
+
+
+def _of_launches(name: str, request: Request) -> bool:
+    if name == "mixed-precision":
+        # launches train in bf16
+        return request.options.mixed_precision == "bf16"
+    if name == "cp-kind":
+        # plans gather keys and values, too, and of launches Megatron-LM's alone
+        return request.options.cp_kind != "all-gather" or request.engine == "megatron"
+    return name in _OF_LAUNCHES
+
+
+def refuse_options_of_plans(path: str, request: Request) -> None:
+    """Raise OptionError where something was typed beside a launch that no launch has."""
+    for name in request.given:
+        if not _of_launches(name, request):
+            raise OptionError(
+                f"--{name}: {path} is a launch, and the option is of plans whose layers may "
+                "differ; leave it out"
+            )
+
+
+def _layered(request: Request, why: str = "") -> Route:
+    """Return that plans whose layers may differ answer, as they do without launches."""
+    engine = request.engine
+    if engine is None and (request.output.frontier or not sweeps(request)):
+        engine = "none"
+    if engine == "none":
+        return Route(why=why and f"plans whose layers may differ, whatever runs them: {why}")
+    every = cast(tuple[Engine, ...], EXPORTERS)
+    if engine in (None, "any"):
+        return Route(layered=every, why=why and f"plans whose layers may differ: {why}")
+    named = cast(Engine, engine)
+    return Route(layered=(named,), why=why and f"plans of {named} whose layers may differ: {why}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The best of launches and of plans whose layers may differ.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Both:
+    """Launches and plans that answer one question."""
+
+    answer: Answer
+    """Launches, the fastest first."""
+    part: BestPart | None
+    """The fastest plan whose layers may differ; None: nobody was asked for one, or has one."""
+    lines: tuple[EngineBest, ...]
+    """Each engine's own best, the fastest first; none where one trainer was asked."""
+
+    @property
+    def layered(self) -> EngineBest | None:
+        """The fastest plan whose layers may differ."""
+        return next((line for line in self.lines if line.plan is not None), None)
+
+    @property
+    def gain(self) -> float | None:
+        """By how much that plan is faster than the fastest launch; None without both."""
+        best, plan = self.answer.best, self.layered
+        if best is None or best.best is None or plan is None or plan.samples_per_s is None:
+            return None
+        return plan.samples_per_s / best.best.samples_per_s - 1.0
+
+    @property
+    def layers_differ(self) -> bool:
+        """Whether the answer is the plan: it is faster by more than the two prices differ by."""
+        return self.layered is not None and (self.gain is None or self.gain > ALIKE)
+
+
+def best_of_both(request: Request, route: Route) -> Both:
+    """Return what launches and plans answer a request whose route has launches; raises InputError.
+
+    A limit of time is shared by all engines, the last share is that of what the best has besides.
+    """
+    from search.planning.uniform.answer import answer
+
+    question = route.launches
+    assert question is not None, "plans alone are of other commands"
+    number = len(question.engines) + len(route.layered) + 1
+    shares = Shares(question.seconds, number)
+    found = answer(question, shares)
+    lines = [_line(question, one) for one in found.engines]
+    part = None
+    if route.layered:
+        part = _plans(request, question, route.layered, shares)
+        lines += part.engines
+        lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
+    if len(lines) == 1:
+        lines = []
+    found = replace(found, lines=tuple(lines))
+    return Both(answer=found, part=part, lines=tuple(lines))
+
+
+def _line(question: Question, one: EngineAnswer) -> EngineBest:
+    from search.planning.uniform.files import degrees_entry
+
+    engine = cast(Engine, one.engine.name)
+    if one.best is None:
+        return EngineBest(engine=engine, samples_per_s=None, reason=one.reason)
+    choice, job = one.best.choice, question.job
+    return EngineBest(
+        engine=engine,
+        samples_per_s=one.best.samples_per_s,
+        launch=degrees_entry(choice, job.world).model_dump(),
+        words=choice.line(job.world, experts=job.model.experts is not None),
+    )
+
+
+def _plans(
+    request: Request, question: Question, engines: tuple[Engine, ...], shares: Shares
+) -> BestPart:
+    """Return the fastest plans of engines for the batch that launches have; why there are none."""
+    parts = _modern_parts(question.spec)
+    why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
+    try:
+        # what was typed as a degree is a rule there
+        asked = with_rules(request)
+    except OptionError as error:
+        why, asked = why or str(error).partition("; ")[0], request
+    if why:
+        lines = tuple(EngineBest(engine=one, samples_per_s=None, reason=why) for one in engines)
+        return BestPart(request=request, notices=(), engines=lines)
+    if not BATCH_OPTIONS & request.given.keys():
+        asked = extended(asked, {"settle_bsz": question.job.global_batches[0]})
+    return choose_any(asked, engines, shares)
+
+
+def with_rules(request: Request, why: str = "") -> Request:
+    """Return a request whose fixed degrees are rules of plans whose layers may differ.
+
+    why : as `Route` has it. Raises OptionError with what such plans do not have.
+    """
+    rules = rules_of(request.degrees, why.rpartition(": ")[2])
+    return extended(request, rules) if rules else request

@@ -1,0 +1,581 @@
+"""Options -> search space: which strategies, stages and batches the planner may combine.
+
+The space is data (tuples of strategies, tables and candidates); what each strategy costs is the
+cost model's business, what is legal for this model is decided when its row is priced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from autopar.errors import OptionError, nearest
+from autopar.records import dataclass
+from autopar.run.plan import LayerStrategy, VocabStrategy, ZeroDefault, fewest_microbatches
+from search.request.options import SearchOptions
+
+# --------------------------------------------------------------------------------------------------
+# The grammar of `--pin` and `--forbid`, as predicates that the search asks while it enumerates.
+#
+#     rule      = [ scope ":" ] condition { "," condition }
+#     scope     = "layers" N [ "-" N ]  |  "stage" N
+#     condition = key "=" integer
+#
+# Layer keys: tp, ulysses, cp, zero3, ckpt, strided. Keys of embedding and head: vtp, vulysses,
+# vzero3, vcp. Keys of the whole plan: pp, m, bsz. A pin says that all its conditions hold; a
+# forbidden rule says that they do not all hold together.
+
+
+GRAMMAR = "[layers A-B: | stage J:] key=N[,key=N]"
+
+_LAYER: Mapping[str, Callable[[LayerStrategy], int]] = {
+    "tp": lambda s: s.tp,
+    "ulysses": lambda s: int(s.ulysses),
+    "cp": lambda s: s.cp,
+    "zero3": lambda s: int(s.zero3),
+    "ckpt": lambda s: int(s.checkpoint),
+    "strided": lambda s: int(s.strided),
+}
+_VOCAB: Mapping[str, Callable[[VocabStrategy], int]] = {
+    "vtp": lambda v: v.tp,
+    "vulysses": lambda v: int(v.ulysses),
+    "vzero3": lambda v: int(v.zero3),
+    "vcp": lambda v: v.cp,
+}
+_KIND = (
+    dict.fromkeys(_LAYER, "layer")
+    | dict.fromkeys(_VOCAB, "vocab")
+    | {"pp": "stages", "m": "batch", "bsz": "batch"}
+)
+_FLAGS = frozenset({"ulysses", "zero3", "ckpt", "strided", "vulysses", "vzero3"})
+_SYNONYMS = {
+    "sp": "ulysses",
+    "checkpoint": "ckpt",
+    "sdp": "zero3",
+    "fsdp": "zero3",
+    "p": "pp",
+    "chunks": "m",
+    "global_bsz": "bsz",
+    "vsp": "vulysses",
+    "embed_sdp": "vzero3",
+    "vocab_sdp": "vzero3",
+}
+# nine digits at most: what is counted fits into 32 bits
+_SCOPE = re.compile(r"(?:layers?\s+([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?|stage\s+([0-9]{1,9}))")
+_CONDITION = re.compile(r"([a-z_][a-z0-9_]*)\s*=\s*([0-9]{1,9})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One parsed rule; `kind` says which predicate it restricts."""
+
+    text: str
+    forbid: bool
+    kind: str
+    """`layer`, `vocab`, `stages` or `batch`."""
+    conditions: tuple[tuple[str, int], ...]
+    layers: tuple[int, int] | None = None
+    """First and last layer, both inclusive."""
+    stage: int | None = None
+
+    def allows(self, values: Mapping[str, int]) -> bool:
+        """Return whether a subject with these values obeys the rule."""
+        holds = all(values[key] == wanted for key, wanted in self.conditions)
+        return not holds if self.forbid else holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """All pins and forbidden rules of a search, as predicates."""
+
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def has_stage_rules(self) -> bool:
+        """True when some rule singles out a stage."""
+        return any(rule.stage is not None for rule in self.rules)
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Stages that rules single out, in increasing order."""
+        return tuple(sorted({rule.stage for rule in self.rules if rule.stage is not None}))
+
+    def allows_layer(self, layer: int, strategy: LayerStrategy) -> bool:
+        """Return whether a layer may have a strategy, rules about stages aside."""
+        return self.layer_masks([layer], [strategy])[0][0]
+
+    def layer_masks(
+        self, layers: Iterable[int], strategies: Sequence[LayerStrategy]
+    ) -> list[tuple[bool, ...]]:
+        """Return for every layer which strategies it may have, rules about stages aside."""
+        rules = [rule for rule in self.rules if rule.kind == "layer" and rule.stage is None]
+        values = [_layer_values(strategy) for strategy in strategies]
+        # few rules make few kinds of layers, by which of them are about a layer
+        masks: dict[tuple[bool, ...], tuple[bool, ...]] = {}
+        found = []
+        for layer in layers:
+            about = tuple(
+                rule.layers is None or rule.layers[0] <= layer <= rule.layers[1] for rule in rules
+            )
+            if about not in masks:
+                mine = [rule for rule, yes in zip(rules, about, strict=True) if yes]
+                masks[about] = tuple(all(rule.allows(value) for rule in mine) for value in values)
+            found.append(masks[about])
+        return found
+
+    def allows_stage(self, stage: int, strategy: LayerStrategy) -> bool:
+        """Return whether layers of a stage may have a strategy, by the rules about stages."""
+        return all(
+            rule.allows(_layer_values(strategy)) for rule in self.rules if rule.stage == stage
+        )
+
+    def allows_vocab(self, strategy: VocabStrategy) -> bool:
+        """Return whether embedding and head may have a strategy."""
+        if not self.rules:
+            return True
+        values = {key: get(strategy) for key, get in _VOCAB.items()}
+        return self._allows("vocab", values)
+
+    def allows_stages(self, num_stages: int) -> bool:
+        """Return whether the plan may have so many pipeline stages."""
+        return self._allows("stages", {"pp": num_stages})
+
+    def allows_batch(self, global_batch: int, num_microbatches: int) -> bool:
+        """Return whether the plan may have this global batch and number of micro-batches."""
+        return self._allows("batch", {"bsz": global_batch, "m": num_microbatches})
+
+    def last_layer(self) -> int | None:
+        """Return the largest layer index that a rule names, None when none names any."""
+        return max((rule.layers[1] for rule in self.rules if rule.layers), default=None)
+
+    def _allows(self, kind: str, values: Mapping[str, int]) -> bool:
+        return all(rule.allows(values) for rule in self.rules if rule.kind == kind)
+
+
+def parse_rules(pin: Sequence[str], forbid: Sequence[str]) -> Rules:
+    """Return the rules of `--pin` and `--forbid`.
+
+    Raises OptionError when a rule does not follow the grammar; the message shows it.
+    """
+    rules: list[Rule] = []
+    for text in pin:
+        rules += _parse(text, forbid=False)
+    for text in forbid:
+        rules += _parse(text, forbid=True)
+    return Rules(rules=tuple(rules))
+
+
+def _parse(text: str, *, forbid: bool) -> list[Rule]:
+    option = "--forbid" if forbid else "--pin"
+
+    def fail(problem: str) -> OptionError:
+        return OptionError(f"{option} {text!r}: {problem}; the grammar is {GRAMMAR}")
+
+    scope, colon, body = text.strip().partition(":")
+    layers: tuple[int, int] | None = None
+    stage: int | None = None
+    # without a colon all of it is conditions
+    if not colon:
+        scope, body = "", scope
+    else:
+        match = _SCOPE.fullmatch(scope.strip())
+        if match is None:
+            raise fail(f"expected `layers A-B` or `stage J` before the colon, got {scope!r}")
+        first, last, stage_text = match.groups()
+        if stage_text is not None:
+            stage = int(stage_text)
+        else:
+            layers = (int(first), int(last if last is not None else first))
+            if layers[0] > layers[1]:
+                raise fail(f"the range of layers is empty ({layers[0]} > {layers[1]})")
+
+    groups: dict[str, list[tuple[str, int]]] = {}
+    for part in body.split(","):
+        match = _CONDITION.fullmatch(part.strip())
+        if match is None:
+            raise fail(f"expected key=integer, got {part.strip()!r}")
+        key, value = _SYNONYMS.get(match[1], match[1]), int(match[2])
+        if key not in _KIND:
+            near = nearest(key, _KIND, 0.4)
+            raise fail(
+                f"unknown key {key!r}"
+                + (f", did you mean {near!r}?" if near else f", known are {', '.join(_KIND)}")
+            )
+        if colon and _KIND[key] != "layer":
+            raise fail(f"{key!r} belongs to the whole plan and cannot follow {scope.strip()!r}")
+        if key in _FLAGS and value > 1:
+            raise fail(f"expected {key}=0 or {key}=1, got {value}")
+        if key not in _FLAGS and value < 1:
+            raise fail(f"expected a positive integer for {key!r}, got {value}")
+        # the same twice is harmless, two values can never hold
+        known = dict(groups.get(_KIND[key], ()))
+        if known.get(key, value) != value:
+            raise fail(f"{key!r} cannot be both {known[key]} and {value}")
+        groups.setdefault(_KIND[key], []).append((key, value))
+    # each predicate sees one kind of subject, so a pair of kinds cannot be told
+    if forbid and len(groups) > 1:
+        keys = ", ".join(key for pairs in groups.values() for key, _ in pairs)
+        raise fail(f"one rule cannot forbid a combination of layers and the plan ({keys})")
+    # pins of several kinds hold one by one: a rule for each predicate
+    return [
+        Rule(
+            text=text.strip(),
+            forbid=forbid,
+            kind=kind,
+            conditions=tuple(conditions),
+            layers=layers,
+            stage=stage,
+        )
+        for kind, conditions in groups.items()
+    ]
+
+
+def freed(pins: Sequence[str], rule: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the pins that leave a rule possible, and the conditions that do not.
+
+    A pin loses what it says otherwise of the same key and of layers that the rule is about. Raises
+    OptionError as `parse_rules`.
+    """
+    asked = [
+        (key, wanted, one) for one in _parse(rule, forbid=False) for key, wanted in one.conditions
+    ]
+    kept: list[str] = []
+    dropped: list[str] = []
+    for pin in pins:
+        for one in _parse(pin, forbid=False):
+            scope = pin.partition(":")[0].strip() + ":" if ":" in pin else ""
+            for key, wanted in one.conditions:
+                against = any(
+                    key == other and wanted != value and _overlap(one, rule_of)
+                    for other, value, rule_of in asked
+                )
+                (dropped if against else kept).append(f"{scope}{key}={wanted}")
+    return tuple(kept), tuple(dropped)
+
+
+def _overlap(one: Rule, other: Rule) -> bool:
+    """Return whether some layer may be of both rules."""
+    if one.layers is not None and other.layers is not None:
+        return one.layers[0] <= other.layers[1] and other.layers[0] <= one.layers[1]
+    return one.stage is None or other.stage is None or one.stage == other.stage
+
+
+def _layer_values(strategy: LayerStrategy) -> dict[str, int]:
+    return {key: get(strategy) for key, get in _LAYER.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# The space: strategies, stages, micro-batches.
+
+
+TOKENS_OF_RANK = 1024
+"""A context rank has so many tokens of a sample at least, unless a degree is asked for: with fewer
+the exchanges of keys and values take longer than the attention beside them."""
+
+Table = tuple[int, int, ZeroDefault]
+"""(number of stages p, samples per micro-batch g, default dp type)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """Everything that may be combined; tables and candidates are those of PlanTables."""
+
+    strategies: tuple[LayerStrategy, ...]
+    """In canonical order."""
+    vocab: tuple[VocabStrategy, ...]
+    tables: tuple[Table, ...]
+    candidates: tuple[tuple[int, int], ...]
+    """(index into tables, micro-batches m)."""
+    uniform: bool
+    """True when all layers must share one strategy."""
+    only_data_degree_1: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Preset:
+    """What a `--search-space` value leaves free."""
+
+    stages: str = "any"  # any, one, largest
+    tensor: str = "any"  # any, one, largest
+    context: bool = False  # whether context parallelism is one of them unless it is asked for
+    zero3: tuple[bool, ...] = (False, True)
+    checkpoint: tuple[bool, ...] = (False, True)
+    uniform: bool = False
+
+
+# As Galvatron documents its search spaces: `full` is layer-wise over all dimensions, `3d`
+# model-wise over (dp, tp, pp), the others layer-wise over the named dimensions.
+PRESETS = {
+    "full": _Preset(context=True),
+    "3d": _Preset(zero3=(False,), checkpoint=(False,), uniform=True),
+    "dp+tp": _Preset(stages="one", zero3=(False,)),
+    "dp+pp": _Preset(tensor="one", zero3=(False,)),
+    "dp": _Preset(stages="one", tensor="one", zero3=(False,), checkpoint=(False,)),
+    "sdp": _Preset(stages="one", tensor="one", zero3=(True,), checkpoint=(False,)),
+    "tp": _Preset(stages="one", tensor="largest", zero3=(False,), checkpoint=(False,)),
+    "pp": _Preset(stages="largest", tensor="one", zero3=(False,), checkpoint=(False,)),
+}
+
+
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors in increasing order."""
+    # divisors come in pairs, one of them up to the root
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def next_batch(batch: int, world_size: int) -> int | None:
+    """Return the next larger global batch that ranks can share better; None: this one is shared.
+
+    A batch is shared well where its samples divide over as many ranks as there are samples for.
+    """
+
+    def shared(number: int) -> bool:
+        most = max(degree for degree in divisors(world_size) if degree <= number)
+        return number % most == 0
+
+    if shared(batch):
+        return None
+    # a multiple of the ranks is shared well
+    return next(number for number in range(batch + 1, batch + world_size + 1) if shared(number))
+
+
+def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: int) -> list[int]:
+    """Return the context degrees of layers, embedding and head, of the `degrees` that divide ranks.
+
+    num_tokens : of the shortest sample that some layer has.
+    """
+    most = options.max_cp_deg
+    if most is None:
+        has_context = PRESETS[options.search_space].context
+        most = num_tokens // TOKENS_OF_RANK if has_context else 1
+    return [c for c in degrees if c == 1 or (c <= most and not options.disable_cp)]
+
+
+def global_batches(options: SearchOptions) -> tuple[int, ...]:
+    """Return the global batch sizes to consider: `--global-batch-size`, else the range."""
+    if options.settle_bsz is not None:
+        return (options.settle_bsz,)
+    return tuple(range(options.min_bsz, options.max_bsz + 1, options.bsz_scale))
+
+
+def build_space(
+    options: SearchOptions,
+    *,
+    world_size: int,
+    num_layers: int,
+    num_tokens: int,
+    batches: Sequence[int],
+    rules: Rules,
+) -> SearchSpace:
+    """Return the search space of a cluster and a number of layers.
+
+    num_tokens : of the shortest sample that some layer has.
+
+    Raises OptionError when the options exclude everything, naming the ones that do.
+    """
+    preset = PRESETS[options.search_space]
+    stages = _stages(options, preset, world_size, num_layers, rules)
+    if not stages:
+        raise OptionError(
+            f"no number of pipeline stages is left for {world_size} GPUs and {num_layers} layers; "
+            "check --max-pp-deg, --disable-pp, --pp-division and --pin pp="
+        )
+    # of any number of stages: what does not divide the ranks of one has no row there
+    degrees = sorted({d for p in stages for d in divisors(world_size // p)})
+    contexts = context_degrees(options, degrees, num_tokens)
+    strategies = _strategies(options, preset, degrees, contexts)
+    vocab = tuple(v for v in _vocab(options, preset, degrees, contexts) if rules.allows_vocab(v))
+    if not strategies or not vocab:
+        raise OptionError(
+            "no strategy is left for "
+            + ("the layers" if not strategies else "embedding and head")
+            + "; check --sp-space, the --disable-* options, --pin and --forbid"
+        )
+    shards = sorted({s.tp * s.cp for s in strategies})
+    types = _defaults(options)
+    batch_rules = any(rule.kind == "batch" for rule in rules.rules)
+    index: dict[Table, int] = {}
+    candidates: list[tuple[int, int]] = []
+    for p in stages:
+        ranks = world_size // p
+        data = [ranks // s for s in shards if ranks % s == 0]
+        # what another divides need not be tried: whole samples of more ranks are whole of fewer
+        data = [d for d in data if not any(d % other == 0 for other in data if other < d)]
+        # of every g, whether some strategy has whole samples; the others are refused row by row
+        whole: dict[int, bool] = {}
+        for batch in batches:
+            for m in _microbatches(options, batch, p):
+                g = batch // m
+                if g not in whole:
+                    whole[g] = any(g % d == 0 for d in data)
+                if not whole[g] or (batch_rules and not rules.allows_batch(batch, m)):
+                    continue
+                for kind in types:
+                    # with one reduction a step ZeRO-2 holds what ZeRO-1 holds: a second name, which
+                    # fewer engines know
+                    if kind == "zero1" and "zero2" in types and m > 1 and options.async_grad_reduce:
+                        continue
+                    # batches of equal p and g share a table, which is priced once
+                    at = index.setdefault((p, g, kind), len(index))
+                    candidates.append((at, m))
+    if not candidates:
+        raise OptionError(_no_batch(options, batches, stages, world_size))
+    return SearchSpace(
+        strategies=strategies,
+        vocab=vocab,
+        tables=tuple(index),
+        candidates=tuple(candidates),
+        uniform=preset.uniform or not options.fine_grained_mode,
+        only_data_degree_1=options.disable_dp,
+    )
+
+
+def _defaults(options: SearchOptions) -> tuple[ZeroDefault, ...]:
+    """Return what layers without ZeRO-3 may do."""
+    if options.default_dp_type != "any":
+        return (options.default_dp_type,)
+    # of engines that are told ZeRO-1 and do what is counted for it; Galvatron has no such word, and
+    # of others the parts of their spaces say what they are told
+    return ("ddp", "zero1", "zero2") if options.memory_of is None else ("ddp", "zero2")
+
+
+def _stages(
+    options: SearchOptions, preset: _Preset, world_size: int, num_layers: int, rules: Rules
+) -> list[int]:
+    # a stage has one layer at least
+    most = min(num_layers, options.max_pp_deg or world_size)
+    stages = [p for p in divisors(world_size) if p <= most]
+    if options.disable_pp or preset.stages == "one":
+        stages = [1]
+    elif preset.stages == "largest":
+        stages = stages[-1:]
+    if options.pp_division is not None:
+        if sum(options.pp_division) != num_layers:
+            shown = " + ".join(map(str, options.pp_division))
+            raise OptionError(
+                f"--pp-division: {shown} = {sum(options.pp_division)} layers, the model has "
+                f"{num_layers}; give one number per stage that sum to it"
+            )
+        stages = [p for p in stages if p == len(options.pp_division)]
+    return [p for p in stages if rules.allows_stages(p)]
+
+
+def _kinds(options: SearchOptions) -> list[bool]:
+    """Return which tensor kinds are allowed, as values of `ulysses`."""
+    kinds = []
+    if "tp" in options.sp_space.split("+") and not options.disable_tp:
+        kinds.append(False)
+    if "sp" in options.sp_space.split("+") and not options.disable_sp:
+        kinds.append(True)
+    return kinds
+
+
+def _tensor(
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int]
+) -> list[tuple[int, bool]]:
+    """Return the (degree, ulysses) pairs of a layer."""
+    # degree 1 is the same under either kind, so it is there once
+    pairs = [(1, False)]
+    for ulysses in _kinds(options):
+        most = options.max_sp_deg if ulysses else options.max_tp_deg
+        pairs += [(t, ulysses) for t in degrees if 1 < t <= most]
+    if preset.tensor == "one":
+        pairs = [(1, False)]
+    elif preset.tensor == "largest":
+        largest = max(t for t, _ in pairs)
+        pairs = [pair for pair in pairs if pair[0] == largest]
+    return pairs
+
+
+def _strategies(
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int], contexts: Sequence[int]
+) -> tuple[LayerStrategy, ...]:
+    zero3 = [z for z in preset.zero3 if not (z and options.disable_sdp)]
+    checkpoint = [c for c in preset.checkpoint if not (c and options.disable_ckpt)]
+    strided = [False, True] if options.strided_tp and not options.disable_tp_consec else [False]
+    # tuples in the order of the fields sort as strategies do, and faster
+    values = sorted(
+        (t, u, c, z, k, r)
+        for t, u in _tensor(options, preset, degrees)
+        for c in contexts
+        for z in zero3
+        for k in checkpoint
+        for r in strided
+        # one rank has no stride, and only Megatron's tensor groups can have one
+        if not (r and (t == 1 or u))
+    )
+    return tuple(
+        LayerStrategy(tp=t, ulysses=u, cp=c, zero3=z, checkpoint=k, strided=r)
+        for t, u, c, z, k, r in values
+    )
+
+
+def _vocab(
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int], contexts: Sequence[int]
+) -> tuple[VocabStrategy, ...]:
+    pairs = [(1, False)]
+    if not options.disable_vtp and preset.tensor != "one":
+        for ulysses in _kinds(options):
+            off = (
+                options.disable_embedding_lmhead_sp
+                if ulysses
+                else options.disable_embedding_lmhead_tp
+            )
+            if off:
+                continue
+            most = options.max_sp_deg if ulysses else options.max_tp_deg
+            pairs += [(t, ulysses) for t in degrees if 1 < t <= most]
+    zero3 = [
+        z for z in (False, True) if not (z and (options.disable_sdp or preset.zero3 == (False,)))
+    ]
+    values = sorted((t, u, z, c) for t, u in pairs for z in zero3 for c in contexts)
+    return tuple(VocabStrategy(tp=t, ulysses=u, zero3=z, cp=c) for t, u, z, c in values)
+
+
+def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:
+    if options.settle_chunk is not None:
+        choices = [options.settle_chunk] if batch % options.settle_chunk == 0 else []
+    else:
+        choices = list(divisors(batch))
+    fewest = fewest_microbatches("gpipe" if options.pipeline_type == "gpipe" else "1f1b", stages)
+    return [m for m in choices if m >= fewest]
+
+
+def _no_batch(
+    options: SearchOptions, batches: Sequence[int], stages: Sequence[int], world_size: int
+) -> str:
+    shown = ", ".join(map(str, batches[:4])) + (", ..." if len(batches) > 4 else "")
+    pipelines = " or ".join(map(str, stages[:4])) + (" or more" if len(stages) > 4 else "")
+    pipelines += " pipeline stage" + ("" if list(stages) == [1] else "s")
+    if not batches:
+        return (
+            f"--min-bsz {options.min_bsz} to --max-bsz {options.max_bsz} contains no batch size; "
+            "give --max-bsz >= --min-bsz"
+        )
+    chunk = "" if options.settle_chunk is None else f" in {options.settle_chunk} micro-batches"
+    return (
+        f"no global batch size ({shown}){chunk} splits into whole samples per rank on "
+        f"{world_size} GPUs with {pipelines} (G must be divisible by m*d, and "
+        "1F1B needs m >= p); give another --global-batch-size, --micro-batches or --bsz-scale"
+    )
+
+
+def check_batches(values: dict[str, Any]) -> None:
+    """Let one end of the batch range follow the other, and refuse an empty range."""
+    low, high = values.get("min-bsz"), values.get("max-bsz")
+    if low is not None and high is None:
+        values["max-bsz"] = max(low, SearchOptions.max_bsz)
+    elif high is not None and low is None:
+        values["min-bsz"] = min(high, SearchOptions.min_bsz)
+    elif low is not None and high is not None and low > high:
+        raise OptionError(f"--min-bsz: {low} exceeds --max-bsz {high}")
+    batch, chunks = values.get("global-batch-size"), values.get("micro-batches")
+    if batch is not None and chunks is not None and batch % chunks:
+        raise OptionError(
+            f"--micro-batches: {chunks} does not divide --global-batch-size {batch} "
+            f"({batch} % {chunks} = {batch % chunks})"
+        )

@@ -1,0 +1,498 @@
+"""A request answered by launches: the fastest of every trainer that has one set of degrees.
+
+What is trained where becomes a job, each trainer is priced with its own software, and what was
+assumed is said in sentences. Nothing here is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autopar.errors import InputError, OptionError
+from autopar.records import dataclass
+from autopar.run.model import ModelSpec
+from autopar.units import GIB, format_bytes
+from search.engines.choice import NONE, Choice, Fixed
+from search.engines.space import EngineSpace, Job
+from search.engines.spaces import ENGINES, engine_space, variants
+from search.planning.space import global_batches, next_batch
+from search.planning.uniform.obstacle import obstacle
+from search.request.degrees import fixed_of, training_of
+from search.request.options import Shares
+from search.request.profiles import card_shape
+from search.request.request import BATCH_OPTIONS, Request, model_spec
+
+if TYPE_CHECKING:
+    from autopar.rates.card import Card
+    from autopar.rates.site import Site
+    from autopar.run.launch import Launch
+    from search.check.assessment import Target
+    from search.planning.best_plan import EngineBest
+    from search.planning.uniform.solve import Solution, Solved, Uniform
+
+_TOKENS = 4 << 20
+"""Of a step where nobody says its batch: what models of today are trained with at first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of trainers with one set of degrees."""
+
+    spec: ModelSpec
+    job: Job
+    num_nodes: int
+    gpus_per_node: int
+    card: Card
+    site: Site | None
+    engines: tuple[EngineSpace, ...]
+    fixed: Fixed
+    oom_risk: float
+    stack: str | None
+    top: int
+    """Other families of degrees to look for beside the fastest launch."""
+    seconds: float | None = None
+    """That all searches may take together; None: until they are proven."""
+    price: float | None = None
+    """Of a GPU-hour."""
+    assumed: tuple[str, ...]
+    """Defaults that were taken, one sentence each."""
+
+    @property
+    def title(self) -> str:
+        """Model, cluster and batch in words."""
+        batches = self.job.global_batches
+        batch = str(batches[0]) if len(batches) == 1 else f"{batches[0]} to {batches[-1]}"
+        layers = self.spec.num_layers
+        return (
+            f"{self.spec.name} ({layers} layers, {self.job.seq:,} tokens) on {self.num_nodes} x "
+            f"{self.gpus_per_node} {self.card.name}, global batch {batch}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineAnswer:
+    """What one trainer can do."""
+
+    engine: EngineSpace
+    target: Target
+    solved: Solved | None
+    reason: str = ""
+    """Why there is no launch."""
+    other_precision: Solution | None = None
+    """Where a precision was to be chosen: the fastest launch in 16 bits, or with less where 16 bits
+    are the fastest."""
+    without_host: Solution | None = None
+    """Where modules on the host were chosen: the fastest launch with no activations there."""
+
+    @property
+    def best(self) -> Solution | None:
+        """The fastest launch that fits."""
+        return self.solved.solutions[0] if self.solved and self.solved.solutions else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The launches that answer a question, each trainer's, the fastest first."""
+
+    question: Question
+    engines: tuple[EngineAnswer, ...]
+    lines: tuple[EngineBest, ...] = ()
+    """Each engine's own best, plans whose layers may differ too, where several were asked."""
+
+    @property
+    def best(self) -> EngineAnswer | None:
+        """The trainer with the fastest launch; None where nothing fits."""
+        return self.engines[0] if self.engines and self.engines[0].best else None
+
+    @property
+    def cpu_s(self) -> float:
+        """Of all searches."""
+        return sum(one.solved.effort.cpu_s for one in self.engines if one.solved)
+
+
+def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = None) -> Question:
+    """Return the question of a request whose model and card are named.
+
+    engines : that are asked; default: what the request says. Raises InputError for unusable inputs.
+    """
+    from autopar.price.profile import launch_model
+    from autopar.rates.card import load_card, require_node
+    from autopar.rates.site import load_site
+
+    inputs, options = request.inputs, request.options
+    spec = model_spec(inputs)
+    card_name, nodes, per_node = card_shape(
+        str(inputs.hardware), inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
+    )
+    card = load_card(card_name)
+    require_node(card, per_node)
+    site = None if inputs.site is None else load_site(inputs.site)
+    if site is not None:
+        site.require_card(card)
+    assumed = list(request.found)
+    if "memory-constraint" in request.given:
+        asked = options.memory_constraint_bytes
+        if asked > 1.02 * card.memory_bytes:
+            raise OptionError(
+                f"--memory-constraint: {asked / GIB:.4g} GiB is more than the "
+                f"{card.memory_bytes / GIB:.4g} GiB of {card.name}; leave it out to use all of it"
+            )
+        card = replace(card, memory_bytes=asked)
+    else:
+        assumed.append(f"--memory-constraint {card.memory_bytes / GIB:.4g} (all of {card.name})")
+    if per_node < card.max_gpus_per_node:
+        card = replace(card, max_gpus_per_node=per_node)
+    model = launch_model(spec)
+    degrees = request.degrees
+    of_experts = {
+        "ep": degrees.ep is not None and 1 not in degrees.ep,
+        "etp": degrees.etp is not None and 1 not in degrees.etp,
+        "dispatcher": degrees.dispatcher is not None,
+        "moe-overlap": degrees.moe_overlap,
+        "moe-skew": degrees.moe_skew is not None,
+    }
+    for name, typed in of_experts.items():
+        if model.experts is None and typed:
+            raise OptionError(f"--{name}: {spec.name} has no experts; leave it out")
+    world, domain = joined_gpus(card, nodes, per_node)
+    seq = spec.layers[0].seq_length
+    if BATCH_OPTIONS & request.given.keys():
+        batches = global_batches(options)
+    else:
+        batch = world * max(1, round(_TOKENS / seq / world))
+        batches = (batch,)
+        assumed.append(
+            f"--global-batch-size {batch} (nobody said the global batch: about 4 Mi tokens, a "
+            "multiple of the GPUs)"
+        )
+    if inputs.seq_length is None:
+        assumed.append(f"--seq-length {seq} (of {spec.name}'s file)")
+    if request.degrees.moe_skew is None and any(layer.num_experts for layer in spec.layers):
+        assumed.append("--moe-skew 1 (tokens are spread evenly over experts)")
+    if engines is None:
+        named = request.engine not in (None, "any")
+        engines = (engine_space(str(request.engine)),) if named else ENGINES
+    return Question(
+        spec=spec,
+        job=Job(
+            name=spec.name,
+            model=model,
+            seq=seq,
+            global_batches=batches,
+            world=world,
+            gpu=card.name,
+            domain=domain,
+            skew=request.degrees.moe_skew,
+            training=training_of(request.degrees),
+        ),
+        num_nodes=nodes,
+        gpus_per_node=per_node,
+        card=card,
+        site=site,
+        engines=engines,
+        fixed=_fixed(request),
+        oom_risk=options.oom_risk,
+        stack=inputs.stack,
+        top=options.top,
+        seconds=options.time_limit_s,
+        price=request.output.price,
+        assumed=tuple(assumed),
+    )
+
+
+def joined_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
+    """Return the GPUs of a cluster, and how many neighbours its links join."""
+    from autopar.rates.card import nodes_joined
+
+    return nodes * per_node, per_node * nodes_joined(card, nodes, per_node)
+
+
+def _fixed(request: Request) -> Fixed:
+    """Return what a search has to keep to; raises OptionError for what no launch has."""
+    fixed = fixed_of(request.degrees)
+    if "tp-overlap" in request.given:
+        fixed = replace(fixed, tp_overlap=request.options.tp_overlap)
+    kind = request.options.cp_kind
+    if "cp-kind" not in request.given:
+        return fixed
+    return replace(fixed, cp_kind=(kind,))
+
+
+def answer(
+    question: Question, shares: Shares | None = None, *, grace_s: float | None = None
+) -> Answer:
+    """Return the fastest launch of every trainer that was asked for, and what else the best has.
+
+    Families of degrees beside the fastest launch are looked for of the trainer that has it. shares
+    : of the time of several searches, of which each trainer is one. grace_s : of each beyond its
+    time where it has found nothing, by default `search.planning.uniform.solve.GRACE_S`. Raises
+    InputError where none of them has such a launch at all, whatever the memory.
+    """
+    from search.planning.uniform.solve import GRACE_S
+
+    grace_s = GRACE_S if grace_s is None else grace_s
+    shares = shares or Shares(question.seconds, len(question.engines))
+    spaces: dict[EngineSpace, Uniform] = {}
+    found: list[EngineAnswer] = []
+    first = 0.0
+    for engine in question.engines:
+        own, seconds = _variants(question, engine), shares.following()
+        share = None if seconds is None else seconds / len(own)
+        # most often the first trainer has the fastest launch, whose families are wanted
+        top = 1 if first else 1 + question.top
+        answers = [_solved(question, variant, spaces, top, share, grace_s) for variant in own]
+        one = _of_variants(answers)
+        if one.best is not None and not first:
+            first = one.best.samples_per_s
+        found.append(one)
+    if all(one.solved is None for one in found):
+        raise InputError(_none_is_legal(found))
+    # equally fast ones stay in the order of the trainers
+    found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
+    best = found[0]
+    if question.top and best.best is not None and best.best.samples_per_s > first:
+        assert best.solved is not None
+        again = spaces[best.engine].solve(
+            question.fixed, top=1 + question.top, seconds=shares.following()
+        )
+        if again.complete:
+            cpu_s = best.solved.effort.cpu_s + again.effort.cpu_s
+            again = replace(again, effort=replace(again.effort, cpu_s=cpu_s))
+            found[0] = replace(best, solved=again)
+    if question.top and best.best is not None:
+        space = spaces[best.engine]
+        found[0] = replace(
+            found[0],
+            other_precision=_other_precision(question, found[0], space, shares),
+            without_host=_without_host(question, found[0], space, shares),
+        )
+    return Answer(question=question, engines=tuple(found))
+
+
+def _variants(question: Question, engine: EngineSpace) -> tuple[EngineSpace, ...]:
+    """Return a trainer's variants that are searched, as far as somebody left them.
+
+    Where nothing is left, one that says why.
+    """
+    own = variants(engine)
+    if question.stack is not None:
+        own = tuple(one for one in own if one.stack == question.stack) or (engine,)
+    wanted = question.fixed.compiled
+    return tuple(one for one in own if wanted in (None, one.compiled)) or own[:1]
+
+
+def _solved(
+    question: Question,
+    engine: EngineSpace,
+    spaces: dict[EngineSpace, Uniform],
+    top: int,
+    seconds: float | None,
+    grace_s: float,
+) -> EngineAnswer:
+    """Return the fastest launches of one variant of a trainer, or why there is none.
+
+    spaces : its own is put there.
+    """
+    from search.planning.uniform.solve import Uniform
+
+    target = target_of(question, engine)
+    solved, reason = None, ""
+    try:
+        if question.fixed.compiled not in (None, engine.compiled):
+            raise InputError(_not_compiled(question, engine))
+        illegal = obstacle(engine, question.job, question.fixed)
+        if illegal is not None:
+            raise InputError(illegal)
+        space = spaces[engine] = Uniform(engine, question.job, target)
+        solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
+        if not solved.solutions and not solved.complete:
+            reason = "time was up before a launch that fits was found; give --time-limit more"
+        elif not solved.solutions and solved.smallest is None:
+            solved, reason = None, _no_layout(question)
+        elif not solved.solutions:
+            reason = _why_none(question, solved)
+    except InputError as error:
+        reason = str(error)
+    return EngineAnswer(engine=engine, target=target, solved=solved, reason=reason)
+
+
+def _not_compiled(question: Question, engine: EngineSpace) -> str:
+    if question.stack is not None and len(variants(engine)) > 1:
+        stack = f"{engine.title}'s layers are those of --stack {engine.stack}"
+        return f"{stack}; leave one of both out"
+    return f"{engine.title} has no compiled layers here; leave --compile out"
+
+
+def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
+    """Return a trainer's answer from those of its variants, of which the fastest counts.
+
+    Its efforts are theirs together, and it is complete where all of them are.
+    """
+
+    def rank(one: EngineAnswer) -> tuple[bool, float, bool]:
+        rate = one.best.samples_per_s if one.best else 0.0
+        # of answers without a launch one that found the smallest says more
+        return one.best is not None, rate, one.solved is not None
+
+    best = max(found, key=rank)
+    searched = [one.solved for one in found if one.solved is not None]
+    if best.solved is None or len(searched) < 2:
+        return best
+    efforts = [one.effort for one in searched]
+    names = ("degrees", "choices", "opened", "timed", "counted", "cpu_s")
+    effort = replace(
+        best.solved.effort, **{name: sum(getattr(one, name) for one in efforts) for name in names}
+    )
+    bounds = [one.least_s for one in searched if one.least_s is not None]
+    solved = replace(
+        best.solved,
+        effort=effort,
+        complete=all(one.complete for one in searched),
+        least_s=min(bounds) if bounds else None,
+    )
+    return replace(best, solved=solved)
+
+
+def _other_precision(
+    question: Question, best: EngineAnswer, space: Uniform, shares: Shares
+) -> Solution | None:
+    """Return what a trainer's fastest launch is compared with to say what its precision brings."""
+    assert best.best is not None, "there is a launch to compare with"
+    chosen = best.best.choice.precision
+    allowed = [
+        one
+        for one in best.engine.precisions(question.job.gpu)
+        if one in question.fixed.precision and (one == "bf16") != (chosen == "bf16")
+    ]
+    if not allowed:
+        return None
+    fixed = replace(question.fixed, precision=tuple(allowed))
+    solved = space.solve(fixed, top=1, seconds=shares.following())
+    return solved.solutions[0] if solved.solutions else None
+
+
+def _without_host(
+    question: Question, best: EngineAnswer, space: Uniform, shares: Shares
+) -> Solution | None:
+    """Return what modules on the host are compared with, where a search chose them.
+
+    Few measured runs have them, so that who decides on them wants to know what they bring.
+    """
+    assert best.best is not None, "there is a launch to compare with"
+    if best.best.choice.offload == NONE or question.fixed.offload is not None:
+        return None
+    fixed = replace(question.fixed, offload=(NONE,), precision=(best.best.choice.precision,))
+    solved = space.solve(fixed, top=1, seconds=shares.following())
+    return solved.solutions[0] if solved.solutions else None
+
+
+def _why_none(question: Question, solved: Solved) -> str:
+    """Return what the smallest launch of a trainer lacks."""
+    smallest, shortage = solved.smallest, solved.shortage
+    assert smallest is not None, "there is a launch that does not fit"
+    assert shortage is not None, "it lacks memory"
+    line = smallest.choice.line(question.job.world, experts=question.job.model.experts is not None)
+    lacks = format_bytes(shortage.missing_bytes)
+    if shortage.host:
+        return (
+            f"nothing fits; the one with the least on the host, {line}, puts "
+            f"{format_bytes(shortage.least_bytes)} of each GPU there, {lacks} more than it has; "
+            "put less there, or write a card that has more (autopar cards --host-memory)"
+        )
+    return f"nothing fits; the smallest, {line}, lacks {lacks}"
+
+
+def _no_layout(question: Question) -> str:
+    """Return why degrees that are legal have no launch: no layout has what somebody has fixed."""
+    layers, fixed = question.job.model.num_layers, question.fixed
+    given = {"--vpp": fixed.vpp, "--schedule": fixed.schedule}
+    named = [option for option, values in given.items() if values is not None]
+    if named:
+        return (
+            f"{layers} layers do not lie in such chunks: those of the longest stage have to divide "
+            f"into its chunks; leave {' and '.join(named)} out"
+        )
+    return (
+        f"no chunk of {layers} layers has more of them than the blocks of --recompute; take fewer"
+    )
+
+
+def _none_is_legal(found: Sequence[EngineAnswer]) -> str:
+    """Return why no trainer has a launch, whatever the memory, in one sentence of the first."""
+    first, *others = found
+    if all(one.reason == first.reason for one in others):
+        return first.reason
+    names = [one.engine.name for one in others]
+    return (
+        f"{first.reason} ({first.engine.name}; {', '.join(names[:-1])} and {names[-1]} have no "
+        "such launch either)"
+    )
+
+
+_BETTER_S = 5.0
+"""That are spent on another batch: whether it is better need not be proven."""
+_WORTH = 1.01
+"""Ratio of rates from which on another batch is worth a word."""
+
+
+def better_batch(found: Answer) -> Solution | None:
+    """Return what the best trainer would do with the next batch that its ranks share better.
+
+    None where the batch is shared, or others are hardly faster. The search takes as long as the
+    first one, and five seconds at most.
+    """
+    question, best = found.question, found.best
+    batches = question.job.global_batches
+    batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
+    if batch is None or best is None or best.best is None:
+        return None
+    limit = _BETTER_S if question.seconds is None else min(question.seconds, _BETTER_S)
+    job = replace(question.job, global_batches=(batch,))
+    asked = replace(question, job=job, engines=(best.engine,), top=0, seconds=limit)
+    try:
+        other = answer(asked).best
+    except InputError:
+        return None  # what is fixed does not go with it
+    solution = other.best if other is not None else None
+    if solution is None or solution.samples_per_s < _WORTH * best.best.samples_per_s:
+        return None
+    return solution
+
+
+def evaluated(
+    question: Question, engine: EngineSpace, choice: Choice, launch: Launch
+) -> EngineAnswer:
+    """Return one launch of an engine with its price, whether it fits or not; raises InputError.
+
+    launch : what the choice is in the engine, or somebody made of that.
+    """
+    from search.check.assessment import assess
+    from search.planning.uniform.solve import Effort, Solution, Solved
+
+    engine = engine_space(engine.name, compiled=choice.compiled)
+    target = target_of(question, engine)
+    assessment = assess(launch, target)
+    if assessment.step is None:
+        raise InputError(f"the launch has no step time: {assessment.untimed}")
+    solution = Solution(choice=choice, launch=launch, assessment=assessment)
+    effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
+    solved = Solved(engine=engine, solutions=(solution,), smallest=None, effort=effort)
+    return EngineAnswer(engine=engine, target=target, solved=solved)
+
+
+def target_of(question: Question, engine: EngineSpace) -> Target:
+    """Return where an engine's launches run, with its own software."""
+    from autopar.rates.accuracy import load_accuracy
+    from autopar.rates.parts.operations import machine_of
+    from autopar.rates.stack import load_stack
+    from search.check.assessment import Target
+
+    machine = machine_of(question.card, load_stack(question.stack or engine.stack), question.site)
+    return Target(
+        machine=machine,
+        accuracy=load_accuracy(),
+        site_known=question.site is not None,
+        oom_risk=question.oom_risk,
+    )

@@ -1,0 +1,115 @@
+"""Activations on the host: bounds of what they free, and of what their copies take.
+
+A set of modules is enumerated where its recomputation and layout are looked at; before that, any
+set that frees enough is bounded by what copies of as many bytes take at least. Seen of them is
+sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+ of c bytes over a link of r bytes/s beside forwards of
+f and backwards of b seconds, which for sums C, F, B of the layers of a stage or model is
+(C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.rates.measured import together_s
+from autopar.rates.parts.replicas import beside_traffic_s
+from search.engines.choice import Choice
+from search.planning.uniform.bounds.units import Rows, Unit, layers_of
+from search.planning.uniform.layout import Arrangement
+from search.planning.uniform.prices import Prices
+
+_ROUNDING = 1.0 - 1e-9
+"""So that sums in another order are no larger than the exact ones."""
+
+
+def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes: F64) -> F64:
+    """Return the whole model's seconds by recomputation with so much of it on the host.
+
+    rows : of shardings; freed_bytes : [sharding, recomputation], of a micro-batch, no more than
+    modules leave; so is the result.
+    """
+    number = unit.number
+    forward = unit.forward_s @ number
+    copied = freed_bytes / unit.bounds.padding
+    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ number - forward)
+    device = np.array([one.device_of_all_s[:-2] for one in rows])
+    more = np.array([one.more for one in rows])
+    return np.asarray(together_s(device + seen * more, rows[0].host_of_all_s[:-2]))
+
+
+def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
+    """Return what is seen of copies to the host and back."""
+    copy = copied_bytes / prices.link_bytes_per_s
+    found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
+    return found
+
+
+def hosted_s(
+    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
+) -> F64:
+    """Return `stages_s` by recomputation with what frees enough on the host.
+
+    limit_bytes : by recomputation, of the fullest stage; no less than `least_hosted_bytes`.
+    """
+    stages, sharded = prices.stage_bytes(unit, choice, arrangement), prices.rows_s(unit, choice)
+    layers = arrangement.layers.astype(np.float64)
+    lacking = np.array([one.words for one in stages]).T * _ROUNDING - limit_bytes[:, None]
+    times = np.array([one.most for one in stages])
+    copied = np.maximum(0.0, lacking) / (times * unit.bounds.padding)
+    forward = layers @ unit.forward_s
+    seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ layers.T - forward)
+    every = layers_of(unit, arrangement)
+    device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
+    device += seen * sharded.more[:, None]
+    return prices.pipeline_s(unit, choice, arrangement, device, host)
+
+
+def hosted_spread_bytes(unit: Unit, sizes: F64, freed: F64) -> F64:
+    """Return `many_spread_bytes` by recomputation, whatever is on the host.
+
+    sizes, freed : its results, [i, row].
+    """
+    found: F64 = sizes[:, :-2] - freed[:, :-2] * (unit.bounds.leaves @ unit.number)
+    return found
+
+
+def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
+    """Return bytes of the fullest stage at least by recomputation, whatever is on the host."""
+    stages = prices.stage_bytes(unit, choice, arrangement)
+    gone = [one.words - unit.bounds.leaves @ one.live for one in stages]
+    least: F64 = np.max(gone, axis=0) * _ROUNDING
+    return least
+
+
+def sets_s(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
+    """Return `stages_s` by set of modules on the host, beside one recomputation."""
+    layers = layers_of(unit, arrangement)
+    copied = prices.hosted.has @ unit.bounds.gone.copied[word]
+    device, host = unit.device_s[word], unit.host_s[word]
+    forward = np.minimum(unit.forward_s, device)
+    seen = _copies_s(prices, copied, forward, device - forward)
+    traffic = prices.rows_s(unit, choice).traffic_s
+    rows = np.asarray(beside_traffic_s(prices.target.machine, device + seen, traffic))
+    of_host = np.tile(host @ layers.T, (len(rows), 1))
+    return prices.pipeline_s(unit, choice, arrangement, rows @ layers.T, of_host)
+
+
+def sets_bytes(
+    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int
+) -> F64:
+    """Return bytes that the fullest stage has at least, by set, beside one recomputation."""
+    gone, has = unit.bounds.gone, prices.hosted.has
+    copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
+    found = []
+    for one in prices.stage_bytes(unit, choice, arrangement):
+        size = one.words[word] - blocks @ one.live
+        if one.kind is not None:
+            # in its backward a layer has its own again
+            more = unit.bounds.made[one.kind] + copied[:, one.kind] - one.forward
+            size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
+        found.append(size)
+    least: F64 = np.max(found, axis=0) * _ROUNDING
+    return least

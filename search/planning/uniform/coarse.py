@@ -1,0 +1,317 @@
+"""What all combinations of degrees take at least, priced together as arrays.
+
+Thousands of combinations are a few hundred ways to lay attention, and as many to lay experts, on
+ranks. Each of these is priced once, by the formulas of `autopar.rates.layer`, and a combination
+is a sum of them. Single launches, their stages and their memory are
+`search.planning.uniform.prices`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.arrays import F64, I64
+from autopar.price.step import seconds_of_times
+from autopar.rates.layer import (
+    LayerTimes,
+    context_sends,
+    embedding_times,
+    head_sends_s,
+    head_times,
+    layer_parts,
+    mtp_times,
+    tensor_sends,
+)
+from autopar.rates.measured import together_s
+from autopar.rates.parts.experts import expert_sends
+from autopar.rates.parts.operations import Machine, Part, Sends, Split, split_of
+from autopar.records import replace
+from autopar.run.job import Attention, Block, Experts, Job as StepJob, Mlp
+from search.engines.choice import Choice, ContextKind, Dispatcher, Precision
+
+_ROUNDING = 1.0 - 1e-9
+"""Arrays are summed in another order than single launches, whose sums are not to be below them."""
+
+
+class Laid(NamedTuple):
+    """How layers without their experts lie on ranks."""
+
+    tp: int
+    cp: int
+    micro_batch: int
+    cp_kind: ContextKind = "ring"
+
+
+class Ways(NamedTuple):
+    """How experts do, and in which precision all is computed."""
+
+    ep: int
+    etp: int
+    precision: Precision
+    dispatcher: Dispatcher
+    overlap: bool
+
+
+class _Time(NamedTuple):
+    """Of a part of a layer, by how it is laid."""
+
+    device_s: F64
+    host_s: F64
+
+
+class Whole:
+    """Seconds of one micro-batch of a whole model, by how it lies on ranks."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        laid: Sequence[Laid],
+        ways: Sequence[Ways],
+        base: Callable[[Choice], StepJob],
+    ) -> None:
+        """Take all ways to lay attention and experts; base : returns a job of one data rank."""
+        self._machine = machine
+        self._laid = tuple(laid)
+        self._ways = tuple(ways)
+        self._base = base
+        self._jobs: dict[object, list[StepJob]] = {}
+        self._dense: dict[object, _Time] = {}
+        self._mixtures: dict[object, _Time] = {}
+        self._sends: dict[object, Sends] = {}
+
+    def seconds(self, ways: Ways, number: dict[Block, int], at: I64) -> F64:
+        """Return the seconds of a micro-batch, of the ways `at` to lay attention.
+
+        number : of the layers of each kind in the model.
+        """
+        plain = self._time_of_dense(ways, number)
+        device, host = plain.device_s[at].copy(), plain.host_s[at].copy()
+        for block, count in number.items():
+            if isinstance(block.mlp, Experts):
+                mixture = self._time_of_mixture(ways, block, at)
+                device += count * mixture.device_s
+                host += count * mixture.host_s
+        return np.asarray(together_s(device, host)) * _ROUNDING
+
+    def _jobs_of(self, ways: Ways) -> list[StepJob]:
+        """Return a job for each way to lay attention."""
+        found = self._jobs.get(ways.precision)
+        if found is None:
+            found = self._jobs[ways.precision] = []
+            for one in self._laid:
+                choice = Choice(tp=one.tp, precision=ways.precision)
+                job = self._base(choice)
+                found.append(
+                    replace(
+                        job,
+                        cp=one.cp,
+                        heads_exchanged=one.cp_kind == "a2a",
+                        keys_gathered=one.cp_kind == "all-gather",
+                        micro_batch=one.micro_batch,
+                        ep=1,
+                    )
+                )
+        return found
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _time_of_dense(self, ways: Ways, number: dict[Block, int]) -> _Time:
+        """Return all but experts: attention, dense MLPs, embedding and head."""
+        found = self._dense.get(ways.precision)
+        if found is None:
+            jobs = self._jobs_of(ways)
+            device, host = self._ends(jobs), np.zeros(len(jobs))
+            for block, count in number.items():
+                halves = [self._attention(jobs, block)]
+                if isinstance(block.mlp, Mlp):
+                    halves.append(self._mlp(jobs, replace(block, attention=None)))
+                for half in halves:
+                    device += count * half.device_s
+                    host += count * half.host_s
+                # each half has the host code of a layer in it
+                host -= count * (len(halves) - 1) * self._empty_s(jobs[0])
+            found = self._dense[ways.precision] = _Time(device, host)
+        return found
+
+    def _empty_s(self, job: StepJob) -> float:
+        """Return the host's seconds of a layer that sends nothing."""
+        empty = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
+        return float(seconds_of_times(self._machine, job, empty)[1])
+
+    def _priced(
+        self,
+        job: StepJob,
+        parts: Sequence[Part],
+        size: int,
+        held: F64 | None = None,
+        **sends: Sends,
+    ) -> _Time:
+        none = {"tensor": Sends(), "context": Sends(), "experts": Sends()}
+        times = LayerTimes(parts=tuple(parts), weight_cast_s=0.0, held=held, **{**none, **sends})
+        device, host = seconds_of_times(self._machine, job, times)
+        return _Time(np.broadcast_to(device, size), np.broadcast_to(host, size))
+
+    def _attention(self, jobs: Sequence[StepJob], block: Block) -> _Time:
+        half = replace(block, mlp=None)
+        assert half.attention is not None, "layers of launches have attention"
+        device, host = np.empty(len(jobs)), np.empty(len(jobs))
+        kinds = [(job.cp, job.heads_exchanged, job.keys_gathered) for job in jobs]
+        for kind in {*kinds}:
+            at = [place for place, one in enumerate(kinds) if one == kind]
+            some = [jobs[place] for place in at]
+            parts = tuple(layer_parts(self._machine, some[0], half, _splits(some)))
+            core = next(part for part in parts if part.module == "core_attn")
+            rings = self._rings(some, half.attention, core)
+            found = self._priced(
+                some[0], parts, len(some), tensor=self._tensor(some, half.hidden), context=rings
+            )
+            device[at], host[at] = found
+        return _Time(device, host)
+
+    def _rings(self, jobs: Sequence[StepJob], attention: Attention, core: Part) -> Sends:
+        if jobs[0].cp == 1:
+            return Sends()
+        forward, backward = (
+            np.broadcast_to(side, len(jobs)) for side in (core.forward_s, core.input_s)
+        )
+        return _stacked(
+            [
+                context_sends(
+                    self._machine, job, attention, (float(forward[at]), float(backward[at]))
+                )
+                for at, job in enumerate(jobs)
+            ]
+        )
+
+    def _mlp(self, jobs: Sequence[StepJob], half: Block) -> _Time:
+        parts = tuple(layer_parts(self._machine, jobs[0], half, _splits(jobs)))
+        return self._priced(jobs[0], parts, len(jobs), tensor=self._tensor(jobs, half.hidden))
+
+    def _tensor(self, jobs: Sequence[StepJob], hidden: int) -> Sends:
+        found = []
+        for job in jobs:
+            key = ("tensor", job.tp, job.tokens, job.element_bytes)
+            if key not in self._sends:
+                self._sends[key] = tensor_sends(self._machine, job, hidden)
+            found.append(self._sends[key])
+        return _stacked(found)
+
+    def _ends(self, jobs: Sequence[StepJob]) -> F64:
+        """Return the device's seconds of embedding, head and loss."""
+        seconds = np.zeros(len(jobs))
+        for tp in {job.tp for job in jobs}:
+            at = [place for place, job in enumerate(jobs) if job.tp == tp]
+            job = jobs[at[0]]
+            tokens = np.array([jobs[place].tokens for place in at])
+            sends = np.array([head_sends_s(self._machine, jobs[place]) for place in at])
+            embedding = _sum_s(embedding_times(self._machine, job, tokens))
+            head = _sum_s(head_times(self._machine, job, tokens)) + sends
+            seconds[at] = embedding + (1 + job.mtp) * head
+            if job.mtp:
+                sent = self._tensor([jobs[place] for place in at], job.blocks[-1].hidden)
+                beside = _sum_s(mtp_times(self._machine, job, tokens)) + embedding
+                seconds[at] += job.mtp * (beside + sent.forward_s + sent.backward_s)
+        return seconds
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _time_of_mixture(self, ways: Ways, block: Block, at: I64) -> _Time:
+        """Return a mixture's half of a layer, but for the host code of a layer."""
+        key = (ways, block)
+        if key not in self._mixtures:
+            self._price_mixtures(ways, block)
+        found = self._mixtures[key]
+        return _Time(found.device_s[at], found.host_s[at])
+
+    def _price_mixtures(self, like: Ways, block: Block) -> None:
+        """Price a mixture in all ways of one precision and dispatcher, as arrays of all of them."""
+        mlp = block.mlp
+        assert isinstance(mlp, Experts), "a mixture has experts"
+        jobs = self._jobs_of(like)
+        splits = _splits(jobs)
+        # experts see the tokens that a rank routes, whichever degrees left it so many
+        rows = np.stack([splits.routed, splits.outside], axis=1)
+        unlike, place = np.unique(rows, axis=0, return_inverse=True)
+        place = place.ravel()
+        alike = [
+            one
+            for one in self._ways
+            if (one.precision, one.dispatcher) == (like.precision, like.dispatcher)
+        ]
+        pairs = list(dict.fromkeys((one.ep, one.etp) for one in alike))
+        ep, etp = (
+            np.repeat(np.array(one, dtype=np.float64), len(unlike))
+            for one in zip(*pairs, strict=True)
+        )
+        routed, outside = (np.tile(unlike[:, at], len(pairs)) for at in (0, 1))
+        settings = self._base(replace(_settings(like), overlap_experts=False))
+        # formulas of kernels take arrays of degrees, too
+        many = replace(settings, ep=ep, etp=etp)  # type: ignore[arg-type]
+        few = splits._replace(routed=routed, outside=outside, expert_tensor=etp)
+        alone = Block(number=1, hidden=block.hidden, mlp=replace(mlp, shared_width=0))
+        parts = tuple(layer_parts(self._machine, many, alone, few))
+        sends = [
+            expert_sends(self._machine, _routing(settings, *pair, unlike[:, 0]), block.hidden, mlp)
+            for pair in pairs
+        ]
+        joined = Sends(
+            *(
+                np.concatenate([np.broadcast_to(one[at], len(unlike)) for one in sends])
+                for at in range(3)
+            )  # type: ignore[arg-type]
+        )
+        shared = self._shared(like, block, mlp, jobs) if mlp.shared_width else None
+        for overlap in {one.overlap for one in alike}:
+            own = replace(settings, overlap_experts=overlap)
+            found = self._priced(own, parts, len(routed), mlp.number / ep, experts=joined)
+            for at, (ranks, splitting) in enumerate(pairs):
+                rows_of = at * len(unlike) + place
+                device = found.device_s[rows_of]
+                host = found.host_s[rows_of] - self._empty_s(own)
+                if shared is not None:
+                    device, host = device + shared.device_s, host + shared.host_s
+                ways = like._replace(ep=ranks, etp=splitting, overlap=overlap)
+                self._mixtures[ways, block] = _Time(device, host)
+
+    def _shared(self, ways: Ways, block: Block, mlp: Experts, jobs: Sequence[StepJob]) -> _Time:
+        """Return the MLP that every token visits, whose norm is the mixture's."""
+        key = ("shared", ways.precision)
+        found = self._mixtures.get(key)
+        if found is None:
+            dense = Block(
+                number=1, hidden=block.hidden, mlp=Mlp(width=mlp.shared_width, gated=mlp.gated)
+            )
+            parts = layer_parts(self._machine, jobs[0], dense, _splits(jobs))
+            own = [part for part in parts if part.module == "mlp"]
+            time = self._priced(jobs[0], own, len(jobs), tensor=self._tensor(jobs, block.hidden))
+            found = _Time(time.device_s, time.host_s - self._empty_s(jobs[0]))
+            self._mixtures[key] = found
+        return found
+
+
+def _settings(ways: Ways) -> Choice:
+    return Choice(
+        precision=ways.precision, dispatcher=ways.dispatcher, overlap_experts=ways.overlap
+    )
+
+
+def _routing(job: StepJob, ep: int, etp: int, routed: F64) -> StepJob:
+    """Return a job on one tensor and context rank that routes so many tokens, or each of them."""
+    return replace(job, ep=ep, etp=etp, tp=1, cp=1, micro_batch=1, seq=routed)  # type: ignore[arg-type]
+
+
+def _sum_s(parts: Sequence[Part]) -> F64:
+    return np.asarray(sum(part.forward_s + part.input_s + part.weight_s for part in parts))
+
+
+def _splits(jobs: Sequence[StepJob]) -> Split:
+    """Return how the micro-batches of many jobs lie, as arrays."""
+    found = zip(*map(split_of, jobs), strict=True)
+    return Split(*(np.array(sizes, dtype=np.float64) for sizes in found))
+
+
+def _stacked(sends: Sequence[Sends]) -> Sends:
+    return Sends(*(np.array(one) for one in zip(*sends, strict=True)))  # type: ignore[arg-type]

@@ -1,0 +1,408 @@
+"""What a search over launches writes: the object of `--json`, and a file that holds one launch.
+
+The same inputs give the same bytes: neither depends on the clock or on where the program runs. A
+file holds the question and every degree, so that the launch can be made again; what it is in a
+trainer's words is `search.engines`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from autopar import __version__
+from autopar.command.answers import is_answer
+from autopar.command.options import own_names
+from autopar.documents.checks import validate_document
+from autopar.documents.json import load_object
+from autopar.errors import DocumentError, InputError, OptionError
+from autopar.output import safe_name
+from autopar.pipeline.orders import rank_of
+from autopar.pipeline.schedules import Schedule, schedule_problem
+from autopar.records import dataclass
+from autopar.run.launch import Launch, chunks_of_sizes
+from autopar.run.runtime import Zero
+from autopar.training.launch_file import (
+    FORMAT,
+    DegreesEntry,
+    HardwareEntry,
+    LaunchDocument,
+    LaunchEntry,
+)
+from autopar.training.launch_settings import settings_of, with_settings
+from autopar.training.offload import OFFLOADED
+from search.engines.choice import FULL, MODULES, NONE, Choice
+from search.engines.space import launch_of
+from search.engines.spaces import engine_space
+from search.planning.uniform.answer import Answer, EngineAnswer, Question, open_launches
+from search.planning.uniform.solve import Solution
+from search.questions.suggestions import Remedy
+from search.request.degrees import fixed_of
+from search.request.request import ROWS, build_request, located_request
+from search.show.check import assessed_entry
+from search.show.files import engine_entries, options_digest
+
+
+def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
+    """Return every degree of a choice, those that follow from the others too."""
+    dp = world // (choice.tp * choice.cp * choice.pp)
+    return DegreesEntry(
+        tp=choice.tp,
+        tp_overlap=choice.tp_overlap,
+        cp=choice.cp,
+        cp_kind=choice.cp_kind,
+        pp=choice.pp,
+        dp=dp,
+        ep=choice.ep,
+        etp=choice.etp,
+        edp=world // (choice.ep * choice.etp * choice.pp),
+        vpp=choice.vpp,
+        schedule=choice.schedule,
+        zero=cast(Zero, choice.zero),
+        dp_replicate=choice.dp_replicate,
+        micro_batch_size=choice.micro_batch,
+        num_microbatches=choice.global_batch // (choice.micro_batch * dp),
+        global_batch_size=choice.global_batch,
+        precision=choice.precision,
+        compiled=choice.compiled,
+        recompute=choice.recompute,
+        offload=choice.offload,
+        dispatcher=choice.dispatcher,
+        overlap_experts=choice.overlap_experts,
+        layers_of_chunks=[[len(chunk[1]) for chunk in stage] for stage in choice.chunks],
+    )
+
+
+def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
+    job = answer.question.job
+    usual = launch_of(engine.engine, job, solution.choice)
+    return LaunchEntry(
+        engine=cast(Any, engine.engine.name),
+        degrees=degrees_entry(solution.choice, job.world),
+        settings=settings_of(solution.launch, usual),
+        samples_per_s=solution.samples_per_s,
+        predicted=assessed_entry(solution.assessment, engine.target, answer.question.price),
+    )
+
+
+def launch_document(answer: Answer, request: Mapping[str, object]) -> LaunchDocument:
+    """Return the file of the best launch: the question, the degrees, what is predicted of it."""
+    question, best = answer.question, answer.best
+    launch = None if best is None or best.best is None else _launch(answer, best, best.best)
+    return LaunchDocument(
+        format="autopar-launch",
+        version=1,
+        autopar=__version__,
+        status="optimal" if launch else "infeasible",
+        request={name: request[name] for name in sorted(request)},
+        model=question.spec.name,
+        hardware=HardwareEntry(
+            card=question.card.name,
+            num_nodes=question.num_nodes,
+            num_gpus_per_node=question.gpus_per_node,
+        ),
+        seq_length=question.job.seq,
+        launch=launch,
+        assumed=list(question.assumed),
+        engines=engine_entries(answer.lines),
+    )
+
+
+def result_document(answer: Answer, request: Mapping[str, object]) -> dict[str, Any]:
+    """Return what `--json` prints: the file of the best launch, and what each trainer has."""
+    found: dict[str, Any] = launch_document(answer, request).model_dump()
+    searched = {one.engine.name: one for one in answer.engines}
+    # of one trainer alone there are no lines
+    lines = found["engines"] or [{"engine": name} for name in searched]
+    found["engines"] = [
+        line | (_searched(answer, searched[line["engine"]]) if line["engine"] in searched else {})
+        for line in lines
+    ]
+    return found
+
+
+def remedy_entry(remedy: Remedy) -> dict[str, Any]:
+    """Return what would make a launch fit: the options that say it, and what it has then."""
+    assessment = remedy.solution.assessment
+    return {
+        "options": remedy.words,
+        "engine": remedy.engine.name,
+        "degrees": degrees_entry(remedy.solution.choice, remedy.world).model_dump(),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "peak_bytes": round(assessment.fullest.peak_bytes),
+        "host_bytes": round(remedy.host_bytes),
+    }
+
+
+def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
+    """Return the launches of a trainer, and how they were found."""
+    solved = one.solved
+    return {
+        "stack": one.target.machine.stack.name,
+        "reason": one.reason or None,
+        "launches": []
+        if solved is None
+        else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
+        "search": None
+        if solved is None
+        else {
+            "degrees": solved.effort.degrees,
+            "launches": solved.effort.choices,
+            "complete": solved.complete,
+            "gap": solved.gap,
+            "timed": solved.effort.timed,
+            "counted": solved.effort.counted,
+        },
+    }
+
+
+def against_entry(answer: Answer, other: Solution | None, reason: str) -> dict[str, Any]:
+    """Return another launch beside the one of an answer, and the terms that make the difference.
+
+    reason : why there is none. Seconds are of a sequence, since global batches may differ.
+    """
+    (one,) = answer.engines
+    assert one.best is not None, "a launch is shown"
+    if other is None:
+        return {"launch": None, "reason": reason, "gain": None, "terms_s_per_sample": {}}
+    return {
+        "launch": _launch(answer, one, other).model_dump(),
+        "reason": None,
+        "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
+        "terms_s_per_sample": other.terms_against(one.best),
+    }
+
+
+_NAMED = frozenset(
+    {*("nodes", "gpus-per-node", "gpus", "seq-length", "global-batch-size", "engine")}
+)
+"""Options that the name of a launch's file says."""
+
+
+def file_name(answer: Answer, request: Mapping[str, object]) -> Path:
+    """Return the name of a launch's file: all that makes the launch another one.
+
+    request : options as typed.
+    """
+    question, best = answer.question, answer.best
+    assert best is not None, "nothing is written where nothing fits"
+    assert best.best is not None, "the best trainer has a launch"
+    choice = best.best.choice
+    card = safe_name(question.card.name, most=40)
+    parts = (
+        safe_name(question.spec.name),
+        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{card}",
+        best.engine.name,
+        choice.precision,
+        f"seq{question.job.seq}_bsz{choice.global_batch}",
+        *filter(None, [options_digest(request, _NAMED)]),
+    )
+    return Path(f"autopar_launch_{'_'.join(parts)}.json")
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLaunch:
+    """A launch made again from its file."""
+
+    engine: str
+    question: Question
+    request: Mapping[str, object]
+    """Options that ask the question."""
+    choice: Choice
+    launch: Launch
+    """What the trainer makes of the choice, with the settings of the file."""
+
+
+def is_launch(path: Path | str) -> bool:
+    """Return whether a file says that it holds a launch; one that cannot be read does not."""
+    try:
+        data = load_object(Path(path)).data
+    except InputError:
+        return False  # whoever reads it as something else says what is wrong
+    return isinstance(data, Mapping) and data.get("format") == FORMAT
+
+
+_CLUSTER = {"hardware", "nodes", "gpus-per-node", "gpus"}
+"""Options that say how many GPUs there are."""
+
+
+def _check(
+    where: Path, document: LaunchDocument, question: Question, choice: Choice, typed: set[str]
+) -> None:
+    """Raise DocumentError where a file says a thing twice, and not alike.
+
+    typed : names of options that stand before the file's, which may make it another launch.
+    """
+    assert document.launch is not None, "there is a launch"
+    said: dict[str, object] = {}
+    made: dict[str, object] = {}
+    if not typed & {"model", "num-layers", "seq-length"}:
+        said |= {"model": document.model, "seq_length": document.seq_length}
+        made |= {"model": question.spec.name, "seq_length": question.job.seq}
+    if not typed & _CLUSTER:
+        said |= {f"hardware.{key}": one for key, one in document.hardware.model_dump().items()}
+        made |= {
+            "hardware.card": question.card.name,
+            "hardware.num_nodes": question.num_nodes,
+            "hardware.num_gpus_per_node": question.gpus_per_node,
+        }
+        entry = document.launch.degrees.model_dump()
+        if "global-batch-size" in typed:
+            # another batch of the same degrees
+            del entry["global_batch_size"], entry["num_microbatches"]
+        whole = degrees_entry(choice, question.job.world).model_dump()
+        said |= {f"launch.degrees.{key}": one for key, one in entry.items()}
+        made |= {f"launch.degrees.{key}": one for key, one in whole.items()}
+        copies = entry["dp_replicate"]
+        if whole["dp"] * choice.cp % copies:
+            raise DocumentError(
+                where,
+                f"is {copies}, which does not divide dp {whole['dp']} * cp {choice.cp}",
+                key="launch.degrees.dp_replicate",
+                remedy="write the launch again with autopar-search",
+            )
+    for key, value in said.items():
+        if value != made[key]:
+            raise DocumentError(
+                where,
+                f"is {value!r:.60}, and what else the file says makes it {made[key]!r:.60}",
+                key=key,
+                remedy="write the launch again with autopar-search",
+            )
+
+
+def _recompute(where: Path, words: str) -> str:
+    """Return the words of a recomputation; raises DocumentError where they are none."""
+    kind, _, number = words.partition(" ")
+    block = kind == "block" and number.isascii() and number.isdigit() and int(number) > 0
+    if not (block or words in (NONE, FULL, "op") or {*words.split("+")} <= {*MODULES}):
+        raise DocumentError(
+            where,
+            f"is {words!r:.60}, expected none, full, op, block N, or modules joined by +",
+            key="launch.degrees.recompute",
+            remedy="write the launch again with autopar-search",
+        )
+    return words
+
+
+def _offload(where: Path, words: str) -> str:
+    """Return the words of what waits on the host; raises DocumentError where they are none."""
+    if words != NONE and not {*words.split("+")} <= {*OFFLOADED}:
+        raise DocumentError(
+            where,
+            f"is {words!r:.60}, expected none, or modules joined by + ({', '.join(OFFLOADED)})",
+            key="launch.degrees.offload",
+            remedy="write the launch again with autopar-search",
+        )
+    return words
+
+
+def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
+    """Return the schedule of a file; raises DocumentError where its pipeline cannot run it."""
+    if entry.pp == 1:
+        return "1f1b"
+    problem = schedule_problem(
+        entry.schedule,
+        stages=entry.pp,
+        chunks=entry.vpp,
+        micro_batches=max(1, entry.num_microbatches),
+    )
+    if problem is not None:
+        raise DocumentError(
+            where, problem, key="schedule", remedy="write the launch again with autopar-search"
+        )
+    return entry.schedule
+
+
+def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
+    """Raise OptionError where a degree is typed beside a launch, which has its own."""
+    named = [*fixed_of(build_request(typed).degrees).options]
+    named += [name for name in ("precision", "cp-kind") if name in typed]
+    if named:
+        raise OptionError(
+            f"--{named[0]}: {where} has its own degrees; `autopar-explain {where} --why-not "
+            f"{named[0]}=N` compares it with others, a search with the option finds them"
+        )
+
+
+def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object]) -> int:
+    """Return the global batch: that of the file, unless another one was typed."""
+    for name in ("min-bsz", "max-bsz"):
+        if name in typed:
+            raise OptionError(f"--{name}: a launch has one global batch; give --global-batch-size")
+    typed_batch = "global-batch-size" in typed
+    return question.job.global_batches[0] if typed_batch else entry.global_batch_size
+
+
+def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
+    """Return the launch of a file; raises InputError where it is not one that its trainer runs.
+
+    typed : options that stand before those of the file's search.
+    """
+    where = Path(path)
+    data = load_object(where).data
+    if is_answer(data):
+        # what an answer has besides, such as the launches of every trainer, is no part of the file
+        data = {key: data[key] for key in LaunchDocument.model_fields if key in data}
+        data["engines"] = []
+    document = validate_document(LaunchDocument, where, data)
+    if document.launch is None:
+        raise DocumentError(
+            where, "holds no launch", key="launch", remedy="search again with more memory"
+        )
+    _refuse_degrees(where, typed or {})
+    # files of earlier releases have the names of their time
+    stored = located_request(where, own_names(document.request, ROWS), typed or {})
+    request = {**stored, **(typed or {})}
+    question = open_launches(build_request(request))
+    entry = document.launch.degrees
+    sizes = entry.layers_of_chunks
+    if len(sizes) != entry.pp or any(len(stage) != entry.vpp for stage in sizes):
+        raise DocumentError(
+            where,
+            f"has other stages than pp {entry.pp} of vpp {entry.vpp} chunks",
+            key="layers_of_chunks",
+            remedy="write the launch again with autopar-search",
+        )
+    schedule = _schedule(where, entry)
+    # in execution order: the first chunks of all stages, then the second ones
+    parts = [
+        sizes[rank_of(schedule, part, entry.pp)][part // entry.pp]
+        for part in range(entry.vpp * entry.pp)
+    ]
+    choice = Choice(
+        tp=entry.tp,
+        tp_overlap=entry.tp_overlap,
+        cp=entry.cp,
+        cp_kind=entry.cp_kind,
+        ep=entry.ep,
+        etp=entry.etp,
+        pp=entry.pp,
+        vpp=entry.vpp,
+        schedule=schedule,
+        micro_batch=entry.micro_batch_size,
+        zero=entry.zero,
+        dp_replicate=entry.dp_replicate,
+        recompute=_recompute(where, entry.recompute),
+        offload=_offload(where, entry.offload),
+        precision=entry.precision,
+        compiled=entry.compiled,
+        dispatcher=entry.dispatcher,
+        overlap_experts=entry.overlap_experts,
+        global_batch=_batch(question, entry, typed or {}),
+        chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
+    )
+    usual = launch_of(engine_space(document.launch.engine), question.job, choice)
+    _check(where, document, question, choice, {*(typed or {})})
+    return StoredLaunch(
+        engine=document.launch.engine,
+        question=question,
+        request=request,
+        choice=choice,
+        launch=with_settings(usual, document.launch.settings, where),
+    )

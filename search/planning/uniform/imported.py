@@ -1,0 +1,435 @@
+"""Launches that no search here found: those of a trainer's files, and those of another trainer.
+
+Either becomes the choice that a search would have made, on a question that names model and cluster;
+what a choice does not hold of a launch is kept beside it (`autopar.training.launch_settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autopar.command.answers import OUTPUTS
+from autopar.documents.catalog import model_names
+from autopar.documents.spec import load_spec
+from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
+from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
+from autopar.price.profile import launch_model
+from autopar.records import dataclass
+from autopar.run.launch import Degrees, Launch, Model, chunks_of_sizes
+from autopar.training.launch_settings import settings_of, with_settings
+from search.engines.choice import (
+    BASES,
+    FULL,
+    NONE,
+    Choice,
+    ContextKind,
+    Precision,
+    offload_words,
+    recompute_words,
+)
+from search.engines.differences import losses_of, without_effect
+from search.engines.megatron.stages import parts_in_order
+from search.engines.place import Engine
+from search.engines.reader import CheckedFile
+from search.engines.readers import read_checked, trainer_of
+from search.engines.space import EngineSpace, launch_of
+from search.engines.spaces import engine_space, variants
+from search.engines.text import read_configuration
+from search.planning.uniform.answer import Question, open_launches
+from search.planning.uniform.files import StoredLaunch, is_launch, read_launch
+from search.request.profiles import named_card
+from search.request.request import build_request
+
+_TRAINERS: Mapping[str, Engine] = {
+    "Megatron-LM": "megatron",
+    "Megatron-Bridge": "megatron-bridge",
+    "torchtitan": "torchtitan",
+    "DeepSpeed": "deepspeed",
+    "accelerate": "accelerate",
+}
+"""Of names of `search.check`."""
+_ENGINES: Mapping[Engine, str] = {"megatron-bridge": "megatron"}
+"""Whose launches those of a trainer are, where they are another's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedLaunch:
+    """A launch of somebody's files, as a search's."""
+
+    engine: str
+    question: Question
+    choice: Choice
+    launch: Launch
+    request: Mapping[str, object]
+    """Options that ask the question."""
+    notes: tuple[str, ...]
+    """What was read how, and what is left out, one sentence each."""
+
+
+def import_launch(source: Engine | None, path: str, raw: Mapping[str, object]) -> ImportedLaunch:
+    """Return the launch of a trainer's file; source : the trainer, None: whose file it is.
+
+    raw : options of the question, as typed; the cluster is among them. Raises InputError where the
+    file is none of that trainer, is refused by it, or is of a model that nobody names.
+    """
+    inputs = build_request(raw).inputs
+    own = trainer_of(read_configuration(path)).name
+    source = source or _TRAINERS[own]
+    gpu, world = _cluster(path, inputs.hardware)
+    if _TRAINERS[own] != source:
+        raise DocumentError(path, f"is a launch of {own}", remedy=f"give --from {_TRAINERS[own]}")
+    lengths = inputs.seq_length or (None,)
+    file = read_checked(path, world_size=world, gpu=gpu, model=inputs.model, seq_length=lengths[0])
+    launch = _priced(file)
+    request: dict[str, object] = {**raw, **_question(launch, inputs.model, path)}
+    question = open_launches(build_request(request))
+    engine = _ENGINES.get(source, source)
+    choice = choice_of(launch)
+    try:
+        usual = launch_of(engine_space(engine), question.job, choice)
+    except InputError as error:
+        raise DocumentError(path, f"is no launch of a search: {error}") from None
+    settings = settings_of(without_effect(launch), without_effect(usual))
+    found = with_settings(usual, settings, Path(path))
+    return ImportedLaunch(
+        engine=engine,
+        question=question,
+        choice=choice,
+        launch=found,
+        request=request,
+        notes=(*_notes(file), *losses_of(launch, found, "a launch file")),
+    )
+
+
+def holds_launch(path: str) -> bool:
+    """Return whether a file is a launch file of ours, or a script or configuration of a trainer.
+
+    JSON is ours, or a plan of anyone: what DeepSpeed starts is told by the script that names it.
+    """
+    if not Path(path).is_file() or path.endswith(".gz"):
+        return False
+    return is_launch(path) if path.endswith(".json") else True
+
+
+def launch_in(
+    path: str, given: Mapping[str, object], notice: Callable[[str], None]
+) -> StoredLaunch:
+    """Return the launch of such a file, with the question that it answers.
+
+    given : options as typed; of a trainer's file they name the cluster. notice : takes sentences on
+    how it was read. Raises InputError.
+    """
+    if path.endswith(".json"):
+        return read_launch(path, given)
+    raw = {name: given[name] for name in given if name not in OUTPUTS | _OF_COMMANDS}
+    found = import_launch(None, path, raw)
+    for note in found.notes:
+        notice(f"{path}: {note}")
+    return StoredLaunch(
+        engine=found.engine,
+        question=found.question,
+        request=found.request,
+        choice=found.choice,
+        launch=found.launch,
+    )
+
+
+_OF_COMMANDS = frozenset({"evaluate", "verbose", "price"})
+"""Options that say what is done with a launch, not which question it answers."""
+
+
+def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
+    """Return (card, GPUs) of what `--hardware` says; raises OptionError where it says no card."""
+    from autopar.rates.card import load_card, parse_hardware
+
+    if hardware is None or named_card(hardware) is None:
+        raise OptionError(
+            f"--hardware: {path} says neither cards nor how many; give CARD:NxG, such as h100:8x8"
+        )
+    name, nodes, each = parse_hardware(hardware)
+    return load_card(name).name, nodes * each
+
+
+def _priced(file: CheckedFile) -> Launch:
+    """Return the launch of a file; raises DocumentError for what its trainer ends with."""
+    problem = next((one.text for one in file.findings if one.kind == "illegal"), None)
+    if problem is not None:
+        raise DocumentError(file.path, f"{file.trainer} refuses it: {problem}")
+    if file.launch is None:
+        why = next((one.text for one in file.findings if one.kind == "not priced"), "")
+        raise DocumentError(file.path, f"has no price: {why}")
+    return file.launch
+
+
+def _notes(file: CheckedFile) -> Iterator[str]:
+    yield from (one.text for one in file.findings if one.kind == "read")
+    unknown = [one.text for one in file.findings if one.kind == "not understood"]
+    if unknown:
+        yield f"left out, since nobody here knows it: {'; '.join(unknown)}"
+    idle = [one.text for one in file.findings if one.kind == "no effect"]
+    if idle:
+        yield f"left out, since it has no effect: {'; '.join(idle)}"
+    if file.harmless:
+        names = ", ".join(file.spelled(one.flag, None) for one in file.harmless)
+        yield f"left out, since no price depends on it: {names}"
+
+
+# --------------------------------------------------------------------------------------------------
+# The question: model, cluster and batch.
+
+
+def _question(launch: Launch, model: str | None, path: str) -> dict[str, object]:
+    """Return the options that ask for such a launch."""
+    found: dict[str, object] = {
+        "model": model or _model_name(launch.model, path),
+        "seq-length": str(launch.seq),
+        "global-batch-size": str(launch.global_batch),
+        **_training(launch),
+    }
+    spec = load_spec(str(found["model"]))
+    if len(spec.layers) == 1 and spec.num_layers != launch.model.num_layers:
+        found["num-layers"] = str(launch.model.num_layers)
+        spec = load_spec(str(found["model"]), num_layers=(launch.model.num_layers,))
+    named, own = _sizes(launch_model(spec)), _sizes(launch.model)
+    for what, size in own.items():
+        if named.get(what) != size:
+            raise DocumentError(
+                path,
+                f"has {what} {_shown(size)}, and {found['model']} {_shown(named.get(what))}",
+                remedy="give --model with the config.json of the launch's model",
+            )
+    return found
+
+
+def _model_name(model: Model, path: str) -> str:
+    """Return the shipped model of such sizes, one of the same vocabulary if there is one."""
+    near = []
+    for name in model_names():
+        try:
+            known = launch_model(load_spec(name))
+        except InputError:
+            continue  # no decoder
+        if _sizes(known) == _sizes(model):
+            near.append((known.vocab != model.vocab, name))
+    if not near:
+        sizes = ", ".join(f"{what} {size}" for what, size in [*_sizes(model).items()][:4])
+        raise DocumentError(
+            path, f"no shipped model has {sizes}", remedy="give --model with its config.json"
+        )
+    return min(near)[1]
+
+
+def _sizes(model: Model) -> dict[str, object]:
+    """Return what makes a model another one; the rest is kept beside it."""
+    attention, experts = model.attention, model.experts
+    found: dict[str, object] = {
+        "layers": model.num_layers,
+        "hidden size": model.hidden,
+        "heads": attention.heads,
+        "width of a query": attention.query_width,
+    }
+    if attention.latent is None:
+        found["heads of keys and values"] = attention.groups
+    found["experts"] = None if experts is None else experts.number
+    if not all(model.expert_layers):
+        found["MLP width"] = model.ffn
+    if experts is not None:
+        found["experts of a token"] = experts.per_token
+        found["width of an expert"] = experts.ffn
+    return found
+
+
+def _training(launch: Launch) -> dict[str, object]:
+    """Return the options of adapters and optimizer, where they say them."""
+    optimizer, adapters = launch.optimizer, launch.adapters
+    found: dict[str, object] = {}
+    if adapters is not None:
+        found["lora"] = str(adapters.rank)
+        bases = {kind: word for word, kind in BASES.items()}
+        if adapters.base != "16 bits":
+            found["lora-base"] = bases[adapters.base]
+    if optimizer.kind == "adam8bit":
+        found["optimizer"] = "adam8bit"
+    elif launch.trainer is None and optimizer.moments_bytes == 4:
+        found["optimizer"] = "adam-bf16"
+    if optimizer.offload:
+        found["offload-optimizer"] = f"{optimizer.offload:g}"
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# The choice.
+
+
+_ZERO = {"none": 0, "distributed": 1, "zero2": 2, "fsdp": 3}
+_RECIPES: Mapping[str, Precision] = {"blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
+"""Of 8-bit products; what scales them per tensor is one precision."""
+
+
+def _context_kind(degrees: Degrees) -> ContextKind:
+    """Return how context ranks exchange; rings of groups that exchange heads are a setting."""
+    if degrees.cp > 1 and degrees.keys_gathered:
+        return "all-gather"
+    exchanged = degrees.heads_exchanged and degrees.rings == 1
+    return "a2a" if degrees.cp > 1 and exchanged else "ring"
+
+
+def choice_of(launch: Launch) -> Choice:
+    """Return the choice that is nearest to a launch: the same degrees and batch."""
+    degrees, trainer, precision = launch.degrees, launch.trainer, launch.precision
+    experts = launch.model.experts
+    kind: Precision = "bf16"
+    if precision.fp8:
+        kind = _RECIPES.get(precision.fp8_recipe, "fp8")
+    elif precision.fp4:
+        kind = "nvfp4"
+    if trainer is None:
+        recompute = recompute_words(launch.recompute)
+        copies = 1 if launch.optimizer.sharding == "none" else launch.optimizer.instances
+    else:
+        recompute = NONE if trainer.checkpoint == "layers" else trainer.checkpoint
+        copies = trainer.replicas if trainer.zero else 1
+    return Choice(
+        tp=degrees.tp,
+        tp_overlap=launch.tensor_overlap and trainer is None,
+        cp=degrees.cp,
+        cp_kind=_context_kind(degrees),
+        ep=degrees.ep,
+        etp=degrees.etp,
+        pp=degrees.pp,
+        vpp=degrees.vpp,
+        schedule=degrees.pipeline,
+        micro_batch=launch.micro_batch,
+        zero=_ZERO[launch.optimizer.sharding] if trainer is None else trainer.zero,
+        dp_replicate=copies,
+        recompute=recompute,
+        # beside layers that are made again whole it is a setting
+        offload=NONE if launch.recompute.layers != "none" else offload_words(launch.offload),
+        precision=kind,
+        compiled=trainer is not None and trainer.compiled,
+        dispatcher="flex" if experts and experts.dispatcher == "flex" else "alltoall",
+        overlap_experts=degrees.overlap_experts,
+        global_batch=launch.global_batch,
+        chunks=degrees.chunks,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Another trainer.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenOver:
+    """A launch as another trainer can run it."""
+
+    choice: Choice
+    launch: Launch
+    losses: tuple[str, ...]
+    """What is another thing there, one sentence each."""
+
+
+def taken_over(
+    question: Question, launch: Launch, usual: Launch, choice: Choice, engine: str
+) -> TakenOver:
+    """Return the launch of another trainer that is nearest: the same degrees, stages and batch.
+
+    usual : what the launch's own trainer makes of the choice, from which it may differ. Raises
+    UnsupportedError where the other trainer has no such degrees, or refuses them.
+    """
+    space = engine_space(engine)
+    near, losses = choice, list[str]()
+    for changes, sentence in _adapted(question, launch.degrees, choice, space):
+        near = replace(near, **changes)
+        losses.append(f"{space.title} has no {sentence}")
+    try:
+        made = launch_of(space, question.job, near)
+    except InputError as error:
+        raise UnsupportedError(
+            f"{space.title} refuses the launch: {error}",
+            remedy=f"search again with --engine {engine}",
+        ) from None
+    own = settings_of(without_effect(launch), without_effect(usual))
+    # sizes and the length of the run are the job's; how layers are computed is a trainer's
+    kept = {name: value for name, value in own.items() if name.startswith(("model.", "steps"))}
+    losses += [
+        f"{name.replace('_', ' ')} is the other trainer's to say: {_shown(value)}"
+        for name, value in own.items()
+        if name not in kept
+    ]
+    found = with_settings(made, kept, Path(question.spec.name))
+    return TakenOver(choice=near, launch=found, losses=tuple(losses))
+
+
+def _shown(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _adapted(
+    question: Question, degrees: Degrees, choice: Choice, space: EngineSpace
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield changes of a choice that a trainer does not have, and what it does not have.
+
+    Raises UnsupportedError where ranks themselves are among it.
+    """
+    model, gpu = question.job.model, question.job.gpu
+    ranks = {
+        "pipeline stages": (choice.pp, bool(space.schedules)),
+        "context ranks": (choice.cp, bool(space.context)),
+        "expert ranks": (choice.ep, space.experts),
+    }
+    for what, (number, there) in ranks.items():
+        if number > 1 and not there:
+            raise UnsupportedError(
+                f"{space.title} has no {what}, and the launch has {number}",
+                remedy=f"search again with --engine {space.name}",
+            )
+    if choice.pp > 1 and choice.schedule not in space.schedules:
+        schedule = schedule_of_chunks(choice.vpp)
+        # the same layers in the same parts, which lie on other stages
+        parts = parts_in_order(degrees)
+        chunks = chunks_of_sizes(
+            [len(layers) for _, layers, _, _ in parts],
+            choice.pp,
+            mtp=[further for _, _, further, _ in parts],
+            schedule=schedule,
+        )
+        told = f"schedule {SCHEDULES[choice.schedule].title}: {SCHEDULES[schedule].title}"
+        yield {"schedule": schedule, "chunks": chunks}, told
+    if choice.cp > 1 and choice.cp_kind not in space.context:
+        kind = space.context[0]
+        yield {"cp_kind": kind}, f"{choice.cp_kind} between context ranks: {kind}"
+    beside = space.expert_tensor
+    if model.experts is not None and beside is not None and choice.etp not in beside(choice.tp):
+        etp = beside(choice.tp)[-1]
+        yield {"etp": etp}, f"expert tensor degree {choice.etp} beside tp {choice.tp}: {etp}"
+    stages = space.zero_with_stages if choice.pp > 1 else space.zero
+    if choice.zero not in stages:
+        more = [stage for stage in stages if stage > choice.zero]
+        zero = min(more) if more else max(stages)
+        where = " beside stages" if choice.pp > 1 else ""
+        yield {"zero": zero}, f"ZeRO-{choice.zero}{where}: ZeRO-{zero}"
+        choice = replace(choice, zero=zero)
+    if choice.dp_replicate > 1 and choice.zero not in space.replicated:
+        yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of ZeRO-{choice.zero}: one"
+    if choice.tp_overlap and not space.overlaps_tensor(question.job, choice.tp):
+        yield {"tp_overlap": False}, "transfers of tensor ranks beside products"
+    known = space.recompute(model)
+    if choice.recompute not in known and not (
+        choice.recompute.startswith("block") and space.blocks
+    ):
+        # what needs less memory
+        yield {"recompute": FULL}, f"recomputation of {choice.recompute}: full"
+    if choice.offload != NONE and space.offload(model) == (NONE,):
+        yield {"offload": NONE}, "activations of modules on the host: they stay on the device"
+    if choice.precision not in space.precisions(gpu):
+        yield {"precision": "bf16"}, f"{choice.precision} products: bf16"
+    if choice.compiled and not any(one.compiled for one in variants(space)):
+        yield {"compiled": False}, "torch.compile"
+    if choice.dispatcher not in space.dispatchers(gpu) and choice.ep > 1:
+        yield {"dispatcher": space.dispatchers(gpu)[0]}, f"{choice.dispatcher} dispatcher"
+    if choice.overlap_experts and not space.overlaps_experts:
+        yield {"overlap_experts": False}, "exchanges of experts beside another micro-batch"

@@ -1,0 +1,582 @@
+"""Bytes that a launch has allocated at least, from a few sums: which choices need no count.
+
+The count is `autopar.price.account`'s. A bound takes one moment of it, the last forward before the
+first backward, on the first or the last stage: states without padding, what live micro-batches have
+saved, what is kept from step to step, and what that forward makes. It is a thousandth below the
+count or less where that moment is the fullest; blocks of the allocator are in it where they are
+those of activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple, cast, get_args
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.pipeline.orders import warmup_chunks
+from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
+from autopar.price import kept, torch_layers
+from autopar.price.activations import (
+    copied_qkv_bytes,
+    input_bytes,
+    offloaded_parts,
+    saved_parts,
+)
+from autopar.price.allocator import recycled_bytes
+from autopar.price.parameters import Weight, chunk_weights, layer_weights
+from autopar.price.peak import backward_bytes, deferred_head_bytes, dispatched_bytes, head_bytes
+from autopar.price.risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
+from autopar.price.sharded import recipe_of_launch
+from autopar.records import dataclass, replace
+from autopar.run.launch import Checkpointing, Chunk, Launch, Recompute
+from autopar.training.offload import Offload, OffloadModule
+from search.engines.choice import FULL, NONE, recompute_of
+from search.planning.uniform.layout import Arrangement
+
+_LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
+
+
+class Live(NamedTuple):
+    """What a stage has saved when a forward is through."""
+
+    chunks: F64
+    """Micro-batches of each chunk."""
+    forward: int
+    """Its chunk."""
+
+
+@lru_cache(maxsize=1 << 14)
+def live_forwards(
+    stage: int,
+    *,
+    schedule: Schedule,
+    stages: int,
+    chunks: int,
+    micro_batches: int,
+    ahead: int,
+) -> Live:
+    """Return what is live at a forward of the schedule's order that leaves as much as any.
+
+    Of 1F1B and its interleaved form that is the last one before the first backward. ahead :
+    forwards more, beside whose exchanges another micro-batch runs.
+    """
+    behind = stages - stage - 1
+    if schedule in ("gpipe", "looped_bfs"):
+        return Live(np.full(chunks, float(micro_batches)), chunks - 1)
+    if SCHEDULES[schedule].v_shaped:
+        # the last forward of the second chunk before one of its gradients is through; DualPipeV
+        # runs one of the first chunk more
+        first = stages + behind + (schedule == "dual_pipe_v")
+        return Live(np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1)
+    if chunks == 1:
+        return Live(np.array([float(min(behind + ahead + 1, micro_batches))]), 0)
+    group = default_group(stages, micro_batches)
+    warm = warmup_chunks(
+        schedule,
+        stage,
+        stages=stages,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        group=group,
+        ahead=ahead,
+    )
+    # as many forwards more as there are gradients of weights that wait
+    waiting = stage if SCHEDULES[schedule].splits else 0
+    number = min(warm + 1 + waiting, micro_batches * chunks)
+    groups, rest = divmod(number, group * chunks)
+    places = np.arange(chunks) * group
+    live = groups * group + np.clip(rest - places, 0, group)
+    return Live(live.astype(np.float64), (number - 1) % (group * chunks) // group)
+
+
+class Room:
+    """Bytes that the tensors of a launch may take on a device, by the kind of launch."""
+
+    def __init__(self, capacity_bytes: float, risk: float) -> None:
+        self._left = capacity_bytes - CONTEXT_BYTES
+        self._risk = risk
+
+    @property
+    def most_bytes(self) -> float:
+        """The highest peak that leaves enough free in any kind of launch."""
+        least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
+        return max(0.0, self._left) / (1.0 + least)
+
+    def within(self, other: Room) -> bool:
+        """Return whether what fits here fits there."""
+        return self._left <= other._left and self._risk <= other._risk
+
+    def bytes_for(self, launch: Launch) -> float:
+        """Return the highest peak at which the odds of running out are as asked for."""
+        return self.bytes_of(kind_of(launch))
+
+    def bytes_of(self, kind: LaunchKind) -> float:
+        """Return the same of a kind of launch."""
+        return max(0.0, self._left) / (1.0 + reserve_share(kind, self._risk))
+
+
+class Modules:
+    """Recomputations as sets of modules: what these do alone adds up, since none is in another."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        sets = [() if word in (NONE, FULL) else tuple(word.split("+")) for word in words]
+        self.names = tuple(dict.fromkeys(name for one in sets for name in one))
+        self._has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
+        self.full = np.array([at for at, word in enumerate(words) if word == FULL], dtype=np.int64)
+        """Where whole layers are made again, which is no sum."""
+
+    def sums(self, alone: Sequence[float]) -> F64:
+        """Return the sums of the modules' own numbers, by recomputation; 0 of none and of all."""
+        found: F64 = self._has @ np.asarray(alone, dtype=np.float64)
+        return found
+
+
+class Hosted:
+    """Sets of modules whose activations wait on the host; what modules leave there adds up."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """Take an engine's sets; that of nothing is none of them."""
+        self.words = tuple(word for word in words if word != NONE)
+        sets = [word.split("+") for word in self.words]
+        self.names = cast(
+            tuple[OffloadModule, ...], tuple(dict.fromkeys(name for one in sets for name in one))
+        )
+        self.has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
+        """[set, module]"""
+
+
+class Gone(NamedTuple):
+    """What modules of a layer leave to the host, in bytes of a rank and micro-batch."""
+
+    copied: F64
+    """[recomputation, module, kind]: of the tensors."""
+    blocks: F64
+    """The same: of their blocks on the device."""
+
+
+class StageBytes(NamedTuple):
+    """What a stage has allocated at least, with nothing of it on the host."""
+
+    words: F64
+    """By recomputation."""
+    blocks: F64
+    """By `block N`."""
+    live: F64
+    """[kind]: layers, each as often as micro-batches of it are live."""
+    most: float
+    """Micro-batches of the chunk of which most are."""
+    forward: float
+    """What the forward makes beside what it saves."""
+    kind: int | None
+    """Of the layer whose backward comes first; None: it is another one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sizes:
+    """Bytes and elements of a rank by kind of layer, for one micro-batch."""
+
+    saved: F64
+    """[recomputation, kind]"""
+    rows: F64
+    """[recomputation, kind]: the same, of nothing and of whole layers behind."""
+    full: F64
+    """[kind]: of a layer that is computed again as a whole."""
+    plain: F64
+    """[kind]: of one of which nothing is."""
+    static: F64
+    """[kind]: kept from step to step for each layer."""
+    dense: F64
+    experts: F64
+    """[kind]: elements of trained weights."""
+    again: float
+    """What the backward makes of a layer that is computed again as a whole, at least."""
+
+
+class _Layer(NamedTuple):
+    """Bytes and elements of a rank of one layer, for one micro-batch."""
+
+    saved: F64
+    """By recomputation, of none and of all of it."""
+    static: float
+    dense: float
+    experts: float
+    again: float
+
+
+_MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
+_BEFORE_MLP = ("core_attn", "mla_up_proj")
+"""Modules that are the same in front of a mixture and of a dense MLP."""
+_NOT_HOSTED = frozenset({"mlp", "moe_act", "shared_experts"})
+"""Modules whose recomputation leaves as much to put on the host."""
+_BESIDE_EXPERTS = ("layernorm", "shared_experts")
+"""Modules that are the same however the experts lie."""
+
+
+class Bounds:
+    """Bounds of launches that have degrees, micro-batch and precision in common."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        words: Modules,
+        hosted: Hosted,
+        kinds: tuple[int, ...],
+        variant: Callable[[int], Launch],
+        known: dict[object, object],
+    ) -> None:
+        """Take a launch of one stage.
+
+        words, hosted : recomputations, and what can wait on the host; kinds : of every layer;
+        variant : returns the launch with another sharding; known : what launches that differ in how
+        their experts lie have in common.
+        """
+        self._launch = launch
+        self._words = words
+        self._hosted = hosted
+        self._known = known
+        self.variant = variant
+        self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
+        self._torch = launch.trainer is not None
+        self._fixed: dict[object, float] = {}
+        self._forwards: dict[object, float] = {}
+        self._tables: dict[object, tuple[float, float]] = {}
+        self.sizes = self._sizes()
+
+    def _experts(self, kind: int) -> bool:
+        return self._launch.model.expert_layers[self._layer_of[kind]]
+
+    def _sizes(self) -> Sizes:
+        mixture = [self._experts(kind) for kind in range(len(self._layer_of))]
+        unlike = {experts: mixture.index(experts) for experts in mixture}
+        layers = {
+            experts: self._layer(experts, self._layer_of[at]) for experts, at in unlike.items()
+        }
+        every = [layers[experts] for experts in mixture]
+        rows = np.array([one.saved for one in every]).T
+        return Sizes(
+            saved=rows[:-2],
+            rows=rows,
+            plain=rows[-2],
+            full=rows[-1],
+            static=np.array([one.static for one in every]),
+            dense=np.array([one.dense for one in every]),
+            experts=np.array([one.experts for one in every]),
+            again=min(one.again for one in every),
+        )
+
+    def _layer(self, experts: bool, layer: int) -> _Layer:
+        """Return the sizes of a layer; of a dense one once for all ways to lay experts."""
+        if not experts and "dense" in self._known:
+            return cast(_Layer, self._known["dense"])
+        dense, of_experts = _elements(layer_weights(self._launch, experts=experts))
+        found = _Layer(
+            saved=self._by_word(experts, layer),
+            static=0.0 if self._torch else self._static(layer),
+            dense=dense,
+            experts=of_experts,
+            again=0.0 if self._torch else self._again(layer),
+        )
+        if not experts:
+            self._known["dense"] = found
+        return found
+
+    def _by_word(self, experts: bool, layer: int) -> F64:
+        """Return what a layer saves by recomputation, and with none and with all of it."""
+        plain, full = (self._saved(word, experts, layer) for word in (NONE, FULL))
+        alone = [self._less(plain, name, experts, layer) for name in self._words.names]
+        found = np.append(plain - self._words.sums(alone), (plain, full))
+        found[self._words.full] = full
+        return found
+
+    def _less(self, plain: float, name: str, experts: bool, layer: int) -> float:
+        """Return what is not saved of a layer whose backward makes one module again."""
+        if name == "mlp" if experts else name in _MIXTURES_ALONE:
+            return 0.0
+        if name not in _BEFORE_MLP + _BESIDE_EXPERTS:
+            return plain - self._saved(name, experts, layer)
+        key = name if name in _BEFORE_MLP else (name, experts)
+        if key not in self._known:
+            self._known[key] = plain - self._saved(name, experts, layer)
+        return cast(float, self._known[key])
+
+    def _saved(self, word: str, experts: bool, layer: int) -> float:
+        """Return what a layer saves, with the blocks of the allocator where those are known."""
+        launch = self._launch
+        if launch.trainer is not None:
+            own = replace(
+                launch, trainer=replace(launch.trainer, checkpoint=cast(Checkpointing, word))
+            )
+            return float(torch_layers.chunk_saved_bytes(own, (False, (layer,), 0, False)))
+        expandable = launch.software.expandable_segments
+        if word == FULL:
+            return float(recycled_bytes(input_bytes(launch), expandable=expandable))
+        own = replace(launch, recompute=recompute_of(word))
+        hole = copied_qkv_bytes(own)
+        return float(
+            sum(
+                recycled_bytes(
+                    size,
+                    expandable=expandable,
+                    hole_bytes=hole if name == "dropout mask" else 0,
+                )
+                for name, size in saved_parts(own, experts=experts)
+            )
+        )
+
+    def _static(self, layer: int) -> float:
+        chunk = [(False, (layer,), 0, False)]
+        found = kept.routing_bytes(self._launch, chunk)
+        if self._launch.model.attention.latent is not None:
+            found += kept.rotary_bytes(self._launch, chunk)
+        return float(found)
+
+    def _again(self, layer: int) -> float:
+        own = replace(self._launch, recompute=Recompute(layers="uniform", number=1))
+        made, freed = backward_bytes(own, (False, (layer,), 0, False))
+        return float(made - freed)
+
+    # ----------------------------------------------------------------------------------------------
+    # On the host
+
+    @cached_property
+    def gone(self) -> Gone:
+        """What modules leave to the host, by recomputation and kind of layer."""
+        kinds = [self._experts(kind) for kind in range(len(self._layer_of))]
+        of = {experts: self._gone(experts) for experts in {*kinds}}
+        copied, blocks = (
+            np.stack([of[experts][at] for experts in kinds], axis=-1) for at in (0, 1)
+        )
+        return Gone(copied, blocks)
+
+    def _gone(self, experts: bool) -> tuple[F64, F64]:
+        """Return the bytes of tensors and of their blocks, [recomputation, module]."""
+        key = ("gone", experts)
+        if not experts and key in self._known:
+            return cast(tuple[F64, F64], self._known[key])
+        plain = self._leaves(NONE, experts)
+        less = [
+            np.zeros_like(plain)
+            if name in _NOT_HOSTED or (name == "moe" and not experts)
+            else plain - self._leaves(name, experts)
+            for name in self._words.names
+        ]
+        found = np.stack([plain[at] - self._words.sums([one[at] for one in less]) for at in (0, 1)])
+        # of layers that are made again whole nothing but the input is there
+        found[:, self._words.full] = 0.0
+        if not experts:
+            self._known[key] = (found[0], found[1])
+        return found[0], found[1]
+
+    def _leaves(self, word: str, experts: bool) -> F64:
+        """Return [tensors or blocks, module] of a layer that makes so much again."""
+        names = self._hosted.names
+        launch = replace(
+            self._launch, recompute=recompute_of(word), offload=Offload(modules=frozenset(names))
+        )
+        expandable = launch.software.expandable_segments
+        found = np.zeros((2, len(names)))
+        for _, module, size in offloaded_parts(launch, experts=experts):
+            at = names.index(module)
+            found[:, at] += size, recycled_bytes(size, expandable=expandable)
+        return found
+
+    @cached_property
+    def leaves(self) -> F64:
+        """[recomputation, kind]: what all modules together free at most."""
+        found: F64 = self.gone.blocks.sum(axis=1)
+        return found
+
+    @cached_property
+    def padding(self) -> float:
+        """How much larger than its tensors what a module frees is at most."""
+        gone = self.gone
+        some = gone.copied > 0
+        return float((gone.blocks[some] / gone.copied[some]).max(initial=1.0))
+
+    @cached_property
+    def made(self) -> F64:
+        """[kind]: what the backward of a layer makes at least, with nothing made again."""
+        return np.array([self._made(layer) for _, layer in sorted(self._layer_of.items())])
+
+    def _made(self, layer: int) -> float:
+        made, freed = backward_bytes(self._launch, (False, (layer,), 0, False))
+        return float(made - freed)
+
+    # ----------------------------------------------------------------------------------------------
+
+    def state_bytes(
+        self, zero: int, replicas: int, expert_replicas: int, *, staged: bool
+    ) -> tuple[float, float]:
+        """Return the bytes of a trained element of dense layers, and of experts, at a sharding."""
+        whole, shared = self._per_element(zero, staged=staged)
+        return whole + shared / replicas, whole + shared / expert_replicas
+
+    def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float]:
+        """Return the bytes of an element that every rank has, and those that ranks share."""
+        key = ("states", zero, staged)
+        if key not in self._known:
+            self._known[key] = states_of_launch(self.variant(zero), staged=staged)
+        return cast(tuple[float, float], self._known[key])
+
+    def of_stage(
+        self,
+        place: int,
+        arrangement: Arrangement,
+        live: Live,
+        *,
+        zero: int,
+        states: tuple[float, float],
+    ) -> StageBytes:
+        """Return the bytes of a stage, by its place.
+
+        states : bytes of an element of dense layers and of experts.
+        """
+        sizes, counts = self.sizes, arrangement.chunks[place]
+        layers = counts.sum(axis=0)
+        dense, experts = states
+        first, last = (place == end for end in arrangement.ends)
+        fixed = layers @ (sizes.static + dense * sizes.dense + experts * sizes.experts)
+        fixed += self._fixed_bytes(layers > 0, first, last, dense, experts)
+        final = arrangement.final[place][live.forward]
+        has_head = last and live.forward == len(counts) - 1
+        fixed += self._forward_bytes(final, has_head)
+        if zero == 3 and not self._torch:
+            fixed += self._gathered(arrangement.final[place][-1])
+        weights = live.chunks @ counts
+        by_word = fixed + sizes.saved @ weights
+        forward = self._forward_bytes(final, has_head)
+        backward = not self._torch and not (last and self._launch.model.mtp)
+        if backward:
+            by_word[self._words.full] += max(0.0, sizes.again - forward)
+        again = live.chunks @ arrangement.chunks_again[place]
+        by_block = fixed + sizes.plain @ weights - again @ (sizes.plain - sizes.full)
+        return StageBytes(
+            words=by_word,
+            blocks=by_block,
+            live=weights,
+            most=float(live.chunks.max()),
+            forward=forward,
+            kind=arrangement.final[place][-1] if backward else None,
+        )
+
+    def _gathered(self, kind: int) -> float:
+        """Return the one layer at least that is gathered of fully sharded weights."""
+        return 2.0 * float(self.sizes.dense[kind] + self.sizes.experts[kind])
+
+    def _fixed_bytes(
+        self, present: F64, first: bool, last: bool, dense: float, experts: float
+    ) -> float:
+        """Return embedding and head, workspaces, and what else is no layer's."""
+        key = (tuple(present), first, last)
+        found = self._fixed.get(key)
+        if found is None:
+            found = self._fixed[key] = self._kept(present, first, last)
+        of_dense, of_experts = self._ends(first, last)
+        return found + dense * of_dense + experts * of_experts
+
+    def _ends(self, first: bool, last: bool) -> tuple[float, float]:
+        """Return the elements of embedding, head and modules of further tokens."""
+        key = (first, last)
+        found = self._tables.get(key)
+        if found is None:
+            # such modules are weights of Megatron-LM's launches alone
+            mtp = self._launch.model.mtp if last and not self._torch else 0
+            found = _elements(chunk_weights(self._launch, (first, (), mtp, last)))
+            self._tables[key] = found
+        return found
+
+    def _kept(self, present: F64, first: bool, last: bool) -> float:
+        launch = self._launch
+        if self._torch:
+            return 0.0
+        layers = tuple(self._layer_of[kind] for kind in np.flatnonzero(present).tolist())
+        chunk: Chunk = (first, layers, launch.model.mtp if last else 0, last)
+        found = (
+            kept.cublas_bytes(launch.software)
+            + kept.engine_workspace_bytes(launch)
+            + kept.gather_bytes(launch, [chunk])
+            + kept.overlap_bytes(launch)
+            + kept.accumulation_bytes(launch, [chunk_weights(launch, chunk)])
+            + kept.mask_bytes(launch, [chunk])
+        )
+        if launch.model.attention.latent is None:
+            found += kept.rotary_bytes(launch, [chunk])
+        return float(found)
+
+    def _forward_bytes(self, kind: int, has_head: bool) -> float:
+        """Return what a chunk's forward makes beside what it saves."""
+        key = (kind, has_head)
+        found = self._forwards.get(key)
+        if found is None:
+            launch = self._launch
+            chunk: Chunk = (False, (self._layer_of[kind],), 0, False)
+            if self._torch:
+                # the loss comes when all has been saved
+                found = (
+                    float(torch_layers.loss_bytes(launch) + torch_layers.final_bytes(launch))
+                    if has_head
+                    else 0.0
+                )
+            elif has_head:
+                found = float(head_bytes(launch, launch.model.mtp) + deferred_head_bytes(launch))
+            else:
+                found = float(dispatched_bytes(launch, chunk))
+            self._forwards[key] = found
+        return found
+
+
+def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
+    """Return the trained elements of dense layers, and of experts."""
+    trained = [weight for weight in weights if weight.trained]
+    return (
+        float(sum(weight.elements for weight in trained if not weight.expert)),
+        float(sum(weight.elements for weight in trained if weight.expert)),
+    )
+
+
+def states_of_launch(launch: Launch, *, staged: bool) -> tuple[float, float]:
+    """Return bytes of a trained element that every rank has, and those that ranks share.
+
+    At the end of a forward, of a launch of one stage; staged : of the same with a pipeline.
+    """
+    if launch.trainer is None:
+        return _megatron_states(launch)
+    return _torch_states(launch, staged=staged)
+
+
+def _megatron_states(launch: Launch) -> tuple[float, float]:
+    precision, optimizer = launch.precision, launch.optimizer
+    element = float(precision.element_bytes)
+    on_device = 1.0 - optimizer.offload
+    master = optimizer.master_bytes * (on_device if optimizer.offload_master else 1.0)
+    moments = optimizer.adam_bytes * on_device * (0.5 if optimizer.kind == "muon" else 1.0)
+    shared = (master if element == 2 else 0.0) + moments
+    # 8-bit weights themselves are half a byte at least
+    stored = 0.5 if precision.fp8_weights or precision.fp4_weights else element
+    whole = stored + precision.gradient_bytes
+    if optimizer.sharding == "none":
+        return whole + shared, 0.0
+    if optimizer.sharding == "fsdp":
+        return 0.0, whole + shared
+    return whole, shared
+
+
+def _torch_states(launch: Launch, *, staged: bool) -> tuple[float, float]:
+    trainer = launch.trainer
+    assert trainer is not None, "layers of torch have a trainer"
+    if staged:
+        # `torch.distributed.pipelining` reduces behind the last micro-batch
+        launch = replace(launch, trainer=replace(trainer, each_micro_batch=False))
+    recipe = recipe_of_launch(launch)
+    # earlier micro-batches have left their gradients, and a pipeline has several
+    there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or staged]
+    whole = sum(entry.each_bytes for entry in there if not entry.sharded)
+    shared = sum(entry.each_bytes for entry in there if entry.sharded)
+    if trainer.keeper == "torchtitan" and staged:
+        # what is summed waits whole, and weights that are not given back are gathered
+        whole += sum(one.each_bytes for one in recipe.passing if one.what == "whole gradients")
+        whole += launch.precision.element_bytes if trainer.zero in (1, 2) else 0
+    return whole, shared

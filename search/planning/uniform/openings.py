@@ -1,0 +1,720 @@
+"""What a choice of degrees can still be: stages, chunks, layouts, sharding and recomputation.
+
+The values of each, in their order, and what of them may fit by bounds. Which of them is fastest is
+`search.planning.uniform.solve`'s, which is smallest `search.planning.uniform.smallest`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import cached_property
+from operator import itemgetter
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from autopar.arrays import F64, I64, Bool
+from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
+from autopar.records import replace
+from search.engines.choice import FULL, NONE, Choice, Fixed, kept
+from search.engines.megatron.space import overlaps_one
+from search.planning.space import divisors
+from search.planning.uniform.bounds.hosted import (
+    hosted_s,
+    hosted_spread_bytes,
+    least_hosted_bytes,
+    sets_bytes,
+    sets_s,
+    whole_hosted_s,
+)
+from search.planning.uniform.bounds.units import Rows, Unit, arrangement_of, partly_s
+from search.planning.uniform.layout import layouts
+from search.planning.uniform.memory import Room
+from search.planning.uniform.prices import Pipeline, Prices
+from search.planning.uniform.space import Degrees, Space
+
+_MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
+"""Of what there is room for, and of bounds, so that sums in another order are no larger."""
+DEVICE, _OPEN = -1, -2
+"""Nothing waits on the host; some set of modules, which one is open."""
+_BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
+"""Schedule -> one that is as fast or faster, with less memory, wherever it can be run."""
+
+
+def _chunks_of(schedule: Schedule, most: int) -> range:
+    """Return the numbers of chunks that a schedule has of a stage with so many layers."""
+    facts = SCHEDULES[schedule]
+    return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
+
+
+class Saving(NamedTuple):
+    """What is done about the activations of a layout."""
+
+    recompute: str
+    offload: str | None = NONE
+    """None: some set of modules, which one is open."""
+
+
+class Options(NamedTuple):
+    """Savings of a layout, and what they are ordered by."""
+
+    values: F64
+    places: I64
+    """Of `Prices.words`, and behind these `block N` by N."""
+    sets: I64
+    """Of `Hosted.words`; or `DEVICE`, `_OPEN`."""
+
+    @property
+    def slowest(self) -> int:
+        """The last with nothing on the host, if there is one, whose bytes are the surest."""
+        plain = np.flatnonzero(self.sets == DEVICE)
+        return int(plain[-1]) if len(plain) else len(self.sets) - 1
+
+    def only(self, some: I64) -> Options:
+        """Return some of them."""
+        return Options(self.values[some], self.places[some], self.sets[some])
+
+    def behind(self, at: int, which: Bool, least: float) -> Options:
+        """Return what is behind one of them, of which some are not below a value, in order."""
+        values = np.where(
+            which[at + 1 :], np.maximum(self.values[at + 1 :], least), self.values[at + 1 :]
+        )
+        order = np.argsort(values, kind="stable")
+        rest = self.only(at + 1 + order)
+        return rest._replace(values=values[order])
+
+
+class _Sizes:
+    """Bytes of a layout at least, by recomputation and by `block N`, and which N there are."""
+
+    def __init__(self, words: F64, blocks: F64, numbers: I64) -> None:
+        self.words, self.blocks, self.numbers = words, blocks, numbers
+        self.hosted: F64 | None = None
+        """By recomputation, whatever is on the host, once asked for."""
+        self.seconds: tuple[F64, F64] | None = None
+        """Of a step for each of its sequences at least, in the same order, once asked for."""
+
+
+class Staging(NamedTuple):
+    """Numbers of stages of some degrees, and shardings of each, whatever else is chosen."""
+
+    stages: tuple[int, ...]
+    rounds: F64
+    sends_s: F64
+    """Of each, how often a step takes a micro-batch of an average stage, and what sends add to
+    that, at least."""
+    shardings: tuple[tuple[int, int, int], ...]
+    """All of them with all shardings: stages, sharding, copies."""
+    zeros: tuple[int, ...]
+    """Of these."""
+    at: I64
+    """[sharding]: of which number of stages it is."""
+    pp: I64
+    """[sharding]"""
+    states: F64
+    """[sharding, 2] of `Prices.states_of`."""
+
+
+class Stages(NamedTuple):
+    """Numbers of stages of some degrees, and what bounds them whatever the memory."""
+
+    staging: Staging
+    bytes: F64
+    freed: F64
+    """[sharding, row] both, of `Prices.many_spread_bytes`."""
+    hosted: F64
+    """[sharding, recomputation]: the same bytes, whatever is on the host."""
+    rows: tuple[Rows, ...]
+    """Of each sharding, and of these:"""
+    whole_s: F64
+    again: F64
+    """[sharding, row] and [sharding, 4] of `Rows`."""
+
+
+class Openings:
+    """The values that somebody has left of an engine's, for a job."""
+
+    def __init__(self, prices: Prices, fixed: Fixed, room: Room) -> None:
+        self.prices = prices
+        self.engine, self.job = prices.engine, prices.job
+        self.fixed = fixed
+        self.room = room
+        self.words = np.array(
+            [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
+        )
+        self.device = bool(kept((NONE,), fixed.offload))
+        """Whether all activations may stay on the device."""
+        self.sets = np.array(
+            [bool(kept((word,), fixed.offload)) for word in prices.hosted.words], dtype=bool
+        )
+        hosted = self.words & bool(self.sets.any())
+        hosted[prices.modules.full] = False
+        self.hosted = hosted
+        """Recomputations beside which modules may be on the host."""
+        self._sharded: dict[object, tuple[int, ...]] = {}
+        self._copies: dict[object, tuple[int, ...]] = {}
+        self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
+        self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
+        self._tables: dict[object, Stages] = {}
+        self._stagings: dict[object, Staging] = {}
+        self._laid: dict[object, tuple[Choice, ...]] = {}
+        self._sizes: dict[object, _Sizes] = {}
+        self._layouts: dict[object, tuple[Choice, ...]] = {}
+        self._limits: dict[object, tuple[F64, float]] = {}
+        self._rooms: dict[object, tuple[F64, F64]] = {}
+        self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
+
+    def within(self, room: Room) -> Openings:
+        """Return the same values for another memory, which few of these depend on."""
+        found = copy(self)
+        found.room = room
+        found._limits, found._rooms = {}, {}
+        return found
+
+    # ----------------------------------------------------------------------------------------------
+    # Values
+
+    def overlaps(self, choice: Choice) -> tuple[Choice, ...]:
+        """Return a choice of degrees with transfers of tensor ranks beside products, or before.
+
+        Beside them they take less time and more memory.
+        """
+        left = self._overlapped(choice.tp, choice.overlap_experts)
+        return tuple(
+            choice if one == choice.tp_overlap else replace(choice, tp_overlap=one) for one in left
+        )
+
+    def _overlapped(self, tp: int, experts: bool) -> tuple[bool, ...]:
+        may = self.engine.overlaps_tensor(self.job, tp)
+        both = (False, True) if may and not (experts and overlaps_one(self.job.gpu)) else (False,)
+        wanted = self.fixed.tp_overlap
+        # without tensor ranks there is nothing to send
+        return both if wanted is None or tp == 1 else kept(both, (wanted,))
+
+    def stages(self, choice: Choice) -> Iterator[Choice]:
+        """Yield a choice of degrees with its numbers of stages."""
+        for pp in self.prices.stages(choice, self.fixed):
+            yield replace(choice, pp=pp)
+
+    def zeros(self, choice: Choice) -> tuple[int, ...]:
+        """Return the shardings over data ranks."""
+        zeros = self._zeros(choice, choice.pp)
+        return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
+
+    def _zeros(self, choice: Choice, pp: int) -> tuple[int, ...]:
+        """Return the same of a choice with other stages."""
+        single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
+        key = (pp == 1, choice.precision)
+        found = self._sharded.get(key)
+        if found is None:
+            sharded = self.engine.zero if pp == 1 else self.engine.zero_with_stages
+            left = kept(sharded, self.fixed.zero)
+            found = tuple(zero for zero in left if self.prices.has(choice.precision, zero))
+            self._sharded[key] = found
+        if single and self.fixed.zero is None:
+            # one rank has nothing to share: all of them are one, which the engine runs
+            one = replace(choice, pp=pp)
+            found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
+        return found
+
+    def copies(self, choice: Choice) -> tuple[int, ...]:
+        """Return the numbers of copies of what is sharded, the fewest first.
+
+        More of them take no less memory and leave kernels and stages as they are.
+        """
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
+        wanted = self.fixed.dp_replicate
+        if choice.zero not in self.engine.replicated or wanted == (1,):
+            return kept((1,), wanted)
+        experts = self.job.model.experts is not None
+        inner = (choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp)
+        key = (*inner, choice.pp, choice.zero)
+        if key not in self._copies:
+            self._copies[key] = tuple(
+                number
+                for number in kept(divisors(data), wanted)
+                # where nothing is shared there are only copies, which is no sharding
+                if number == 1
+                or (
+                    number < data * choice.cp
+                    and not (experts and of_experts % number)
+                    and self._runs(replace(choice, dp_replicate=number))
+                )
+            )
+        return self._copies[key]
+
+    def _runs(self, choice: Choice) -> bool:
+        """Return whether the engine has such a sharding beside these degrees."""
+        alone = replace(choice, overlap_experts=False)
+        return next(self.engine.refused(self.job, alone), None) is None
+
+    def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
+        """Return a choice of stages with each schedule and number of chunks that may be best."""
+        return tuple(
+            replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
+        )
+
+    def laid(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
+        """Return those of them that have a layout."""
+        key = (unit, choice)
+        if key not in self._laid:
+            pipelines = self.pipelines(choice)
+            self._laid[key] = tuple(one for one in pipelines if self.layouts(unit, one))
+        return self._laid[key]
+
+    def extremes(self, choice: Choice) -> tuple[Pipeline, ...]:
+        """Return schedules with one and two chunks, or the fewest, and with most.
+
+        Sends of few chunks are the shortest, bubbles of many.
+        """
+        key = (choice.pp, self.prices.micro_batches(choice))
+        if key not in self._extremes:
+            best = self._best(choice)
+            few = [one for one in best if one[1] <= 2] or [*best[:1]]
+            most = {schedule: (schedule, vpp) for schedule, vpp in sorted(best, key=itemgetter(1))}
+            self._extremes[key] = tuple(dict.fromkeys((*few, *most.values())))
+        return self._extremes[key]
+
+    def _best(self, choice: Choice) -> tuple[Pipeline, ...]:
+        found = {*self._legal(choice)}
+        return tuple(
+            (schedule, vpp)
+            for schedule, vpp in self._legal(choice)
+            if (_BETTER.get(schedule), vpp) not in found
+        )
+
+    def _legal(self, choice: Choice) -> tuple[Pipeline, ...]:
+        """Return each legal schedule and number of chunks of a choice of stages."""
+        if choice.pp == 1:
+            named = bool(kept(("1f1b",), self.fixed.schedule))
+            return (("1f1b", 1),) if named and kept((1,), self.fixed.vpp) else ()
+        most = self.job.model.num_layers // choice.pp
+        number = self.prices.micro_batches(choice)
+        key = (choice.pp, number)
+        if key not in self._orders:
+            self._orders[key] = tuple(
+                (schedule, vpp)
+                for schedule in kept(self.engine.schedules, self.fixed.schedule)
+                for vpp in kept(_chunks_of(schedule, most), self.fixed.vpp)
+                if schedule_problem(
+                    schedule,
+                    stages=choice.pp,
+                    chunks=vpp,
+                    micro_batches=number,
+                    engine=cast(Engine, self.engine.name),
+                )
+                is None
+            )
+        return self._orders[key]
+
+    def layouts(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
+        """Return a choice of stages and chunks with its layouts and shardings in fewest copies."""
+        key = (unit, choice)
+        if key not in self._layouts:
+            self._layouts[key] = tuple(self._laid_out(unit, choice))
+        return self._layouts[key]
+
+    def _laid_out(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
+        found = layouts(
+            unit.layer_s,
+            unit.first_s,
+            unit.end_s,
+            choice.pp,
+            choice.vpp,
+            mtp=self.job.model.mtp,
+            any_layout=self.engine.any_layout,
+            schedule=choice.schedule,
+        )
+        for layout in found:
+            for zero in self.zeros(choice):
+                one = self.sharded(replace(choice, chunks=layout), zero)
+                if next(self.engine.refused(self.job, one), None) is None:
+                    yield one
+
+    def sharded(self, choice: Choice, zero: int) -> Choice:
+        """Return a choice with a sharding, in as few copies as there may be."""
+        one = replace(choice, zero=zero)
+        return replace(one, dp_replicate=self.copies(one)[0])
+
+    def blocks(self, longest: int) -> list[int]:
+        """Return of how many layers of each chunk all may be computed again, from 1 on."""
+        if not (self.engine.blocks and self.device):
+            return []
+        if self.fixed.recompute is None:
+            return [*range(1, longest)]
+        return [one for one in range(1, longest) if f"block {one}" in self.fixed.recompute]
+
+    @property
+    def blocks_are_free(self) -> bool:
+        """Whether some layers of each chunk may be computed again whole."""
+        fixed = self.fixed.recompute
+        free = fixed is None or any(word.startswith("block ") for word in fixed)
+        return self.engine.blocks and free and self.device
+
+    def number(self, space: Space, degrees: Degrees) -> int:
+        """Return how many choices there are: degrees with all stages, chunks and the rest.
+
+        Counted, not made: the layouts of as many chunks are one choice, with as many layers to
+        make again as even ones have.
+        """
+        if self.fixed not in space.numbers:
+            space.numbers[self.fixed] = self._number(space, degrees)
+        return space.numbers[self.fixed]
+
+    def _number(self, space: Space, degrees: Degrees) -> int:
+        # not every engine has all sharding beside each exchange of context ranks
+        kinds = sorted({one.cp_kind for one in space.laid})
+        laid = np.array(
+            [(one.tp, one.cp, one.micro_batch, kinds.index(one.cp_kind)) for one in space.laid]
+        )[degrees.laid]
+        # where any degrees of experts go together, all else depends on their product
+        whole = self.engine.expert_tensor is None
+        ways = np.array(
+            [
+                (*((one.ep * one.etp, 1) if whole else (one.ep, one.etp)), one.overlap)
+                for one in space.ways
+            ]
+        )[degrees.way]
+        rows = np.column_stack([laid, ways, degrees.batch])
+        words: dict[tuple[int, int], int] = {}
+        shardings: dict[tuple[int, ...], int] = {}
+        total = 0
+        for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
+            tp, cp, size, kind, ep, etp, overlap, batch = map(int, row)
+            degree = Choice(
+                tp=tp,
+                cp=cp,
+                cp_kind=kinds[kind],
+                ep=ep,
+                etp=etp,
+                micro_batch=size,
+                global_batch=batch,
+            )
+            for pp in self.prices.stages(degree, self.fixed):
+                key = (pp, batch * tp * cp * pp // (size * self.job.world))
+                if key not in words:
+                    words[key] = sum(map(self._words_of, self._longest(replace(degree, pp=pp))))
+                of_ranks = (tp, cp, kind, ep, etp, pp)
+                if of_ranks not in shardings:
+                    shardings[of_ranks] = sum(
+                        len(self.copies(replace(degree, pp=pp, zero=zero)))
+                        for zero in self._zeros(degree, pp)
+                    )
+                each = shardings[of_ranks] * words[key]
+                total += int(times) * each * len(self._overlapped(tp, bool(overlap)))
+        return total
+
+    def _longest(self, choice: Choice) -> list[int]:
+        """Return the layers of a longest chunk, by schedule and number of chunks."""
+        layers = self.job.model.num_layers
+        return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
+
+    def _words_of(self, longest: int) -> int:
+        plain = int(self.words.sum()) if self.device else 0
+        hosted = int(self.hosted.sum()) * int(self.sets.sum())
+        return plain + hosted + len(self.blocks(longest))
+
+    # ----------------------------------------------------------------------------------------------
+    # What may fit
+
+    def limits(self, choice: Choice) -> tuple[F64, float]:
+        """Return the bytes that tensors may take, by recomputation, and with `block N`."""
+        return self._limits_of(choice, choice.zero)
+
+    def _limits_of(self, choice: Choice, zero: int) -> tuple[F64, float]:
+        """Return the same at another sharding."""
+        key = (choice.precision, choice.dispatcher, choice.tp_overlap, zero)
+        found = self._limits.get(key)
+        if found is None:
+            unit, one = self.prices.unit(choice), replace(choice, zero=zero)
+            plain, again = (
+                self.prices.room_bytes(unit, one, self.room, again=again) for again in (False, True)
+            )
+            found = self._limits[key] = (np.where(self._plain, plain, again), again)
+        return found
+
+    def hosted_limit(self, limits: F64) -> F64:
+        """Return the bytes that tensors may take with something on the host, by recomputation.
+
+        limits : without. Where modules have to be named, nothing of them may be large enough to go.
+        """
+        hosted = np.full(limits.shape, self.room.bytes_of("offloaded") * _MORE)
+        return hosted if self.device else np.maximum(hosted, limits)
+
+    def _rooms_of(self, degree: Choice, staging: Staging) -> tuple[F64, F64]:
+        """Return the limits of all shardings, [sharding, recomputation] and [sharding]."""
+        key = (degree.precision, degree.dispatcher, degree.tp_overlap, staging.zeros)
+        found = self._rooms.get(key)
+        if found is None:
+            plain, again = zip(
+                *(self._limits_of(degree, zero) for zero in staging.zeros), strict=True
+            )
+            found = self._rooms[key] = np.array(plain), np.array(again)
+        return found
+
+    def table(self, unit: Unit, degree: Choice) -> Stages:
+        """Return the numbers of stages of some degrees with what does not depend on the memory."""
+        key = (unit, degree.global_batch)
+        if key not in self._tables:
+            self._tables[key] = self._table(unit, degree)
+        return self._tables[key]
+
+    def _table(self, unit: Unit, degree: Choice) -> Stages:
+        inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
+        key = (*inner, degree.micro_batch, degree.global_batch, degree.precision)
+        staging = self._stagings.get(key)
+        if staging is None:
+            staging = self._stagings[key] = self._staging_of(unit, degree)
+        sizes, most = self.prices.many_spread_bytes(unit, staging.pp, staging.states)
+        plain = self.prices.rows_s(unit, replace(degree, zero=0))
+        rows = [
+            self.prices.rows_s(unit, replace(degree, pp=pp, zero=zero, dp_replicate=copies))
+            if zero == 3
+            else plain
+            for pp, zero, copies in staging.shardings
+        ]
+        return Stages(
+            staging=staging,
+            bytes=sizes,
+            freed=most,
+            hosted=hosted_spread_bytes(unit, sizes, most) if self.hosted.any() else sizes[:, :-2],
+            rows=tuple(rows),
+            whole_s=np.array([one.whole_s for one in rows]).reshape(sizes.shape),
+            again=np.array([one.again for one in rows]).reshape(-1, 4),
+        )
+
+    def _staging_of(self, unit: Unit, degree: Choice) -> Staging:
+        staged = [(one, self.extremes(one)) for one in self.stages(degree)]
+        staged = [(one, pipelines) for one, pipelines in staged if pipelines]
+        shardings = [
+            (at, self.sharded(one, zero))
+            for at, (one, _) in enumerate(staged)
+            for zero in self.zeros(one)
+        ]
+        prices = self.prices
+        return Staging(
+            stages=tuple(one.pp for one, _ in staged),
+            rounds=np.array([prices.rounds(one, pipelines) for one, pipelines in staged]),
+            sends_s=np.array(
+                [
+                    min(prices.transfer_s(unit, replace(one, vpp=vpp)) for _, vpp in pipelines)
+                    for one, pipelines in staged
+                ]
+            ),
+            shardings=tuple((one.pp, one.zero, one.dp_replicate) for _, one in shardings),
+            zeros=tuple(one.zero for _, one in shardings),
+            at=np.array([at for at, _ in shardings], dtype=np.int64),
+            pp=np.array([one.pp for _, one in shardings], dtype=np.int64),
+            states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 2),
+        )
+
+    def least_whole_s(self, unit: Unit, degree: Choice, table: Stages) -> F64:
+        """Return the seconds of a micro-batch of the whole model, as it is recomputed to fit.
+
+        By number of stages; infinite where nothing fits on so many.
+        """
+        least = np.full(len(table.staging.stages), np.inf)
+        if not table.staging.shardings:
+            return least
+        limits, room = self._rooms_of(degree, table.staging)
+        fits = self.words & self.device & (table.bytes[:, :-2] <= limits)
+        found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
+        if self.blocks_are_free:
+            lacking = np.maximum(0.0, table.bytes[:, -2] - room)
+            partly = partly_s(table.again, lacking / table.freed[:, -2])
+            found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
+        if self.hosted.any():
+            # where the fastest recomputation fits, nothing on the host is faster
+            most = self.hosted_limit(limits)
+            may = self.hosted & (table.hosted <= most) & (table.whole_s[:, :-2] < found[:, None])
+            some = np.flatnonzero(may.any(axis=1))
+            if len(some):
+                freed = np.maximum(0.0, table.bytes[some, :-2] - most[some])
+                freed /= table.freed[some, :-2]
+                rows = [table.rows[at] for at in some]
+                hosted = np.where(may[some], whole_hosted_s(self.prices, unit, rows, freed), np.inf)
+                found[some] = np.minimum(found[some], hosted.min(axis=1))
+        np.minimum.at(least, table.staging.at, found)
+        return least
+
+    def stages_s(self, unit: Unit, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
+        """Return numbers of stages, seconds of a step of each at least, and of `least_whole_s`."""
+        table = self.table(unit, degree)
+        whole, staging = self.least_whole_s(unit, degree, table), table.staging
+        average = whole / np.array(staging.stages, dtype=np.float64)
+        return staging.stages, staging.rounds * (average + staging.sends_s), whole
+
+    def fits(self, unit: Unit, choice: Choice) -> bool:
+        """Return whether a layout with its recomputation may fit, with nothing on the host."""
+        sizes = self.sizes(unit, choice)
+        words, blocks = sizes.words, sizes.blocks
+        limits, again = self.limits(choice)
+        if choice.recompute in self.prices.words:
+            at = self.prices.words.index(choice.recompute)
+            return bool(words[at] <= limits[at])
+        return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
+
+    def sizes(self, unit: Unit, choice: Choice) -> _Sizes:
+        """Return what a layout has at least."""
+        key = (unit, choice)
+        found = self._sizes.get(key)
+        if found is None:
+            arrangement = arrangement_of(unit, choice)
+            words, blocks = self.prices.least_bytes(unit, choice, arrangement)
+            numbers = np.array(self.blocks(arrangement.longest), dtype=np.int64)
+            found = self._sizes[key] = _Sizes(words, blocks, numbers)
+        return found
+
+    def fastest(self, unit: Unit, choice: Choice) -> Options:
+        """Return the savings of a layout that may fit by their steps' seconds at least.
+
+        Sets of modules on the host are open, of recomputations that do not fit without; they take
+        longer.
+        """
+        sizes = self.sizes(unit, choice)
+        limits, again = self.limits(choice)
+        may = self.words & self.device & (sizes.words <= limits)
+        free = sizes.numbers[sizes.blocks[sizes.numbers] <= again]
+        lacks = self.hosted & ~may
+        if lacks.any():
+            most = self.hosted_limit(limits)
+            lacks &= self._hosted_bytes(unit, choice) <= most
+        if not (may.any() or len(free) or lacks.any()):
+            none = np.zeros(0, dtype=np.int64)
+            return Options(np.zeros(0), none, none)
+        hosted = np.full(len(may), np.inf)
+        if lacks.any():
+            arrangement = arrangement_of(unit, choice)
+            found = hosted_s(self.prices, unit, choice, arrangement, most) / choice.global_batch
+            hosted[lacks] = found[lacks]
+        if sizes.seconds is None:
+            arrangement = arrangement_of(unit, choice)
+            of_words, of_blocks = self.prices.stages_s(unit, choice, arrangement)
+            sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
+        return self._ordered(may, free, *sizes.seconds, hosted)
+
+    def _hosted_bytes(self, unit: Unit, choice: Choice) -> F64:
+        """Return what a layout has at least by recomputation, whatever is on the host."""
+        sizes = self.sizes(unit, choice)
+        if sizes.hosted is None:
+            arrangement = arrangement_of(unit, choice)
+            sizes.hosted = least_hosted_bytes(self.prices, unit, choice, arrangement)
+        return sizes.hosted
+
+    def smallest(self, unit: Unit, choice: Choice) -> Options:
+        """Return the savings of a layout by the bytes of its fullest stage at least."""
+        sizes = self.sizes(unit, choice)
+        hosted = np.full(len(sizes.words), np.inf)
+        if self.hosted.any():
+            hosted = np.where(self.hosted, self._hosted_bytes(unit, choice), np.inf)
+        may = self.words & self.device
+        return self._ordered(may, sizes.numbers, sizes.words, sizes.blocks, hosted)
+
+    def _ordered(
+        self, may: Bool, numbers: I64, of_words: F64, of_blocks: F64, hosted: F64
+    ) -> Options:
+        words, beside = np.flatnonzero(may), np.flatnonzero(hosted < np.inf)
+        values = np.concatenate([of_words[words], of_blocks[numbers], hosted[beside]])
+        places = np.concatenate([words, len(self.words) + numbers, beside])
+        sets = np.full(len(places), DEVICE)
+        sets[len(places) - len(beside) :] = _OPEN
+        order = np.argsort(values, kind="stable")
+        return Options(values[order], places[order], sets[order])
+
+    def no_faster(self, options: Options, at: int) -> Bool:
+        """Return which options compute again all that one of them does, and so take no less.
+
+        Whatever else they do: more is computed again, or waits on the host.
+        """
+        words = self.prices.words
+        place = int(options.places[at])
+        if place >= len(words) or words[place] == FULL:
+            return np.zeros(len(options.places), dtype=bool)
+        # of some layers of each chunk only what computes nothing again is known to be less
+        known = np.append(self._covers[place], words[place] == NONE)
+        return known[np.minimum(options.places, len(words))]
+
+    @cached_property
+    def _covers(self) -> Bool:
+        """[word, word]: the second computes again whatever the first does."""
+        sets = [
+            frozenset() if one == NONE else frozenset(one.split("+")) for one in self.prices.words
+        ]
+        return np.array(
+            [[one <= other or FULL in other for other in sets] for one in sets], dtype=bool
+        )
+
+    def saving(self, options: Options, at: int) -> Saving:
+        """Return what one of some options does about activations."""
+        place, one = int(options.places[at]), int(options.sets[at])
+        words = self.prices.words
+        recompute = words[place] if place < len(words) else f"block {place - len(words)}"
+        if one < 0:
+            return Saving(recompute, NONE if one == DEVICE else None)
+        return Saving(recompute, self.prices.hosted.words[one])
+
+    def least_spread(self, unit: Unit, choice: Choice) -> float:
+        """Return bytes that some stage has at least, whatever is done about activations."""
+        sizes, freed = self.prices.spread_bytes(unit, choice)
+        least = float(sizes.min())
+        if self.hosted.any():
+            hosted = hosted_spread_bytes(unit, sizes[None], freed[None])[0]
+            least = min(least, float(hosted[self.hosted].min()))
+        return least
+
+    # ----------------------------------------------------------------------------------------------
+    # Modules on the host
+
+    def may_host(self, recompute: str) -> bool:
+        """Return whether modules may be on the host beside a recomputation."""
+        words = self.prices.words
+        return recompute in words and bool(self.hosted[words.index(recompute)])
+
+    def fastest_sets(
+        self, unit: Unit, choice: Choice, recompute: str, full: Sequence[str] = ()
+    ) -> Options:
+        """Return the sets beside a recomputation that may fit, by their steps' seconds at least.
+
+        Of sets of which one leaves no less of any layer than another, the other is no slower and
+        comes alone. full : sets that do not fit, which no longer stand before others.
+        """
+        at = self.prices.words.index(recompute)
+        sizes, most = self._sets_bytes(unit, choice, at)
+        arrangement = arrangement_of(unit, choice)
+        may = self.sets & (sizes <= most)
+        for word in full:
+            may[self.prices.hosted.words.index(word)] = False
+        seconds = sets_s(self.prices, unit, choice, arrangement, at) / choice.global_batch
+        found = self._ordered_sets(unit, at, may, seconds)
+        rows = (self.prices.hosted.has @ unit.bounds.gone.copied[at])[found.sets]
+        less = (rows[:, None] <= rows[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
+        return found.only(np.flatnonzero(~less.any(axis=0)))
+
+    def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> Options:
+        """Return the sets beside a recomputation by the bytes of the fullest stage at least."""
+        at = self.prices.words.index(recompute)
+        sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), at)
+        return self._ordered_sets(unit, at, self.sets, sizes)
+
+    def _sets_bytes(self, unit: Unit, choice: Choice, word: int) -> tuple[F64, F64]:
+        """Return bytes that the fullest stage has at least by set, and those that it may have."""
+        sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
+        limits, _ = self.limits(choice)
+        leaves = (self.prices.hosted.has @ unit.bounds.gone.copied[word]).any(axis=1)
+        most = np.where(leaves, self.room.bytes_of("offloaded") * _MORE, limits[word])
+        return sizes, most
+
+    def _ordered_sets(self, unit: Unit, word: int, may: Bool, values: F64) -> Options:
+        copied = self.prices.hosted.has @ unit.bounds.gone.copied[word]
+        # of sets that leave the same there is one; of those that leave nothing, none at all
+        seen = {(0.0,) * copied.shape[1]} if self.device else set()
+        found: list[int] = []
+        for at in np.lexsort((copied @ unit.number, values)):
+            leaves = tuple(copied[at])
+            if may[at] and leaves not in seen:
+                seen.add(leaves)
+                found.append(int(at))
+        order = np.array(found, dtype=np.int64)
+        return Options(values[order], np.full(len(order), word), order)

@@ -1,0 +1,701 @@
+"""What a choice takes: its step time and memory as `autopar check` prices them, and lower bounds.
+
+Exact prices are those of `autopar.price.step` and `autopar.price.account`. The bounds are never
+above them, and cost a hundredth: they say which choices need no price. Those of memory are
+`search.planning.uniform.memory`'s, those of all degrees together
+`search.planning.uniform.coarse`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from autopar.arrays import F64, I64
+from autopar.errors import InputError
+from autopar.pipeline.schedules import SCHEDULES, Schedule
+from autopar.price.account import Account, account_of
+from autopar.price.step import (
+    KnownLayers,
+    again_seconds,
+    ends_seconds,
+    forward_seconds,
+    routed_alone,
+    seconds_of_times,
+    stage_transfer_s,
+    step_time,
+)
+from autopar.rates.layer import LayerTimes
+from autopar.rates.parts.operations import Sends
+from autopar.rates.parts.replicas import (
+    beside_traffic_s,
+    dense_group,
+    dense_traffic_s,
+    expert_group,
+    expert_traffic_s,
+    reduction_s,
+    table_traffic_s,
+)
+from autopar.rates.parts.updates import host_of, optimizer_time_s
+from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
+from autopar.records import replace
+from autopar.run.job import Block, Job as StepJob, Mlp, Recomputation, parameters
+from autopar.run.launch import Launch, Recompute, chunks_of_sizes
+from search.check.assessment import Assessment, Target, Timing, assess
+from search.check.job import job_of_launch
+from search.engines.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
+from search.engines.space import EngineSpace, Job, launch_of
+from search.planning.space import divisors
+from search.planning.uniform.bounds.units import (
+    Half,
+    Kinds,
+    Rows,
+    Unit,
+    Weights,
+    attention_of,
+    both_s,
+    degrees_of,
+    layers_of,
+    rows_of,
+)
+from search.planning.uniform.layout import Arrangement
+from search.planning.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
+
+Pipeline = tuple[Schedule, int]
+"""A schedule and the chunks of a stage."""
+
+_ROUNDING = 1.0 - 1e-9
+"""So that sums in another order are no larger than the exact ones."""
+_MORE = 1.0 + 1e-9
+"""The same of what there is room for."""
+_LARGE = 1e9
+"""Times the weights of a stage, whose transfer is then as fast as any."""
+
+
+class Prices:
+    """Prices of the choices of one engine for one job."""
+
+    def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:
+        self.engine = engine
+        self.job = job
+        self.target = target
+        self.words = engine.recompute(job.model)
+        self.modules = Modules(self.words)
+        self.hosted = Hosted(engine.offload(job.model))
+        self.link_bytes_per_s = (
+            host_of(target.machine).link_bytes_per_s if self.hosted.words else math.inf
+        )
+        self.known = KnownLayers(target.machine)
+        self._units: dict[object, Unit] = {}
+        self._bounds: dict[object, Bounds] = {}
+        self._layers: dict[object, dict[object, object]] = {}
+        self._transfers: dict[object, float] = {}
+        self._updates: dict[object, float] = {}
+        self._rows: dict[object, Rows] = {}
+        self._traffic: dict[object, float] = {}
+        self._bases: dict[object, StepJob] = {}
+        self._halves: dict[object, Half] = {}
+        self._ends: dict[object, tuple[float, float]] = {}
+        self._empty: dict[object, F64] = {}
+        self._kinds: dict[object, Launch] = {}
+        self._trains: dict[object, bool] = {}
+        self._layouts_s: dict[object, tuple[F64, F64]] = {}
+        self._layouts_bytes: dict[object, list[StageBytes]] = {}
+        self._timings: dict[Choice, Timing | None] = {}
+        self._accounts: dict[tuple[Choice, int], Account] = {}
+        self._stages: dict[object, tuple[int, ...]] = {}
+        self._reductions: dict[object, float] = {}
+        self._zero = engine.zero[-1]
+        nodes = max(1.0, job.world / target.machine.card.max_gpus_per_node)
+        self.stragglers = 1.0 + STRAGGLERS * math.log2(nodes)
+
+    # ----------------------------------------------------------------------------------------------
+    # What choices have in common
+
+    def base(self, choice: Choice) -> StepJob:
+        """Return a job of one data rank that has the settings of a choice."""
+        settings = (choice.dispatcher, choice.overlap_experts, choice.tp_overlap)
+        key = (choice.tp, choice.precision, *settings)
+        found = self._bases.get(key)
+        if found is None:
+            one = Choice(
+                tp=choice.tp,
+                etp=choice.tp,
+                zero=self._zero,
+                precision=choice.precision,
+                dispatcher=choice.dispatcher,
+                overlap_experts=choice.overlap_experts,
+                tp_overlap=choice.tp_overlap,
+                compiled=self.engine.compiled,
+                chunks=self._one_stage(),
+            )
+            launch = self.engine.launch(replace(self.job, world=choice.tp), one)
+            found = self._bases[key] = self._step_job(launch)
+        return found
+
+    def _one_stage(self) -> tuple[tuple[tuple[bool, tuple[int, ...], int, bool], ...], ...]:
+        return chunks_of_sizes([self.job.model.num_layers], 1, mtp=self.job.model.mtp)
+
+    def plain(self, choice: Choice) -> Choice:
+        """Return a choice of one stage and of as few data ranks as its degrees have."""
+        inner = choice.tp * choice.cp
+        dp = math.lcm(inner, choice.ep * choice.etp) // inner
+        return replace(
+            choice,
+            pp=1,
+            vpp=1,
+            recompute=NONE,
+            offload=NONE,
+            global_batch=choice.micro_batch * dp,
+            chunks=self._one_stage(),
+        )
+
+    def has(self, precision: Precision, zero: int) -> bool:
+        """Return whether the engine trains as the job says at a sharding at all."""
+        key = (precision, zero)
+        if key not in self._trains:
+            compiled = self.engine.compiled
+            one = self.plain(Choice(precision=precision, zero=zero, compiled=compiled))
+            try:
+                self.engine.launch(replace(self.job, world=1), one)
+                self._trains[key] = True
+            except InputError:
+                self._trains[key] = False
+        return self._trains[key]
+
+    def unit(self, choice: Choice) -> Unit:
+        """Return what choices of these degrees have in common; raises InputError."""
+        key = degrees_of(choice)
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = self._unit(self.plain(choice))
+        return found
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of layers of the model."""
+        job = self.base(Choice())
+        alike: dict[Block, int] = {}
+        kinds: list[int] = []
+        for block in job.blocks:
+            at = alike.setdefault(replace(block, number=1), len(alike))
+            kinds += [at] * block.number
+        number = [float(kinds.count(at)) for at in range(len(alike))]
+        further = [float(job.mtp * (at == kinds[-1])) for at in range(len(alike))]
+        return Kinds(
+            tuple(alike),
+            tuple(kinds),
+            tuple(parameters(block) for block in alike),
+            np.array(number),
+            np.array(further),
+        )
+
+    def _unit(self, plain: Choice) -> Unit:
+        dp = plain.global_batch // plain.micro_batch
+        job = replace(
+            self.base(plain),
+            cp=plain.cp,
+            heads_exchanged=plain.cp_kind == "a2a",
+            keys_gathered=plain.cp_kind == "all-gather",
+            dp=dp,
+            gpus=plain.tp * plain.cp * dp,
+            ep=plain.ep,
+            etp=plain.etp,
+            micro_batch=plain.micro_batch,
+            global_batch=plain.global_batch,
+        )
+        kinds = self.kinds
+        seconds = [self._layer_s(plain, job, at) for at in range(len(kinds.blocks))]
+        key = ("ends", plain.tp, plain.cp, plain.micro_batch, plain.precision)
+        if key not in self._ends:
+            self._ends[key] = ends_seconds(job, self.known)
+        first, last = self._ends[key]
+        return Unit(
+            choice=plain,
+            job=job,
+            kinds=kinds.of_layers,
+            blocks=kinds.blocks,
+            weights=tuple(
+                Weights(int(count), dense / job.tp, experts / (job.ep * job.etp))
+                for (experts, dense), count in zip(kinds.parameters, kinds.number, strict=True)
+            ),
+            number=kinds.number,
+            further=kinds.further,
+            device_s=np.stack([one.device_s for one in seconds], axis=1),
+            host_s=np.stack([one.host_s for one in seconds], axis=1),
+            forward_s=np.array([one.forward_s for one in seconds]),
+            first_s=first,
+            last_s=last,
+            bounds=self._memory(plain, kinds.of_layers),
+        )
+
+    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> Half:
+        """Return the seconds of a layer of a kind from its attention's and its MLP's.
+
+        Attention depends on nothing of experts, and these see the tokens that a rank routes,
+        whichever degrees left it so many.
+        """
+        block = self.kinds.blocks[at]
+        if block.attention is None or block.mlp is None:
+            return self._half(job, block, (*degrees_of(plain), at))
+        attention = attention_of(plain)
+        alone = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
+        first = self._half(alone, replace(block, mlp=None), (*attention, at, "attention"))
+        other = replace(block, attention=None)
+        if isinstance(block.mlp, Mlp):
+            tokens = replace(alone, heads_exchanged=False)
+            second = self._half(tokens, other, (*attention, at, "mlp"))
+        else:
+            routed = routed_alone(job, block.mlp)
+            way = (plain.ep, plain.etp, plain.dispatcher, plain.overlap_experts, plain.precision)
+            # that of shared experts is the whole job, which sends as tensor ranks do
+            key = attention if routed is job else (routed.seq,)
+            second = self._half(routed, other, (*key, *way, at, "experts"))
+        # each half has the host code of a layer in it
+        return Half(
+            first.device_s + second.device_s,
+            first.host_s + second.host_s - self._empty_s(job),
+            first.forward_s + second.forward_s,
+        )
+
+    def _empty_s(self, job: StepJob) -> F64:
+        """Return the host's seconds of a layer that has nothing, by recomputation."""
+        if job.graphs not in self._empty:
+            nothing = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
+            self._empty[job.graphs] = self._by_word(job, nothing).host_s
+        return self._empty[job.graphs]
+
+    def _half(self, job: StepJob, block: Block, key: object) -> Half:
+        """Return the seconds of a layer or of a half of one, which `key` has the degrees of."""
+        found = self._halves.get(key)
+        if found is None:
+            found = self._halves[key] = self._by_word(job, self.known.times(job, block))
+        return found
+
+    def _by_word(self, job: StepJob, times: LayerTimes) -> Half:
+        """Return the device's and host's seconds of a layer by recomputation, of none, of all."""
+        machine = self.target.machine
+        plain = seconds_of_times(machine, job, times)
+        full = seconds_of_times(machine, replace(job, recompute="full"), times)
+        device, host = (np.full(len(self.words) + 2, one) for one in plain)
+        # hosts wait for the launches of a layer that is made again as a whole alone
+        device[:-2] += self.modules.sums(
+            [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
+        )
+        for row, one in zip((device, host), full, strict=True):
+            row[self.modules.full] = row[-1] = one
+        return Half(device, host, forward_seconds(machine, job, times))
+
+    def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
+        """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
+        own = replace(plain, overlap_experts=False)
+        key = degrees_of(own)
+        found = self._bounds.get(key)
+        if found is None:
+            world = plain.tp * plain.cp * (plain.global_batch // plain.micro_batch)
+
+            def launch(zero: int) -> Launch:
+                return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
+
+            known = self._layers.setdefault(attention_of(own), {})
+            modules, hosted = self.modules, self.hosted
+            found = Bounds(launch(self._zero), modules, hosted, kinds, launch, known)
+            self._bounds[key] = found
+        return found
+
+    def stages(self, choice: Choice, fixed: Fixed) -> tuple[int, ...]:
+        """Return the numbers of stages of which a rank has whole samples and whole experts.
+
+        A pipeline has as many micro-batches as stages at least: with fewer, stages would never all
+        be at work.
+        """
+        inner, expert = choice.tp * choice.cp, choice.ep * choice.etp
+        key = (inner, expert, choice.micro_batch, choice.global_batch, fixed.pp, fixed.dp)
+        found = self._stages.get(key)
+        if found is None:
+            most = self.job.model.num_layers if self.engine.schedules else 1
+            found = self._stages[key] = tuple(
+                pp
+                for pp in kept(divisors(self.job.world // inner), fixed.pp)
+                if pp <= most
+                and kept((self.job.world // (inner * pp),), fixed.dp)
+                and self.job.world // pp % expert == 0
+                and choice.global_batch % (choice.micro_batch * self.job.world // (inner * pp)) == 0
+                and self.micro_batches(replace(choice, pp=pp)) >= pp
+            )
+        return found
+
+    # ----------------------------------------------------------------------------------------------
+    # Bounds
+
+    def rows_s(self, unit: Unit, choice: Choice) -> Rows:
+        """Return a unit's seconds with the traffic of sharded weights beside them.
+
+        Of the numbers of copies that a sharding may have, the least.
+        """
+        key = (unit, choice.pp if choice.zero == 3 else 0)
+        found = self._rows.get(key)
+        if found is None:
+            device, traffic, table = unit.device_s, np.zeros(len(unit.number)), 0.0
+            if choice.zero == 3:
+                traffic, table = self._least_traffic_s(unit, choice)
+                device = np.asarray(beside_traffic_s(self.target.machine, device, traffic))
+            visible = min(1.0, self.target.machine.stack.figures.overlap["fully_sharded"])
+            found = self._rows[key] = rows_of(unit, device, traffic, table, visible)
+        return found
+
+    def _least_traffic_s(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+        """Return the seconds of the traffic of a layer by kind, and what a table's adds."""
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
+        layers, tables = zip(
+            *(self._traffic_s(unit, choice, data, copies) for copies in numbers), strict=True
+        )
+        # two tables in one transfer take no longer than each by itself
+        return np.min(layers, axis=0), min(tables) / 2.0
+
+    def _traffic_s(
+        self, unit: Unit, choice: Choice, data: int, copies: int
+    ) -> tuple[list[float], float]:
+        """Return the seconds of transfers of a layer by kind, and what those of tables add.
+
+        Without those of adapters, which are few.
+        """
+        machine = self.target.machine
+        job = None
+        found = []
+        inner = {"dense": choice.tp, "experts": choice.ep * choice.etp, "tables": choice.tp}
+        for part, at in (
+            *((part, at) for at in range(len(unit.blocks)) for part in ("dense", "experts")),
+            ("tables", 0),
+        ):
+            key = (part, at, inner[part], choice.pp, copies, choice.precision)
+            if key not in self._traffic:
+                if job is None:
+                    job = replace(
+                        unit.job, pp=choice.pp, dp=data, gpus=self.job.world, replicas=copies
+                    )
+                if part == "dense":
+                    seconds = dense_traffic_s(machine, job, unit.blocks[at])
+                elif part == "experts":
+                    seconds = expert_traffic_s(machine, job, unit.blocks[at])
+                else:
+                    table = job.vocab * job.blocks[0].hidden / job.tp
+                    seconds = table_traffic_s(machine, job, (1 if job.tied else 2) * table)
+                self._traffic[key] = seconds
+            found.append(self._traffic[key])
+        return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
+
+    def least_s(self, choice: Choice, whole_s: float) -> float:
+        """Return seconds that no step of these degrees falls below, whatever its stages.
+
+        M micro-batches of the whole model spread evenly over its ranks: no bubble, and nothing
+        visible of the data-parallel ranks.
+        """
+        replicas = self.job.world / (choice.tp * choice.cp)
+        rounds = choice.global_batch / (choice.micro_batch * replicas)
+        return self.stragglers * rounds * whole_s * _ROUNDING
+
+    def rounds(self, choice: Choice, pipelines: Sequence[Pipeline]) -> float:
+        """Return how often a step takes what a micro-batch takes of an average stage, at least.
+
+        pipelines : those that a choice of stages may have. The shortest bubble is of most chunks;
+        none is certain where gradients of weights are put off.
+        """
+        bubbles = [0.0 if SCHEDULES[schedule].splits else 1.0 / vpp for schedule, vpp in pipelines]
+        number = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
+        return self.stragglers * number * _ROUNDING
+
+    def spread_s(
+        self, choice: Choice, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
+    ) -> float:
+        """Return `least_s` of a choice with its stages: as if all were equally long."""
+        return self.rounds(choice, pipelines) * (whole_s / choice.pp + sends_s)
+
+    def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+        """Return seconds that a step does not fall below, by recomputation and by `block N`.
+
+        Everything but the visible reduction of gradients: M times the longest stage, and the others
+        once for each chunk. All forwards before backwards take no less. Where gradients of weights
+        are put off, a stage begins when the forwards of a chunk of those before it are through, and
+        then works on all of its own.
+        """
+        key = (unit, choice)
+        if key not in self._layouts_s:
+            self._layouts_s[key] = self._stages_s(unit, choice, arrangement)
+        return self._layouts_s[key]
+
+    def _stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+        plain, full = slice(-2, -1), slice(-1, None)
+        layers = layers_of(unit, arrangement)
+        both = (self.rows_s(unit, choice).device_s, unit.host_s)
+        by_word = [rows[:-2] @ layers.T for rows in both]
+        by_block = [
+            (rows[plain] @ layers.T)[0] + arrangement.again @ (rows[full] - rows[plain])[0]
+            for rows in both
+        ]
+        return (
+            self.pipeline_s(unit, choice, arrangement, by_word[0], by_word[1]),
+            self.pipeline_s(unit, choice, arrangement, by_block[0], by_block[1]),
+        )
+
+    def pipeline_s(
+        self, unit: Unit, choice: Choice, arrangement: Arrangement, device: F64, host: F64
+    ) -> F64:
+        """Return the same of seconds that layers of stages take, [..., stage]."""
+        first, last = arrangement.ends
+        number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
+        chunks = choice.vpp if choice.pp > 1 else 1
+        splits = SCHEDULES[choice.schedule].splits
+        forward = arrangement.layers @ unit.forward_s / chunks
+        begin = np.cumsum(forward) - forward
+        sharded = self.rows_s(unit, choice)
+        device[:, first] += sharded.first_s
+        device[:, last] += sharded.last_s
+        times = both_s(device, host) + send
+        if splits:
+            pipeline = (number * times + begin).max(axis=1)
+        else:
+            longest = times.max(axis=1)
+            others = times @ arrangement.times - longest
+            pipeline = number * longest + others / chunks
+        pipeline = pipeline + self._visible_s(unit, choice, pipeline)
+        found: F64 = (self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING
+        return found
+
+    def micro_batches(self, choice: Choice) -> int:
+        """Return the micro-batches of a step."""
+        dp = self.job.world // (choice.tp * choice.cp * choice.pp)
+        return choice.global_batch // (choice.micro_batch * dp)
+
+    def transfer_s(self, unit: Unit, choice: Choice) -> float:
+        """Return what sends between stages add to a micro-batch of a stage."""
+        if choice.pp == 1:
+            return 0.0
+        key = (choice.tp, choice.cp, choice.micro_batch, choice.pp, choice.vpp, choice.precision)
+        found = self._transfers.get(key)
+        if found is None:
+            dp = self.job.world // (choice.tp * choice.cp * choice.pp)
+            job = replace(unit.job, pp=choice.pp, vpp=choice.vpp, dp=dp)
+            found = self._transfers[key] = stage_transfer_s(self.target.machine, job)
+        return found
+
+    def _visible_s(self, unit: Unit, choice: Choice, pipeline_s: F64) -> F64 | float:
+        """Return what is seen of summing gradients behind a pipeline that takes so long at least.
+
+        What hides in the last backward grows with the pipeline, by less than that does.
+        """
+        degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
+        key = (*degrees, choice.zero, choice.precision)
+        found = self._reductions.get(key)
+        if found is None:
+            found = self._reductions[key] = self._reduction_s(unit, choice)
+        if not found:
+            return 0.0
+        hiding = self.target.machine.stack.figures.overlap["gradients"]
+        window = hiding * pipeline_s / self.micro_batches(choice)
+        return np.maximum(0.0, found - window) + HIDDEN_REDUCTION * found
+
+    def _reduction_s(self, unit: Unit, choice: Choice) -> float:
+        """Return the seconds of summing the gradients of an average stage, and of gathering its
+        weights, at least.
+
+        At the rate of very large tensors, which none exceeds, so that it is linear in the weights
+        and no more than of the largest stage. Of the numbers of copies that a sharding may have,
+        the least.
+        """
+        if choice.zero == 3 or unit.job.frozen:
+            return 0.0
+        data = self.job.world // (choice.tp * choice.cp * choice.pp)
+        numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
+        job = self._step_job(unit.bounds.variant(choice.zero))
+        dense = sum(one.number * one.dense for one in unit.weights) / choice.pp
+        experts = sum(one.number * one.experts for one in unit.weights) / choice.pp
+        least = math.inf
+        for copies in numbers:
+            own = replace(
+                job,
+                pp=choice.pp,
+                dp=data,
+                gpus=self.job.world,
+                replicas=copies,
+                zero=choice.zero,
+                ep=choice.ep,
+                etp=choice.etp,
+            )
+            held = {dense_group(own): dense * _LARGE}
+            if experts:
+                held[expert_group(own)] = experts * _LARGE
+            least = min(least, sum(reduction_s(self.target.machine, own, held)[:2]) / _LARGE)
+        return least
+
+    def _update_s(self, unit: Unit, choice: Choice) -> float:
+        """Return what the optimizer takes of an average stage: no less than of the largest.
+
+        Nothing where adapters alone are trained, which are few.
+        """
+        if unit.job.frozen:
+            return 0.0
+        degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
+        key = (*degrees, choice.zero, choice.dp_replicate)
+        found = self._updates.get(key)
+        if found is None:
+            pp = choice.pp
+            data, of_experts = self._shards(choice)
+            dense = sum(one.number * one.dense for one in unit.weights) / pp
+            experts = sum(one.number * one.experts for one in unit.weights) / pp
+            resident = dense + experts
+            own = dense / data + experts / of_experts if choice.zero else resident
+            if choice.zero == 3:
+                resident = own
+            launch = unit.bounds.variant(choice.zero)
+            job = self._step_job(launch)
+            found = optimizer_time_s(self.target.machine, job, own, resident)
+            self._updates[key] = found
+        return found
+
+    # ----------------------------------------------------------------------------------------------
+    # Memory
+
+    def room_bytes(self, unit: Unit, choice: Choice, room: Room, *, again: bool) -> float:
+        """Return the highest peak that leaves enough free; again : some of it is recomputed."""
+        key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
+        launch = self._kinds.get(key)
+        if launch is None:
+            launch = unit.bounds.variant(choice.zero)
+            if again and launch.trainer is None:
+                launch = replace(launch, recompute=Recompute(layers="uniform", number=1))
+            self._kinds[key] = launch
+        return room.bytes_for(launch) * _MORE
+
+    def least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+        """Return bytes that the fullest stage has at least, by recomputation and by `block N`."""
+        stages = self.stage_bytes(unit, choice, arrangement)
+        words, blocks = [one.words for one in stages], [one.blocks for one in stages]
+        return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
+
+    def stage_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> list[StageBytes]:
+        """Return bytes that each of the unlike stages has at least, with nothing on the host."""
+        key = (unit, choice)
+        if key not in self._layouts_bytes:
+            self._layouts_bytes[key] = self._bytes_of_stages(unit, choice, arrangement)
+        return self._layouts_bytes[key]
+
+    def _bytes_of_stages(
+        self, unit: Unit, choice: Choice, arrangement: Arrangement
+    ) -> list[StageBytes]:
+        states = self.states_of(unit, choice)
+        found: list[StageBytes] = []
+        for place, stage in enumerate(arrangement.at):
+            live = live_forwards(
+                stage,
+                schedule=choice.schedule,
+                stages=choice.pp,
+                chunks=choice.vpp,
+                micro_batches=self.micro_batches(choice),
+                ahead=int(choice.overlap_experts),
+            )
+            found.append(
+                unit.bounds.of_stage(place, arrangement, live, zero=choice.zero, states=states)
+            )
+        return found
+
+    def states_of(self, unit: Unit, choice: Choice) -> tuple[float, float]:
+        """Return the bytes of a trained element of dense layers, and of experts."""
+        return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
+
+    def _shards(self, choice: Choice) -> tuple[int, int]:
+        """Return the ranks that share the states of dense layers, and of experts."""
+        ranks = self.job.world // (choice.pp * choice.dp_replicate)
+        return ranks // choice.tp, ranks // (choice.ep * choice.etp)
+
+    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+        """Return `many_spread_bytes` of one number of stages and sharding."""
+        states = np.array([self.states_of(unit, choice)])
+        found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
+        return found[0], most[0]
+
+    def many_spread_bytes(self, unit: Unit, stages: I64, states: F64) -> tuple[F64, F64]:
+        """Return bytes that some stage has at least, wherever the layers lie.
+
+        stages, states : [i] and [i, 2] of `states_of`. Both results are [i, row], by row of a
+        unit's seconds. Stage i of p has p - i micro-batches of its layers at least, whatever the
+        schedule, or where chunks come back up the stages i + 1, which is the same: a mean of all
+        stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of layers with w
+        bytes of their own and a for each micro-batch, and no higher than the fullest. The other
+        array is the most that a byte which a layer does not save takes off that mean.
+        """
+        sizes, number = unit.bounds.sizes, unit.number
+        saved, count = sizes.rows, number.sum()
+        # [i, kind]
+        own = sizes.static + states[:, :1] * sizes.dense + states[:, 1:] * sizes.experts
+        mean_own = (own @ number / count)[:, None]
+        mean_saved = saved @ number / count
+        # of the unlike shares of a layer (w + l a) / (mean w + l mean a) the least is at an end of
+        # the l live micro-batches: it is monotone in them
+        pp = stages[:, None].astype(np.float64)
+        live = np.arange(1, stages.max(initial=1) + 1, dtype=np.float64)
+        shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, None] * live)
+        whole = np.where(live <= pp[:, :, None], shares, 0.0).sum(axis=2)
+        first, last = (
+            (own[:, None] + some[:, :, None] * saved) / (mean_own + some * mean_saved)[:, :, None]
+            for some in (pp, np.ones_like(pp))
+        )
+        found = np.minimum(first, last) @ number / whole
+        # max of g_i l_i: of l / (mean w + l mean a) it is that of the most live
+        most = pp / (mean_own + pp * mean_saved) / whole
+        return found * _ROUNDING, most
+
+    # ----------------------------------------------------------------------------------------------
+    # Prices
+
+    def launch(self, choice: Choice) -> Launch:
+        """Return the launch of a choice; raises InputError with what its engine refuses."""
+        return launch_of(self.engine, self.job, choice)
+
+    def timed(self, choice: Choice) -> Timing | None:
+        """Return the step time of a choice; None where it is refused, or has none."""
+        if choice not in self._timings:
+            try:
+                job = self._step_job(self.launch(choice))
+                step = step_time(self.target.machine, job, self.known)
+                self._timings[choice] = Timing(job, step, None)
+            except InputError:
+                self._timings[choice] = None
+        return self._timings[choice]
+
+    def account(self, choice: Choice, stage: int, launch: Launch) -> Account:
+        """Return the counted memory of a stage."""
+        key = (choice, stage)
+        found = self._accounts.get(key)
+        if found is None:
+            found = self._accounts[key] = account_of(launch, stage)
+        return found
+
+    def assessed(
+        self, choice: Choice, launch: Launch, target: Target, stages: Sequence[int]
+    ) -> Assessment:
+        """Return the price of a choice with the memory of some stages."""
+        return assess(
+            launch,
+            target,
+            stages,
+            timing=self.timed(choice),
+            count=lambda one, stage: self.account(choice, stage, one),
+        )
+
+    def _step_job(self, launch: Launch) -> StepJob:
+        job = job_of_launch(launch)
+        return job if self.job.skew is None else replace(job, skew=self.job.skew)
+
+
+def _step_words(recompute: str) -> Recomputation:
+    """Return what a choice's words make the backward compute again, as step times know it."""
+    if recompute == FULL:
+        return "full"
+    if recompute == "op":
+        return frozenset({"per_op"})
+    return recompute_of(recompute).modules

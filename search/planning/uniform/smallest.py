@@ -1,0 +1,178 @@
+"""Where nothing fits: the launch whose fullest stage is the emptiest, best first by lower bounds.
+
+As `search.planning.uniform.solve`, by bytes instead of seconds. It says what a launch would need at
+least, so that somebody knows how much memory, or how many devices more, would do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.errors import InputError
+from autopar.records import replace
+from autopar.run.launch import Launch
+from search.engines.choice import Choice
+from search.planning.uniform.bounds.units import Unit, arrangement_of
+from search.planning.uniform.openings import Openings, Options
+from search.planning.uniform.space import Degrees, Space
+
+
+class Smallest(NamedTuple):
+    """A launch, and the bytes of its fullest stage."""
+
+    choice: Choice
+    launch: Launch
+    stages: tuple[int, ...]
+    """That were counted: of those that are alike the fullest."""
+    least_bytes: float
+    """No launch has a fullest stage below it."""
+
+
+class _Entry(NamedTuple):
+    size: float
+    level: int
+    """0: counted; 1: a layout; 2: stages; 3: degrees."""
+    number: int
+    choice: Choice
+    unit: Unit | None = None
+    options: Options | None = None
+    at: int = 0
+
+
+def smallest_launch(
+    space: Space, degrees: Degrees, openings: Openings, deadline: float
+) -> Smallest | None:
+    """Return the launch with the smallest peak; None where the engine runs none.
+
+    deadline : of the process's CPU, in seconds, after which the most promising one is taken.
+    """
+    return _Search(space, openings).run(degrees, deadline)
+
+
+class _Search:
+    def __init__(self, space: Space, openings: Openings) -> None:
+        self.space = space
+        self.openings = openings
+        self.prices = openings.prices
+        self.queue: list[_Entry] = []
+        self.pushed = 0
+
+    def push(self, size: float, level: int, choice: Choice, **known: object) -> None:
+        self.pushed += 1
+        heapq.heappush(
+            self.queue,
+            _Entry(size, level, self.pushed, choice, **known),  # type: ignore[arg-type]
+        )
+
+    def run(self, degrees: Degrees, deadline: float) -> Smallest | None:
+        order = np.argsort(degrees.bytes, kind="stable")
+        following = 0
+        least: float | None = None
+        while self.queue or (following < len(order) and least is None):
+            # once time is up, only what the last one was opened into is looked at
+            while following < len(order) and least is None:
+                place = order[following]
+                size = float(degrees.bytes[place])
+                if self.queue and size > self.queue[0].size:
+                    break
+                following += 1
+                self.push(
+                    size,
+                    3,
+                    self.space.choice(
+                        self.space.ways[degrees.way[place]],
+                        self.space.laid[degrees.laid[place]],
+                        int(degrees.batch[place]),
+                    ),
+                )
+            entry = heapq.heappop(self.queue)
+            if entry.level == 0:
+                return self.found(entry, entry.size if least is None else least)
+            late = least is None and time.process_time() > deadline
+            others = self.queue
+            if late:
+                self.queue = []
+            self.open(entry)
+            if late:
+                if self.queue:
+                    least = entry.size
+                else:
+                    self.queue = others
+        return None
+
+    def found(self, entry: _Entry, least_bytes: float) -> Smallest:
+        assert entry.unit is not None, "a launch has a unit"
+        return Smallest(
+            choice=entry.choice,
+            launch=self.prices.launch(entry.choice),
+            stages=arrangement_of(entry.unit, entry.choice).at,
+            least_bytes=least_bytes,
+        )
+
+    def open(self, entry: _Entry) -> None:
+        if entry.level == 3:
+            self.open_degrees(entry.choice)
+        elif entry.level == 2:
+            self.open_stages(entry)
+        else:
+            self.count(entry)
+
+    def open_degrees(self, one: Choice) -> None:
+        # transfers beside products take more memory, so that one or the other is the smallest
+        degrees = self.openings.overlaps(one)[:1]
+        try:
+            units = [self.prices.unit(choice) for choice in degrees]
+        except InputError:
+            return
+        for degree, unit in zip(degrees, units, strict=True):
+            for choice in self.openings.stages(degree):
+                for zero in self.openings.zeros(choice):
+                    sharded = self.openings.sharded(choice, zero)
+                    least = self.openings.least_spread(unit, sharded)
+                    self.push(least, 2, sharded, unit=unit)
+
+    def open_stages(self, entry: _Entry) -> None:
+        unit, one = entry.unit, entry.choice
+        assert unit is not None, "stages have a unit"
+        for pipeline in self.openings.pipelines(one):
+            for choice in self.openings.layouts(unit, pipeline):
+                if choice.zero != one.zero:
+                    continue
+                options = self.openings.smallest(unit, choice)
+                if len(options.places):
+                    self.push(float(options.values[0]), 1, choice, unit=unit, options=options)
+
+    def count(self, entry: _Entry) -> None:
+        """Count the saving of a layout whose bound is the lowest that is left."""
+        assert entry.unit is not None, "a layout has a unit"
+        assert entry.options is not None, "a layout has options"
+        recompute, offload = self.openings.saving(entry.options, entry.at)
+        at = entry.at + 1
+        if at < len(entry.options.places):
+            self.push(
+                float(entry.options.values[at]),
+                1,
+                entry.choice,
+                unit=entry.unit,
+                options=entry.options,
+                at=at,
+            )
+        if offload is None:
+            options = self.openings.smallest_sets(entry.unit, entry.choice, recompute)
+            if len(options.places):
+                size = float(options.values[0])
+                self.push(size, 1, entry.choice, unit=entry.unit, options=options)
+            return
+        choice = replace(entry.choice, recompute=recompute, offload=offload)
+        if self.prices.timed(choice) is None:
+            return
+        launch = self.prices.launch(choice)
+        peaks = [
+            self.prices.account(choice, stage, launch).peak_bytes
+            for stage in arrangement_of(entry.unit, choice).at
+        ]
+        self.push(float(max(peaks)), 0, choice, unit=entry.unit)

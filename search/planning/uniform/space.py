@@ -1,0 +1,374 @@
+"""All degrees of an engine for a job, each with what its step takes, and has in memory, at least.
+
+Legal combinations of tensor, context and expert degrees, micro-batch, precision and settings, whose
+stages, layers and recomputation are still open; `search.planning.uniform.solve` opens them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.arrays import F64, I64
+from autopar.records import replace
+from autopar.run.job import Block, Experts, Job as StepJob, parameters
+from search.engines.choice import Choice, ContextKind, Fixed, kept
+from search.planning.space import divisors
+from search.planning.uniform.coarse import Laid, Ways, Whole
+from search.planning.uniform.memory import states_of_launch
+from search.planning.uniform.prices import Prices
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Sequences of a micro-batch that are tried where nobody says how many."""
+CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "a2a")
+"""Exchanges of context ranks that are tried where nobody says which: gathered keys are seldom
+faster than both, and half as many degrees again."""
+
+
+class Degrees(NamedTuple):
+    """Many combinations of degrees, as arrays of equal length."""
+
+    seconds: F64
+    """Of a step for each of its sequences, at least."""
+    bytes: F64
+    """Of a rank, at least."""
+    way: I64
+    laid: I64
+    batch: I64
+
+
+class Space:
+    """The legal degrees of an engine for a job, whatever somebody fixes of them."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self.micro_batches: tuple[int, ...] = MICRO_BATCHES
+        self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
+        """Both: those that were tried, or said, till now."""
+        self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
+        self._legal: dict[object, bool] = {}
+        self._seconds: dict[object, F64] = {}
+        self._degrees: dict[Fixed, Degrees] = {}
+        self._stages: dict[object, tuple[int, ...]] = {}
+        self.numbers: dict[Fixed, int] = {}
+        """Of all choices, by what is fixed; somebody else counts them."""
+
+    # ----------------------------------------------------------------------------------------------
+    # Values of each degree
+
+    @cached_property
+    def laid(self) -> tuple[Laid, ...]:
+        """Ways to lay attention on ranks."""
+        engine, job = self.prices.engine, self.prices.job
+        heads = job.model.attention.heads
+        tensor = [tp for tp in divisors(job.world) if heads % tp == 0]
+        # two pieces of the sequence a rank, so that all ranks have as much of a causal triangle
+        context = [cp for cp in divisors(job.world) if cp == 1 or job.seq % (2 * cp) == 0]
+        if not engine.context:
+            context = [1]
+        largest = max(job.global_batches)
+        return tuple(
+            Laid(tp, cp, size, kind)
+            for tp, cp, size in product(tensor, context, self.micro_batches)
+            if job.world % (tp * cp) == 0 and size <= largest
+            for kind in self._kinds(tp, cp)
+        )
+
+    def _kinds(self, tp: int, cp: int) -> tuple[ContextKind, ...]:
+        """Return how context ranks exchange what attention needs of others."""
+        engine, job = self.prices.engine, self.prices.job
+        if cp == 1:
+            return ("ring",)
+        key = (tp, cp)
+        if key not in self._exchanges:
+            alone = len(engine.context) == 1
+            self._exchanges[key] = tuple(
+                kind
+                for kind in engine.context
+                if kind in self.context_kinds
+                # not every model has heads that divide, or attention that may be in rings
+                and (
+                    (kind == "ring" and (job.model.attention.window is None or alone))
+                    or next(engine.refused(job, Choice(tp=tp, cp=cp, cp_kind=kind)), None) is None
+                )
+            )
+        return self._exchanges[key]
+
+    @cached_property
+    def ways(self) -> tuple[Ways, ...]:
+        """Ways to lay experts on ranks, and settings."""
+        engine, job = self.prices.engine, self.prices.job
+        experts = job.model.experts
+        expert, splits = [1], [1]
+        if experts is not None:
+            if engine.experts:
+                expert = [ep for ep in divisors(job.world) if experts.number % ep == 0]
+            if engine.expert_tensor is None:
+                splits = [etp for etp in divisors(job.world) if experts.ffn % etp == 0]
+            else:
+                splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
+        found = []
+        for precision, ep, etp in product(engine.precisions(job.gpu), expert, splits):
+            dispatchers = engine.dispatchers(job.gpu)[: None if ep > 1 else 1]
+            overlaps = (False, True) if ep > 1 and engine.overlaps_experts else (False,)
+            found += [
+                Ways(ep, etp, precision, dispatcher, overlap)
+                for dispatcher, overlap in product(dispatchers, overlaps)
+            ]
+        return tuple(found)
+
+    def _admit(self, sizes: Iterable[int], kinds: Iterable[ContextKind]) -> None:
+        """Take what somebody has said of both into all arrays of ways to lay attention."""
+        if {*sizes} <= {*self.micro_batches} and {*kinds} <= {*self.context_kinds}:
+            return
+        self.micro_batches = tuple(sorted({*self.micro_batches, *sizes}))
+        self.context_kinds = tuple(dict.fromkeys((*self.context_kinds, *kinds)))
+        self._exchanges.clear()
+        for name in ("laid", "ways", "_whole", "_columns", "_inner"):
+            self.__dict__.pop(name, None)
+        self._seconds.clear()
+        self._degrees.clear()
+
+    def choice(self, way: Ways, laid: Laid, batch: int) -> Choice:
+        """Return a choice of degrees."""
+        return Choice(
+            tp=laid.tp,
+            cp=laid.cp,
+            cp_kind=laid.cp_kind,
+            ep=way.ep,
+            etp=way.etp,
+            micro_batch=laid.micro_batch,
+            precision=way.precision,
+            compiled=self.prices.engine.compiled,
+            dispatcher=way.dispatcher,
+            overlap_experts=way.overlap,
+            global_batch=batch,
+        )
+
+    def _goes(self, way: Ways, laid: Laid) -> bool:
+        """Return whether the engine runs these degrees, of one stage."""
+        beside = self.prices.engine.expert_tensor
+        mixture = self.prices.job.model.experts is not None
+        if mixture and beside is not None and way.etp not in beside(laid.tp):
+            return False
+        key = (laid.tp, laid.cp, laid.cp_kind, way.ep, way.etp)
+        found = self._legal.get(key)
+        if found is None:
+            # what overlapped exchanges need of stages is asked when these are chosen
+            plain = replace(self.prices.plain(self.choice(way, laid, 1)), overlap_experts=False)
+            problems = self.prices.engine.refused(self.prices.job, plain)
+            found = self._legal[key] = next(problems, None) is None
+        return found
+
+    # ----------------------------------------------------------------------------------------------
+    # Degrees with their bounds
+
+    def degrees(self, fixed: Fixed) -> Degrees:
+        """Return the legal degrees that somebody has left."""
+        self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
+        sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
+        kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
+        # what bounds depend on, and stages; the rest only says which of them are left
+        broad = Fixed(
+            pp=fixed.pp,
+            dp=fixed.dp,
+            zero=fixed.zero,
+            precision=fixed.precision,
+            offload=fixed.offload,
+        )
+        if broad not in self._degrees:
+            self._degrees[broad] = self._every(broad)
+        found = self._degrees[broad]
+        ways = np.array([self._left(way, fixed) for way in self.ways], dtype=bool)
+        laid = np.array(
+            [
+                bool(
+                    one.micro_batch in sizes
+                    and kept((one.tp,), fixed.tp)
+                    and kept((one.cp,), fixed.cp)
+                    # without context ranks there is nothing to exchange
+                    and (one.cp == 1 or one.cp_kind in kinds)
+                )
+                for one in self.laid
+            ]
+        )
+        left = ways[found.way] & laid[found.laid]
+        return Degrees(*(column[left] for column in found))
+
+    def _every(self, fixed: Fixed) -> Degrees:
+        found: list[tuple[F64, F64, I64, I64, I64]] = []
+        # precisions and dispatchers leave open what goes, and in bytes what is counted here
+        groups: dict[object, list[tuple[int, tuple[int, ...], I64]]] = {}
+        sizes: dict[object, F64] = {}
+        for number, way in enumerate(self.ways):
+            if not self._left(way, fixed):
+                continue
+            key = (way.ep, way.etp, way.overlap)
+            if key not in groups:
+                groups[key] = [*self._grouped(way, fixed)]
+            for batch, stages, some in groups[key]:
+                of_size = (way.ep, way.etp, way.precision, stages, some.tobytes())
+                if of_size not in sizes:
+                    sizes[of_size] = self._bound_bytes(way, some, stages, fixed)
+                many = np.full(len(some), number), some, np.full(len(some), batch)
+                found.append((self._bound_s(number, some), sizes[of_size], *many))
+        if not found:
+            none = np.zeros(0)
+            return Degrees(none, none, *(none.astype(np.int64) for _ in range(3)))
+        return Degrees(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _grouped(self, way: Ways, fixed: Fixed) -> Iterator[tuple[int, tuple[int, ...], I64]]:
+        """Yield batch, numbers of stages and the ways to lay attention that may have these."""
+        attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
+        inner, shared_by = self._unlike(lambda one: (one.tp * one.cp, one.micro_batch))
+        goes = np.array([self._goes(way, one) for one in attention])[laid_as]
+        for batch in self.prices.job.global_batches:
+            at: dict[tuple[int, ...], list[int]] = {}
+            for place, one in enumerate(inner):
+                key = (one.tp * one.cp, way.ep * way.etp, one.micro_batch, batch, fixed)
+                if key not in self._stages:
+                    choice = self.choice(way, one, batch)
+                    self._stages[key] = self.prices.stages(choice, fixed)
+                if self._stages[key]:
+                    at.setdefault(self._stages[key], []).append(place)
+            for stages, places in at.items():
+                found = np.flatnonzero(goes & np.isin(shared_by, places))
+                if len(found):
+                    yield batch, stages, found
+
+    def _unlike(self, of: Callable[[Laid], object]) -> tuple[list[Laid], I64]:
+        """Return ways to lay attention that are unlike in something, and which each one is like."""
+        first: dict[object, int] = {}
+        like = [first.setdefault(of(one), len(first)) for one in self.laid]
+        places = {number: place for place, number in reversed([*enumerate(like)])}
+        return [self.laid[places[number]] for number in range(len(first))], np.array(like)
+
+    def _left(self, way: Ways, fixed: Fixed) -> bool:
+        overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts
+        several = way.ep > 1
+        return bool(
+            kept((way.ep,), fixed.ep)
+            and kept((way.etp,), fixed.etp)
+            and kept((way.precision,), fixed.precision)
+            # without ranks of experts there is nothing to dispatch
+            and (not several or kept((way.dispatcher,), fixed.dispatcher))
+            and (not several or way.overlap == overlap)
+        )
+
+    @cached_property
+    def blocks(self) -> dict[Block, int]:
+        """Kinds of layers, and how many of each the model has."""
+        found: dict[Block, int] = {}
+        for block in self.prices.base(Choice()).blocks:
+            one = replace(block, number=1)
+            found[one] = found.get(one, 0) + block.number
+        return found
+
+    @cached_property
+    def _timed(self) -> dict[Block, int]:
+        """The same with the layers of modules of further tokens, which are as the model's last."""
+        job = self.prices.base(Choice())
+        last = replace(job.blocks[-1], number=1)
+        return {**self.blocks, last: self.blocks[last] + job.mtp}
+
+    @cached_property
+    def _whole(self) -> Whole:
+        return Whole(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
+
+    def _fastest_base(self, choice: Choice) -> StepJob:
+        """Return a job of one data rank whose tensor ranks send as fast as any of them can."""
+        return self.prices.base(replace(choice, tp_overlap=self._beside))
+
+    @cached_property
+    def _beside(self) -> bool:
+        engine, job = self.prices.engine, self.prices.job
+        return any(engine.overlaps_tensor(job, tp) for tp in {one.tp for one in self.laid})
+
+    @cached_property
+    def _columns(self) -> tuple[F64, ...]:
+        """Tensor and context degree, micro-batch, ranks that have parts of the sequence."""
+        rows = [
+            (*one[:3], one.tp if self.prices.base(Choice(tp=one.tp)).sequence_parallel else 1)
+            for one in self.laid
+        ]
+        return tuple(np.array(rows, dtype=np.float64).T)
+
+    @cached_property
+    def _inner(self) -> F64:
+        return np.array([one.tp * one.cp / one.micro_batch for one in self.laid])
+
+    def _bound_s(self, way: int, at: I64) -> F64:
+        """Return `Prices.least_s` of many ways to lay attention, for each sequence."""
+        found = self._seconds.get(way)
+        if found is None:
+            every = np.arange(len(self.laid))
+            whole = self._whole.seconds(self.ways[way], self._timed, every)
+            # b / (m w / (t c)) micro-batches of the whole model, for each of b sequences
+            found = self.prices.stragglers * whole * self._inner / self.prices.job.world
+            self._seconds[way] = found
+        bound: F64 = found[at]
+        return bound
+
+    def _bound_bytes(self, way: Ways, at: I64, stages: tuple[int, ...], fixed: Fixed) -> F64:
+        """Return bytes that the fullest stage has at least, whatever the stages and sharding.
+
+        States, and of each layer its input for as many micro-batches as a stage has live, as
+        `Prices.spread_bytes` has them. Of mixtures whose norms are modules of their own inputs may
+        all be on the host.
+        """
+        job, engine = self.prices.job, self.prices.engine
+        tp, cp, size, scattered = (column[at] for column in self._columns)
+        element = self.prices.base(Choice(precision=way.precision)).element_bytes
+        saved = size * job.seq / cp / scattered * job.model.hidden * element
+        least = np.full(len(at), np.inf)
+        sets = kept(engine.offload(job.model), fixed.offload)
+        hosted = any("attn_norm" in one for one in sets)
+        weights = [
+            (count, *parameters(block), not (hosted and isinstance(block.mlp, Experts)))
+            for block, count in self.blocks.items()
+        ]
+        layers = sum(count for count, _, _, _ in weights)
+        for pp in stages:
+            live = np.arange(pp, 0, -1, dtype=np.float64)
+            for zero in kept(engine.zero if pp == 1 else engine.zero_with_stages, fixed.zero):
+                if not self.prices.has(way.precision, zero):
+                    continue
+                whole, shared = self._states(way, zero, staged=pp > 1)
+                data = job.world / (tp * pp)
+                of_experts = job.world / (way.ep * way.etp * pp)
+                kinds = [
+                    (
+                        count,
+                        dense / tp * (whole + shared / data)
+                        + experts / (way.ep * way.etp) * (whole + shared / of_experts),
+                        saved * stays,
+                    )
+                    for count, experts, dense, stays in weights
+                ]
+                mean = np.sum([count * own for count, own, _ in kinds], axis=0) / layers
+                share = 1.0 / (mean[:, None] + saved[:, None] * live)
+                share /= share.sum(axis=1, keepdims=True)
+                found = [
+                    count * (share * (own[:, None] + left[:, None] * live)).min(axis=1)
+                    for count, own, left in kinds
+                ]
+                np.minimum(least, np.sum(found, axis=0), out=least)
+        return least * (1.0 - 1e-9)
+
+    def _states(self, way: Ways, zero: int, *, staged: bool) -> tuple[float, float]:
+        key = ("states", way.precision, zero, staged)
+        found = self._seconds.get(key)
+        if found is None:
+            choice = Choice(tp=1, precision=way.precision, zero=zero)
+            launch = self.prices.engine.launch(
+                replace(self.prices.job, world=1), self.prices.plain(choice)
+            )
+            # of frozen weights there is no more than they are, which is left out
+            frozen = launch.adapters is not None
+            states = (0.0, 0.0) if frozen else states_of_launch(launch, staged=staged)
+            found = self._seconds[key] = np.array(states)
+        return float(found[0]), float(found[1])

@@ -1,0 +1,1 @@
+"""Questions about several answers: explorations, comparisons, goals, suggestions."""

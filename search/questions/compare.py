@@ -1,0 +1,520 @@
+"""Two plans side by side, or a plan and a measured trace: degrees, time and memory by term.
+
+A plan beside a trace is its predicted trace (`search.show.pictures.trace`), read by the same lines
+as the measured one; so nothing is measured with two rulers. Nothing is printed here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import DocumentError, InputError
+from autopar.records import dataclass
+
+if TYPE_CHECKING:
+    from autopar.run.launch import Launch
+    from search.engines.choice import Choice
+    from search.planning.uniform.answer import Question
+    from search.request.request import Request
+    from search.show.pictures.files import Pictures
+
+_F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two: a launch, a plan whose layers may differ, or a measured trace."""
+
+    name: str
+    kind: str
+    """`launch`, `plan` or `trace`."""
+    line: str = ""
+    """As one says it."""
+    subject: Mapping[str, Any] = field(default_factory=dict)
+    """What is trained where: model, cluster, tokens of a sequence."""
+    tokens_per_s: float | None = None
+    """Of a GPU."""
+    fits: bool | None = None
+    """In the memory of what it is priced on, with the odds that are asked for."""
+    odds_of_oom: float | None = None
+    degrees: Mapping[str, Any] = field(default_factory=dict)
+    step_time_s: float
+    global_batch: int | None = None
+    terms_s: Mapping[str, float]
+    """Of a step; they add up to it."""
+    memory_bytes: Mapping[str, float] = field(default_factory=dict)
+    """By term, of the fullest stage."""
+    peak_bytes: float | None = None
+    draw: Callable[[Pictures], Mapping[Path, str]] | None = None
+    """Draws its predicted step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What differs: the second less the first, largest first."""
+
+    first: Side
+    second: Side
+    degrees: Mapping[str, tuple[Any, Any]]
+    """Those that differ, and what is trained where if that does."""
+    terms_s: Mapping[str, tuple[float, float]]
+    """Of a sequence where the batches differ, else of a step."""
+    per_sample: bool
+    memory_bytes: Mapping[str, tuple[float, float]]
+    notes: tuple[str, ...]
+
+
+def compare(first: Side, second: Side, notes: Sequence[str] = ()) -> Comparison:
+    """Return what differs between two sides of the same kind of terms."""
+    batches = (first.global_batch, second.global_batch)
+    per_sample = None not in batches and batches[0] != batches[1]
+    scales = [1 / (batch or 1) if per_sample else 1.0 for batch in batches]
+    terms = _pairs(
+        {name: value * scales[0] for name, value in first.terms_s.items()},
+        {name: value * scales[1] for name, value in second.terms_s.items()},
+    )
+    ones: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for one, other in ((first.subject, second.subject), (first.degrees, second.degrees)):
+        if one and other:
+            ones |= one
+            others |= other
+    both = bool(first.memory_bytes) and bool(second.memory_bytes)
+    return Comparison(
+        first=first,
+        second=second,
+        degrees={
+            name: (ones.get(name), others.get(name))
+            for name in {**ones, **others}
+            if ones.get(name) != others.get(name)
+        },
+        terms_s=terms,
+        per_sample=per_sample,
+        memory_bytes=_pairs(first.memory_bytes, second.memory_bytes) if both else {},
+        notes=tuple(notes),
+    )
+
+
+def _pairs(
+    first: Mapping[str, float], second: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """Return both values by name, the largest difference first."""
+    names = dict.fromkeys([*first, *second])
+    found = {name: (first.get(name, 0.0), second.get(name, 0.0)) for name in names}
+    return dict(sorted(found.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
+
+
+# --------------------------------------------------------------------------------------------------
+# A plan's side: priced again as its file asks.
+
+
+def side_of_plan(
+    path: str, request: Request, raw: Mapping[str, object], notice: Callable[[str], None]
+) -> Side:
+    """Return the side of a launch, plan or strategy file, of a trainer's, or of a search's answer.
+
+    raw : options that stand before those of the file; of a trainer's file they ask the question.
+    Raises InputError.
+    """
+    from search.planning.uniform.imported import holds_launch, launch_in
+
+    if holds_launch(path):
+        own = launch_in(path, request.given if path.endswith(".json") else raw, notice)
+        return _priced_launch(path, own.engine, own.question, own.choice, own.launch)
+    from autopar.documents.plan import PlanDocument
+    from search.planning.question import evaluate_file, open_session
+    from search.request.request import build_request, stored_request
+    from search.show.headline import one_line
+
+    document = PlanDocument.read(path)
+    stored = stored_request(path, document, raw, notice)
+    asked = build_request({**stored, **raw})
+    session = open_session(asked.inputs, asked.options, asked.given, has_plan=True)
+    plan, prediction = evaluate_file(document, session, path=path)
+    if not prediction.stages:
+        raise InputError(f"{path}: cannot run: {'; '.join(prediction.problems)}")
+    fullest = max(prediction.stages, key=lambda stage: stage.reserved_bytes)
+    layers = plan.layers
+    degrees: dict[str, Any] = {
+        name: _only([getattr(layer, name) for layer in layers])
+        for name in ("tp", "cp", "ep", "zero3", "checkpoint")
+    }
+    degrees |= {
+        "pp": plan.num_stages,
+        "global_batch_size": plan.global_batch,
+        "num_microbatches": plan.num_microbatches,
+    }
+    throughput = session.throughput(plan, prediction)
+    return Side(
+        name=path,
+        kind="plan",
+        line=one_line(plan),
+        subject=_subject(
+            session.spec.name, session.hardware.name, session.spec.layers[0].seq_length
+        ),
+        tokens_per_s=None if throughput is None else throughput.tokens_per_s,
+        fits=prediction.fits,
+        odds_of_oom=max(stage.odds_of_oom for stage in prediction.stages),
+        degrees=degrees,
+        step_time_s=prediction.step_time_s,
+        global_batch=plan.global_batch,
+        terms_s=dict(prediction.waterfall_s),
+        memory_bytes=dict(fullest.memory_bytes),
+        peak_bytes=fullest.allocated_bytes,
+        draw=lambda pictures: pictures.of_plan(session, plan, prediction, state=path),
+    )
+
+
+def _subject(model: str, cluster: str, tokens: int) -> dict[str, Any]:
+    return {"model": model, "cluster": cluster, "seq_length": tokens}
+
+
+def _only(values: Sequence[Any]) -> Any:
+    """Return the value of all layers, or each with how many layers have it."""
+    kinds = dict.fromkeys(values)
+    if len(kinds) == 1:
+        return values[0]
+    return ", ".join(f"{kind} in {values.count(kind)}" for kind in kinds)
+
+
+def _priced_launch(
+    path: str, engine: str, question: Question, choice: Choice, launch: Launch
+) -> Side:
+    from search.engines.spaces import engine_space
+    from search.planning.uniform.answer import Answer, evaluated
+    from search.planning.uniform.files import degrees_entry
+
+    one = evaluated(question, engine_space(engine), choice, launch)
+    found = Answer(question=question, engines=(one,))
+    assert one.best is not None, "it was priced"
+    assessment = one.best.assessment
+    assert assessment.step is not None, "what was priced has a step"
+    fullest = assessment.fullest
+    job = question.job
+    entry = degrees_entry(choice, job.world).model_dump()
+    return Side(
+        name=path,
+        kind="launch",
+        line=choice.line(job.world, experts=job.model.experts is not None),
+        subject=_subject(
+            question.spec.name,
+            f"{question.card.name}_{question.num_nodes}x{question.gpus_per_node}",
+            job.seq,
+        ),
+        tokens_per_s=assessment.tokens_per_s,
+        fits=assessment.fits(one.target),
+        odds_of_oom=assessment.odds_of_oom,
+        degrees={"engine": engine, **entry},
+        step_time_s=assessment.step.total_s,
+        global_batch=choice.global_batch,
+        terms_s=dict(assessment.step.terms_s),
+        memory_bytes={term.name: term.num_bytes for term in fullest.peak},
+        peak_bytes=fullest.peak_bytes,
+        draw=lambda pictures: pictures.of_answer(found, curves=False),
+    )
+
+
+def under_common_names(side: Side) -> Side:
+    """Return a side with the terms that launches and plans have in common; memory has none."""
+    from dataclasses import replace
+
+    from search.closed_form.comparison import OF_STEP, OF_WATERFALL
+
+    names = OF_STEP if side.kind == "launch" else OF_WATERFALL
+    terms: dict[str, float] = {}
+    for name, value in side.terms_s.items():
+        common = names.get(name, "other")
+        terms[common] = terms.get(common, 0.0) + value
+    return replace(side, terms_s=terms, degrees={}, memory_bytes={})
+
+
+# --------------------------------------------------------------------------------------------------
+# A trace: time by term on one rank, in the trace-event format of torch's profiler (kineto).
+
+TRACE_TERMS = (
+    "products",
+    "attention",
+    "optimizer",
+    "memory-bound",
+    "tensor parallel",
+    "context parallel",
+    "experts",
+    "stage transfer",
+    "data parallel",
+    "collectives",
+)
+"""In this order time belongs to the first that is at work: computation, and what it leaves of
+transfers. What nobody has is `idle`."""
+_OF_TERM = {
+    "tensor": "tensor parallel",
+    "tp": "tensor parallel",
+    "ulysses": "tensor parallel",
+    "context": "context parallel",
+    "cp": "context parallel",
+    "experts": "experts",
+    "redistribution": "experts",
+    "transfer": "stage transfer",
+    "sharding": "data parallel",
+    "zero3": "data parallel",
+    "gradients": "data parallel",
+    "gradient_sync": "data parallel",
+    "sync": "data parallel",
+}
+"""Terms of traces of ours."""
+_GROUPS = (
+    ({"data", "dp", "fsdp", "replicate"}, "data parallel"),
+    ({"tensor", "tp"}, "tensor parallel"),
+    ({"context", "cp"}, "context parallel"),
+    ({"expert", "ep"}, "experts"),
+    ({"pipeline", "pp"}, "stage transfer"),
+)
+"""Words of a process group's description, as Megatron-LM and torch's meshes call them."""
+_KINDS = (
+    (re.compile(r"multi_tensor|adam|optimizer", re.IGNORECASE), "optimizer"),
+    (re.compile(r"flash|fmha|attention|attn", re.IGNORECASE), "attention"),
+    (re.compile(r"gemm|cutlass|cublas|nvjet|xmma|wgmma|matmul|_mm_", re.IGNORECASE), "products"),
+)
+_MOST_BYTES = 2 << 30
+
+
+def is_trace(path: str) -> bool:
+    """Return whether a file is a trace: by its first kilobytes, which name kineto's keys."""
+    where = Path(path)
+    if not where.is_file():
+        return False
+    try:
+        with where.open("rb") as raw:
+            opened = gzip.GzipFile(fileobj=raw) if where.suffix == ".gz" else raw
+            head = opened.read(1 << 16)
+    except OSError:
+        return False
+    return b'"traceEvents"' in head or (
+        b'"schemaVersion"' in head and b'"deviceProperties"' in head
+    )
+
+
+def read_trace(path: str) -> tuple[Side, int, list[str]]:
+    """Return the side of a trace, the rank that it is of, and what is to be said of it.
+
+    Of several steps the mean is taken; of several ranks in a file the one that the file names.
+    Raises DocumentError for what is no trace, or has no kernels.
+    """
+    where = Path(path)
+    try:
+        if where.stat().st_size > _MOST_BYTES:
+            raise DocumentError(path, "is larger than 2 GiB", remedy="record fewer steps")
+        raw = where.read_bytes()
+        data = json.loads(gzip.decompress(raw) if where.suffix == ".gz" else raw)
+    except (OSError, EOFError, ValueError) as error:
+        raise DocumentError(
+            path, f"is no trace that can be read ({error})", remedy="give torch.profiler's JSON"
+        ) from None
+    info = data.get("distributedInfo") if isinstance(data, dict) else None
+    rank = info.get("rank", 0) if isinstance(info, dict) else 0
+    return side_of_trace(data, path, rank if isinstance(rank, int) else 0)
+
+
+def side_of_trace(data: Any, name: str, rank: int) -> tuple[Side, int, list[str]]:
+    """Return the side of a trace's object, on a rank of it; see `read_trace`."""
+    events = data.get("traceEvents") if isinstance(data, dict) else data
+    events = [one for one in events if isinstance(one, dict)] if isinstance(events, list) else []
+    timed = [
+        one
+        for one in events
+        if one.get("ph") == "X" and _is_time(one.get("ts")) and _is_time(one.get("dur"))
+    ]
+    kernels = [one for one in timed if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    if not kernels:
+        raise DocumentError(
+            name,
+            "has no kernels of a device",
+            key="traceEvents",
+            remedy="record a step with ProfilerActivity.CUDA",
+        )
+    notes = []
+    places = {one.get("pid") for one in kernels}
+    if len(places) > 1:
+        # a file of one process has one device; ours have a rank of every stage
+        below = [place for place in places if isinstance(place, int) and place <= rank]
+        place = max(below) if below else kernels[0].get("pid")
+        kernels = [one for one in kernels if one.get("pid") == place]
+        timed = [one for one in timed if one.get("pid") == place]
+    windows = _windows(timed)
+    if not windows:
+        start = min(one["ts"] for one in kernels)
+        windows = [(start, max(one["ts"] + one["dur"] for one in kernels))]
+        notes.append(
+            f"{name} marks no steps (ProfilerStep#N): everything from its first to its last kernel "
+            "is taken for one"
+        )
+    ends = {term: _ends([one for one in kernels if _term(one) == term]) for term in TRACE_TERMS}
+    found = [_exposed(ends, *window) for window in windows]
+    step_s = float(np.mean([end - start for start, end in windows])) * 1e-6
+    terms = {
+        term: float(np.mean([one[term] for one in found])) * 1e-6
+        for term in (*TRACE_TERMS, "idle")
+        if any(one[term] for one in found)
+    }
+    peak = max((_allocated(one) for one in events), default=0)
+    side = Side(
+        name=name,
+        kind="trace",
+        step_time_s=step_s,
+        terms_s=terms,
+        peak_bytes=peak or None,
+    )
+    return side, rank, notes
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _windows(timed: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return begin and end of every step that a profiler marks, of the device where it does."""
+    for category in ("gpu_user_annotation", "user_annotation"):
+        found = [
+            (float(one["ts"]), float(one["ts"] + one["dur"]))
+            for one in timed
+            if one.get("cat") == category and str(one.get("name")).startswith("ProfilerStep")
+        ]
+        if found:
+            return [window for window in found if window[1] > window[0]]
+    return []
+
+
+def _allocated(event: Mapping[str, Any]) -> int:
+    """Return the bytes of a device that a memory event says are allocated, else 0."""
+    arguments = event.get("args")
+    if event.get("name") != "[memory]" or not isinstance(arguments, dict):
+        return 0
+    total = arguments.get("Total Allocated")
+    # device type 0 is the host
+    return total if isinstance(total, int) and arguments.get("Device Type") != 0 else 0
+
+
+def _term(kernel: Mapping[str, Any]) -> str:
+    """Return what a kernel is for: by its group where it is a transfer, else by its name."""
+    given = kernel.get("args")
+    arguments = given if isinstance(given, dict) else {}
+    name = str(kernel.get("name"))
+    if "nccl" in name.lower():
+        own = _OF_TERM.get(str(arguments.get("term")))
+        if own is not None:
+            return own
+        words = re.findall(r"[a-z]+", str(arguments.get("Process Group Description", "")).lower())
+        for known, term in _GROUPS:
+            if known & set(words):
+                return term
+        return "stage transfer" if "sendrecv" in name.lower() else "collectives"
+    return next((term for pattern, term in _KINDS if pattern.search(name)), "memory-bound")
+
+
+def _ends(kernels: Sequence[Mapping[str, Any]]) -> _F64:
+    """Return begins and ends of kernels, (N, 2) microseconds."""
+    pairs = [(one["ts"], one["ts"] + one["dur"]) for one in kernels]
+    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+
+
+def _exposed(ends: Mapping[str, _F64], start: float, end: float) -> dict[str, float]:
+    """Return the microseconds of a step by term, each without what the terms before it cover."""
+    covered = np.empty((0, 2))
+    length, found = 0.0, {}
+    for term, own in ends.items():
+        inside = np.clip(own, start, end)
+        covered = _merged(np.concatenate([covered, inside]))
+        more = float(np.sum(covered[:, 1] - covered[:, 0]))
+        found[term], length = more - length, more
+    return found | {"idle": end - start - length}
+
+
+def _merged(pairs: _F64) -> _F64:
+    """Return intervals that do not touch and cover the same, in their order."""
+    pairs = pairs[pairs[:, 1] > pairs[:, 0]]
+    if not len(pairs):
+        return pairs
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(pairs[:, 1])
+    first = np.concatenate([[True], pairs[1:, 0] > reach[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([pairs[first, 0], reach[last]], axis=1)
+
+
+def traced(side: Side, rank: int) -> Side:
+    """Return the side of a plan with the terms of its predicted trace, on a rank."""
+    from dataclasses import replace
+
+    from search.show.pictures.files import Pictures
+
+    assert side.draw is not None, "a plan can be drawn"
+    (text,) = side.draw(Pictures(None, Path("trace"))).values()
+    found, _, _ = side_of_trace(json.loads(text), side.name, rank)
+    return replace(found, kind=side.kind, degrees={}, peak_bytes=side.peak_bytes)
+
+
+def both_sides(
+    paths: Sequence[str], request: Request, raw: Mapping[str, object], notice: Callable[[str], None]
+) -> Comparison:
+    """Return the comparison of two files: plans, or a plan and then a measured trace."""
+    first, second = paths
+    if is_trace(first):
+        if not is_trace(second):
+            raise InputError(f"{first}: is a trace; give the plan first and the trace second")
+        left, _, notes = read_trace(first)
+        right, _, more = read_trace(second)
+        return compare(left, right, [*notes, *more])
+    left = side_of_plan(first, request, raw, notice)
+    if is_trace(second):
+        right, rank, notes = read_trace(second)
+        return compare(traced(left, rank), right, notes)
+    right = side_of_plan(second, request, raw, notice)
+    if left.kind != right.kind:
+        notes = ["a launch and a plan whose layers may differ: terms under common names"]
+        return compare(under_common_names(left), under_common_names(right), notes)
+    return compare(left, right)
+
+
+def comparison_document(found: Comparison) -> dict[str, Any]:
+    """Return a comparison as the object of `--json`: seconds and bytes."""
+
+    def side(one: Side) -> dict[str, Any]:
+        return {
+            "name": one.name,
+            "kind": one.kind,
+            "line": one.line or None,
+            "tokens_per_s_per_gpu": one.tokens_per_s,
+            "fits": one.fits,
+            "odds_of_oom": one.odds_of_oom,
+            "step_time_s": one.step_time_s,
+            "global_batch_size": one.global_batch,
+            "peak_bytes": one.peak_bytes,
+        }
+
+    def rows(pairs: Mapping[str, tuple[Any, Any]], unit: str) -> Iterator[dict[str, Any]]:
+        for name, (first, second) in pairs.items():
+            yield {"name": name, f"first{unit}": first, f"second{unit}": second}
+
+    return {
+        "first": side(found.first),
+        "second": side(found.second),
+        "degrees": list(rows(found.degrees, "")),
+        "per": "sample" if found.per_sample else "step",
+        "terms": [
+            row | {"difference_s": row["second_s"] - row["first_s"]}
+            for row in rows(found.terms_s, "_s")
+        ],
+        "memory": [
+            row | {"difference_bytes": row["second_bytes"] - row["first_bytes"]}
+            for row in rows(found.memory_bytes, "_bytes")
+        ],
+        "notes": list(found.notes),
+    }

@@ -1,0 +1,163 @@
+"""Which cluster answers a goal: the cheapest per token, or the smallest, of one and its parts.
+
+`--hardware CARD:NxG` names the largest. Its parts are clusters of whole nodes whose number divides
+N, and, of one node, numbers of GPUs that divide G: what others leave over has launches with few
+degrees. Every one is searched as it would be alone, so the choice among them is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.errors import InfeasibleError, InputError, OptionError
+from autopar.records import dataclass
+from autopar.run.model import ModelSpec, model_parameter_count
+from autopar.units import format_bytes
+from search.engines.choice import Training
+from search.planning.route import best_of_both, route_of
+from search.planning.space import divisors
+from search.planning.uniform.answer import Question
+from search.request.profiles import card_shape
+from search.request.request import BATCH_OPTIONS, Request, build_request
+
+_STATES_BYTES = 12
+"""Of a parameter at least, over all GPUs, with Adam: two moments and a weight of 32 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A cluster, and its fastest plan."""
+
+    hardware: str
+    gpus: int
+    tokens_per_s: float | None
+    """Of all GPUs together; None: nothing fits, or is legal."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """The cluster that a goal has chosen, and those that it was chosen of."""
+
+    options: Mapping[str, object]
+    """Of the search on that cluster, as typed."""
+    words: str
+    """What was chosen of what, in a sentence."""
+    tried: tuple[Tried, ...]
+
+
+def clusters_of(nodes: int, per_node: int) -> tuple[tuple[int, int], ...]:
+    """Return (nodes, GPUs of each) of a cluster and its parts, the smallest first."""
+    parts = [(1, gpus) for gpus in divisors(per_node) if gpus < per_node]
+    return (*parts, *((number, per_node) for number in divisors(nodes)))
+
+
+def too_small(question: Question, spec: ModelSpec) -> str:
+    """Return why a cluster holds no launch of any trainer, empty where one may fit.
+
+    A bound on weights and moments alone, which nothing but the host or fewer bits lessens.
+    """
+    if question.job.training != Training():
+        return ""
+    least = _STATES_BYTES * model_parameter_count(spec) / question.job.world
+    if least <= question.card.memory_bytes:
+        return ""
+    return f"weights and moments alone take {format_bytes(least)} of each GPU"
+
+
+def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
+    """Return the cluster that reaches a request's goal; raises InputError, InfeasibleError.
+
+    Where nothing fits on any of them it is the largest, whose search says what would.
+    """
+    goal, wanted = request.output.goal, request.output.tokens_per_s
+    question = route_of(request).launches
+    if question is None:
+        raise OptionError(
+            f"--goal {goal}: is of --model NAME and --hardware CARD:NxG without measured files or "
+            "options of plans whose layers may differ; leave it out"
+        )
+    card, nodes, per_node = card_shape(
+        str(request.inputs.hardware),
+        request.inputs.num_nodes,
+        request.inputs.num_gpus_per_node,
+        request.inputs.world_size,
+    )
+    clusters = clusters_of(nodes, per_node)
+    common = {key: value for key, value in raw.items() if key not in _OF_ONE}
+    if not BATCH_OPTIONS & request.given.keys():
+        # one batch for all, that of the largest
+        common["settle-bsz"] = str(question.job.global_batches[0])
+    if request.options.time_limit_s is not None:
+        common["time-limit"] = str(request.options.time_limit_s / len(clusters))
+    tried: list[Tried] = []
+    for number, gpus in clusters:
+        tried.append(_tried({**common, "hardware": f"{card}:{number}x{gpus}"}, question.spec))
+        if goal == "fewest-gpus" and _reaches(tried[-1], wanted):
+            break
+    good = [one for one in tried if _reaches(one, wanted)]
+    if good:
+        best = good[0]
+        if goal == "cost":
+            best = max(good, key=lambda one: (one.tokens_per_s or 0.0) / one.gpus)
+        hardware = best.hardware
+    else:
+        _refuse_rate(tried, wanted)
+        hardware = tried[-1].hardware
+    options = {**common, "hardware": hardware}
+    if "time-limit" in raw:
+        options["time-limit"] = raw["time-limit"]
+    return Reached(options=options, words=_words(goal, wanted, tried), tried=tuple(tried))
+
+
+_OF_ONE = frozenset({"num-nodes", "num-gpus-per-node", "world-size", "goal", "tokens-per-s"})
+"""Options that are of one cluster, or of the choice among several."""
+
+
+def _tried(options: Mapping[str, object], spec: ModelSpec) -> Tried:
+    request = build_request(options)
+    hardware, gpus, reason = str(options["hardware"]), 0, ""
+    try:
+        route = route_of(request)
+        assert route.launches is not None, "its largest cluster has launches"
+        gpus = route.launches.job.world
+        reason = too_small(route.launches, spec)
+        if not reason:
+            both = best_of_both(request, route)
+            rates = [line.samples_per_s or 0.0 for line in both.lines]
+            best = both.answer.best
+            if best is not None and best.best is not None:
+                rates.append(best.best.samples_per_s)
+            if any(rates):
+                rate = max(rates) * route.launches.job.seq
+                return Tried(hardware=hardware, gpus=gpus, tokens_per_s=rate)
+            reason = "nothing fits"
+    except InputError as error:  # degrees that so few GPUs do not have
+        reason = str(error)
+    return Tried(hardware=hardware, gpus=gpus, tokens_per_s=None, reason=reason)
+
+
+def _reaches(one: Tried, wanted: float | None) -> bool:
+    return one.tokens_per_s is not None and one.tokens_per_s >= (wanted or 0.0)
+
+
+def _refuse_rate(tried: Sequence[Tried], wanted: float | None) -> None:
+    """Raise InfeasibleError where plans fit, but none is as fast as somebody wants."""
+    fast = max(tried, key=lambda one: one.tokens_per_s or 0.0)
+    if fast.tokens_per_s is not None:
+        raise InfeasibleError(
+            f"--tokens-per-s {wanted:,.0f}: no part of {tried[-1].hardware} reaches it; the "
+            f"fastest, {fast.hardware}, has {fast.tokens_per_s:,.0f}; give more nodes"
+        )
+
+
+def _words(goal: str, wanted: float | None, tried: Sequence[Tried]) -> str:
+    """Return the goal, and each cluster that was tried with tokens/s of a GPU."""
+    what = "cheapest per token" if goal == "cost" else "fewest GPUs"
+    reached = f" with {wanted:,.0f} tokens/s" if wanted is not None else ""
+    shapes = ", ".join(
+        one.hardware.rpartition(":")[2]
+        + (f" {one.tokens_per_s / one.gpus:,.0f}" if one.tokens_per_s is not None else " none")
+        for one in tried
+    )
+    return f"{what}{reached}; tokens/s per GPU of what was tried: {shapes}"

@@ -1,0 +1,111 @@
+"""Ways out where no launch fits: what would make one fit, and what it trains then.
+
+Each is searched as the question was, over a number of launches and not of seconds, so that the
+answer is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from autopar.errors import InputError
+from autopar.records import dataclass, replace
+from search.engines.space import EngineSpace
+from search.planning.space import next_batch
+from search.planning.uniform.answer import Question, joined_gpus, target_of
+from search.planning.uniform.obstacle import obstacle
+
+if TYPE_CHECKING:
+    from search.planning.uniform.solve import Solution
+
+_LAYERS = 2000
+"""Of launches of one trainer whose memory is counted, together: most often the first one fits."""
+_ENOUGH = 4
+"""Ways out that are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change with which a launch fits, and the fastest one then."""
+
+    words: str
+    """Options that say it."""
+    engine: EngineSpace
+    solution: Solution
+    host_bytes: float
+    """Of the host, which each GPU takes at least."""
+    world: int
+    """GPUs that it has."""
+
+
+def remedies(question: Question) -> tuple[Remedy, ...]:
+    """Return what would make a launch fit, cheapest first: what changes least of the training.
+
+    Another batch, moments of fewer bits, states on the host, adapters, adapters beside 4 bits, more
+    machines. Only what fits is returned, with the first trainer of the question that has it.
+    """
+    found: list[Remedy] = []
+    for words, asked in _changes(question):
+        remedy = _found(words, asked)
+        if remedy is not None:
+            found.append(remedy)
+        if len(found) == _ENOUGH:
+            break
+    return tuple(found)
+
+
+def _changes(question: Question) -> Iterator[tuple[str, Question]]:
+    """Yield options that change a question, and the question then."""
+    training = question.job.training
+    batches = question.job.global_batches
+    batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
+    if batch is not None:
+        job = replace(question.job, global_batches=(batch,))
+        yield f"--global-batch-size {batch}", replace(question, job=job)
+    if training.offload:
+        # where the device has room for the states and the host has none
+        off = replace(question.job, training=replace(training, offload=0.0))
+        yield "--offload-optimizer 0", replace(question, job=off)
+    for other in (
+        replace(training, optimizer="adam-bf16"),
+        replace(training, optimizer="adam8bit"),
+        replace(training, offload=1.0),
+        replace(training, lora_rank=training.lora_rank or 32),
+        replace(training, lora_rank=training.lora_rank or 32, lora_base="nf4"),
+    ):
+        if other != training:
+            yield other.words, replace(question, job=replace(question.job, training=other))
+    for factor in (2, 4, 8, 16):
+        nodes = factor * question.num_nodes
+        world, domain = joined_gpus(question.card, nodes, question.gpus_per_node)
+        job = replace(question.job, world=world, domain=domain)
+        if all(batch % factor == 0 for batch in job.global_batches):
+            words = f"--hardware {question.card.name}:{nodes}x{question.gpus_per_node}"
+            yield words, replace(question, job=job, num_nodes=nodes)
+
+
+def _found(words: str, asked: Question) -> Remedy | None:
+    """Return the fastest launch of the first trainer that has one."""
+    from search.planning.uniform.solve import Uniform
+
+    counts = max(1, _LAYERS // asked.spec.num_layers)
+    for engine in asked.engines:
+        if obstacle(engine, asked.job, asked.fixed) is not None:
+            continue
+        try:
+            solved = Uniform(engine, asked.job, target_of(asked, engine)).solve(
+                asked.fixed, counts=counts, seconds=asked.seconds, grace_s=0.0
+            )
+        except InputError:
+            continue  # the change is of what it does not have
+        for solution in solved.solutions:
+            host = solution.assessment.host_bytes
+            return Remedy(
+                words=words,
+                engine=engine,
+                solution=solution,
+                host_bytes=host,
+                world=asked.job.world,
+            )
+    return None

@@ -1,0 +1,1 @@
+"""Options and inputs of a question: command line, keywords, files and their defaults."""

@@ -1,0 +1,352 @@
+"""One degree of a plan is one option: `--tp 2 --cp 8 --ep 8 --vpp 2 --zero 1 --recompute mlp`.
+
+Each takes one value or several, of which the fastest is taken. A search over launches
+(`search.planning.uniform`) keeps to all of them; for plans whose layers differ the single values
+that they have become rules, as if typed with `--pin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from autopar.command.fields import option, rows_of, validate
+from autopar.errors import OptionError, did_you_mean
+from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
+from autopar.records import dataclass
+from autopar.training.offload import OFFLOADED
+from search.engines.choice import (
+    FULL,
+    MODULES,
+    NONE,
+    PRECISIONS,
+    BaseName,
+    Fixed,
+    OptimizerName,
+    Precision,
+    Training,
+)
+
+_DEGREES = "Degrees"
+_TRAINING = "Fine-tuning"
+_MOST = 1 << 24
+
+
+def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return what reads a list of words, `any` for all of them; raises OptionError."""
+
+    def read(text: str) -> tuple[str, ...]:
+        found = [word.strip().lower() for word in text.split(",")]
+        for word in found:
+            if word not in (*known, "any"):
+                hint = did_you_mean(word, (*known, "any"), 0.5)
+                raise OptionError(
+                    f"--{name}: expected any or some of {', '.join(known)}, got {word!r:.60}{hint}"
+                )
+        return tuple(known) if "any" in found else tuple(dict.fromkeys(found))
+
+    return read
+
+
+def _schedules(text: str) -> tuple[Schedule, ...]:
+    """Return the schedules of a list of names, torch's or short ones; raises OptionError."""
+    found: list[Schedule] = []
+    for item in text.split(","):
+        word = item.strip().lower()
+        if word == "any":
+            return tuple(SCHEDULES)
+        schedule = _SCHEDULES.get(word) or schedule_named(word)
+        if schedule is None:
+            hint = did_you_mean(word, (*_SCHEDULES, *TORCH_NAMES.values()), 0.5)
+            raise OptionError(
+                f"--schedule: expected any or some of {', '.join(_SCHEDULES)}, or torchtitan's "
+                f"names of them, got {item.strip()!r:.60}{hint}"
+            )
+        found.append(schedule)
+    return tuple(dict.fromkeys(found))
+
+
+_SCHEDULES = {short: name for name, short in SHORT_NAMES.items()}
+
+
+def _recomputations(text: str) -> tuple[str, ...]:
+    """Return the words of a list such as `none,core_attn+mlp,block 4`; raises OptionError."""
+    found = []
+    for item in text.split(","):
+        words = " ".join(item.strip().lower().replace("-", "_").split())
+        kind, _, number = words.partition(" ")
+        modules = words.split("+")
+        if words in (NONE, FULL, "op") or set(modules) <= set(MODULES):
+            found.append("+".join(sorted(modules)))
+        elif kind == "block" and number.isascii() and number.isdigit() and 0 < int(number) < _MOST:
+            found.append(f"block {int(number)}")
+        else:
+            hint = did_you_mean(words, (NONE, FULL, "op", *MODULES), 0.5)
+            raise OptionError(
+                f"--recompute: expected none, full, op, block N, or modules joined by + "
+                f"({', '.join(MODULES)}), got {item!r:.60}{hint}"
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def _offloads(text: str) -> tuple[str, ...]:
+    """Return the words of a list such as `none,core_attn+moe_act`; of `any` none at all.
+
+    Raises OptionError.
+    """
+    found = []
+    for item in text.split(","):
+        words = "".join(item.strip().lower().replace("-", "_").split())
+        modules = words.split("+")
+        if words == "any":
+            return ()
+        if words != NONE and not set(modules) <= set(OFFLOADED):
+            hint = did_you_mean(words, (NONE, "any", *OFFLOADED), 0.5)
+            raise OptionError(
+                f"--offload-activations: expected none, any, or modules joined by + "
+                f"({', '.join(OFFLOADED)}), got {item!r:.60}{hint}"
+            )
+        if "attn_proj" in modules and "core_attn" not in modules:
+            raise OptionError(
+                "--offload-activations: attn_proj goes together with core_attn alone; give "
+                f"{'+'.join(sorted({*modules, 'core_attn'}))}"
+            )
+        found.append("+".join(sorted({*modules})))
+    return tuple(dict.fromkeys(found))
+
+
+def _degree(help: str, **how: Any) -> Any:
+    return option(None, help=help, panel=_DEGREES, low=1, high=_MOST, **how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DegreeOptions:
+    """Degrees and settings that plans have to have; None: any."""
+
+    tp: tuple[int, ...] | None = _degree(
+        "tensor degree, or some to choose from: 2,4",
+        brief="fix a degree, or some: 2,4; others: --help degrees",
+        most_used=True,
+    )
+    cp: tuple[int, ...] | None = _degree("context degree")
+    ep: tuple[int, ...] | None = _degree("expert degree")
+    etp: tuple[int, ...] | None = _degree("tensor degree of experts")
+    pp: tuple[int, ...] | None = _degree("pipeline stages")
+    vpp: tuple[int, ...] | None = _degree("chunks of layers of a stage (virtual pipeline)")
+    schedule: tuple[str, ...] | None = option(
+        None,
+        help=f"of a pipeline: {', '.join(SHORT_NAMES.values())}, or torchtitan's names",
+        panel=_DEGREES,
+        shown="any",
+        parse=_schedules,
+    )
+    dp: tuple[int, ...] | None = _degree("data degree")
+    zero: tuple[int, ...] | None = option(
+        None, help="ZeRO stage, 0 to 3", panel=_DEGREES, low=0, high=3
+    )
+    dp_replicate: tuple[int, ...] | None = _degree(
+        "copies of what is sharded (HSDP; instances of a distributed optimizer)"
+    )
+    micro_batch_size: tuple[int, ...] | None = _degree("sequences of a micro-batch on a data rank")
+    recompute: tuple[str, ...] | None = option(
+        None,
+        help="none, full, op, block N, or modules: core_attn+mlp",
+        brief="none, full, or parts: core_attn+mlp",
+        panel=_DEGREES,
+        most_used=True,
+        parse=_recomputations,
+    )
+    offload_activations: tuple[str, ...] | None = option(
+        None,
+        help="to the host: none, modules such as core_attn+moe_act, or any",
+        panel=_DEGREES,
+        shown="any",
+        parse=_offloads,
+    )
+    precision: tuple[str, ...] | None = option(
+        None,
+        brief="bf16, fp8, fp8-blockwise, mxfp8, nvfp4, fp16, any",
+        help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, any; or fp16, fp32",
+        panel=_DEGREES,
+        most_used=True,
+        shown="bf16",
+        parse=_words("precision", PRECISIONS),
+    )
+    dispatcher: tuple[str, ...] | None = option(
+        None,
+        help="of tokens to experts: alltoall, flex (DeepEP), or any",
+        panel=_DEGREES,
+        shown="any",
+        parse=_words("dispatcher", ("alltoall", "flex")),
+    )
+    compile: bool | None = option(
+        None,
+        help="each layer by torch.compile, as torchtitan can",
+        panel=_DEGREES,
+        shown="whichever is faster",
+    )
+    moe_overlap: bool | None = option(
+        None,
+        help="exchanges of experts run beside another micro-batch",
+        panel=_DEGREES,
+        shown="either",
+    )
+    moe_skew: float | None = option(
+        None,
+        help="tokens of the busiest expert rank over the mean",
+        panel=_DEGREES,
+        shown="1, even routing",
+        low=1.0,
+        high=1000.0,
+    )
+
+    lora: int | None = option(
+        None,
+        help="rank of adapters (LoRA); all else is frozen",
+        panel=_TRAINING,
+        low=1,
+        high=1 << 16,
+        shown="all weights are trained",
+    )
+    lora_base: BaseName | None = option(
+        None, help="of the frozen weights; nf4 is QLoRA", panel=_TRAINING, shown="bf16"
+    )
+    optimizer: OptimizerName | None = option(
+        None, help="moments of 32, 16 or 8 bits", panel=_TRAINING, shown="adam"
+    )
+    offload_optimizer: float | None = option(
+        None,
+        help="share of its states on the host",
+        panel=_TRAINING,
+        low=0.0,
+        high=1.0,
+        shown="0",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.lora_base is not None and self.lora is None:
+            raise OptionError("--lora-base: is of the weights beside adapters; give --lora, too")
+
+    @property
+    def any_given(self) -> bool:
+        """Whether somebody fixed something."""
+        return any(getattr(self, row.field) is not None for row in rows_of(type(self)))
+
+
+def fixed_of(options: DegreeOptions) -> Fixed:
+    """Return what a search over launches has to keep to."""
+    return Fixed(
+        tp=options.tp,
+        cp=options.cp,
+        ep=options.ep,
+        etp=options.etp,
+        pp=options.pp,
+        vpp=options.vpp,
+        schedule=cast(Any, options.schedule),
+        dp=options.dp,
+        zero=options.zero,
+        dp_replicate=options.dp_replicate,
+        micro_batch=options.micro_batch_size,
+        recompute=options.recompute,
+        offload=options.offload_activations or None,
+        precision=cast(tuple[Precision, ...], options.precision or ("bf16",)),
+        compiled=options.compile,
+        dispatcher=cast(Any, options.dispatcher),
+        overlap_experts=options.moe_overlap,
+    )
+
+
+def training_of(options: DegreeOptions) -> Training:
+    """Return what is trained and how."""
+    return Training(
+        lora_rank=options.lora,
+        lora_base=options.lora_base or "bf16",
+        optimizer=options.optimizer or "adam",
+        offload=options.offload_optimizer or 0.0,
+    )
+
+
+def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
+    """Return fields of `SearchOptions` that say the same of plans whose layers may differ.
+
+    why : what made it such plans, where another option did. Raises OptionError with what such
+    plans do not have.
+    """
+    remedy = "give --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
+    if why:
+        # what a model is cannot be left out
+        remedy = "leave one of both out" if why.startswith("--") else "leave it out"
+    lone: dict[str, Any] = {}
+    for row in rows_of(DegreeOptions):
+        value = getattr(options, row.field)
+        if value is None:
+            continue
+        if isinstance(value, tuple):
+            if len(value) > 1:
+                raise OptionError(
+                    f"--{row.name}: plans whose layers differ take one value here{_beside(why)}; "
+                    f"take one, or {remedy}"
+                )
+            lone[row.name] = value[0]
+        else:
+            lone[row.name] = value
+    rules: list[str] = []
+    changes: dict[str, object] = {}
+    for name in ("tp", "pp"):
+        if name in lone:
+            rules.append(f"{name}={lone.pop(name)}")
+    if "cp" in lone:
+        degree = lone.pop("cp")
+        rules.append(f"cp={degree}")
+        changes["max_cp_deg"] = degree
+    if lone.get("recompute") in (NONE, FULL):
+        rules.append(f"ckpt={int(lone.pop('recompute') == FULL)}")
+    if "zero" in lone:
+        zero = lone.pop("zero")
+        rules.append(f"zero3={int(zero == 3)}")
+        if zero < 3:
+            changes["default_dp_type"] = ("ddp", "zero1", "zero2")[zero]
+    # what says nothing new
+    for name, plain in (
+        ("ep", 1),
+        ("vpp", 1),
+        ("dp-replicate", 1),
+        ("offload-activations", NONE),
+        ("precision", "bf16"),
+        ("optimizer", "adam"),
+    ):
+        if lone.get(name) == plain:
+            del lone[name]
+    if lone:
+        name, value = next(iter(lone.items()))
+        raise OptionError(
+            f"--{name}: {value} is of launches of one trainer, not of plans whose layers may "
+            f"differ{_beside(why)}; {remedy}"
+        )
+    if rules:
+        changes["pin"] = (",".join(rules),)
+    return changes
+
+
+def _beside(why: str) -> str:
+    return f", and {why}" if why else ""
+
+
+_OF_TRAINING = ("fp16", "fp32")
+"""Precisions that are of all of training, not of products beside 16-bit weights."""
+
+
+def with_training_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
+    """Return options where `--precision fp16` is what it means, `--mixed-precision fp16`."""
+    asked = raw.get("precision")
+    if not isinstance(asked, str) or asked.lower() not in _OF_TRAINING:
+        return raw
+    known = raw.get("mixed-precision", asked)
+    if known != asked:
+        raise OptionError(
+            f"--precision: {asked} contradicts --mixed-precision {known}; leave one out"
+        )
+    return {
+        "mixed-precision" if name == "precision" else name: value for name, value in raw.items()
+    }

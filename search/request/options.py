@@ -1,0 +1,380 @@
+"""SearchOptions: every choice a user can make about a search, in base units, validated once.
+
+The command line, the Python interface and the plan file all speak this one record: its fields are
+the options of `autopar-search`, with their help. `OutputSpec` says what is done with a result.
+Where inputs lie is no choice of a search: that is `request.InputSpec`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Literal
+
+from autopar.command.fields import json_option, option, validate
+from autopar.errors import OptionError
+from autopar.records import dataclass
+from autopar.units import GIB
+
+if TYPE_CHECKING:
+    from autopar.documents.calibration import Calibration
+
+Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
+"""What runs plans, by the name of the module of `search.engines` that hands them over."""
+EngineChoice = Literal[
+    "any", "none", "galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"
+]
+"""An engine, each of them in turn, or plans whatever runs them."""
+ProfileMode = Literal["static", "batch", "sequence", "hybrid"]
+
+_IN, _MEM, _SPACE, _COST, _OUT = (
+    "Inputs",
+    "Memory and batch",
+    "Search space",
+    "Cost model",
+    "Solver and output",
+)
+SPACE_PANEL = _SPACE
+LARGEST_MEMORY_GIB = 4096
+"""Of one device; more was typed in MiB."""
+LARGEST_BATCH = 1 << 24
+"""Samples; far above any step that is trained, and what candidates are counted for in seconds."""
+MOST_BATCHES = 10_000
+"""Global batches of one search."""
+
+
+def _in_mib(number: float) -> str:
+    return (
+        f"{number:.12g} GiB is more than any GPU has; are MiB meant? then it is {number / 1024:.4g}"
+    )
+
+
+PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
+"""Headings of the options of a search, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Options of one search; the defaults are those documented for `autopar-search`."""
+
+    # memory
+    memory_constraint_bytes: float = option(
+        24 * 2.0**30,
+        name="memory-constraint",
+        help="memory of one GPU, GiB",
+        brief="of one GPU, GiB [all of the GPU's]",
+        panel=_MEM,
+        shown="the GPU's where known, else 24",
+        above=0,
+        high=LARGEST_MEMORY_GIB,
+        too_high=_in_mib,
+        scale=GIB,
+        most_used=True,
+    )
+    oom_risk: float = option(
+        0.01,
+        help="odds of running out of memory that still fit",
+        panel=_MEM,
+        # of less nothing measured speaks
+        low=1e-5,
+        high=0.5,
+    )
+    reserve_fraction: float | None = option(
+        None,
+        name="reserve",
+        help="allocator overhead as a share of what is allocated",
+        panel=_MEM,
+        shown="that of --oom-risk",
+        low=0,
+        high=1,
+    )
+    """reserved = allocated * (1 + reserve_fraction) + context_bytes."""
+    context_bytes: float = option(
+        2.0**30,
+        name="context-gib",
+        help="device context, GiB per GPU",
+        panel=_MEM,
+        low=0,
+        high=1 << 20,
+        scale=GIB,
+    )
+    # batch
+    min_bsz: int = option(
+        8, help="smallest global batch of a range", panel=_MEM, low=1, high=LARGEST_BATCH
+    )
+    max_bsz: int = option(
+        8, help="largest global batch of a range", panel=_MEM, low=1, high=LARGEST_BATCH
+    )
+    bsz_scale: int = option(8, help="step between batches", panel=_MEM, low=1, high=LARGEST_BATCH)
+    settle_bsz: int | None = option(
+        None,
+        name="global-batch-size",
+        also="settle-bsz",
+        help="samples of a step, on all GPUs together",
+        panel=_MEM,
+        low=1,
+        high=LARGEST_BATCH,
+        off=-1,
+        most_used=True,
+    )
+    settle_chunk: int | None = option(
+        None,
+        name="micro-batches",
+        also="settle-chunk",
+        help="micro-batches of a step",
+        panel=_MEM,
+        low=1,
+        high=LARGEST_BATCH,
+        off=-1,
+    )
+    # space
+    search_space: Literal["full", "3d", "dp+tp", "dp+pp", "dp", "sdp", "tp", "pp"] = option(
+        "full", help="dimensions to combine", panel=_SPACE
+    )
+    sp_space: Literal["tp", "sp", "tp+sp"] = option(
+        "tp", help="tensor parallelism, Ulysses, or either per layer", panel=_SPACE
+    )
+    disable_dp: bool = option(False, help="leave out data parallelism", panel=_SPACE)
+    disable_tp: bool = option(False, help="leave out tensor parallelism", panel=_SPACE)
+    disable_vtp: bool = option(False, help="leave out vocabulary parallelism", panel=_SPACE)
+    disable_sp: bool = option(False, help="leave out Ulysses sequence parallelism", panel=_SPACE)
+    disable_cp: bool = option(False, help="leave out context parallelism", panel=_SPACE)
+    disable_pp: bool = option(False, help="leave out pipeline parallelism", panel=_SPACE)
+    disable_sdp: bool = option(False, help="leave out ZeRO-3", panel=_SPACE)
+    disable_ckpt: bool = option(False, help="leave out activation checkpointing", panel=_SPACE)
+    disable_tp_consec: bool = option(False, help="leave out strided tensor groups", panel=_SPACE)
+    disable_embedding_lmhead_tp: bool = option(
+        False, help="leave out tensor parallelism of embedding and head", panel=_SPACE
+    )
+    disable_embedding_lmhead_sp: bool = option(
+        False, help="leave out Ulysses for embedding and head", panel=_SPACE
+    )
+    strided_tp: bool = option(False, help="also try strided tensor groups", panel=_SPACE)
+    max_tp_deg: int = option(8, help="largest tensor degree", panel=_SPACE, low=1)
+    max_pp_deg: int | None = option(None, help="most stages", panel=_SPACE, low=1, shown="no limit")
+    """None: as many stages as layers and ranks allow."""
+    max_sp_deg: int = option(8, help="largest Ulysses degree", panel=_SPACE, low=1)
+    max_cp_deg: int | None = option(
+        None,
+        help="largest context degree",
+        panel=_SPACE,
+        low=1,
+        shown="tokens / 1024 with --search-space full, else 1",
+    )
+    """None: as many as give every rank `planning.space.TOKENS_OF_RANK` tokens of a sample."""
+    fine_grained_mode: bool = option(
+        True, help="a strategy per layer (1) or one for all (0)", panel=_SPACE, shown="1"
+    )
+    """False: one strategy for all layers."""
+    pipeline_type: Literal["1f1b", "gpipe"] = option(
+        "1f1b",
+        help="schedule",
+        panel=_SPACE,
+        choices={"pipedream_flush": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe"},
+    )
+    default_dp_type: Literal["ddp", "zero1", "zero2", "any"] = option(
+        "ddp", help="what a layer without ZeRO-3 does", panel=_SPACE
+    )
+    pp_division: tuple[int, ...] | None = option(
+        None, help="layers of every stage, e.g. 9,7,8,8", panel=_SPACE, low=1
+    )
+    pin: tuple[str, ...] = option(
+        (),
+        help="rule to keep, e.g. 'layers 0-3:tp=4'; repeats",
+        panel=_SPACE,
+        metavar="RULE",
+    )
+    """Rules such as `layers 0-3:tp=4`, `stage 0:ckpt=0`, `tp=2`, `pp=4`, `vtp=2`."""
+    forbid: tuple[str, ...] = option(
+        (), help="rule to rule out, same grammar; repeats", panel=_SPACE, metavar="RULE"
+    )
+    # model of cost
+    time_profile_mode: ProfileMode = option(
+        "static",
+        help="how time grows with the batch",
+        panel=_COST,
+        shown="static; batch for estimates",
+    )
+    memory_profile_mode: Literal["static", "sequence"] = option(
+        "static",
+        help="how memory grows with the sequence",
+        panel=_COST,
+        # Memory has no batch mode: it is per sample already.
+        choices={"static": "static", "batch": "static", "sequence": "sequence"},
+    )
+    mixed_precision: Literal["bf16", "fp16", "fp32"] = option(
+        "bf16", help="training precision", panel=_COST
+    )
+    fp32_gradients: bool = option(
+        True, help="gradients are summed in fp32, as most engines do", panel=_COST
+    )
+    memory_of: Engine | None = option(
+        None,
+        help="engine whose bytes are counted",
+        panel=_COST,
+        shown="that of --engine; else fp32 masters",
+    )
+    """Whose weights, gradients, optimizer states and buckets, of Megatron-LM layers and head too;
+    None: 16-bit weights, their fp32 masters and gradients, and the layers of the memory file."""
+    sequence_parallel: bool = option(True, help="Megatron sequence parallelism", panel=_COST)
+    """Of tensor-parallel layers."""
+    global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)
+    async_grad_reduce: bool = option(True, help="reduce gradients once per step", panel=_COST)
+    cp_kind: Literal["ring", "all-gather", "a2a"] = option(
+        "ring",
+        help="how context ranks exchange keys and values, or heads (a2a, launches)",
+        panel=_COST,
+        shown="ring; of launches ring or a2a",
+    )
+    """Beside attention or before it. Ulysses, which exchanges heads, is a kind of `tp`, and may
+    stand inside either; launches, which have one degree for it, call it a2a."""
+    tp_overlap: bool = option(
+        True,
+        help="tensor communication hides in backward",
+        panel=_COST,
+        shown="on; of launches either",
+    )
+    column_parallel_share: float = option(
+        0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1
+    )
+    """Share of the backward FLOP (overlap windows)."""
+    extrapolate: bool = option(
+        False, help="use the profile far outside what was measured", panel=_IN
+    )
+    calibration: Calibration | None = None
+    """Factors on times and bytes, from plans that ran (`--calibration`)."""
+    # solver
+    top: int = option(5, help="alternatives to report", panel=_OUT, low=0, high=1000)
+    time_limit_s: float | None = option(
+        None,
+        name="time-limit",
+        help="seconds after which the best found is returned",
+        panel=_OUT,
+        above=0,
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        # its class is imported where there is one to look at
+        if self.calibration is not None:
+            from autopar.documents.calibration import Calibration
+
+            if not isinstance(self.calibration, Calibration):
+                raise OptionError(
+                    "--calibration: expected a path or what read_calibration returns, "
+                    f"got {self.calibration!r:.60}"
+                )
+        if self.min_bsz > self.max_bsz:
+            raise OptionError(f"--min-bsz: {self.min_bsz} exceeds --max-bsz {self.max_bsz}")
+        if (self.max_bsz - self.min_bsz) // self.bsz_scale >= MOST_BATCHES:
+            raise OptionError(
+                f"--bsz-scale: {self.min_bsz} to {self.max_bsz} by {self.bsz_scale} are more than "
+                f"{MOST_BATCHES} global batches; take a larger step or a smaller range"
+            )
+
+
+class Shares:
+    """Seconds of a limit of time for searches one after the other: each has its part of the rest.
+
+    What one leaves is for those behind it.
+    """
+
+    def __init__(self, seconds: float | None, number: int) -> None:
+        self._until = None if seconds is None else time.perf_counter() + seconds
+        self._left = number
+
+    def following(self) -> float | None:
+        """Return the seconds of the next search; None: there is no limit."""
+        number, self._left = max(self._left, 1), self._left - 1
+        if self._until is None:
+            return None
+        return max(self._until - time.perf_counter(), 0.0) / number
+
+
+def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:
+    """Return the options that shape an answer; a limit of time does not."""
+    # all values are plain but the calibration, which is a document
+    record: dict[str, object] = {row.name: getattr(options, row.name) for row in fields(options)}
+    if options.calibration is not None:
+        record["calibration"] = asdict(options.calibration)
+    record["memory_constraint_bytes"] = memory_bytes
+    # how it is searched, not what: the same answer has to give the same bytes
+    del record["time_limit_s"]
+    if options.calibration is None:  # plan files of questions without one do not name it
+        del record["calibration"]
+    return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSpec:
+    """What to do with a result."""
+
+    frontier: bool = option(False, help="best throughput by memory budget", panel=_OUT)
+    plot_path: str | None = option(
+        None,
+        name="plot",
+        help="draw the frontier as a picture, .png or .svg (extra: plot)",
+        panel=_OUT,
+        metavar="FILE",
+    )
+    evaluate: str | None = option(
+        None,
+        help="price this plan or strategy file instead of searching",
+        panel=_OUT,
+        metavar="FILE",
+        brief="price this plan instead of searching",
+        most_used=True,
+    )
+    json_path: str | None = json_option(
+        _OUT, name="json", brief="write the answer as JSON, or print it", most_used=True
+    )
+    config_path: str | None = option(
+        "configs",
+        name="output-config-path",
+        help="strategy file or its folder; `none` writes nothing",
+        panel=_OUT,
+        metavar="DIR",
+        brief="where plans go, none writes none [configs]",
+    )
+    """None writes nothing."""
+    verbose: bool = option(
+        False, help="all of the report: stages, terms, alternatives, inputs", panel=_OUT
+    )
+    goal: Literal["throughput", "cost", "fewest-gpus"] = option(
+        "throughput",
+        help="fastest; cheapest per token, or smallest, of --hardware and its smaller clusters",
+        brief="throughput, cost, or fewest-gpus [throughput]",
+        panel=_OUT,
+        most_used=True,
+    )
+    tokens_per_s: float | None = option(
+        None,
+        name="tokens-per-s",
+        help="of all GPUs together, that --goal cost or fewest-gpus has to reach",
+        panel=_OUT,
+        above=0,
+        high=1e12,
+    )
+    price: float | None = option(
+        None,
+        help="dollars of a GPU-hour: says what a billion tokens cost",
+        panel=_OUT,
+        above=0,
+        high=1e6,
+    )
+    html_path: str | None = option(
+        None,
+        name="html",
+        help="write a page with pictures of the answer (docs/pictures.md)",
+        brief="write a page with pictures of the answer",
+        panel=_OUT,
+        metavar="FILE",
+        most_used=True,
+    )
+    trace_path: str | None = option(
+        None,
+        name="trace",
+        help="write the predicted step as a trace for Perfetto; .gz compresses",
+        panel=_OUT,
+        metavar="FILE",
+    )

@@ -1,0 +1,430 @@
+"""Measured files that lie where the profilers write by default, for questions that name none.
+
+`torchrun -m profiler.hardware` and `profile-model` write without `--out` into folders below the
+one where they run (`autopar.documents.catalog`); a search that runs there plans with what it finds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from autopar.documents.catalog import (
+    ALLREDUCE_FILES,
+    HARDWARE_FOLDER,
+    find_card,
+    find_model,
+    hardware_folders,
+    hardware_names,
+    is_shipped_folder,
+    model_file_name,
+    model_folder,
+    model_folders,
+    site_files,
+)
+from autopar.errors import InputError, OptionError
+from autopar.records import dataclass
+from autopar.run.model import ModelSpec
+
+if TYPE_CHECKING:
+    from autopar.rates.card import Card
+    from autopar.rates.site import Site
+
+_CARD = re.compile(r".+:[^/\\]*")
+"""What is meant as CARD:NxG, well formed or not."""
+_PRECISIONS = ("bf16", "fp16", "fp32")
+_MEASURE_HARDWARE = "torchrun -m profiler.hardware"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Folders that stand in for inputs that nobody named; None where nothing was found."""
+
+    hardware: str | None = None
+    times: str | None = None
+    memory: str | None = None
+    """Together with `times`."""
+    unused: tuple[str, ...] = ()
+    """What lies there and is not planned with, and why, in sentences."""
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Option name -> folder."""
+        found = {
+            "hardware": self.hardware,
+            "time-profiling-path": self.times,
+            "memory-profiling-path": self.memory,
+        }
+        return {option: folder for option, folder in found.items() if folder is not None}
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What stands in for what, and what was left alone, for stderr."""
+        lines = []
+        if self.hardware is not None:
+            lines.append(
+                f"no --hardware given, planning with the hardware of {self.hardware}; --hardware "
+                "CARD:NxG estimates instead"
+            )
+        if self.times is not None:
+            lines.append(
+                f"no --time-profiling-path given, planning with {self._profile}; --hardware "
+                "CARD:NxG estimates instead"
+            )
+        return (*lines, *self.unused)
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        """The same as options that were not given."""
+        lines = []
+        if self.hardware is not None:
+            lines.append(f"--hardware {self.hardware} (hardware of {self.hardware})")
+        if self.times is not None:
+            lines.append(
+                f"--time-profiling-path {self.times} --memory-profiling-path {self.memory} "
+                f"({self._profile})"
+            )
+        return tuple(lines)
+
+    @property
+    def _profile(self) -> str:
+        if self.times == self.memory:
+            return f"times and memory of {self.times}"
+        return f"times of {self.times} and memory of {self.memory}"
+
+
+def find_places(
+    spec: Callable[[], ModelSpec],
+    precision: str,
+    *,
+    card: str | None,
+    has_hardware: bool,
+    has_profile: bool,
+    has_shape: bool,
+) -> Places:
+    """Return what lies in the default folders and stands in for what is not named.
+
+    Measured files are taken for the model and the cluster, or for neither: a measured model on an
+    estimated device is planned only where both are named.
+
+    Parameters
+    ----------
+    spec : makes the model; called where its files matter.
+    card : the hardware as CARD:NxG where that is named, which asks for estimates.
+    has_hardware : a card, a folder or a file of hardware is named.
+    has_profile : times or memory of the model are named.
+    has_shape : a number of nodes or GPUs is named, which chooses among measured clusters.
+
+    Raises
+    ------
+    OptionError: files of several devices are there, of others than the cluster's, or what belongs
+        to measured times is missing.
+    """
+    hardware = () if has_hardware else hardware_folders()
+    if has_profile:
+        return Places(hardware=_only("--hardware", "files of a cluster", hardware))
+    if not hardware and not Path("models").is_dir():
+        return Places()
+    model = spec()
+    times, other_times = _own(model, "computation", precision)
+    memory, other_memory = _own(model, "memory", precision)
+    if card is not None:
+        return Places(unused=tuple(_beside_a_card(model, card, times)))
+    if times:
+        if not memory:
+            raise OptionError(
+                f"--memory-profiling-path: is missing; {times[0]} has times of {model.name} and "
+                f"{model_folder(model.name)} no memory, which profile-model --profile-type memory "
+                "counts"
+            )
+        if not has_hardware and not hardware:
+            raise OptionError(
+                f"--hardware: is missing; {times[0]} has measured times of {model.name}, and "
+                f"{HARDWARE_FOLDER} no cluster: {_MEASURE_HARDWARE} measures it, and --hardware "
+                "CARD:NxG such as a100-80gb:1x8 estimates both"
+            )
+        if len(hardware) == 1:
+            times = _of_the_device(times, model, precision, hardware[0])
+        return Places(
+            hardware=_only("--hardware", "files of a cluster", hardware),
+            times=_only("--time-profiling-path", f"times of {model.name}", times),
+            memory=_only("--memory-profiling-path", f"memory of {model.name}", memory),
+        )
+    others = dict.fromkeys((*other_times, *other_memory))
+    unused = [
+        f"what {folder} has is not used: it was measured of {model.name} with other sizes"
+        for folder in others
+        if not is_shipped_folder(folder)
+    ]
+    unused += [*_other_precisions(model, precision), *_lonely_memory(model, memory)]
+    if hardware and has_shape:
+        # a shape of it is asked for: what is missing is the model, and that is said
+        return Places(
+            hardware=_only("--hardware", "files of a cluster", hardware), unused=tuple(unused)
+        )
+    if hardware:
+        unused.append(
+            f"the hardware of {hardware[0]} is not used: no times of {model.name} in {precision} "
+            f"lie in {model_folder(model.name)}, where profile-model writes them"
+        )
+    return Places(unused=tuple(unused))
+
+
+def _own(
+    model: ModelSpec, kind: Literal["computation", "memory"], precision: str
+) -> tuple[list[Path], list[Path]]:
+    """Return the folders with a file of a model, and those whose sidecar says other sizes.
+
+    File names say hidden size and heads alone; files without a sidecar are taken at their word.
+    """
+    from autopar.documents.sidecar import describe_model, read_sidecar  # heavy for a help
+
+    found: tuple[list[Path], list[Path]] = ([], [])
+    for folder in model_folders(kind, precision, model):
+        said = {
+            run.metadata.get("model")
+            for path in folder.glob(model_file_name(kind, precision, model))
+            if (sidecar := read_sidecar(path)) is not None
+            for run in sidecar.runs
+        } - {None}
+        # digests alone: what a model is called changes nothing of it
+        digest = describe_model(model).rpartition(" ")[2]
+        known = all(layer.ffn_hidden_size is not None for layer in model.layers)
+        other = (
+            known and bool(said) and digest not in {str(text).rpartition(" ")[2] for text in said}
+        )
+        found[other].append(folder)
+    return found
+
+
+def _of_the_device(
+    times: Sequence[Path], model: ModelSpec, precision: str, hardware: Path
+) -> list[Path]:
+    """Return the folders of times that were measured on the device of a cluster.
+
+    Files that say no device are taken at their word. Raises OptionError where all say another one.
+    """
+    here = _devices(hardware, ALLREDUCE_FILES)
+    file = model_file_name("computation", precision, model)
+    there = {folder: _devices(folder, file) for folder in times}
+    left = [folder for folder, devices in there.items() if not (devices and here) or devices & here]
+    if not left:
+        folder, devices = next(iter(there.items()))
+        raise OptionError(
+            f"--hardware: is missing; times of {folder} were measured on {min(devices)} and the "
+            f"cluster of {hardware} is of {min(here)}; name both folders to plan with them"
+        )
+    return left
+
+
+def _devices(folder: Path, pattern: str) -> set[str]:
+    """Return the devices that sidecars of files say, none where nobody does."""
+    from autopar.documents.sidecar import read_sidecar
+
+    found = [read_sidecar(path) for path in sorted(folder.glob(pattern))]
+    runs = [run for sidecar in found if sidecar is not None for run in sidecar.runs]
+    return {str(run.metadata["device"]) for run in runs if run.metadata.get("device")}
+
+
+def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:
+    """Return the one folder there is, None without any; raise OptionError for several."""
+    if len(folders) > 1:
+        listed = " and ".join(str(folder) for folder in folders)
+        raise OptionError(f"{option}: is missing, and {what} lie in {listed}; name one of them")
+    return str(folders[0]) if folders else None
+
+
+def _beside_a_card(model: ModelSpec, card: str, times: Sequence[Path]) -> list[str]:
+    """Return a sentence on measured times that a card was preferred to."""
+    return [
+        f"times of {folder} are not used beside --hardware {card}, which estimates {model.name}; "
+        f"name them with --time-profiling-path and --memory-profiling-path"
+        for folder in times[:1]
+    ]
+
+
+def _other_precisions(model: ModelSpec, precision: str) -> list[str]:
+    """Return a sentence on times that were measured in another precision only."""
+    found = [
+        (other, folder)
+        for other in _PRECISIONS
+        if other != precision
+        for folder in model_folders("computation", other, model)
+    ]
+    return [
+        f"times of {folder} are not used: they are in {other}, and --mixed-precision is {precision}"
+        for other, folder in found[:1]
+    ]
+
+
+def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
+    """Return a sentence on memory that somebody counted without taking times."""
+    own = [folder for folder in memory if not is_shipped_folder(folder)]
+    return [
+        f"memory of {folder} is not used: no times of {model.name} lie beside it, and "
+        f"profile-model --profile-type computation takes them"
+        for folder in own[:1]
+    ]
+
+
+def find_site_of(
+    card: str, num_nodes: int, gpus_per_node: int
+) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the site file of a cluster in the default folder, and what is said of such files.
+
+    One is taken that was measured with this card on as many machines of as many GPUs; of the same
+    card on others it is only said. Raises OptionError where several are of the cluster.
+    """
+    from autopar.rates.card import load_card
+    from autopar.rates.site import load_site
+
+    wanted = load_card(card)
+    found, says = [], []
+    for path in site_files():
+        try:
+            site = load_site(str(path))
+        except InputError as error:
+            says.append(f"what {path} has is not used: {error}")
+            continue
+        # of other devices there is nothing to say, nor of figures over no card
+        if site.card is None or not _is_of(site, wanted):
+            continue
+        measured = (site.num_nodes, site.gpus_per_node)
+        why = "its figures are no machine's" if not site.known else ""
+        if measured != (num_nodes, gpus_per_node):
+            why = f"it was measured on {site.num_nodes} x {site.gpus_per_node} GPUs"
+        if why:
+            says.append(f"what {path} has is not used: {why}; --site {path} takes it all the same")
+        else:
+            found.append(path)
+    if len(found) > 1:
+        listed = " and ".join(map(str, found))
+        raise OptionError(
+            f"--site: is missing, and {listed} are of {num_nodes} x {gpus_per_node} {wanted.name}; "
+            "name one of them, or --site none"
+        )
+    if not found:
+        return None, tuple(says)
+    line = (
+        f"no --site given, estimating with what {found[0]} measured of this cluster; --site none "
+        "leaves it out"
+    )
+    return found[0], (line, *says)
+
+
+def _is_of(site: Site, card: Card) -> bool:
+    try:
+        site.require_card(card)
+    except InputError:
+        return False
+    return True
+
+
+def named_card(hardware: str | None) -> str | None:
+    """Return the hardware where it is meant as CARD:NxG; a folder may have a colon in its name."""
+    is_card = hardware is not None and _CARD.fullmatch(hardware) and not Path(hardware).is_dir()
+    return hardware if is_card else None
+
+
+def card_shape(
+    hardware: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
+) -> tuple[str, int, int]:
+    """Return card, machines and GPUs of each of hardware that is CARD:NxG.
+
+    Raises OptionError where one of the numbers was given and says otherwise.
+    """
+    from autopar.rates import parse_hardware
+
+    card, nodes, gpus = parse_hardware(hardware)
+    for name, given, implied in (
+        ("--nodes", num_nodes, nodes),
+        ("--gpus-per-node", gpus_per_node, gpus),
+        ("--gpus", world_size, nodes * gpus),
+    ):
+        if given is not None and given != implied:
+            raise OptionError(f"{name}: {given} contradicts --hardware {hardware} ({implied})")
+    return card, nodes, gpus
+
+
+def is_bare_card(hardware: str) -> bool:
+    """Return whether hardware is the name of a card without a shape, and no measured cluster."""
+    if named_card(hardware) or Path(hardware).exists() or hardware in hardware_names():
+        return False
+    try:
+        find_card(hardware)
+    except InputError:
+        return False
+    return True
+
+
+def card_with_shape(
+    card: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
+) -> str:
+    """Return `CARD:NxG` of a card and numbers that were given beside it.
+
+    Nodes are as large as the card's, unless their size is said. Raises OptionError where the
+    numbers do not say a shape.
+    """
+    from autopar.rates.card import load_card
+
+    most = load_card(card).max_gpus_per_node
+    per_node = gpus_per_node or min(most, world_size or most)
+    if num_nodes is None and gpus_per_node is None and world_size is None:
+        raise OptionError(
+            f"--hardware: {card} is a card, of how many GPUs? give {card}:8x{most} for 8 nodes of "
+            f"{most} GPUs, or --gpus 64 beside it"
+        )
+    if world_size is None:
+        return f"{card}:{num_nodes or 1}x{per_node}"
+    if num_nodes is not None and gpus_per_node is None:
+        per_node = world_size // num_nodes
+    nodes = num_nodes or world_size // max(per_node, 1)
+    if nodes * per_node != world_size:
+        raise OptionError(
+            f"--gpus: {nodes} nodes of {per_node} are {nodes * per_node} GPUs, not {world_size}; "
+            f"give --hardware {card}:NxG, or other --nodes and --gpus-per-node"
+        )
+    return f"{card}:{nodes}x{per_node}"
+
+
+def is_measured_only(name: str) -> bool:
+    """Return whether a name is that of a folder of measured files, and of no model described."""
+    try:
+        find_model(name)
+    except InputError:
+        return model_folder(name).is_dir()
+    return False
+
+
+def measured_shape(
+    nodes: int | None,
+    gpus: int | None,
+    world: int | None,
+    shapes: Sequence[tuple[int, int]] = (),
+) -> tuple[int, int]:
+    """Return (nodes, GPUs per node): the one shape that the given sizes leave, else from them.
+
+    Of three sizes any two say the third; without them it is 1 x 8. Raises OptionError where they
+    contradict each other.
+    """
+    left = [
+        shape
+        for shape in shapes
+        if nodes in (None, shape[0]) and gpus in (None, shape[1])
+        if world in (None, shape[0] * shape[1])
+    ]
+    if len(left) == 1:
+        return left[0]
+    if world is None:
+        return nodes or 1, gpus or 8
+    if gpus is None:
+        gpus = world // nodes if nodes is not None else min(world, 8)
+    if nodes is None:
+        nodes = world // gpus if gpus else 0
+    if nodes * gpus != world:
+        raise OptionError(
+            f"--gpus: --nodes({nodes}) * --gpus-per-node({gpus}) = {nodes * gpus} != {world}"
+        )
+    return nodes, gpus

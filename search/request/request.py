@@ -1,0 +1,772 @@
+"""One question as it is asked: options as a typed request, names as documents, defaults filled.
+
+Nothing is priced or searched here, and nothing printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from autopar.command.fields import make, option, read_values, rows_of, validate, written
+from autopar.command.options import Command, own_names
+from autopar.documents.catalog import DEFAULT_MODEL, located_options, require_inputs
+from autopar.errors import DocumentError, OptionError
+from autopar.records import dataclass
+from autopar.units import GIB
+from search.request.degrees import DegreeOptions, with_training_precision
+from search.request.options import PANELS, EngineChoice, OutputSpec, ProfileMode, SearchOptions
+from search.request.profiles import (
+    Places,
+    card_shape,
+    card_with_shape,
+    find_places,
+    is_bare_card,
+    is_measured_only,
+    measured_shape,
+    named_card,
+)
+
+if TYPE_CHECKING:
+    from autopar.documents.plan import PlanDocument
+    from autopar.rates.measured import HardwareProfile
+    from autopar.rates.site import Site
+    from autopar.run.model import ModelProfile, ModelSpec
+    from autopar.sources import Source
+
+# --------------------------------------------------------------------------------------------------
+# Finds and loads what a search rests on: model, profile and hardware, measured or estimated.
+
+
+DEFAULT_HARDWARE = "a100-80gb:1x8"
+"""What is planned when no input is named: from the complete set of files that is shipped, or, when
+an option asks for another shape of it, estimated anew."""
+_SHIPPED_HARDWARE = "a100-80gb_1x8"
+
+_IN = "Inputs"
+_Value = TypeVar("_Value")
+Once = Callable[[object, Callable[[], Any]], Any]
+"""Makes what several questions have in common, once: key, what makes it -> what is made."""
+_OF_CLUSTERS = ("hardware", "num_nodes", "num_gpus_per_node", "world_size")
+_OF_MODELS = (
+    *("model", "num_layers", "seq_length", "hidden_size", "num_heads", "num_kv_heads"),
+    *("head_dim", "ffn_hidden_size", "vocab_size", "make_vocab_size_divisible_by"),
+)
+"""Fields of `InputSpec` that say nothing of the other profile, the card apart."""
+_MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """Where the profiles are, as named on the command line; None is not given."""
+
+    model: str | None = option(
+        None,
+        help="shipped name, config.json of a model, or a model spec file",
+        panel=_IN,
+        metavar="NAME",
+        brief="a name of `autopar models`, or a config.json",
+        most_used=True,
+    )
+    hardware: str | None = option(
+        None,
+        help="CARD:NxG (estimated), shipped name, or a folder of files",
+        panel=_IN,
+        metavar="CARD:NxG",
+        brief="h100:8x8 is 8 nodes of 8; or measured files",
+        most_used=True,
+    )
+    num_nodes: int | None = option(
+        None,
+        name="nodes",
+        also="num-nodes",
+        help="machines",
+        panel=_IN,
+        shown="1",
+        low=1,
+        high=1 << 20,
+    )
+    num_gpus_per_node: int | None = option(
+        None,
+        name="gpus-per-node",
+        also="num-gpus-per-node",
+        help="GPUs of a machine",
+        panel=_IN,
+        shown="8",
+        low=1,
+        high=4096,
+    )
+    world_size: int | None = option(
+        None,
+        name="gpus",
+        also="world-size",
+        help="GPUs in all, nodes x GPUs per node",
+        panel=_IN,
+        low=1,
+        high=1 << 24,
+    )
+    memory_profiling_path: str | None = option(
+        None, help="memory file of the model, or its folder", panel=_IN
+    )
+    time_profiling_path: str | None = option(
+        None, help="computation file of the model, or its folder", panel=_IN
+    )
+    allreduce_bandwidth_config_path: str | None = option(
+        None, help="all-reduce bandwidths, or their folder", panel=_IN
+    )
+    p2p_bandwidth_config_path: str | None = option(
+        None, help="point-to-point bandwidths, or folder", panel=_IN
+    )
+    overlap_coe_path: str | None = option(
+        None, help="overlap coefficient, or its folder", panel=_IN
+    )
+    sp_time_path: str | None = option(
+        None, help="collective times (for tp+sp), or their folder", panel=_IN
+    )
+    bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
+        None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
+    )
+    parameter_bytes: Literal[2, 4] | None = option(
+        None, help="bytes per parameter behind parameter_size", panel=_IN, shown="4"
+    )
+    num_layers: tuple[int, ...] | None = option(
+        None, help="layers of every layer type", panel=_IN, low=1, high=1 << 16
+    )
+    seq_length: tuple[int, ...] | None = option(
+        None,
+        help="tokens per sample, by layer type",
+        panel=_IN,
+        low=1,
+        high=1 << 28,
+        most_used=True,
+    )
+    hidden_size: tuple[int, ...] | None = option(
+        None, help="hidden size, by layer type", panel=_IN, low=1, high=1 << 24
+    )
+    num_heads: int | None = option(None, help="attention heads", panel=_IN, low=1, high=1 << 20)
+    num_kv_heads: int | None = option(
+        None, help="key-value heads; else in proportion", panel=_IN, low=1, high=1 << 20
+    )
+    head_dim: int | None = option(
+        None, help="width of a head; else hidden size / heads", panel=_IN, low=1, high=1 << 20
+    )
+    ffn_hidden_size: int | None = option(
+        None, help="width of the MLP; else in proportion", panel=_IN, low=1, high=1 << 24
+    )
+    vocab_size: int | None = option(
+        None, help="words of the vocabulary", panel=_IN, low=1, high=1 << 28
+    )
+    make_vocab_size_divisible_by: int | None = option(
+        None, help="padding of the vocabulary per vtp", panel=_IN, low=1, high=1 << 24
+    )
+    stack: str | None = option(
+        None,
+        help="trainer whose software times are of (`autopar stacks`)",
+        panel=_IN,
+        shown="torchtitan-eager",
+    )
+    site: str | None = option(
+        None,
+        help="probed cluster that estimates are of (`autopar sites`), or `none`",
+        panel=_IN,
+    )
+    calibration: str | None = option(
+        None, help="factors on times and memory, from autopar-verify", panel="Cost model", place=1
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def uses_default_model(self) -> bool:
+        """True when neither a model nor a profile of one is named."""
+        return not (self.model or self.memory_profiling_path or self.time_profiling_path)
+
+    @property
+    def uses_default_hardware(self) -> bool:
+        """True when neither hardware nor a hardware file is named."""
+        return not (self.hardware or any(path for _, path in self.hardware_paths))
+
+    @property
+    def hardware_paths(self) -> tuple[tuple[str, str | None], ...]:
+        """(option, path) of every documented hardware file."""
+        return (
+            ("--allreduce-bandwidth-config-path", self.allreduce_bandwidth_config_path),
+            ("--p2p-bandwidth-config-path", self.p2p_bandwidth_config_path),
+            ("--overlap-coe-path", self.overlap_coe_path),
+            ("--sp-time-path", self.sp_time_path),
+        )
+
+
+def load_inputs(
+    inputs: InputSpec, options: SearchOptions
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    """Return (spec, profile, hardware) of a request.
+
+    Raises
+    ------
+    InputError
+        When an input is missing, unusable, or contradicts another; OptionError names the option.
+    """
+    return load_placed(with_places(inputs, options)[0], options)
+
+
+def load_placed(
+    inputs: InputSpec, options: SearchOptions, once: Once = lambda key, make: make()
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    """Return the same of the inputs that `with_places` returned; errors as `load_inputs`.
+
+    once : returns what its second argument makes, or what it made for an equal first one.
+    """
+    from autopar import rates as estimate
+
+    if _is_shipped(inputs, options):
+        return _shipped(options)
+    of_cluster = replace(inputs, **dict.fromkeys(_OF_MODELS))
+    hardware, card = once(("hardware", of_cluster), lambda: _hardware(inputs))
+    if inputs.site is not None and card is None:
+        raise OptionError(
+            "--site: the hardware is measured and --site is of estimates; leave it out, or give "
+            "--hardware CARD:NxG"
+        )
+    if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
+        _require_all_to_all(inputs, options, hardware)
+    of_model = replace(inputs, **dict.fromkeys(_OF_CLUSTERS))
+    key = ("model", of_model, card, options.mixed_precision, options.sequence_parallel)
+    spec, profile = once(key, lambda: _model(inputs, options, card))
+    profile, hardware = _with_stack(profile, hardware, inputs, card)
+    if card is None or inputs.time_profiling_path is not None:
+        notes = estimate.check_rates(profile, spec, hardware)
+        profile = replace(profile, notes=(*profile.notes, *notes))
+    return spec, profile, hardware
+
+
+def _with_stack(
+    profile: ModelProfile, hardware: HardwareProfile, inputs: InputSpec, card: str | None
+) -> tuple[ModelProfile, HardwareProfile]:
+    """Return the documents with the trainer's software among their sources, and how it is known.
+
+    Sidecars of files may name it; raises OptionError where --stack names another.
+    """
+    from autopar import sources as known
+
+    how = known.NAMED_BY_DEFAULT if inputs.stack is None else known.NAMED_BY_OPTION
+    of_files = [] if inputs.time_profiling_path is None else [profile.sources]
+    of_files += [hardware.sources] if card is None else []
+    asked = None
+    if inputs.stack is not None:
+        from autopar.rates.stack import load_stack
+
+        asked = load_stack(inputs.stack)
+    named = [name for sources in of_files for name in known.stacks_of(sources)]
+    if asked is not None and (others := [name for name in named if name != asked.name]):
+        raise OptionError(
+            f"--stack: {asked.name} contradicts the sidecars of the files, which name {others[0]}; "
+            "leave it out"
+        )
+    if card is not None and of_files and asked is None:
+        from autopar.documents.catalog import stack_names
+
+        named = [name for name in known.stacks_of(profile.sources) if name in stack_names()]
+        if len(named) == 1:
+            hardware, how = _hardware(replace(inputs, stack=named[0]))[0], known.NAMED_BY_FILES
+
+    def sources_of(sources: tuple[Source, ...], *, read: bool) -> tuple[Source, ...]:
+        if not read:
+            return known.with_stack_named_by(sources, how)
+        if asked is None or known.stacks_of(sources):
+            return sources
+        return (*sources, replace(asked.source, estimated=False, notes=(known.NAMED_BY_OPTION,)))
+
+    read = inputs.time_profiling_path is not None
+    return (
+        replace(profile, sources=sources_of(profile.sources, read=read)),
+        replace(hardware, sources=sources_of(hardware.sources, read=card is None)),
+    )
+
+
+def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:
+    """Return the inputs with measured files of the default folders, and which they are."""
+    places = find_places(
+        lambda: model_spec(inputs),
+        options.mixed_precision,
+        card=named_card(inputs.hardware),
+        has_hardware=not inputs.uses_default_hardware,
+        has_profile=bool(inputs.time_profiling_path or inputs.memory_profiling_path),
+        has_shape=bool(inputs.num_nodes or inputs.num_gpus_per_node or inputs.world_size),
+    )
+    found: dict[str, Any] = {name.replace("-", "_"): path for name, path in places.named.items()}
+    if places.times is not None and inputs.uses_default_model:
+        found["model"] = DEFAULT_MODEL
+    return dataclasses.replace(inputs, **found), places
+
+
+def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
+    """Return whether the request names no input and nothing that the shipped files do not hold."""
+    # the defaults may be named too: a plan file of ours names them when it is explained
+    named = dataclasses.replace(
+        inputs,
+        model=None if inputs.model == DEFAULT_MODEL else inputs.model,
+        hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
+        calibration=None,  # it changes what is made of the files, not which
+    )
+    # the shipped times are those of bf16
+    return named == InputSpec() and options.mixed_precision == "bf16"
+
+
+def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    from autopar.documents import catalog
+    from autopar.documents.hardware import read_hardware_dir
+    from autopar.documents.model import read_model_profile
+    from autopar.documents.spec import load_spec
+
+    spec = load_spec(DEFAULT_MODEL)
+    folder = catalog.find_model(DEFAULT_MODEL).parent / "configs"
+    profile = read_model_profile(
+        computation=folder,
+        memory=folder,
+        spec=spec,
+        sequence_parallel=options.sequence_parallel,
+        precision=options.mixed_precision,
+    )
+    hardware = read_hardware_dir(
+        catalog.find_hardware(_SHIPPED_HARDWARE), num_nodes=1, gpus_per_node=8
+    )
+    return spec, profile, hardware
+
+
+def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
+    """Return the hardware and, where it is estimated, the name of its device card."""
+    from autopar import rates as estimate
+    from autopar.rates.stack import DEFAULT_STACK, load_stack
+
+    name = inputs.hardware
+    if inputs.uses_default_hardware:
+        # a default device would say nothing of times that were measured on another
+        if inputs.time_profiling_path or inputs.memory_profiling_path:
+            raise OptionError(
+                "--hardware: is missing; a measured model needs CARD:NxG such as a100-80gb:1x8, a "
+                "folder of hardware files, or --allreduce-bandwidth-config-path"
+            )
+        name = DEFAULT_HARDWARE
+    asked = named_card(name)
+    given = [option for option, path in inputs.hardware_paths if path]
+    if asked is not None and given:
+        raise OptionError(
+            f"--hardware: {asked} is estimated as a whole and {given[0]} names a measured file; "
+            "give --nodes and --gpus-per-node instead of CARD:NxG"
+        )
+    if asked is None:
+        return measured_hardware(inputs, name), None
+    card, num_nodes, gpus_per_node = card_shape(
+        asked, inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
+    )
+    hardware = estimate.estimate_hardware(
+        card,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        stack=load_stack(inputs.stack or DEFAULT_STACK),
+        site=_site(inputs),
+    )
+    return hardware, card
+
+
+def _site(inputs: InputSpec) -> Site | None:
+    from autopar.rates.site import load_site
+
+    return None if inputs.site is None else load_site(inputs.site)
+
+
+def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
+    """Return the hardware of documented files; `name` is a folder or a shipped set, else paths."""
+    from autopar.documents import catalog
+    from autopar.documents.hardware import hardware_file_name, read_hardware
+
+    folder: Path | None = None
+    if name is not None:
+        folder = Path(name) if Path(name).is_dir() else catalog.find_hardware(name)
+    given = {option: Path(path) for option, path in inputs.hardware_paths if path is not None}
+    if folder is None:
+        # Files that are not named are looked for beside the first that is.
+        first = next(iter(given.values()))
+        folder = first if first.is_dir() else first.parent
+    num_nodes, gpus_per_node = measured_shape(
+        inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size, _shapes_of(folder, inputs)
+    )
+    sp_time = given.get("--sp-time-path")
+    if sp_time is None:
+        # collective times are optional, so those beside the other files are taken if they are there
+        beside = folder / hardware_file_name("sp_time", num_nodes, gpus_per_node)
+        sp_time = beside if beside.is_file() else None
+    return read_hardware(
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        allreduce=given.get("--allreduce-bandwidth-config-path", folder),
+        p2p=given.get("--p2p-bandwidth-config-path", folder),
+        overlap=given.get("--overlap-coe-path", folder),
+        sp_time=sp_time,
+        bandwidth_unit=inputs.bandwidth_unit,
+    )
+
+
+def _shapes_of(folder: Path, inputs: InputSpec) -> tuple[tuple[int, int], ...]:
+    """Return (nodes, GPUs per node) of the all-reduce files that may be meant.
+
+    The file that is named, if its name says a shape; else those of the folder.
+    """
+    from autopar.documents.hardware import hardware_shapes, shape_of_name
+
+    named = inputs.allreduce_bandwidth_config_path
+    if named is not None and not Path(named).is_dir():
+        shape = shape_of_name(Path(named).name)
+        return (shape,) if shape is not None else ()
+    return hardware_shapes(folder) if folder.is_dir() else ()
+
+
+def _require_all_to_all(
+    inputs: InputSpec, options: SearchOptions, hardware: HardwareProfile
+) -> None:
+    if any(operation == "all2all" for operation, _ in hardware.curves):
+        return
+    where = inputs.sp_time_path or "--sp-time-path is not given"
+    raise OptionError(
+        f"--sp-space {options.sp_space}: needs measured all-to-all times and there are none "
+        f"({where}); {_MAKE_TIMES}"
+    )
+
+
+def _model(
+    inputs: InputSpec, options: SearchOptions, card: str | None
+) -> tuple[ModelSpec, ModelProfile]:
+    from autopar import rates as estimate
+    from autopar.documents.model import read_model_profile, with_shipped_memory
+
+    computation, memory = inputs.time_profiling_path, inputs.memory_profiling_path
+    if (computation is None) != (memory is None):
+        missing = "--time-profiling-path" if computation is None else "--memory-profiling-path"
+        raise OptionError(f"{missing}: is missing; the two files of a profile belong together")
+    spec = model_spec(inputs)
+    if computation is not None and memory is not None:
+        profile = read_model_profile(
+            computation=Path(computation),
+            memory=Path(memory),
+            spec=spec,
+            sequence_parallel=options.sequence_parallel,
+            precision=options.mixed_precision,
+            parameter_bytes=inputs.parameter_bytes,
+        )
+        return spec, profile
+    if card is None:
+        raise OptionError(
+            f"--model {spec.name}: has no measured profile here; give --time-profiling-path and "
+            "--memory-profiling-path, or --hardware CARD:NxG to estimate both"
+        )
+    profile = estimate.estimate_model(
+        spec,
+        card,
+        precision=options.mixed_precision,
+        sequence_parallel=options.sequence_parallel,
+        stack=inputs.stack,
+        site=_site(inputs),
+    )
+    return spec, with_shipped_memory(profile, spec, inputs.model or DEFAULT_MODEL)
+
+
+def model_spec(inputs: InputSpec) -> ModelSpec:
+    """Return the architecture that the options describe; errors as `load_inputs`."""
+    from autopar.documents.spec import bare_spec, load_spec, resized
+
+    name = inputs.model or (DEFAULT_MODEL if inputs.uses_default_model else None)
+    widths = {
+        key: getattr(inputs, key)
+        for key in ("num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
+    }
+    sized = None not in (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
+    # files of Galvatron lie in models/NAME/configs, and the options say the sizes
+    if name is not None and not (sized and is_measured_only(name)):
+        spec = load_spec(
+            name,
+            num_layers=inputs.num_layers,
+            seq_length=inputs.seq_length,
+            hidden_size=inputs.hidden_size,
+            **widths,
+        )
+    else:
+        sizes = {
+            "--num-layers": inputs.num_layers,
+            "--seq-length": inputs.seq_length,
+            "--hidden-size": inputs.hidden_size,
+        }
+        missing = [option for option, value in sizes.items() if value is None]
+        if missing:
+            raise OptionError(
+                f"{missing[0]}: is missing, the files do not say it; give it, or --model"
+            )
+        spec = bare_spec(
+            num_layers=inputs.num_layers or (),
+            seq_length=inputs.seq_length or (),
+            hidden_size=inputs.hidden_size or (),
+            name=name or "custom",
+        )
+        layers = tuple(resized(layer, **widths) for layer in spec.layers)
+        spec = dataclasses.replace(spec, layers=layers)
+    changes: dict[str, int] = {}
+    if inputs.vocab_size is not None:
+        changes["vocab_size"] = inputs.vocab_size
+    if inputs.make_vocab_size_divisible_by is not None:
+        changes["make_vocab_size_divisible_by"] = inputs.make_vocab_size_divisible_by
+    return dataclasses.replace(spec, **changes) if changes else spec  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a plan file of ours says about the question that it answers.
+
+
+def stored_request(
+    path: str,
+    document: PlanDocument,
+    typed: Collection[str] = (),
+    notice: Callable[[str], None] | None = None,
+) -> dict[str, object]:
+    """Return the options that a plan file of ours was made with, empty for other files.
+
+    Inputs that are not below the current folder are looked for beside the plan file.
+
+    typed : options that are given anew.
+    notice : takes a sentence on each input that was found beside the plan file.
+    """
+    known = {row.name: row.kind for row in ROWS}
+    kinds = {"flag": bool, "switch": bool, "texts": list}
+    # files of earlier releases have the names of their time
+    document = document.model_copy(update={"request": own_names(document.request, ROWS)})
+    for name, value in document.request.items():
+        if name not in known or not isinstance(value, kinds.get(known[name], str)):
+            raise DocumentError(
+                path,
+                f"holds the option {name!r} with the unusable value {value!r:.60}",
+                key="request",
+                remedy="write the plan again with autopar-search",
+            )
+    return located_request(path, document.request, typed, notice)
+
+
+def located_request(
+    path: Path | str,
+    request: Mapping[str, _Value],
+    typed: Collection[str] = (),
+    notice: Callable[[str], None] | None = None,
+) -> dict[str, _Value | str]:
+    """Return the options of a file of ours with paths from here; parameters as `stored_request`.
+
+    Raises DocumentError where a file of the question is not on this machine.
+    """
+    found, notes = located_options(request, path, typed)
+    require_inputs(found, path, typed)
+    if notice is not None:
+        for note in notes:
+            notice(note)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Defaults that the inputs suggest, where somebody has not chosen.
+
+
+_NOMINAL = 1.02
+"""A card's round name over its memory."""
+BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "global-batch-size"})
+"""Options that say which global batches are searched."""
+
+
+def check_memory(options: SearchOptions, given: Collection[str], hardware: HardwareProfile) -> None:
+    """Raise OptionError where somebody asks for more memory than a device has."""
+    asked, memory = options.memory_constraint_bytes, hardware.memory_bytes
+    # cards are called by rounded sizes: an 80GB card says 79.65 GiB
+    if "memory-constraint" in given and memory is not None and asked > _NOMINAL * memory:
+        raise OptionError(
+            f"--memory-constraint: {asked / GIB:.4g} GiB is more than the {memory / GIB:.4g} GiB "
+            f"of {hardware.name}; leave it out to use all of it"
+        )
+
+
+def fill_options(
+    options: SearchOptions,
+    given: Collection[str],
+    profile: ModelProfile,
+    hardware: HardwareProfile,
+) -> tuple[SearchOptions, tuple[str, ...]]:
+    """Return the options with defaults that the inputs suggest, and one line per default used.
+
+    Parameters
+    ----------
+    given : names of the options that somebody chose, with hyphens; they are never changed.
+    """
+    lines = []
+    if "memory-constraint" not in given:
+        memory = hardware.memory_bytes
+        if memory is not None:
+            options = dataclasses.replace(options, memory_constraint_bytes=float(memory))
+        why = "the GPU's memory is unknown" if memory is None else f"all memory of {hardware.name}"
+        lines.append(f"--memory-constraint {options.memory_constraint_bytes / GIB:.4g} ({why})")
+    if not BATCH_OPTIONS & set(given):
+        lines.append(
+            f"--global-batch-size {options.max_bsz} (one global batch; --min-bsz and --max-bsz let "
+            "the planner choose)"
+        )
+    if "default-dp-type" not in given:
+        lines.append(
+            f"--default-dp-type {options.default_dp_type} (`zero1` and `zero2` shard optimizer "
+            "states, `any` tries all)"
+        )
+    if not {"profile-mode", "time-profile-mode"} & set(given):
+        # Estimated times exist for several batches and contain a launch cost, which the
+        # documented default, a time proportional to the batch, would spread over the samples.
+        several = profile.estimated and _several_batches(profile)
+        if several:
+            options = dataclasses.replace(options, time_profile_mode="batch")
+        why = "a launch cost plus a cost per sample" if several else "time proportional to batch"
+        lines.append(f"--time-profile-mode {options.time_profile_mode} ({why})")
+    return options, tuple(lines)
+
+
+def _several_batches(profile: ModelProfile) -> bool:
+    """Return whether every time in the profile was taken at more than one batch size."""
+    batches: dict[tuple[object, ...], set[int]] = {}
+    for k, layer in enumerate(profile.layers):
+        for point in layer.times:
+            batches.setdefault((k, point.seq_length), set()).add(point.batch)
+    for other in profile.other_times:
+        # a launch cost takes two batches at every length
+        batches.setdefault(other.seq_lengths, set()).add(other.batch)
+    return bool(batches) and min(map(len, batches.values())) > 1
+
+
+# --------------------------------------------------------------------------------------------------
+# The options of a search as one typed request.
+
+
+_SPACE, _COST, _ = PANELS[4:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shorthands:
+    """Options that stand for several others, or for a choice among them."""
+
+    engine: EngineChoice | None = option(
+        None,
+        help="only plans that this engine runs as they are (see autopar-export)",
+        brief="megatron, torchtitan, deepspeed, ... or any [any]",
+        panel=_SPACE,
+        shown="any where times are estimated, else none",
+        most_used=True,
+    )
+    profile_mode: ProfileMode | None = option(
+        None, help="both modes below at once", panel=_COST, place=-1
+    )
+
+
+FILLS = (InputSpec, SearchOptions, DegreeOptions, Shorthands, OutputSpec)
+ROWS = Command(name="", intro="", fills=FILLS, panels=PANELS).rows
+"""Every option of a search, in the order of the help and of plan files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One whole command line: where the profiles are, what to search, what to write."""
+
+    inputs: InputSpec
+    options: SearchOptions
+    output: OutputSpec
+    given: Mapping[str, object]
+    """Option name -> value as typed, for all options that shape the result; a plan file keeps
+    them, so that the same question can be asked again."""
+    engine: EngineChoice | None = None
+    """Whose plans alone are wanted; what that means is in `search.planning.best_plan`."""
+    degrees: DegreeOptions = DegreeOptions()
+    found: tuple[str, ...] = ()
+    """Files that lay in a default folder and stand in for options, as lines of what is assumed."""
+
+
+# Options that choose where results go or how fast they come, never what they are; what an engine
+# means is kept in its place.
+_NOT_KEPT = frozenset(
+    {"json", "html", "trace", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
+    | {"plot", "verbose", "price", "goal", "tokens-per-s"}
+)
+
+
+def build_request(raw: Mapping[str, object]) -> Request:
+    """Return the request of a parsed command line.
+
+    Parameters
+    ----------
+    raw : option name (hyphens) -> text, bool, or list of texts; None or absent is not given. Names
+        of earlier releases mean what they are called today.
+
+    Raises
+    ------
+    OptionError
+        When a value is unusable or two options contradict each other.
+    """
+    raw = with_training_precision(own_names(raw, ROWS))
+    values = read_values(ROWS, raw)
+    hardware = values.get("hardware")
+    if hardware is not None and is_bare_card(hardware):
+        shape = card_with_shape(
+            hardware, values.get("nodes"), values.get("gpus-per-node"), values.get("gpus")
+        )
+        values["hardware"] = shape
+        raw = {**raw, "hardware": shape}
+    kept = {name: raw[name] for name in values if name not in _NOT_KEPT}
+    given = {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
+    mode = values.get("profile-mode")
+    if mode is not None:
+        values.setdefault("time-profile-mode", mode)
+        # Memory has no batch mode: it is per sample already.
+        values.setdefault("memory-profile-mode", "sequence" if mode == "sequence" else "static")
+    from search.planning.space import check_batches, parse_rules
+
+    # before the dataclass checks the range: an end that was not given follows the other
+    check_batches(values)
+    if {"reserve", "oom-risk"} <= values.keys():
+        raise OptionError("--oom-risk: not together with --reserve, which says what is kept free")
+    options = make(SearchOptions, values)
+    # here and not in the search: a mistake is found before any input is read
+    parse_rules(options.pin, options.forbid)
+    if values.get("site") == "none":
+        values["site"] = None
+    if values.get("output-config-path") == "none":
+        values["output-config-path"] = None
+    return Request(
+        inputs=make(InputSpec, values),
+        options=options,
+        output=make(OutputSpec, values),
+        given=given,
+        engine=values.get("engine"),
+        degrees=make(DegreeOptions, values),
+    )
+
+
+def extended(request: Request, changes: Mapping[str, Any]) -> Request:
+    """Return a request as if options had been typed too: those that were stay, rules are added to.
+
+    changes : fields of `InputSpec` and `SearchOptions`.
+    """
+    given = dict(request.given)
+    parts: dict[str, Any] = {"inputs": request.inputs, "options": request.options}
+    for part, asked in parts.items():
+        chosen = {}
+        for row in rows_of(type(asked)):
+            if row.field not in changes or (row.kind != "texts" and row.name in given):
+                continue
+            more = changes[row.field]
+            value = (*getattr(asked, row.field), *more) if row.kind == "texts" else more
+            chosen[row.field] = value
+            given[row.name] = written(row, value)
+        parts[part] = replace(asked, **chosen)
+    # in the order of the help, as plan files have them
+    kept = {row.name: given[row.name] for row in ROWS if row.name in given}
+    return replace(request, **parts, given=kept)

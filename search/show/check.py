@@ -1,0 +1,397 @@
+"""Shows a checked launch: what it says, what is wrong, memory, time, and what would be better.
+
+What is shown is found in `search.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.command.console import Console, escape
+from autopar.command.show import (
+    make_table,
+    print_heading,
+    print_item,
+    print_line,
+    print_pair,
+)
+from autopar.pipeline.schedules import SCHEDULES
+from autopar.price.risk import few_runs_of, reserved_interval
+from autopar.price.sharded import recipe_of_launch
+from autopar.rates.accuracy import probability_faster
+from autopar.training.throughput import throughput_entry
+from autopar.units import format_bytes, format_count, format_odds, format_seconds
+from search.show.headline import print_rows, throughput_rows
+
+if TYPE_CHECKING:
+    from autopar.price.account import Account
+    from autopar.run.launch import Launch, TorchTrainer
+    from search.check.assessment import Assessment, Target
+    from search.check.neighbours import Neighbour, Neighbours
+    from search.engines.reader import CheckedFile
+
+_SMALL = 0.005
+"""Share of a peak below which terms are shown in one line."""
+
+
+def show_check(
+    console: Console,
+    file: CheckedFile,
+    target: Target,
+    assessment: Assessment | None,
+    neighbours: Neighbours | None,
+) -> None:
+    """Print everything that is known of a launch."""
+    card = target.machine.card.name
+    # on one line however long, so that the path can be copied
+    title = f"{file.path}: {file.trainer} on {file.world_size} {card}"
+    console.print(escape(title), style="bold", soft_wrap=True)
+    if file.launch is not None:
+        print_heading(console, "what it says")
+        for label, text in _understood(file.launch):
+            print_pair(console, label, text)
+    print_heading(console, "findings")
+    if not file.findings:
+        print_line(console, "none")
+    for finding in file.findings:
+        print_item(console, f"{finding.kind}: {finding.text}")
+    if file.harmless:
+        names = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
+        print_line(console, f"no price depends on {names}", style="dim")
+    if assessment is not None:
+        _show_memory(console, file, assessment, target)
+        _show_time(console, assessment, target)
+    if neighbours is not None and assessment is not None:
+        _show_neighbours(console, file, assessment, neighbours, target)
+
+
+def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
+    model = launch.model
+    attention, experts = model.attention, model.experts
+    heads = f"{attention.heads} heads"
+    if attention.latent is not None:
+        heads += " of latent attention"
+    elif attention.groups != attention.heads:
+        heads += f" in {attention.groups} groups"
+    mlp = f"MLP of {model.ffn}{', gated' if model.gated else ''}"
+    yield (
+        "model",
+        (
+            f"{model.num_layers} layers of {model.hidden}, {heads}, {mlp}, "
+            f"{'tied ' if model.tied else ''}vocabulary of {model.vocab}"
+        ),
+    )
+    if experts is not None:
+        number = sum(model.expert_layers)
+        shared = f", {experts.shared_ffn} shared" if experts.shared_ffn else ""
+        yield (
+            "experts",
+            (
+                f"{experts.number} of {experts.ffn} in {format_count(number, 'layer')}, "
+                f"{experts.per_token} per token{shared}, {experts.dispatcher}"
+            ),
+        )
+    yield "degrees", degrees_line(launch)
+    yield (
+        "batch",
+        (
+            f"{launch.global_batch} sequences of {launch.seq} tokens, "
+            f"{format_count(launch.micro_batches, 'micro-batch', 'micro-batches')} of "
+            f"{launch.micro_batch}"
+        ),
+    )
+    recompute, trainer = launch.recompute, launch.trainer
+    again = {
+        "uniform": f"all layers, {recompute.number} at once",
+        "block": f"{format_count(recompute.number, 'layer')} of each chunk",
+        "none": ", ".join(sorted(recompute.modules)) or "nothing",
+    }
+    yield "recomputes", again[recompute.layers] if trainer is None else _again(trainer)
+    precision = launch.precision
+    kind = precision.kind + (f", products in fp8 ({precision.fp8_recipe})" if precision.fp8 else "")
+    gradients: float = precision.gradient_bytes
+    if trainer is not None:
+        gradients = recipe_of_launch(launch).gradients.each_bytes
+    yield "precision", f"{kind}, gradients of {gradients:g} bytes"
+    yield "attention", launch.software.attention
+
+
+def degrees_line(launch: Launch) -> str:
+    """Return the degrees of a launch in one line."""
+    degrees, experts = launch.degrees, launch.model.experts
+    parts = [f"tp {degrees.tp}{', scattered' if degrees.scattered else ''}"]
+    parts += [f"{name} {n}" for name, n in (("cp", degrees.cp), ("ep", degrees.ep)) if n > 1]
+    if experts is not None and degrees.etp > 1:
+        parts.append(f"etp {degrees.etp}")
+    chunks = f" x {degrees.vpp} chunks" if degrees.vpp > 1 else ""
+    # the usual schedules go without saying
+    told = degrees.pipeline not in ("1f1b", "interleaved")
+    under = f" under {SCHEDULES[degrees.pipeline].title}" if told else ""
+    parts += [f"pp {degrees.pp}{chunks}{under}"] if degrees.pp > 1 else []
+    parts.append(f"dp {degrees.dp}{_sharded(launch)}")
+    return ", ".join(parts)
+
+
+def _sharded(launch: Launch) -> str:
+    """Return who shares states, as a part of a sentence."""
+    trainer = launch.trainer
+    if trainer is None:
+        sharding = {"none": "", "distributed": ", distributed optimizer", "fsdp": ", fully sharded"}
+        return sharding[launch.optimizer.sharding]
+    if trainer.keeper == "deepspeed":
+        return f", ZeRO-{trainer.zero}" if trainer.zero else ""
+    copies = f" in {trainer.replicas} replicas" if trainer.replicas > 1 else ""
+    words = {
+        0: "",
+        1: ", sharded, weights kept",
+        2: ", sharded, weights kept",
+        3: ", fully sharded",
+    }
+    return words[trainer.zero] + copies
+
+
+def _again(trainer: TorchTrainer) -> str:
+    """Return what layers of torch compute again."""
+    return {
+        "none": "nothing",
+        "op": "all but attention and every other product",
+        "layers": f"every {trainer.every}. layer" if trainer.every > 1 else "all layers",
+        "full": "all layers",
+    }[trainer.checkpoint]
+
+
+# --------------------------------------------------------------------------------------------------
+# What it needs and takes.
+
+
+def _show_memory(
+    console: Console, file: CheckedFile, assessment: Assessment, target: Target
+) -> None:
+    print_heading(console, "memory of a GPU")
+    table = make_table(
+        "stage", "after a step", "peak", "9 of 10 reserve", "out of memory", spaced=True
+    )
+    for account in _shown(assessment.accounts):
+        low, high = reserved_interval(assessment.launch, account.peak_bytes)
+        table.add_row(
+            str(account.stage),
+            format_bytes(account.states_bytes),
+            format_bytes(account.peak_bytes),
+            f"{format_bytes(low)} to {format_bytes(high)}",
+            format_odds(target.odds(assessment.launch, account.peak_bytes)),
+        )
+    console.print(table)
+    print_line(
+        console,
+        f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL; "
+        + _measured(assessment.launch),
+        style="dim",
+    )
+    seldom = ", ".join(few_runs_of(assessment.launch))
+    if seldom:
+        print_line(console, f"wider than most, as few measured runs have {seldom}", style="dim")
+    show_peak(console, assessment.fullest, file.worded)
+
+
+def show_peak(console: Console, fullest: Account, worded: Callable[[str], str] = str) -> None:
+    """Print the terms of a stage's peak; worded : returns what changes one in a trainer's words."""
+    print_heading(console, f"peak of stage {fullest.stage}")
+    table = make_table("term", "size", "changed by", words_last=True, spaced=True)
+    small = 0
+    for term in sorted(fullest.peak, key=lambda term: -abs(term.num_bytes)):
+        if abs(term.num_bytes) < _SMALL * fullest.peak_bytes:
+            small += term.num_bytes
+        else:
+            table.add_row(
+                escape(term.name), format_bytes(term.num_bytes), escape(worded(term.switch))
+            )
+    if small:
+        table.add_row("others", format_bytes(small), "")
+    console.print(table)
+
+
+def _measured(launch: Launch) -> str:
+    """Return of what the measured peaks are that the interval is made of."""
+    if launch.trainer is None:
+        return "measured runs are of the last stage and the first"
+    return "measured runs are torchtitan's"
+
+
+def _shown(accounts: Sequence[Account]) -> list[Account]:
+    """Return first, last and fullest stage."""
+    fullest = max(accounts, key=lambda account: account.peak_bytes)
+    found = {account.stage: account for account in (accounts[0], fullest, accounts[-1])}
+    return [found[stage] for stage in sorted(found)]
+
+
+def _show_time(console: Console, assessment: Assessment, target: Target) -> None:
+    print_heading(console, "step time")
+    step = assessment.step
+    if step is None:
+        print_line(console, f"not priced: {assessment.untimed}")
+        return
+    stack = target.machine.stack.name
+    print_line(console, f"{format_seconds(step.total_s)} as {stack} runs it")
+    assert assessment.interval_s is not None, "every step has one"
+    low, high = map(format_seconds, assessment.interval_s)
+    print_line(
+        console, f"9 of 10 published runs took {low} to {high} where the estimate was this one"
+    )
+    assert assessment.throughput is not None, "as every step has"
+    print_rows(console, throughput_rows(assessment.throughput))
+    terms = sorted(step.terms_s.items(), key=lambda item: -item[1])
+    shown = [f"{name} {_percent(value / step.total_s)}" for name, value in terms if value > 0]
+    print_line(console, ", ".join(text for text in shown if not text.endswith(" 0.0 %")))
+
+
+def _show_neighbours(
+    console: Console,
+    file: CheckedFile,
+    assessment: Assessment,
+    neighbours: Neighbours,
+    target: Target,
+) -> None:
+    print_heading(console, "better")
+    fits = assessment.fits(target)
+    found = [
+        (name, one)
+        for name, one in (
+            ("one change", neighbours.one),
+            ("two changes", neighbours.two),
+            ("more changes", neighbours.any),
+        )
+        if one is not None
+    ]
+    if not found:
+        what = "faster" if fits else "that fits"
+        print_line(
+            console,
+            f"nothing {what} was found in {neighbours.tried} launches next to this one",
+        )
+        return
+    shown: list[Neighbour] = []
+    for name, one in found:
+        if one in shown:
+            continue
+        shown.append(one)
+        print_line(console, f"{name}: {_gain(assessment, one, fits=fits)}", style="bold")
+        print_line(console, _room(assessment, one))
+        for flag, before, after in one.changes:
+            if before is not None:
+                print_line(console, f"- {file.spelled(flag, before)}")
+            if after is not None:
+                print_line(console, f"+ {file.spelled(flag, after)}")
+
+
+def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
+    after = one.assessment
+    assert after.step is not None, "neighbours have one"
+    text = format_seconds(after.step.total_s)
+    odds = _odds_of_faster(before, after)
+    if before.step is not None and odds is not None:
+        share = after.step.total_s / before.step.total_s - 1.0
+        text += f" ({share * 100:+.1f} %, faster with odds of {format_odds(odds)})"
+    return text if fits else "fits: " + text
+
+
+def _room(before: Assessment, one: Neighbour) -> str:
+    after = one.assessment
+    memory = after.fullest.peak_bytes - before.fullest.peak_bytes
+    sign = "+" if memory >= 0 else "-"
+    return f"peak {sign}{format_bytes(abs(memory))}, out of memory {format_odds(after.odds_of_oom)}"
+
+
+def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
+    """Return the odds that the second is the faster one; None where one has no time."""
+    if before.step is None or after.step is None or before.runs is None:
+        return None
+    return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON.
+
+
+def check_document(
+    file: CheckedFile,
+    target: Target,
+    assessment: Assessment | None,
+    neighbours: Neighbours | None,
+) -> dict[str, Any]:
+    """Return all of it as an object: seconds, bytes, shares."""
+    document: dict[str, Any] = {
+        "file": file.path,
+        "trainer": file.trainer,
+        "num_gpus": file.world_size,
+        "card": target.machine.card.name,
+        "stack": target.machine.stack.name,
+        "understood": dict(_understood(file.launch)) if file.launch is not None else None,
+        "findings": [{"kind": one.kind, "text": one.text} for one in file.findings],
+        "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
+    }
+    if assessment is not None:
+        document |= assessed_entry(assessment, target)
+    if neighbours is not None and assessment is not None:
+        document["neighbours"] = {
+            name: None if one is None else _neighbour(file, one, assessment, target)
+            for name, one in (
+                ("one", neighbours.one),
+                ("two", neighbours.two),
+                ("any", neighbours.any),
+            )
+        }
+        document["neighbours_tried"] = neighbours.tried
+    return document
+
+
+def assessed_entry(
+    assessment: Assessment, target: Target, price: float | None = None
+) -> dict[str, Any]:
+    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
+    step = assessment.step
+    return {
+        "stages": [
+            {
+                "stage": account.stage,
+                "states_bytes": account.states_bytes,
+                "peak_bytes": account.peak_bytes,
+                "reserved_bytes": [
+                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
+                ],
+                "terms_bytes": {term.name: term.num_bytes for term in account.peak},
+            }
+            for account in assessment.accounts
+        ],
+        "capacity_bytes": target.capacity_bytes,
+        "odds_of_oom": assessment.odds_of_oom,
+        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
+        "step_time_s": None if step is None else step.total_s,
+        "step_time_interval_s": None
+        if assessment.interval_s is None
+        else list(assessment.interval_s),
+        "not_priced": assessment.untimed,
+        "terms_s": {} if step is None else dict(step.terms_s),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "mfu": assessment.mfu,
+        "throughput": throughput_entry(assessment.throughput, price) or None,
+    }
+
+
+def _neighbour(
+    file: CheckedFile, one: Neighbour, before: Assessment, target: Target
+) -> dict[str, Any]:
+    odds = _odds_of_faster(before, one.assessment)
+    return {
+        "num_changes": one.knobs,
+        "probability_faster": odds,
+        "arguments": [
+            {"flag": file.spelled(flag, None), "before": before, "after": after}
+            for flag, before, after in one.changes
+        ],
+        **assessed_entry(one.assessment, target),
+    }

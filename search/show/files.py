@@ -1,0 +1,430 @@
+"""Turns results into documents: the object of `--json` and our own plan file.
+
+Nothing here depends on the clock or on where the program runs, so the same inputs give the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autopar import __version__
+from autopar.command.fields import read_values
+from autopar.documents.catalog import (
+    hardware_names,
+    model_names,
+    portable_options,
+    portable_path,
+    published_name,
+)
+from autopar.documents.plan import (
+    AlternativeEntry,
+    EngineEntry,
+    FrontierEntry,
+    InfeasibilityEntry,
+    InputEntry,
+    MemoryEntry,
+    OptionsEntry,
+    PlanDocument,
+    PredictionEntry,
+    ResultDocument,
+    StatisticsEntry,
+    ThroughputEntry,
+    VersionsEntry,
+    document_text,
+    finite,
+    plain,
+    spread_of,
+)
+from autopar.documents.strategy import (
+    galvatron_document,
+    strategy_document,
+    strategy_file_name,
+    unsaid_by_galvatron,
+)
+from autopar.rates.measured import HardwareProfile
+from autopar.run.model import ModelSpec
+from autopar.run.plan import Plan, Prediction, violations
+from autopar.training.throughput import Throughput, throughput_entry
+from autopar.units import GIB
+from search.planning.best_plan import EngineBest
+from search.planning.layered.prediction import Alternative, SearchResult
+from search.request.options import SearchOptions
+from search.request.profiles import named_card
+from search.request.request import ROWS
+
+_NAMED = frozenset(
+    {
+        *("nodes", "gpus-per-node", "gpus", "memory-constraint", "mixed-precision"),
+        *("seq-length", "global-batch-size", "engine", "disable-dp", "disable-tp", "disable-pp"),
+        *("disable-sdp", "disable-ckpt", "disable-tp-consec"),
+    }
+)
+"""Options that the name of a strategy file says."""
+_OF_THE_FILE = frozenset(
+    {
+        *("top", "frontier", "evaluate", "json", "html", "trace"),
+        *("verbose", "price", "goal", "tokens-per-s"),
+    }
+)
+"""Options of what is written, not of the plan."""
+
+# Names of dimensions in the documented file name, by the option that disables them.
+_OFF_NAMES = (
+    ("disable_dp", "dp"),
+    ("disable_tp", "tp"),
+    ("disable_pp", "pp"),
+    ("disable_sdp", "sdp"),
+    ("disable_ckpt", "ckpt"),
+    ("disable_tp_consec", "tpconsec"),
+)
+
+
+def result_document(
+    result: SearchResult,
+    frontier: Sequence[SearchResult] | None = None,
+    engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
+    price: float | None = None,
+) -> ResultDocument:
+    """Return what `--json` prints for a search; `frontier` as `Planner.frontier` returns it.
+
+    engines : each one's own fastest plan, where all were looked at. throughput : of the plan.
+    price : of a GPU-hour.
+    """
+    there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
+    there |= _throughput(throughput, price)
+    if result.infeasibility is not None:
+        there["infeasible"] = InfeasibilityEntry(**plain(result.infeasibility))
+    if frontier is not None:
+        there["frontier"] = frontier_entries(frontier)
+    if engines:
+        there["engines"] = engine_entries(engines)
+    return ResultDocument(
+        **_head(result.status, result.plan, result.prediction),
+        bound_samples_per_s=finite(result.bound_samples_per_s),
+        gap=finite(result.gap),
+        memory=_memory(result.prediction),
+        plan=_strategy(result.plan),
+        alternatives=[_alternative(item) for item in result.alternatives],
+        defaults_used=list(result.defaults_used),
+        search=StatisticsEntry(
+            states=result.stats.states, cpu_s=result.stats.cpu_s, wall_s=result.stats.wall_s
+        ),
+        **there,
+    )
+
+
+def engine_entries(engines: Sequence[EngineBest]) -> list[EngineEntry]:
+    """Return each engine's own best as documents have it."""
+    return [
+        EngineEntry(
+            engine=line.engine,
+            samples_per_s=line.samples_per_s,
+            plan=_strategy(line.plan),
+            launch=None if line.launch is None else dict(line.launch),
+            options=line.options or None,
+            reason=line.reason or None,
+        )
+        for line in engines
+    ]
+
+
+def evaluation_document(
+    plan: Plan,
+    prediction: Prediction,
+    *,
+    defaults: Sequence[str] = (),
+    synthetic: bool = False,
+    estimated: bool = False,
+    options: Mapping[str, object] | None = None,
+    request: Mapping[str, object] | None = None,
+    throughput: Throughput | None = None,
+    price: float | None = None,
+) -> ResultDocument:
+    """Return what `--evaluate --json` prints; `problems` holds the arithmetic.
+
+    `prediction`, `options` and `request` are as in our plan file, so that whoever checks a plan
+    finds in either what was predicted, and of what.
+    """
+    return ResultDocument(
+        **_head("evaluated", plan, prediction),
+        bound_samples_per_s=None,
+        gap=None,
+        memory=_memory(prediction),
+        plan=strategy_document(plan),
+        alternatives=[],
+        defaults_used=list(defaults),
+        search=StatisticsEntry(states=0, cpu_s=0.0, wall_s=0.0),
+        problems=list(prediction.problems),
+        prediction=PredictionEntry.of(plan, prediction),
+        estimated=estimated,
+        options=OptionsEntry(**plain(options or {})),
+        request=_typed(request),
+        **_where_it_applies(prediction, synthetic=synthetic),
+        **_throughput(throughput, price),
+    )
+
+
+def frontier_entries(results: Sequence[SearchResult]) -> list[FrontierEntry]:
+    """Return the frontier as budgets with their throughput and plan."""
+    return [
+        FrontierEntry(
+            memory_constraint_bytes=finite(_budget(result)),
+            samples_per_s=finite(result.prediction.samples_per_s),
+            step_time_s=finite(result.prediction.step_time_s),
+            plan=strategy_document(result.plan),
+        )
+        for result in results
+        if result.plan is not None and result.prediction is not None
+    ]
+
+
+def plan_document(
+    result: SearchResult,
+    *,
+    request: Mapping[str, object] | None = None,
+    engine: str | None = None,
+    engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
+    path: Path | None = None,
+) -> PlanDocument:
+    """Return our own plan file of a result.
+
+    Parameters
+    ----------
+    request : options as typed, so that `autopar-explain` can ask the same question again.
+    engine : whose plans were searched, which the options of the request stand for.
+    engines : each one's own fastest, where several were looked at.
+    throughput : of the plan.
+    path : where it will lie, of which its own paths are told.
+    """
+    sources = [
+        replace(source, path=portable_path(source.path, path)) if path is not None else source
+        for source in result.sources
+    ]
+    plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
+    searched = {} if engine is None else {"engine": engine}
+    # a search of one engine has no such key
+    there: dict[str, Any] = {"engines": engine_entries(engines)} if engines else {}
+    there |= _throughput(throughput, None)
+    return PlanDocument(
+        plan=_strategy(plan),
+        **_head(result.status, plan, prediction),
+        bound_samples_per_s=finite(result.bound_samples_per_s),
+        gap=finite(result.gap),
+        prediction=None
+        if plan is None or prediction is None
+        else PredictionEntry.of(plan, prediction),
+        alternatives=[_alternative(item) for item in result.alternatives],
+        infeasibility=None if infeasibility is None else InfeasibilityEntry(**plain(infeasibility)),
+        defaults_used=list(result.defaults_used),
+        notes=list(result.notes),
+        estimated=result.estimated,
+        synthetic=result.synthetic,
+        inputs=[InputEntry(**plain(source)) for source in sources],
+        options=OptionsEntry(**plain({**result.options, **searched})),
+        request=_typed(request),
+        **there,
+        versions=_versions(),
+    )
+
+
+def options_digest(request: Mapping[str, object], named: Collection[str]) -> str:
+    """Return eight digits of the options that change a question, empty where none does.
+
+    Parameters
+    ----------
+    request : options as typed; those of their default change nothing, nor do shipped names.
+    named : options that stand beside the digest in words.
+    """
+    rows = {row.name: row for row in ROWS}
+    left = {}
+    for name, value in request.items():
+        row = rows.get(name)
+        if row is None or name in named or name in _OF_THE_FILE:
+            continue
+        chosen = read_values([row], {name: value}).get(name, value)
+        if chosen == row.default or (name, chosen) == ("site", "none"):
+            continue
+        if _says_itself(name, str(value)):
+            continue
+        # of one path there are many spellings
+        left[name] = os.path.normpath(chosen) if isinstance(chosen, str) else repr(chosen)
+    if not left:
+        return ""
+    text = json.dumps(left, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+
+
+def _says_itself(option: str, value: str) -> bool:
+    """Return whether a name of a model or of a card has the whole value: one that is shipped."""
+    if option == "model":
+        return value in model_names() or published_name(value) is not None
+    if option != "hardware":
+        return False
+    card = named_card(value)
+    return value in hardware_names() or (card is not None and not Path(_card_of(card)).is_file())
+
+
+def _card_of(text: str) -> str:
+    return text.rpartition(":")[0]
+
+
+def output_paths(
+    *,
+    spec: ModelSpec,
+    options: SearchOptions,
+    hardware: HardwareProfile,
+    config_path: str,
+    request: Mapping[str, object],
+    engine: str | None = None,
+) -> tuple[Path, Path]:
+    """Return where the strategy file and our plan file beside it go.
+
+    Parameters
+    ----------
+    config_path : a folder, where the documented name is used, or a file ending in `.json`.
+    request, engine : as `plan_document` has them.
+    """
+    target = Path(config_path)
+    # a folder may be called anything, even x.json
+    if target.suffix != ".json" or target.is_dir():
+        target = target / strategy_file_name(
+            model_name=spec.name,
+            num_nodes=hardware.num_nodes,
+            gpus_per_node=hardware.gpus_per_node,
+            memory_gib=options.memory_constraint_bytes / GIB,
+            precision=options.mixed_precision,
+            hardware_name=hardware.name,
+            seq_lengths=[layer.seq_length for layer in spec.layers],
+            settle_bsz=options.settle_bsz,
+            engine=None if engine == "none" else engine,
+            disabled=[name for field, name in _OFF_NAMES if getattr(options, field)],
+            digest=options_digest(request, _NAMED),
+        )
+    stem = target.name.removeprefix("galvatron_config_")
+    return target, target.with_name(f"autopar_plan_{stem}")
+
+
+def output_texts(
+    result: SearchResult,
+    paths: tuple[Path, Path],
+    *,
+    spec: ModelSpec,
+    options: SearchOptions,
+    request: Mapping[str, object],
+    engine: str | None = None,
+    engines: Sequence[EngineBest] = (),
+    throughput: Throughput | None = None,
+) -> dict[Path, str]:
+    """Return what the strategy file and our plan file hold; nothing where there is no plan.
+
+    Of a plan that Galvatron's strategy file cannot say there is our plan file alone.
+    """
+    if result.plan is None:
+        return {}
+    problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
+    # the planner returns legal plans only
+    assert not problems, problems
+    asked = portable_options(request, paths[1])
+    plan = plan_document(
+        result,
+        request=asked,
+        engine=engine,
+        engines=engines,
+        throughput=throughput,
+        path=paths[1],
+    )
+    own = document_text(plan.content())
+    if unsaid_by_galvatron(result.plan):
+        return {paths[1]: own}
+    return {paths[0]: document_text(galvatron_document(result.plan)), paths[1]: own}
+
+
+def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, Any]:
+    return {
+        "status": status,
+        "legal": prediction.legal if prediction is not None else None,
+        "fits": prediction.fits if prediction is not None else plan is not None,
+        "step_time_s": finite(prediction.step_time_s) if prediction is not None else None,
+        "replay_s": finite(prediction.replay_s) if prediction is not None else None,
+        "samples_per_s": finite(prediction.samples_per_s) if prediction is not None else None,
+    }
+
+
+def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict[str, Any]:
+    """Return the spread of the step time where it is known, and that inputs are synthetic."""
+    document: dict[str, Any] = {}
+    if prediction is not None and prediction.step_time_interval_s is not None:
+        document["step_time_interval_s"] = plain(prediction.step_time_interval_s)
+        document |= spread_of(prediction)
+    if synthetic:
+        document["synthetic"] = True
+    return document
+
+
+def _throughput(found: Throughput | None, price: float | None) -> dict[str, Any]:
+    """Return the key of a throughput, none without one."""
+    if found is None:
+        return {}
+    return {"throughput": ThroughputEntry.model_validate(throughput_entry(found, price))}
+
+
+def _strategy(plan: Plan | None) -> dict[str, object] | None:
+    return None if plan is None else strategy_document(plan)
+
+
+def _memory(prediction: Prediction | None) -> list[MemoryEntry]:
+    return [
+        MemoryEntry(
+            stage=stage.stage,
+            allocated_bytes=int(stage.allocated_bytes),
+            reserved_bytes=int(stage.reserved_bytes),
+            budget_bytes=int(stage.budget_bytes),
+            odds_of_oom=finite(stage.odds_of_oom),
+        )
+        for stage in (prediction.stages if prediction is not None else ())
+    ]
+
+
+def _alternative(alternative: Alternative) -> AlternativeEntry:
+    share = alternative.probability_faster
+    likely = {} if share is None else {"probability_faster": finite(share)}
+    return AlternativeEntry(
+        differs_by=alternative.differs_by,
+        step_time_s=finite(alternative.step_time_s),
+        samples_per_s=finite(alternative.samples_per_s),
+        bound_samples_per_s=finite(alternative.bound_samples_per_s),
+        **likely,
+        plan=strategy_document(alternative.plan),
+    )
+
+
+def _typed(request: Mapping[str, object] | None) -> dict[str, Any]:
+    # by name, in whatever order they were typed
+    return {key: plain(value) for key, value in sorted((request or {}).items())}
+
+
+def _budget(result: SearchResult) -> float:
+    value = result.options.get("memory_constraint_bytes", math.nan)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _versions() -> VersionsEntry:
+    """Return what a plan was computed with; the version of the file's format stands at its top.
+
+    Interpreter and libraries are left out: they do not shape a plan, and its file would differ
+    between two environments of one machine.
+    """
+    # Loads the compiled core, which no reader of results needs.
+    from search.planning.layered.core import ABI_VERSION
+
+    return VersionsEntry(autopar=__version__, core_interface=ABI_VERSION)

@@ -1,0 +1,171 @@
+"""Memory of every stage over a step: what is allocated while each piece of work lasts, by term.
+
+Bytes are those of `autopar.price` and `search.planning.cost`; which micro-batches are live follows
+from the order of the work in a `Timeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from autopar.price.account import Account, Term, moment_terms
+from autopar.price.schedule import Event, Moment
+from autopar.records import dataclass
+from autopar.run.launch import Launch
+from autopar.run.plan import Prediction
+from search.show.pictures.timeline import Timeline, Track
+
+_JOINED = {
+    "saved activations": "activations",
+    "rounding of activations": "activations",
+    # of what is counted as saved, what is gone
+    "freed before": "activations",
+}
+_SHOWN = 8
+"""Terms of a stage that are told apart; the smallest are one."""
+_OTHERS = "others"
+_KINDS = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """What a rank of a stage has allocated over a step."""
+
+    names: tuple[str, ...]
+    """Of terms, from those that are there all the time to what comes and goes."""
+    rows: tuple[tuple[float, ...], ...]
+    """Different moments: bytes of each term; the first is between two steps."""
+    at: tuple[int, ...]
+    """Of every piece of work of the stage, which row lasts while it does."""
+    odds_of_oom: float
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest moment."""
+        return max(map(sum, self.rows))
+
+    @property
+    def fullest(self) -> dict[str, float]:
+        """The terms of that moment."""
+        return dict(zip(self.names, max(self.rows, key=sum), strict=True))
+
+
+def launch_memory(
+    launch: Launch, accounts: Sequence[Account], timeline: Timeline, odds: Sequence[float]
+) -> tuple[StageMemory, ...]:
+    """Return the memory of the stages of a launch whose accounts are given, all of them."""
+    found = []
+    for account, track, odds_of_oom in zip(accounts, timeline.tracks, odds, strict=True):
+        terms_at = moment_terms(launch, account)
+        heads = [chunk[3] for chunk in launch.degrees.chunks[account.stage]]
+        rows: dict[object, int] = {}
+        moments: list[dict[str, float]] = [_joined(account.states)]
+        at = []
+        for moment in _moments(track, heads, splits=launch.trainer is None):
+            key = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)
+            if key not in rows:
+                rows[key] = len(moments)
+                moments.append(_joined(terms_at(moment)))
+            at.append(rows[key])
+        found.append(_stage(moments, at, odds_of_oom))
+    return tuple(found)
+
+
+def _moments(track: Track, heads: Sequence[bool], *, splits: bool) -> Iterator[Moment]:
+    """Yield a stage's work with what is live, as `autopar.price.schedule.moments` does.
+
+    splits : halves of a backward count as whole ones, of a trainer that has none.
+    """
+    live = [0] * len(heads)
+    waiting: set[int] = set()
+    for work in track.work:
+        kind = _KINDS[work.kind]
+        if splits and kind in ("inputs", "weights"):
+            kind = "backward"
+        if kind == "forward":
+            live[work.chunk] += 1
+        yield Moment(
+            event=Event(kind=kind, chunk=work.chunk, micro_batch=work.micro_batch),  # type: ignore[arg-type]
+            live=tuple(live),
+            waiting_logits=bool(waiting),
+        )
+        if work.kind in "BW":
+            live[work.chunk] -= 1
+        if heads[work.chunk]:
+            if work.kind == "F":
+                waiting.add(work.micro_batch)
+            elif work.kind in "BW":
+                waiting.discard(work.micro_batch)
+
+
+def _joined(terms: Iterable[Term]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for term in terms:
+        name = _JOINED.get(term.name, term.name)
+        found[name] = found.get(name, 0.0) + term.num_bytes
+    return found
+
+
+def _stage(
+    moments: Sequence[Mapping[str, float]], at: Sequence[int], odds_of_oom: float
+) -> StageMemory:
+    """Return a stage whose smallest terms are one."""
+    most: dict[str, float] = {}
+    for moment in moments:
+        for name, size in moment.items():
+            most[name] = max(most.get(name, 0.0), size)
+    # a list: of terms that change alike the order would be that of hashes
+    large = sorted(most, key=lambda name: -most[name])[:_SHOWN]
+    # what changes least lies at the bottom
+    least = {name: min(moment.get(name, 0.0) for moment in moments) for name in most}
+    names = sorted(large, key=lambda name: (most[name] - least[name] > 0, -least[name]))
+    others = [name for name in most if name not in large]
+    rows = [
+        (
+            *(moment.get(name, 0.0) for name in names),
+            *([sum(moment.get(name, 0.0) for name in others)] if others else []),
+        )
+        for moment in moments
+    ]
+    return StageMemory(
+        names=(*names, *([_OTHERS] if others else [])),
+        rows=tuple(rows),
+        at=tuple(at),
+        odds_of_oom=odds_of_oom,
+    )
+
+
+_ALWAYS = ("states", "vocab_states", "fixed", "shared")
+_BY_MICRO_BATCH = ("activations", "vocab_activations")
+
+
+def plan_memory(prediction: Prediction, timeline: Timeline) -> tuple[StageMemory, ...]:
+    """Return the memory of the stages of a plan.
+
+    Activations in proportion to the micro-batches in flight, transient bytes while something runs.
+    """
+    found = []
+    for stage, track in zip(prediction.stages, timeline.tracks, strict=True):
+        always = {name: float(stage.memory_bytes.get(name, 0)) for name in _ALWAYS}
+        moments: list[dict[str, float]] = [always]
+        rows: dict[int, int] = {}
+        at, live = [], 0
+        for work in track.work:
+            live += work.kind == "F"
+            if live not in rows:
+                rows[live] = len(moments)
+                share = live / max(stage.in_flight, 1)
+                moments.append(
+                    {
+                        name: size * (share if name in _BY_MICRO_BATCH else 1.0)
+                        for name, size in stage.memory_bytes.items()
+                    }
+                )
+            at.append(rows[live])
+            live -= work.kind != "F"
+        named = [
+            {name.replace("vocab_", "embedding and head: "): size for name, size in one.items()}
+            for one in moments
+        ]
+        found.append(_stage(named, at, stage.odds_of_oom))
+    return tuple(found)

@@ -1,0 +1,296 @@
+"""A page that shows one answer: a file that holds its style, script and numbers, and loads nothing.
+
+What is on it is collected by `search.show.pictures.launches` and `search.show.pictures.plans`; here
+it becomes HTML. The step's events are packed as binary columns, so that pipelines of many
+micro-batches stay small: 8 bytes for each piece of work, and one column for its memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autopar.records import dataclass
+from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from search.show.pictures.charts import bars, colour_of, stacks, table
+from search.show.pictures.layers import Piece
+from search.show.pictures.memory import StageMemory
+from search.show.pictures.timeline import STREAMS, Span, Timeline, Track, stream_of
+
+_FOLDER = Path(__file__).parent
+_KINDS = "FBIW"
+_LEAST = 5e-4
+"""Share of a step below which a term has no bar."""
+_TIMELINE_WORDS = {
+    "compute": "compute",
+    "tensor": "tensor parallel",
+    "context": "context parallel",
+    "experts": "expert parallel",
+    "pipeline": "pipeline",
+    "data": "data parallel",
+    "host": "host",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One figure of the headline."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page that somebody else made: a heading, and HTML below it."""
+
+    heading: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Everything that a page shows."""
+
+    title: str
+    """What was asked."""
+    line: str
+    """The answer as one says it."""
+    state: str = ""
+    """Whether it is the fastest, or what somebody had."""
+    facts: tuple[Fact, ...]
+    timeline: Timeline
+    memory: tuple[StageMemory, ...]
+    budget_bytes: float
+    """Of a device that allocations may fill."""
+    budget_words: str
+    waterfall: tuple[tuple[str, str, float], ...]
+    """(term, its words, seconds), which add up to the step."""
+    layers: str
+    """The plan by stage, as HTML."""
+    bounds: tuple[str, ...]
+    """What limits it, one sentence each."""
+    sections: tuple[Section, ...] = ()
+    """Alternatives and curves."""
+    assumptions: tuple[str, ...] = ()
+    inputs: tuple[tuple[str, str], ...] = ()
+    intervals: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def page_text(page: Page) -> str:
+    """Return the file of a page."""
+    parts = {
+        "style": _resource("page.css"),
+        "script": _resource("page.js"),
+        "title": escape(page.title),
+        "line": escape(page.line),
+        "state": escape(page.state),
+        "facts": "".join(map(_fact, page.facts)),
+        "step": escape(format_seconds(page.timeline.step_s)),
+        "schedule": escape(_schedule_words(page.timeline)),
+        "tracks": _track_table(page.timeline, page.memory),
+        "notes": _list(page.timeline.notes),
+        "waterfall": _waterfall(page),
+        "memory": _memory(page),
+        "budget": escape(page.budget_words),
+        "layers": page.layers,
+        "bounds": _list(page.bounds),
+        "sections": "".join(
+            f"<section><h2>{escape(one.heading)}</h2>{one.content}</section>"
+            for one in page.sections
+        ),
+        "assumptions": _titled("Assumed", _list(page.assumptions)),
+        "intervals": _titled("How sure this is", _list(page.intervals)),
+        "left_out": _titled("Left out", _list(page.left_out)),
+        "inputs": _titled("Inputs", table(("option", "value"), page.inputs, words=(0, 1)))
+        if page.inputs
+        else "",
+        # a closing tag inside of a string would end the script
+        "data": json.dumps(_data(page), separators=(",", ":")).replace("</", "<\\/"),
+    }
+    pieces = _resource("page.html").split("<!--")
+    found = [pieces[0]]
+    for piece in pieces[1:]:
+        name, behind = piece.split("-->", 1)
+        found += [parts[name.strip()], behind]
+    return "".join(found)
+
+
+def _resource(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _fact(fact: Fact) -> str:
+    note = f"<small>{escape(fact.note)}</small>" if fact.note else ""
+    return f"<div><dt>{escape(fact.label)}</dt><dd>{escape(fact.value)}{note}</dd></div>"
+
+
+def _list(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+
+
+def _titled(heading: str, content: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{content}</section>" if content else ""
+
+
+def _schedule_words(timeline: Timeline) -> str:
+    stages, number = len(timeline.tracks), timeline.micro_batches
+    batches = f"{number:,} micro-batch{'es' if number != 1 else ''}"
+    if stages == 1:
+        return f"no pipeline, {batches}"
+    chunks = f" of {timeline.chunks} chunks" if timeline.chunks > 1 else ""
+    return f"{timeline.schedule}, {stages} stages{chunks}, {batches}"
+
+
+def _track_table(timeline: Timeline, memory: Sequence[StageMemory]) -> str:
+    rows = []
+    for track, stage in zip(timeline.tracks, memory, strict=True):
+        lasts: dict[str, float] = {}
+        for work in track.work:
+            lasts[work.kind] = lasts.get(work.kind, 0.0) + work.end_s - work.start_s
+        number = timeline.micro_batches
+        forward = lasts.pop("F", 0.0) / number
+        rows.append(
+            (
+                str(track.stage),
+                track.ranks,
+                _layers(track),
+                format_seconds(forward),
+                format_seconds(sum(lasts.values()) / number),
+                f"{(1 - track.busy_s / timeline.step_s) * 100:.1f} %",
+                format_bytes(stage.peak_bytes),
+                format_odds(stage.odds_of_oom),
+            )
+        )
+    return table(
+        ("stage", "ranks", "layers", "forward", "backward", "not in micro-batches", "peak", "OOM"),
+        rows,
+        words=(0, 1, 2),
+    )
+
+
+def _layers(track: Track) -> str:
+    """Return the layers of a stage's chunks as ranges."""
+    found = []
+    for chunk in track.layers:
+        if not chunk:
+            found.append("none")
+        else:
+            found.append(str(chunk[0]) if len(chunk) == 1 else f"{chunk[0]}-{chunk[-1]}")
+    return ", ".join(found)
+
+
+def _waterfall(page: Page) -> str:
+    total = page.timeline.step_s
+    rows = [
+        (term, words, value, format_seconds(value))
+        for term, words, value in page.waterfall
+        if abs(value) >= _LEAST * total
+    ]
+    return bars(rows, total)
+
+
+def _memory(page: Page) -> str:
+    names = list(dict.fromkeys(name for stage in page.memory for name in stage.names))
+    names.sort(key=lambda name: name == "others")
+    rows = [
+        (
+            f"stage {at}",
+            stage.fullest,
+            f"{stage.peak_bytes / GIB:.1f} GiB ({format_odds(stage.odds_of_oom)})",
+        )
+        for at, stage in enumerate(page.memory)
+    ]
+    return stacks(rows, names, page.budget_bytes, {})
+
+
+# --------------------------------------------------------------------------------------------------
+# What the script reads
+
+
+def _data(page: Page) -> dict[str, Any]:
+    timeline = page.timeline
+    names = list(dict.fromkeys(name for stage in page.memory for name in stage.names))
+    names.sort(key=lambda name: name == "others")
+    return {
+        "step": timeline.step_s,
+        "micro": timeline.micro_batches,
+        "chunks": timeline.chunks,
+        "detailed": timeline.detailed,
+        "streams": [[name, _TIMELINE_WORDS[name]] for name in STREAMS],
+        "tracks": [_track(track) for track in timeline.tracks],
+        "memory": {
+            "budget": page.budget_bytes,
+            "names": names,
+            "stages": [_stage(stage, names) for stage in page.memory],
+        },
+    }
+
+
+def _track(track: Track) -> dict[str, Any]:
+    lengths: dict[str, float] = {work.kind: work.end_s - work.start_s for work in track.work}
+    starts = np.array([work.start_s for work in track.work], dtype="<f4")
+    codes = np.array(
+        [(work.micro_batch << 10) + (work.chunk << 2) + _KINDS.index(work.kind)
+         for work in track.work],
+        dtype="<u4",
+    )  # fmt: skip
+    return {
+        "ranks": track.ranks,
+        "start": _packed(starts),
+        "code": _packed(codes),
+        "length": [lengths.get(kind, 0.0) for kind in _KINDS],
+        "pieces": {
+            kind: [_piece(piece) for piece in track.pieces.get(kind, ())]
+            for kind in _KINDS
+            if kind in lengths
+        },
+        "detail": {
+            f"{kind}{chunk}": [_piece(piece) for piece in pieces]
+            for (kind, chunk), pieces in track.detail.items()
+            if kind in lengths
+        },
+        "once": [_span(span) for span in track.once],
+        "sends": [track.sends.get(kind, 0.0) for kind in _KINDS],
+    }
+
+
+def _piece(piece: Piece) -> list[Any]:
+    return [
+        STREAMS.index(stream_of(piece.term)),
+        piece.name,
+        round(piece.share, 6),
+        colour_of(piece.term),
+        piece.layer,
+    ]
+
+
+def _span(span: Span) -> list[Any]:
+    return [
+        STREAMS.index(span.stream),
+        span.name,
+        round(span.start_s, 9),
+        round(span.end_s, 9),
+        colour_of(span.term),
+        round(span.num_bytes),
+    ]
+
+
+def _stage(stage: StageMemory, names: Sequence[str]) -> dict[str, Any]:
+    place: Mapping[str, int] = {name: at for at, name in enumerate(stage.names)}
+    rows = [
+        [round(row[place[name]]) if name in place else 0 for name in names] for row in stage.rows
+    ]
+    return {"rows": rows, "at": _packed(np.array(stage.at, dtype="<u2"))}
+
+
+def _packed(column: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(column.tobytes()).decode("ascii")

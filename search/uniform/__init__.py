@@ -1,4 +1,0 @@
-"""Plans with one set of degrees for a whole model: launches of trainers, searched exactly.
-
-Not here: plans whose layers differ in their degrees, which are `search.planner`'s.
-"""

@@ -1,0 +1,248 @@
+"""Command lines in every spelling, and what is said about those that cannot be read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, strategies as st
+
+from autopar.command.aliases import FAMILIES
+from autopar.command.fields import convert
+from autopar.command.options import Command, normalise
+from autopar.errors import OptionError
+from autopar.units import GIB
+from search.commands.search import COMMAND
+from search.request.options import OutputSpec, SearchOptions
+from search.request.request import InputSpec, Request, Shorthands, build_request
+
+ROWS = {row.name: row for row in COMMAND.rows}
+FAMILY = FAMILIES["search"]
+
+
+def request(*arguments: str) -> Request:
+    """Return the request of a command line."""
+    raw = COMMAND.read(arguments, lambda _: None)
+    assert raw is not None
+    return build_request(raw)
+
+
+def test_every_field_is_an_option() -> None:
+    """No field is out of reach of the command line, but for what is read from a file."""
+    for cls in (SearchOptions, InputSpec, OutputSpec, Shorthands):
+        fields = {field.name for field in dataclasses.fields(cls)}
+        known = {row.field for row in Command(name="", intro="", fills=(cls,)).rows}
+        assert fields - known == ({"calibration"} if cls is SearchOptions else set())
+
+
+def test_defaults_are_those_of_search_options() -> None:
+    """An empty command line is the documented default."""
+    found = request()
+
+    assert found.options == SearchOptions()
+    assert found.inputs == InputSpec()
+    assert found.given == {}
+    assert found.output.config_path == "configs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "expected"),
+    [
+        (["--memory-constraint", "40"], "memory_constraint_bytes", 40 * GIB),
+        (["--memory_constraint=40"], "memory_constraint_bytes", 40 * GIB),
+        (["--memory_upper_limit", "40"], "memory_constraint_bytes", 40 * GIB),
+        (["memory_constraint=40"], "memory_constraint_bytes", 40 * GIB),
+        (
+            ["++search_engine.hardware_info.memory_constraint=40"],
+            "memory_constraint_bytes",
+            40 * GIB,
+        ),
+        (["--max_tp_size", "4"], "max_tp_deg", 4),
+        (["--max_pp_size", "4"], "max_pp_deg", 4),
+        (["--bsz_step", "16"], "bsz_scale", 16),
+        (["--search_granularity", "coarse-grained"], "fine_grained_mode", False),
+        (["--search_granularity=fine-grained"], "fine_grained_mode", True),
+        (["--fine-grained-mode", "0"], "fine_grained_mode", False),
+        (["fine_grained_mode=0"], "fine_grained_mode", False),
+        (["--disable-ckpt"], "disable_ckpt", True),
+        (["--disable_ckpt", "1"], "disable_ckpt", True),
+        (["--disable_ckpt", "0"], "disable_ckpt", False),
+        (["--disable_ckpt=True"], "disable_ckpt", True),
+        (["--disable_fsdp", "1"], "disable_sdp", True),
+        (["disable_fsdp=1"], "disable_sdp", True),
+        (["--mixed_precision_type", "fp16"], "mixed_precision", "fp16"),
+        (["--pipeline_type", "pipedream_flush"], "pipeline_type", "1f1b"),
+        (["--pipeline_type", "gpipe"], "pipeline_type", "gpipe"),
+        (["--profile_mode", "sequence"], "time_profile_mode", "sequence"),
+        (["--profile_mode", "sequence"], "memory_profile_mode", "sequence"),
+        (["--profile_mode", "batch"], "memory_profile_mode", "static"),
+        (
+            ["--profile-mode", "batch", "--time-profile-mode", "static"],
+            "time_profile_mode",
+            "static",
+        ),
+        (["--no_global_memory_buffer"], "global_memory_buffer", False),
+        (["--no-async-grad-reduce"], "async_grad_reduce", False),
+        (["--no-async-grad-reduce", "0"], "async_grad_reduce", True),
+        (["--sequence-parallel"], "sequence_parallel", True),
+        (["--sequence_parallel", "0"], "sequence_parallel", False),
+        (["--no-sequence-parallel"], "sequence_parallel", False),
+        (["--no-tp-overlap"], "tp_overlap", False),
+        (["--settle_bsz", "-1"], "settle_bsz", None),
+        (["--settle_bsz", "64"], "settle_bsz", 64),
+        (["--min-bsz", "64"], "max_bsz", 64),
+        (["--max-bsz", "4"], "min_bsz", 4),
+        (["--pp-division", "9,7,8,8"], "pp_division", (9, 7, 8, 8)),
+        (["--pin", "tp=2", "--pin", "pp=4"], "pin", ("tp=2", "pp=4")),
+        (["--reserve", "0"], "reserve_fraction", 0.0),
+        (["--context-gib", "0.5"], "context_bytes", GIB / 2),
+        (["--time-limit", "2.5"], "time_limit_s", 2.5),
+    ],
+)
+def test_spelling_reaches_its_field(arguments: list[str], field: str, expected: object) -> None:
+    """Kebab case, underscores, overrides and names of peers mean the same."""
+    assert getattr(request(*arguments).options, field) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "expected"),
+    [
+        (["--layernum_list", "24,24"], "num_layers", (24, 24)),
+        (["--layer_num_list", "24", "24"], "num_layers", (24, 24)),
+        (["--layernum", "16"], "num_layers", (16,)),
+        (["--hidden_size_list", "4096"], "hidden_size", (4096,)),
+        (["--seqlen_list", "[512,512]"], "seq_length", (512, 512)),
+        (["--num_gpus_per_node", "4"], "num_gpus_per_node", 4),
+        (["--nproc-per-node", "4"], "num_gpus_per_node", 4),
+        (["--num_nodes", "2"], "num_nodes", 2),
+        (["--gpus", "64"], "world_size", 64),
+        (["--allreduce_coe_path", "a.json"], "allreduce_bandwidth_config_path", "a.json"),
+        (["--p2p_coe_path", "a.json"], "p2p_bandwidth_config_path", "a.json"),
+        (["--time_profile_data_path", "a.json"], "time_profiling_path", "a.json"),
+        (["--memory_profile_data_path", "a.json"], "memory_profiling_path", "a.json"),
+        (["--parameter-bytes", "2"], "parameter_bytes", 2),
+        (["--bandwidth-unit", "MiB/ms"], "bandwidth_unit", "MiB/ms"),
+    ],
+)
+def test_spelling_reaches_the_inputs(arguments: list[str], field: str, expected: object) -> None:
+    """PaddleNLP's lists and paths too."""
+    assert getattr(request(*arguments).inputs, field) == expected
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY.planned))
+def test_options_for_what_is_searched_name_options_that_work(name: str) -> None:
+    """The remedy is a command line that is read, with the number given."""
+    with pytest.raises(OptionError) as caught:
+        normalise([f"--{name}", "4"], COMMAND.rows, FAMILY)
+
+    remedy = str(caught.value).partition("; fix it with ")[2]
+    if name.startswith(("data-", "sharding-")):  # no number of theirs can be fixed
+        assert "follows from the GPUs" in str(caught.value)
+        return
+    if name.startswith(("num-layers-", "local-")):  # with another number
+        assert "fix it with --" in str(caught.value)
+        return
+    found = request(*remedy.split()).options
+    assert [rule.partition("=")[2] for rule in found.pin] == ["4"]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY.ignored))
+def test_options_without_a_meaning_are_accepted_with_a_notice(name: str) -> None:
+    """One line each, and their value is not taken for something else."""
+    written = name.replace("-", "_")
+    normal, notices = normalise([f"--{written}", "1", "--min-bsz", "16"], COMMAND.rows, FAMILY)
+
+    assert normal == ["--min-bsz", "16"]
+    assert notices == [f"--{written} is accepted and ignored: {FAMILY.ignored[name]}"]
+
+
+def test_only_what_shapes_the_result_is_kept() -> None:
+    """Time limits and output paths do not reach the plan file."""
+    found = request(
+        "--time-limit",
+        "2",
+        "--json",
+        "-",
+        "--output-config-path",
+        "x",
+        "--min-bsz",
+        "16",
+        "--pin",
+        "tp=2",
+    )
+
+    assert found.given == {"min-bsz": "16", "pin": ["tp=2"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--memory-constrain", "1"], "unknown; did you mean --memory-constraint?"),
+        (["--layernum_lst", "1"], "did you mean --num-layers?"),
+        (["--zzzzzz"], "unknown; see --help"),
+        (["--threads", "2"], "--threads: not an option, because the search runs on one core"),
+        (["--memory-constraint"], "a value is missing; it takes: memory of one GPU"),
+        (["--memory-constraint", "--min-bsz"], "--memory-constraint: a value is missing"),
+        (["--memory-constraint", "lots"], "expected a number above 0.*got 'lots'"),
+        (["--memory-constraint", "0"], "expected a number above 0.*got '0'"),
+        (["--memory-constraint", "-3"], "got '-3'"),
+        (["--memory-constraint", "nan"], "got 'nan'"),
+        (["--memory-constraint", "inf"], "got 'inf'"),
+        (
+            ["--min-bsz", "1.5"],
+            "--min-bsz: expected an integer of at least 1 and up to 16777216, got '1.5'",
+        ),
+        (["--num-layers", "0"], "--num-layers: expected an integer of at least 1"),
+        (["--num-layers", "4,,4"], "--num-layers: expected an integer"),
+        (["--sp-space", "tp+ps"], r"tp, sp or tp\+sp, got 'tp\+ps'; did you mean"),
+        (["--search-space", "4d"], "expected full, 3d"),
+        (["--disable-ckpt=2"], "--disable-ckpt: expected 0 or 1, got '2'"),
+        (["--disable-ckpt", "2"], "--disable-ckpt: expected 0 or 1, got '2'"),
+        (["--fine-grained-mode", "2"], "--fine-grained-mode: expected 0 or 1, got '2'"),
+        (["--fine_grained_mode", "-1"], "--fine_grained_mode: expected 0 or 1, got '-1'"),
+        (["--search_granularity", "3"], "--search_granularity: expected 0 or 1, got '3'"),
+        (["--no-tp-overlap", "7"], "--no-tp-overlap: expected 0 or 1, got '7'"),
+        (["--tensor_parallel_degree", "four"], "--tp: expected an integer of at least 1"),
+        (["--pipeline-parallel-degree"], "--pipeline-parallel-degree: a value is missing"),
+        (["--vocab_tp", "four"], "the search finds it; fix it with --pin vtp=N$"),
+        (["--sep_parallel_degree", "4"], "fix it with --sp-space sp --pin tp=4$"),
+        (["--sharding_parallel_degree", "4"], "follows from the GPUs and the other degrees"),
+        (["--min-bsz", "64", "--max-bsz", "8"], "--min-bsz: 64 exceeds --max-bsz 8"),
+        (["--settle-bsz", "10", "--settle-chunk", "4"], r"10 % 4 = 2"),
+        (["--pin", "tp"], "--pin 'tp'.*the grammar is"),
+        (["--model="], "--model: expected a text, got ''"),
+        (["--min-bsz", "9" * 5000], "expected an integer"),
+    ],
+)
+def test_bad_command_line_is_one_sentence(arguments: list[str], message: str) -> None:
+    """Option, value and what was expected."""
+    with pytest.raises(OptionError, match=message) as caught:
+        request(*arguments)
+
+    assert "\n" not in str(caught.value)
+
+
+@given(row=st.sampled_from(COMMAND.rows), text=st.text(max_size=12))
+def test_any_value_converts_or_is_one_sentence(row, text: str) -> None:
+    """No text makes a conversion fail in another way."""
+    try:
+        convert(row, text)
+    except OptionError as error:
+        message = str(error)
+    else:
+        message = ""
+
+    assert "\n" not in message
+
+
+@given(st.lists(st.text(alphabet="-abcdeinmpstxz_=01. ", max_size=12), max_size=4))
+def test_any_command_line_is_read_or_one_sentence(arguments: list[str]) -> None:
+    """The same for whole command lines."""
+    try:
+        normalise(arguments, COMMAND.rows, FAMILY)
+    except OptionError as error:
+        message = str(error)
+    else:
+        message = ""
+
+    assert "\n" not in message

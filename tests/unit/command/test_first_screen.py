@@ -1,0 +1,174 @@
+"""What an answer says first: 24 lines of 80 columns with all that somebody spends by."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autopar.command.show import wrapped
+from autopar.units import format_figure
+from search.commands import explain, search as search_command
+from search.show.headline import SCREEN_HEIGHT, SCREEN_WIDTH, shortened
+
+Capture = pytest.CaptureFixture[str]
+_DENSE = ("--model", "llama3-8b", "--hardware", "h100:1x8", "--settle-bsz", "64")
+_SMALL = (*_DENSE, "--num-layers", "4")
+_MIXTURE = ("--model", "mixtral-8x7b", "--hardware", "h200:1x8", "--num-layers", "4")
+_LAYERED = ("--model", "llama2-7b", "--hardware", "a100-40gb:1x8", "--settle-bsz", "64")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        _SMALL,
+        (*_SMALL, "--price", "2.5", "--engine", "megatron"),
+        (*_SMALL, "--engine", "torchtitan", "--recompute", "full"),
+        _MIXTURE,
+        (*_MIXTURE, "--engine", "megatron", "--precision", "any"),
+        (*_LAYERED, "--engine", "galvatron"),
+        (*_LAYERED, "--engine", "none", "--price", "1"),
+        ("--model", "llama2-7b", "--hardware", "a100:1x8"),
+        (),
+    ],
+    ids=" ".join,
+)
+def test_it_fits_and_holds_what_a_spender_needs(words: tuple[str, ...], capsys: Capture) -> None:
+    """Question, plan, time with its interval, rates, shares, memory, odds, sureness, and next."""
+    assert search_command.run([*words, "--json", "found.json"]) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert len(lines) <= SCREEN_HEIGHT, shown
+    assert max(map(len, lines)) <= SCREEN_WIDTH, shown
+    said = " ".join(shown.split())
+    for pattern in (
+        r"global batch \d+",
+        r"micro-batch \d",
+        r"step [0-9.]+ m?s \([0-9.]+ m?s to [0-9.]+ m?s\), [0-9.,]+ samples/s",
+        r"per GPU [0-9,]+ tokens/s \([0-9,]+ to [0-9,]+\), [0-9.,]+ TFLOP/s \([0-9.,]+ to ",
+        r"MFU [0-9.]+ % \([0-9.]+ to [0-9.]+\)",
+        r"GPU-hours [0-9.,]+ \([0-9.,]+ to [0-9.,]+\) a billion tokens",
+        r"memory [0-9.]+ of [0-9.]+ GiB .*out of memory (< )?[0-9.]+ %",
+        r"rests on .*in \( \): 9 of 10 ",
+        r"fastest of [0-9,]+ (launches|combinations)",
+        r"next autopar-explain FILE",
+    ):
+        assert re.search(pattern, said), f"{pattern} in\n{shown}"
+    assert ("$" in said) == ("--price" in words)
+    assert ("HFU" in said) == ("full" in words)
+
+
+def test_figures_are_those_of_the_document(capsys: Capture) -> None:
+    """Of a launch, in the object of `--json`, its file, and what explain and evaluate show."""
+    words = (*_SMALL, "--engine", "megatron", "--price", "2.5")
+    assert search_command.run([*words, "--json", "found.json"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    (path,) = Path("configs").glob("autopar_launch_*.json")
+    found = json.loads(Path("found.json").read_text())["launch"]["predicted"]
+    entry = found["throughput"]
+    assert f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s" in said
+    assert f"{entry['flop_per_s_per_gpu'] / 1e12:,.4g} TFLOP/s" in said
+    assert f"MFU {entry['mfu'] * 100:.1f} %" in said
+    assert f"${entry['cost_per_billion_tokens']:,.4g} (" in said
+    assert entry["cost_per_billion_tokens"] == 2.5 * entry["gpu_hours_per_billion_tokens"]
+    low, high = found["step_time_interval_s"]
+    assert entry["tokens_per_s_per_gpu_interval"] == pytest.approx(
+        [entry["tokens_per_s_per_gpu"] * found["step_time_s"] / end for end in (high, low)]
+    )
+    assert (found["tokens_per_s_per_gpu"], found["mfu"]) == (
+        entry["tokens_per_s_per_gpu"],
+        entry["mfu"],
+    )
+
+    rows = said[said.index("step ") : said.index(" other degrees")]
+    for run, asked in (
+        (search_command.run, ["--evaluate", str(path), "--price", "2.5"]),
+        (explain.run, [str(path), "--price", "2.5"]),
+    ):
+        assert run(asked) == 0
+        assert rows in " ".join(capsys.readouterr().out.split())
+
+
+def test_plans_say_the_best_uniform_one_first(capsys: Capture) -> None:
+    """It is that of a search with one strategy for all layers, and the gain is over it."""
+    words = [*_LAYERED, "--engine", "galvatron", "--output-config-path", "plan.json"]
+    assert search_command.run([*words, "--json", "found.json"]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(Path("found.json").read_text())
+    alone = [*words[:-1], "none", "--fine_grained_mode", "0", "--json", "one.json"]
+    assert search_command.run(alone) == 0
+    uniform = capsys.readouterr().out
+    one = json.loads(Path("one.json").read_text())
+    gain = found["samples_per_s"] / one["samples_per_s"] - 1.0
+    assert gain > 0.01
+    assert f"layers may differ: {gain * 100:.1f} % faster" in shown
+    line = shown.splitlines()[shown.splitlines().index("fastest uniform plan") + 1]
+    assert line == "  cp2 pp4, ZeRO-2, micro-batch 1"
+    assert f"fastest uniform plan\n{line}\n" in uniform
+    assert found["throughput"]["tokens_per_s_per_gpu"] == pytest.approx(
+        found["samples_per_s"] * 4096 / 8
+    )
+
+    # the same figures where the file is priced, whoever prices it
+    assert search_command.run(["--evaluate", "autopar_plan_plan.json", "--json", "again.json"]) == 0
+    again = json.loads(Path("again.json").read_text())
+    assert again["throughput"] == found["throughput"]
+    written = json.loads(Path("autopar_plan_plan.json").read_text())
+    assert written["throughput"] == found["throughput"]
+
+
+def test_all_of_it_is_no_wider_and_has_the_rest(capsys: Capture) -> None:
+    """`--verbose` adds terms, stages, alternatives and what was left out."""
+    for words in (_SMALL, (*_LAYERED, "--engine", "galvatron")):
+        assert search_command.run([*words, "--output-config-path", "none"]) == 0
+        short = capsys.readouterr().out
+        assert search_command.run([*words, "--output-config-path", "none", "--verbose"]) == 0
+        shown = capsys.readouterr().out
+        # paths are left as long as they are
+        assert max(len(line) for line in shown.splitlines() if "/" not in line) <= SCREEN_WIDTH
+        assert len(shown.splitlines()) > 1.5 * len(short.splitlines())
+        assert shown.splitlines()[:5] == short.splitlines()[:5]
+        assert "memory" in shown.replace("  memory ", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "width", "short"),
+    [
+        ("tp2 dp4, ZeRO-1", 15, "tp2 dp4, ZeRO-1"),
+        ("tp2 dp4, ZeRO-1", 14, "tp2 dp4 .."),
+        ("pp8: 76 layers cp8", 12, "pp8: 76 .."),
+    ],
+)
+def test_plans_are_cut_between_words(words: str, width: int, short: str) -> None:
+    """What is left out is marked, and the cut fits."""
+    assert shortened(words, width) == short
+    assert len(short) <= width
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1399.8, 3, "1,400"),
+        (12345.0, 4, "12,340"),
+        (9999.9, 4, "10,000"),
+        (580.24, 4, "580.2"),
+        (0.0123456, 4, "0.01235"),
+        (128.8432, 5, "128.84"),
+    ],
+)
+def test_figures_have_no_exponent(value: float, digits: int, text: str) -> None:
+    """Dollars and TFLOP/s of large jobs are read by people."""
+    assert format_figure(value, digits) == text
+
+
+def test_shares_stand_on_one_line() -> None:
+    """No line begins with a percent sign, nor with a number whose sign is on the one before."""
+    found = wrapped("memory 88.76 of 79.65 GiB; out of memory > 99.9 %", 47)
+    assert found == ["memory 88.76 of 79.65 GiB; out of memory", "> 99.9 %"]

@@ -1,0 +1,360 @@
+"""Options in the words of the programs that people come from, and misspelled: taken or asked.
+
+Spellings are those of Megatron-LM (megatron/training/arguments.py), torchtitan (config), DeepSpeed
+and its launcher, accelerate (commands/launch.py), transformers, Galvatron, PaddleNLP, Calculon and
+SimuMax (keys of their files), AIConfigurator (cli), torchrun.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import partial
+from importlib import import_module
+
+import pytest
+
+from autopar.command.aliases import ELSEWHERE
+from autopar.command.fields import read_values
+from autopar.command.options import SCREEN_WIDTH
+from autopar.entry import SUBCOMMANDS
+from autopar.errors import OptionError
+from search.commands.explain import COMMAND as EXPLAIN
+from search.commands.export import COMMAND as EXPORT
+from search.commands.search import COMMAND
+from search.commands.what_if import COMMAND as EXPLORE
+from search.request.request import ROWS, build_request
+
+_TAKEN = (
+    # Megatron-LM
+    ("--tensor-model-parallel-size 4", "tp", (4,)),
+    ("--pipeline-model-parallel-size 2", "pp", (2,)),
+    ("--context-parallel-size 2", "cp", (2,)),
+    ("--expert-model-parallel-size 8", "ep", (8,)),
+    ("--expert-tensor-parallel-size 1", "etp", (1,)),
+    ("--num-virtual-stages-per-pipeline-rank 2", "vpp", (2,)),
+    ("--use-distributed-optimizer", "zero", (1,)),
+    ("--data-parallel-sharding-strategy optim_grads_params", "zero", (3,)),
+    ("--num-distributed-optimizer-instances 2", "dp-replicate", (2,)),
+    ("--recompute-granularity selective", "recompute", ("core_attn",)),
+    ("--recompute-granularity full", "recompute", ("full",)),
+    ("--moe-token-dispatcher-type flex", "dispatcher", ("flex",)),
+    ("--overlap-moe-expert-parallel-comm", "moe-overlap", True),
+    ("--cp-comm-type p2p", "cp-kind", "ring"),
+    ("--fp8-recipe blockwise", "precision", ("fp8-blockwise",)),
+    ("--tp-comm-overlap", "tp-overlap", True),
+    ("--optimizer-cpu-offload", "offload-optimizer", 1.0),
+    ("--global-batch-size 256", "global-batch-size", 256),
+    ("--micro-batch-size 2", "micro-batch-size", (2,)),
+    ("--num-query-groups 8", "num-kv-heads", 8),
+    ("--kv-channels 128", "head-dim", 128),
+    ("--bf16", "mixed-precision", "bf16"),
+    # torchtitan
+    ("--parallelism.tensor_parallel_degree 4", "tp", (4,)),
+    ("--parallelism.pipeline_parallel_degree=4", "pp", (4,)),
+    ("--parallelism.data_parallel_replicate_degree 2", "dp-replicate", (2,)),
+    ("--parallelism.pipeline_parallel_schedule Interleaved1F1B", "schedule", ("interleaved",)),
+    ("--parallelism.pipeline_parallel_microbatch_size 1", "micro-batch-size", (1,)),
+    ("--parallelism.expert_parallel_degree 8", "ep", (8,)),
+    ("--activation_checkpoint.mode selective", "recompute", ("op",)),
+    ("activation_checkpoint.mode=full", "recompute", ("full",)),
+    ("--training.seq_len 8192", "seq-length", (8192,)),
+    ("--training.global_batch_size 64", "global-batch-size", 64),
+    ("--training.mixed_precision_param bfloat16", "mixed-precision", "bf16"),
+    # DeepSpeed, accelerate, transformers, torchrun
+    ("--train_micro_batch_size_per_gpu 4", "micro-batch-size", (4,)),
+    ("--train_batch_size 512", "global-batch-size", 512),
+    ("--zero_stage 3", "zero", (3,)),
+    ("zero_optimization.stage=2", "zero", (2,)),
+    ("--autotp_size 4", "tp", (4,)),
+    ("--num_processes 16", "gpus", 16),
+    ("--num_machines 2", "nodes", 2),
+    ("--fsdp_sharding_strategy FULL_SHARD", "zero", (3,)),
+    ("--fsdp_sharding_strategy 2", "zero", (2,)),
+    ("--fsdp_activation_checkpointing true", "recompute", ("full",)),
+    ("--offload_optimizer_device cpu", "offload-optimizer", 1.0),
+    ("--megatron_lm_tp_degree 2", "tp", (2,)),
+    ("--megatron_lm_num_micro_batches 8", "micro-batches", 8),
+    ("--parallelism_config_cp_size 2", "cp", (2,)),
+    ("--per_device_train_batch_size 2", "micro-batch-size", (2,)),
+    ("--gradient_accumulation_steps 8", "micro-batches", 8),
+    ("--gradient_checkpointing true", "recompute", ("full",)),
+    ("--nnodes 4", "nodes", 4),
+    ("--nproc-per-node 8", "gpus-per-node", 8),
+    # Galvatron, PaddleNLP
+    ("--settle_bsz 64", "global-batch-size", 64),
+    ("--settle_chunk 8", "micro-batches", 8),
+    ("--pp_deg 2", "pp", (2,)),
+    ("--global_tp_deg 4", "tp", (4,)),
+    ("--num_gpus_per_node 8", "gpus-per-node", 8),
+    ("--tensor_parallel_degree 4", "tp", (4,)),
+    ("--virtual_pp_degree 2", "vpp", (2,)),
+    ("--sharding stage2", "zero", (2,)),
+    # Calculon, SimuMax, AIConfigurator
+    ("--num_procs 64", "gpus", 64),
+    ("--tensor_par 8", "tp", (8,)),
+    ("--pipeline_interleaving 2", "vpp", (2,)),
+    ("--activation_recompute attn_only", "recompute", ("core_attn",)),
+    ("--microbatch_size 1", "micro-batch-size", (1,)),
+    ("--tp_size 4", "tp", (4,)),
+    ("--ep_size 8", "ep", (8,)),
+    ("--interleaving_size 2", "vpp", (2,)),
+    ("--zero_state 1", "zero", (1,)),
+    ("--micro_batch_num 8", "micro-batches", 8),
+    ("--world_size 64", "gpus", 64),
+    ("--total_gpus 32", "gpus", 32),
+    ("--system h200:4x8", "hardware", "h200:4x8"),
+    ("--model_path llama3-8b", "model", "llama3-8b"),
+    ("--backend megatron-core", "engine", "megatron"),
+    # one hyphen: vLLM, run scripts of Megatron-Bridge, shells
+    ("-tp 4", "tp", (4,)),
+    ("-vp 4", "vpp", (4,)),
+    ("-ng 64", "gpus", 64),
+    ("-gb 512", "global-batch-size", 512),
+    ("-o plans", "output-config-path", "plans"),
+    ("-v", "verbose", True),
+    # Megatron-Bridge, NeMo, and further words of the others
+    ("--compute_dtype fp8_mx", "precision", ("mxfp8",)),
+    ("trainer.devices=8", "gpus-per-node", 8),
+    ("model.activations_checkpoint_granularity=full", "recompute", ("full",)),
+    ("--recompute-modules core_attn mlp", "recompute", ("core_attn+mlp",)),
+    ("--recompute-modules=core_attn,moe_act", "recompute", ("core_attn+moe_act",)),
+    ("--decoder-seq-length 8192", "seq-length", (8192,)),
+    ("--max-model-len 8192", "seq-length", (8192,)),
+    ("--fsdp full_shard", "zero", (3,)),
+    ("--sharding_strategy SHARD_GRAD_OP", "zero", (2,)),
+    ("--fsdp_reshard_after_forward false", "zero", (2,)),
+    ("--parallelism.fsdp_reshard_after_forward always", "zero", (3,)),
+    ("--zero3", "zero", (3,)),
+    ("--use_fsdp", "zero", (3,)),
+    ("bf16.enabled=true", "mixed-precision", "bf16"),
+    ("--vram 40", "memory-constraint", 40 * 2**30),
+    ("--price-per-hour 2", "price", 2.0),
+    ("--goal cheapest", "goal", "cost"),
+)
+
+_ASKED = (
+    ("--num-gpus 64", "is it --gpus 64 (in all) or --gpus-per-node 64 (of each node)? say which"),
+    ("--batch-size 8", "is it --global-batch-size 8 (of a step) or --micro-batch-size 8 (of a"),
+    ("--num-layers-per-virtual-pipeline-stage 4", "V = layers / (pp * 4)"),
+    ("--fp8-format hybrid", "give --precision fp8, fp8-blockwise or mxfp8"),
+    ("--data_parallel_shard_degree 8", "fix it with --zero 3"),
+    ("--local_batch_size 8", "--global-batch-size N"),
+    ("--deepspeed_config ds.json", "autopar check FILE"),
+    ("--isl 4000", "of serving"),
+    # misspelled, or in words that nobody has
+    ("--tensor-paralel-size 4", "did you mean --tp?"),
+    ("--tensor-parallelism 4", "did you mean --tp?"),
+    ("--tensor-parallel 4", "did you mean --tp?"),
+    ("--pipeline-stages 4", "did you mean --pp?"),
+    ("--pipeline-parallelism 4", "did you mean --pp?"),
+    ("--expert-parallelism 4", "did you mean --ep?"),
+    ("--context-parallel 4", "did you mean --cp?"),
+    ("--data-parallelism 4", "did you mean --dp?"),
+    ("--virtual-stages 2", "did you mean --vpp?"),
+    ("--global-batch-sise 4", "did you mean --global-batch-size?"),
+    ("--global-bs 4", "did you mean --global-batch-size?"),
+    ("--microbatch 4", "--micro-batch-size 4 (samples of each) or --micro-batches 4 (how many)"),
+    ("--batchsize 4", "did you mean --global-batch-size or --micro-batch-size?"),
+    ("--seq-lenght 4096", "did you mean --seq-length?"),
+    ("--sequence-len 4096", "did you mean --seq-length?"),
+    ("--num-gpu 64", "did you mean --gpus or --gpus-per-node?"),
+    ("--zero-level 3", "did you mean --zero?"),
+    ("--zero-stag 3", "did you mean --zero?"),
+    ("--activation-checkpointing full", "did you mean --recompute?"),
+    ("--recomputation full", "did you mean --recompute?"),
+    ("--hardwear h100:1x8", "did you mean --hardware?"),
+    ("--modle llama3-8b", "did you mean --model?"),
+    ("--gpu-memory-gib 40", "did you mean --memory-constraint?"),
+    ("--gpu-mem 40", "did you mean --memory-constraint?"),
+    ("--num-kv-head 8", "did you mean --num-kv-heads?"),
+    ("--lora-ranks 8", "did you mean --lora?"),
+    ("--offload-optimiser 1", "did you mean --offload-optimizer?"),
+    ("--precison bf16", "did you mean --precision?"),
+    ("--time-limits 5", "did you mean --time-limit?"),
+    # words of which the nearest option is another matter
+    ("--num-experts 8", "did you mean --model"),
+    ("--moe-router-topk 2", "did you mean --model"),
+    ("--model.flavor 8B", "did you mean --model"),
+    ("--recompute-num-layers 2", "did you mean --recompute 'block N'"),
+    ("--activation_checkpoint.selective_ac_option op", "did you mean --recompute op?"),
+    ("--quantize.linear.float8.recipe_name rowwise", "did you mean --precision fp8"),
+    ("--quantization fp8", "did you mean --precision fp8"),
+    ("--enable-expert-parallel", "did you mean --ep N?"),
+    ("--ulysses_sequence_parallel_size 4", "did you mean --cp N --cp-kind a2a"),
+    ("--use-ulysses", "did you mean --cp N --cp-kind a2a"),
+    ("--parallelism_config_dp_shard_size 8", "did you mean --zero 3, --dp N or both?"),
+    ("--dp-shard 8", "did you mean --zero 3, --dp N or both?"),
+    ("--vocab_sdp 1", "did you mean --pin vzero3=1?"),
+    ("zero_optimization.offload_optimizer.device=cpu", "did you mean --offload-optimizer 1?"),
+    ("--whynot tp=8", "autopar-explain FILE --why-not tp=8"),
+    ("--sdp 1", "did you mean --zero 3?"),
+    ("--ddp", "did you mean --zero 0?"),
+    ("--offload_param cpu", "weights stay on the GPUs here"),
+    ("--max-num-seqs 256", "of serving"),
+    ("--gpu h100", "did you mean --hardware h100:8x8 (which) or --gpus N (how many)?"),
+    ("--cost 2", "did you mean --price X (dollars of a GPU-hour) or --goal cost?"),
+    ("--interleave 2", "did you mean --vpp N?"),
+    ("--no-recompute", "did you mean --recompute none?"),
+    ("--seq-length 128k", "give 131072 or 128000"),
+    ("--memory-constraint 75000MiB", "it is a number of GiB: 73.24"),
+    ("--memory-constraint 80GB", "it is a number of GiB: 74.51"),
+    ("--global-batch-size 4M", "give 4194304 or 4000000, of samples"),
+    ("-zz 4", "-zz: this option is unknown"),
+    ("--zzzzzz", "see --help"),
+)
+
+
+def read(line: str) -> dict[str, object]:
+    """Return the values of a command line of `autopar-search`."""
+    raw = COMMAND.read(shlex.split(line), lambda _: None)
+    assert raw is not None
+    return read_values(ROWS, raw)
+
+
+@pytest.mark.parametrize(("line", "name", "value"), _TAKEN)
+def test_words_of_peers_are_taken(line: str, name: str, value: object) -> None:
+    """With their value, in the words of the option that means the same."""
+    assert read(line) == {name: value}
+
+
+@pytest.mark.parametrize(("line", "said"), _ASKED)
+def test_other_words_get_a_sentence_that_helps(line: str, said: str) -> None:
+    """By what they mean, and one that means two things is asked about."""
+    with pytest.raises(OptionError) as caught:
+        read(line)
+
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--overlap-grad-reduce", "--overlap-param-gather", "--train-iters 100", "--fsdp_version 2"],
+)
+def test_words_that_change_no_plan_are_left_out(line: str) -> None:
+    """With a sentence that says why."""
+    said: list[str] = []
+    assert COMMAND.read(shlex.split(line), said.append) == {}
+    assert "accepted and ignored" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "off"),
+    [("--use-distributed-optimizer 0", "zero"), ("--bf16=false", "mixed-precision")],
+)
+def test_switch_that_is_off_says_nothing(line: str, off: str) -> None:
+    """It is not the option with another value."""
+    assert off not in read(line)
+
+
+def test_precision_of_all_of_training_has_one_name() -> None:
+    """`--precision` takes those of products and those of training."""
+    found = build_request({"precision": "fp16", "model": "llama3-8b"})
+
+    assert found.options.mixed_precision == "fp16"
+    assert found.degrees.precision is None
+    assert found.given == {"mixed-precision": "fp16", "model": "llama3-8b"}
+    with pytest.raises(OptionError, match=r"fp16 contradicts --mixed-precision fp32"):
+        build_request({"precision": "fp16", "mixed-precision": "fp32"})
+
+
+@pytest.mark.parametrize(
+    ("words", "hardware"),
+    [
+        ({"gpus": "64"}, "h100:8x8"),
+        ({"gpus": "4"}, "h100:1x4"),
+        ({"nodes": "4"}, "h100:4x8"),
+        ({"nodes": "4", "gpus-per-node": "4"}, "h100:4x4"),
+        ({"nodes": "4", "gpus": "16"}, "h100:4x4"),
+        ({"gpus-per-node": "4"}, "h100:1x4"),
+    ],
+)
+def test_shape_may_stand_beside_a_card(words: dict[str, str], hardware: str) -> None:
+    """Nodes are those of the card; the plan file has the shape."""
+    found = build_request({"hardware": "h100", **words})
+
+    assert found.inputs.hardware == hardware
+    assert found.given["hardware"] == hardware
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"hardware": "h100"}, "h100 is a card, of how many GPUs? give h100:8x8 for 8 nodes of 8"),
+        ({"hardware": "h100", "gpus": "12"}, "1 nodes of 8 are 8 GPUs, not 12"),
+        ({"memory-constraint": "81920"}, "81920 GiB is more than any GPU has; are MiB meant?"),
+    ],
+)
+def test_what_is_missing_is_asked(words: dict[str, str], said: str) -> None:
+    """In a sentence with what would be right."""
+    with pytest.raises(OptionError) as caught:
+        build_request(words)
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [COMMAND, EXPLAIN, EXPORT, EXPLORE])
+def test_help_is_one_screen_then_groups(command) -> None:
+    """What most questions take, and where the rest is."""
+    screen = command.help_of()
+    lines = screen.splitlines()
+
+    # others have options of their own besides
+    assert len(lines) <= (26 if command in (COMMAND, EXPLAIN) else 36)
+    assert max(map(len, lines)) <= SCREEN_WIDTH
+    groups = [line.split()[0] for line in lines[lines.index("") :] if line.startswith("  ")]
+    for row in command.rows:
+        word = row.panel.partition(":")[0].split()[0].lower()
+        assert word in groups
+        assert row.label in command.help_of([word]).replace("[no-]", "")
+    assert command.help_of(["all"]) == command.help_text
+    # whatever else stands behind it: help is for command lines that are not right yet
+    assert command.help_of(["nonsense"]) == screen
+
+
+@pytest.mark.parametrize("command", sorted(SUBCOMMANDS))
+def test_help_of_every_command_is_a_screen_or_two(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long one is a screen of 24 lines, behind which every group has a word of its own."""
+    module = import_module(SUBCOMMANDS[command][1])
+    found = getattr(module, "COMMAND", None)
+    if found is None:  # a list, or a front door of others
+        return
+    screen = found.help_of()
+    assert len(screen.splitlines()) <= (40 if found.first is None else 36)
+    if found.first is None:
+        return
+    assert max(map(len, screen.splitlines())) <= SCREEN_WIDTH
+    panels = {row.panel for row in found.rows}
+    groups = [line.split()[0] for line in screen.partition("--help GROUP")[2].splitlines()[1:]]
+    assert len(groups) == len(panels)
+    shown = "".join(found.help_of([group]) for group in groups)
+    assert all(row.label in shown.replace("[no-]", "") for row in found.rows)
+
+
+def test_help_of_an_option_says_its_spellings() -> None:
+    """By any of them."""
+    text = COMMAND.help_of(["tensor_parallel_degree"])
+
+    assert text == COMMAND.help_of(["tp"])
+    assert "--tensor-model-parallel-size" in text
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_option_of_another_command_names_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that command has it."""
+    program, first, *_ = ELSEWHERE[name].split()
+    command = first if program == "autopar" else program.removeprefix("autopar-")
+    run = import_module(SUBCOMMANDS[command][1]).run
+    if command == "cards":
+        run = partial(run, what=command)
+    assert run(["--help", "all"]) == 0
+    assert name == command or f"--{name} " in capsys.readouterr().out
+
+    stranger = EXPORT if command != "export" else EXPLAIN
+    with pytest.raises(OptionError, match=re.escape(f"does that: {ELSEWHERE[name]}")):
+        stranger.read([f"--{name}", "x"], lambda _: None)

@@ -1,0 +1,357 @@
+"""Launch scripts as they are found: what a scheduler sets, what only a running machine tells.
+
+How far bash is followed is in `test_shell_scripts.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.errors import DocumentError
+from search.engines.reader import CheckedFile
+from search.engines.readers import read_checked
+
+MODEL = """export CUDA_DEVICE_MAX_CONNECTIONS=1
+MODEL=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+  --seq-length 4096 --max-position-embeddings 4096 --position-embedding-type rope --swiglu
+  --disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128256
+  --micro-batch-size 1 --sequence-parallel --bf16 --use-distributed-optimizer --lr 1e-4)
+"""
+TP2 = "--tensor-model-parallel-size 2"
+
+
+def checked(folder: Path, script: str, world_size: int | None = 64) -> CheckedFile:
+    """Return what a script says on so many H100."""
+    path = folder / "train.sh"
+    path.write_text(f"#!/bin/bash\n{MODEL}{script}\n", encoding="utf-8")
+    return read_checked(str(path), world_size=world_size, gpu="h100-80gb")
+
+
+def said(file: CheckedFile) -> list[str]:
+    """Return the findings."""
+    return [f"{one.kind}: {one.text}" for one in file.findings]
+
+
+# --------------------------------------------------------------------------------------------------
+# The number of nodes.
+
+TORCHRUN = 'pretrain_gpt.py "${MODEL[@]}" --tensor-model-parallel-size 2'
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "default", "own"),
+    [
+        (
+            f"NNODES=${{SLURM_NNODES:-1}}\ntorchrun --nnodes $NNODES --nproc_per_node 8 {TORCHRUN}",
+            "SLURM_NNODES", "1", 8,
+        ),
+        (
+            ("GPUS=8\nD=(--nnodes ${SLURM_JOB_NUM_NODES:-2} --nproc-per-node $GPUS)\n"
+             f'torchrun "${{D[@]}}" {TORCHRUN}'),
+            "SLURM_JOB_NUM_NODES", "2", 16,
+        ),
+        (
+            ('D="--nproc-per-node 8 --nnodes=${WORLD_SIZE:-4} --node-rank ${RANK:-0}"\n'
+             f"torchrun $D {TORCHRUN}"),
+            "WORLD_SIZE", "4", 32,
+        ),
+        (
+            ("WORLD=${WORLD_SIZE:-8}\n"
+             f"torchrun --nnodes $((WORLD / 8)) --nproc-per-node 8 {TORCHRUN}"),
+            "WORLD_SIZE", "8", 8,
+        ),
+        (
+            ('if [ -z "$NODES" ]; then NODES=1; fi\n'
+             f"torchrun --nnodes $NODES --nproc-per-node 8 {TORCHRUN}"),
+            None, None, 8,
+        ),
+    ],
+)  # fmt: skip
+def test_nodes_that_the_environment_gives_are_those_of_the_hardware(
+    script: str, name: str | None, default: str | None, own: int, tmp_path: Path
+) -> None:
+    """With it nothing is to be said; without it the default counts, and is."""
+    file = checked(tmp_path, script)
+    assert (file.world_size, [text for text in said(file) if "default" in text]) == (64, [])
+    assert file.launch is not None
+    assert file.launch.degrees.dp == 32
+    alone = checked(tmp_path, script, world_size=None)
+    assert alone.world_size == own
+    if name is not None:
+        sentence = f"read: {name} is taken for its default {default}: {own} processes"
+        assert sentence in said(alone)
+
+
+def test_what_a_script_asks_the_scheduler_for(tmp_path: Path) -> None:
+    """Counts without --hardware, which counts over it; lines behind a command ask for nothing."""
+    head = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8 --mem 0\n#SBATCH -J name\n"
+    launch = f"torchrun --nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_ON_NODE {TORCHRUN}"
+    path = tmp_path / "train.sh"
+    for size, expected in ((None, 32), (32, 32), (64, 64)):
+        path.write_text(f"{head}\n{MODEL}{launch}\n", encoding="utf-8")
+        file = read_checked(str(path), world_size=size, gpu="h100-80gb")
+        assert (file.world_size, said(file)) == (expected, [])
+    path.write_text(f"#!/bin/bash\n{MODEL}#SBATCH --nodes=4\n{launch}\n", encoding="utf-8")
+    with pytest.raises(DocumentError, match="does not say the number of GPUs"):
+        read_checked(str(path), world_size=None, gpu="h100-80gb")
+
+
+def test_what_is_computed_of_the_nodes_follows(tmp_path: Path) -> None:
+    """A batch per node, and a layout by the number of nodes."""
+    script = (
+        "NNODES=${NNODES:-1}\nBATCH=$((NNODES * 32))\nPP=1\n"
+        "if [ $NNODES -gt 4 ]; then PP=2; fi\n"
+        f"torchrun --nnodes $NNODES --nproc-per-node 8 {TORCHRUN} --global-batch-size $BATCH "
+        "--pipeline-model-parallel-size $PP"
+    )
+    one, eight = (checked(tmp_path, script, size).launch for size in (8, 64))
+    assert one is not None
+    assert eight is not None
+    assert (one.global_batch, one.degrees.pp) == (32, 1)
+    assert (eight.global_batch, eight.degrees.pp) == (256, 2)
+
+
+def test_nodes_that_a_script_says_itself_are_its_own(tmp_path: Path) -> None:
+    """A number is no default, nor is one that no number of nodes makes the hardware's."""
+    for nodes in ("2", "${NNODES:-2}"):
+        script = f"torchrun --nnodes {nodes} --nproc-per-node 8 {TORCHRUN}"
+        with pytest.raises(DocumentError, match="starts 16 processes and --hardware has 36"):
+            checked(tmp_path, script, 36)
+    with pytest.raises(DocumentError, match="starts 16 processes and --hardware has 64"):
+        checked(tmp_path, f"torchrun --nnodes 2 --nproc-per-node 8 {TORCHRUN}")
+
+
+# --------------------------------------------------------------------------------------------------
+# What only running tells.
+
+
+@pytest.mark.parametrize(
+    ("before", "decided"),
+    [
+        ('if [ -d /ckpt ]; then MORE="--load /ckpt --finetune"; fi', "--finetune, --load"),
+        ("MORE=\n[ -f /data/x.bin ] && MORE+=' --data-path /data/x --split 9,1'",
+         "--data-path, --split"),
+        (("M=()\nif [[ -e /v ]]; then M+=(--vocab-file /v/a --merge-file /v/b)\n"
+          'else M+=(--mock-data)\nfi\nMORE="${M[*]}"'), "--merge-file, --mock-data, --vocab-file"),
+        (('case "$(hostname)" in a*) MORE="--num-workers 2";; b*) MORE="--num-workers 4 '
+          '--log-energy";; esac'), "--log-energy, --num-workers"),
+        ("if command -v nsys > /dev/null; then MORE='--profile --profile-ranks 0 1'; fi", None),
+        ("if nvidia-smi | grep -q H100; then MORE='--seed 1'; else MORE='--seed 2'; fi", "--seed"),
+        (("if [ -d /a ]; then MORE='--load /a'; fi\nif [ -d /b ]; then MORE+=' --save /b "
+          "--save-interval 9'; fi"), "--load, --save, --save-interval"),
+    ],
+)  # fmt: skip
+def test_both_ways_are_followed_where_they_are_no_matter(
+    before: str, decided: str | None, tmp_path: Path
+) -> None:
+    """What differs is said; flags that change neither memory nor time decide nothing."""
+    file = checked(tmp_path, f"{before}\ntorchrun --nproc-per-node 8 {TORCHRUN} $MORE", 8)
+
+    assert file.launch is not None
+    assert file.launch.degrees.tp == 2
+    if decided is not None:
+        (found,) = [text for text in said(file) if "decides" in text]
+        assert found.startswith(("read: `", "read: line"))
+        assert f" decides {decided}, which change" in found
+
+
+@pytest.mark.parametrize(
+    ("before", "differs"),
+    [
+        ('if [ -d /ckpt ]; then MORE="--recompute-activations --load /x"; fi',
+         "--recompute-activations;"),
+        ("[ -f /x ] && MORE='--tp-comm-overlap'", "--tp-comm-overlap"),
+        ("if [ -f /x ]; then MORE='--micro-batch-size 2'; else MORE='--micro-batch-size 4'; fi",
+         "--micro-batch-size"),
+    ],
+)  # fmt: skip
+def test_a_way_that_matters_is_not_guessed(before: str, differs: str, tmp_path: Path) -> None:
+    """The sentence has the condition, its line and the flags."""
+    with pytest.raises(DocumentError, match="on line 7, which only running tells") as caught:
+        checked(tmp_path, f"{before}\ntorchrun --nproc-per-node 8 {TORCHRUN} $MORE", 8)
+    assert f"tells: {differs}" in str(caught.value)
+
+
+def test_ways_on_which_nothing_runs_are_none(tmp_path: Path) -> None:
+    """A script that ends with what is wrong; two launches that are one but for their logs."""
+    launch = f"torchrun --nproc-per-node 8 {TORCHRUN}"
+    one = f"if [ ! -d /data ]; then echo no; exit 1; fi\n{launch}"
+    other = f"if [ -d /c ]; then\n{launch} --load /c\nexit\nelse\n{launch} --log-interval 1\nfi"
+    for script in (one, other):
+        file = checked(tmp_path, script, 8)
+        assert file.launch is not None
+    # neither ends in a launch that is priced as something else
+    split = f"if [ -d /c ]; then\n{launch}\nelse\ntorchrun --nproc-per-node 4 {TORCHRUN}\nfi"
+    with pytest.raises(DocumentError, match="only running tells: --nproc-per-node"):
+        checked(tmp_path, split, None)
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        'if [[ -z "${SLURM_JOB_ID:-}" ]]; then echo no; exit 1; fi',
+        '[ -z "$SLURM_JOB_ID" ] && exit 1',
+        'test -n "$SLURM_JOB_ID" || { echo no; exit 1; }',
+    ],
+)
+def test_a_script_that_ends_without_a_variable_is_read_with_it(guard: str, tmp_path: Path) -> None:
+    """Of a scheduler that is not there; what else depends on it is open, and what does not is."""
+    script = (
+        f'{guard}\nif [ -n "$SLURM_JOB_ID" ]; then M=--log-energy; fi\n'
+        f"torchrun --nproc-per-node 8 {TORCHRUN} $M"
+    )
+    file = checked(tmp_path, script, 8)
+    assert file.launch is not None
+    assert file.launch.degrees.tp == 2
+    assert "read: nothing is launched where these are not set: SLURM_JOB_ID" in said(file)
+
+
+def test_too_many_open_conditions_are_refused(tmp_path: Path) -> None:
+    """Seven that hang together have more ways than are followed."""
+    lines = [f"[ -f /{i} ] && MORE+=' --log-interval {i}'" for i in range(7)]
+    script = "\n".join([*lines, f"torchrun --nproc-per-node 8 {TORCHRUN} $MORE"])
+    with pytest.raises(DocumentError, match="only running tells"):
+        checked(tmp_path, script, 8)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
+        "MASTER_ADDR=${MASTER_ADDR:-$(hostname)}\nexport MASTER_PORT=$(shuf -i 1-9 -n 1)",
+        'if [ "$RANK" -eq 0 ]; then mkdir -p /out; fi\nMASTER_ADDR=x',
+        "if ! command -v torchrun; then pip install torch; fi\nMASTER_ADDR=x",
+        "cat > hosts <<EOF\n$(hostname)\nEOF\nMASTER_ADDR=$(head -1 hosts)",
+    ],
+)
+def test_addresses_are_no_matter(before: str, tmp_path: Path) -> None:
+    """What torchrun is told of them changes no launch."""
+    script = (
+        f"{before}\ntorchrun --nproc-per-node 8 --master_addr $MASTER_ADDR "
+        f"--master_port ${{MASTER_PORT:-6000}} {TORCHRUN}"
+    )
+    file = checked(tmp_path, script, 8)
+    assert file.launch is not None
+    assert not [one for one in file.findings if one.kind == "illegal"]
+
+
+def test_numbers_that_nobody_knows_are_not_illegal(tmp_path: Path) -> None:
+    """They are not priced, and rules on them say nothing; those on others do."""
+    script = (
+        'torchrun --nproc-per-node 8 pretrain_gpt.py "${MODEL[@]}" --tp-comm-overlap '
+        "--tensor-model-parallel-size $TP --fp16"
+    )
+    assert said(checked(tmp_path, script, 8)) == [
+        "not priced: --tensor-model-parallel-size is '$TP'; write the number to price it",
+        "illegal: --fp16 and --bf16 exclude each other",
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Other files, and other spellings.
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["conf/env.sh", '$(dirname "$0")/conf/env.sh', "${SCRIPT_DIR}/conf/env.sh",
+     '"$HERE"/conf/env.sh'],
+)  # fmt: skip
+def test_a_file_that_is_sourced_is_read(path: str, tmp_path: Path) -> None:
+    """From the folder of the script; what it sets and adds counts, its `return` ends it alone."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "env.sh").write_text(
+        "TP=4\nMODEL+=(--recompute-activations)\nreturn 0\nTP=8\n", encoding="utf-8"
+    )
+    script = (
+        'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nTP=1\n'
+        f"source {path}\n"
+        'torchrun --nproc-per-node 8 pretrain_gpt.py "${MODEL[@]}" '
+        "--tensor-model-parallel-size $TP"
+    )
+    file = checked(tmp_path, script, 8)
+    assert file.launch is not None
+    assert file.launch.degrees.tp == 4
+    assert file.launch.recompute.modules
+    assert not [text for text in said(file) if "is not read" in text]
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """Names that it may set are unknown, and those with a default have it; circles end."""
+    script = f"source none.sh\nTP=${{TP:-2}}\ntorchrun --nproc-per-node 8 {TORCHRUN}"
+    file = checked(tmp_path, script, 8)
+    assert "read: what none.sh sets is not read; taken as not set: TP" in said(file)
+    with pytest.raises(DocumentError, match="sources itself too often"):
+        checked(tmp_path, f"source train.sh\ntorchrun --nproc-per-node 8 {TORCHRUN}", 8)
+
+
+def test_sentences_stay_on_one_line(tmp_path: Path) -> None:
+    """Variables and conditions that are written over several lines are quoted in one."""
+    script = (
+        'if [ -f "${A\n}" ]; then M=--log-energy; fi\n'
+        f'torchrun --nproc-per-node 8 {TORCHRUN} $M --odd "a\nb" --log-interval 1 ${{B\n}}'
+    )
+    texts = [one.text for one in checked(tmp_path, script, 8).findings]
+    assert any("decides --log-energy" in text for text in texts)
+    assert "--odd a b may change time or memory" in texts
+    assert not [text for text in texts if "\n" in text]
+
+
+def test_a_launch_in_a_text_for_another_shell(tmp_path: Path) -> None:
+    """Variables are those of the outer script, unknown ones stay what they are."""
+    script = (
+        'M="${MODEL[*]}"\nsrun --container x bash <<EOF\nexport A=$SLURM_JOB_ID\n'
+        "torchrun --nproc-per-node 8 pretrain_gpt.py $M --tensor-model-parallel-size 2\nEOF"
+    )
+    file = checked(tmp_path, script, 8)
+    assert file.launch is not None
+    assert file.launch.degrees.tp == 2
+
+
+def test_argparse_knows_no_underscores(tmp_path: Path) -> None:
+    """Of a script or of flags in a document; Megatron-LM's own two spellings are meant."""
+    script = (
+        f"torchrun --nproc_per_node 8 {TORCHRUN} --log_interval=10 --override-opt_param-scheduler"
+    )
+    file = checked(tmp_path, script, 8)
+    assert said(file) == [
+        "illegal: --log_interval is spelt with hyphens, --log-interval, and argparse knows no other"
+    ]
+
+
+def document(folder: Path, text: str) -> CheckedFile:
+    """Return what a YAML of a launch on 8 GPUs says."""
+    lines = {
+        "num_layers": 12, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 1024,
+        "max_position_embeddings": 1024, "micro_batch_size": 4, "vocab_size": 50257,
+    }  # fmt: skip
+    path = folder / "launch.yaml"
+    body = "".join(f"{key}: {value}\n" for key, value in lines.items())
+    path.write_text(body + text, encoding="utf-8")
+    return read_checked(str(path), world_size=8, gpu="h100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("bf16: true\n", []),
+        ("optimizer_config:\n  lr: 3\n",
+         [("read: optimizer_config holds keys of its own, which are no arguments, and are not "
+           "read")]),
+        ("ENV_VARS:\n  A: 1\n", []),
+        ("--log_interval: 3\n",
+         [("illegal: --log_interval is spelt with hyphens, --log-interval, and argparse knows no "
+           "other")]),
+    ],
+)  # fmt: skip
+def test_documents(text: str, found: list[str], tmp_path: Path) -> None:
+    """Keys without hyphens are names of Python; mappings among them are said."""
+    assert said(document(tmp_path, text)) == found
+
+
+def test_a_given_value_is_taken_for_a_script_alone(tmp_path: Path) -> None:
+    """Documents say no variables, and their number of GPUs is their own."""
+    one: Any = document(tmp_path, "world_size: 8\n")
+    assert one.world_size == 8

@@ -1,0 +1,516 @@
+"""Job files of torchtitan under `autopar check`: published ones are read, broken ones found.
+
+The runs are those of torchtitan's `benchmarks/llama3_h100_202412_torchtitan.md` and of
+`llama3-8b_h200_202506_trainy-whitefiber.md`, their files written from the settings given there;
+memory is what its log calls so, the most that PyTorch's allocator had reserved.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from autopar.pipeline import SCHEDULES, TORCH_NAMES, in_flight
+from autopar.price.account import account_of
+from autopar.price.parameters import stage_weights
+from autopar.price.sharded import instants
+from autopar.price.step import step_time
+from autopar.rates.parts.operations import machine_of
+from autopar.run.launch import Degrees, Launch, even_chunks
+from autopar.units import GIB
+from search.check.job import job_of_launch
+from search.commands import check
+from search.engines.huggingface.models import FLAVOURS, flavour
+from search.engines.reader import CheckedFile
+from search.engines.readers import read_checked, trainer_of
+from search.engines.text import read_configuration
+from search.engines.torchtitan.read import read_titan
+from tests.step_cases import card_named, stack_named
+
+MACHINE = machine_of(card_named("h100-80gb"), stack_named("torchtitan-compiled"))
+
+_2024 = """
+[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "{flavor}"
+norm_type = "rmsnorm"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+batch_size = {batch}
+seq_len = {seq}
+warmup_steps = 200
+max_norm = 1.0
+steps = 1000
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = {tp}
+compile = {compile}
+dataset = "c4"
+[experimental]
+context_parallel_degree = {cp}
+pipeline_parallel_degree = {pp}
+{pipeline}
+[checkpoint]
+enable_checkpoint = false
+[activation_checkpoint]
+mode = "{mode}"
+{option}
+[float8]
+enable_float8_linear = {float8}
+enable_fsdp_float8_all_gather = {float8}
+precompute_float8_dynamic_scale_for_fsdp = {float8}
+"""
+_H200 = """
+[model]
+name = "llama3"
+flavor = "8B"
+tokenizer_path = "./assets/tokenizer/original/tokenizer.model"
+converters = ["float8"]
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+eps = 1e-8
+[lr_scheduler]
+warmup_steps = 200
+[training]
+local_batch_size = 2
+seq_len = 8192
+max_norm = 1.0
+steps = 2000
+compile = true
+dataset = "c4"
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+pipeline_parallel_degree = 1
+context_parallel_degree = 1
+[checkpoint]
+enable_checkpoint = false
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[float8]
+enable_fsdp_float8_all_gather = true
+precompute_float8_dynamic_scale_for_fsdp = true
+force_recompute_fp8_weight_in_bwd = true
+filter_fqns = ["output"]
+"""
+
+
+class Run(NamedTuple):
+    """A published run: its file, its GPUs, and the GiB that it reserved."""
+
+    text: str
+    gpus: int
+    memory_gib: float
+
+
+def _run(
+    flavor: str, gpus: int, memory_gib: float, *, batch: int, seq: int = 8192, tp: int = 1,
+    cp: int = 1, pp: int = 1, compiled: bool = True, float8: bool = True, op: bool = False,
+    pipeline: str = "",
+) -> Run:  # fmt: skip
+    yes = {True: "true", False: "false"}
+    text = _2024.format(
+        flavor=flavor, batch=batch, seq=seq, tp=tp, cp=cp, pp=pp, compile=yes[compiled],
+        float8=yes[float8], mode="selective" if op else "full",
+        option='selective_ac_option = "op"' if op else "", pipeline=pipeline,
+    )  # fmt: skip
+    return Run(text, gpus, memory_gib)
+
+
+RUNS: dict[str, Run] = {
+    "8B eager": _run("8B", 8, 82.4, batch=2, compiled=False, float8=False, op=True),
+    "8B compiled": _run("8B", 8, 77.0, batch=2, float8=False, op=True),
+    "8B fp8": _run("8B", 8, 76.8, batch=2, op=True),
+    "8B eager, 128": _run("8B", 128, 67.0, batch=2, compiled=False, float8=False, op=True),
+    "8B compiled, 128": _run("8B", 128, 62.0, batch=2, float8=False, op=True),
+    "8B fp8, 128": _run("8B", 128, 61.8, batch=2, op=True),
+    "8B 32k": _run("8B", 8, 83.9, batch=1, seq=32768),
+    "8B 64k": _run("8B", 8, 84.2, batch=1, seq=65536, cp=2),
+    "8B 128k": _run("8B", 8, 84.0, batch=1, seq=131072, cp=4),
+    "8B 256k": _run("8B", 8, 84.5, batch=1, seq=262144, cp=8),
+    "70B": _run("70B", 256, 71.9, batch=16, tp=8),
+    "70B async": _run(
+        "70B", 256, 67.6, batch=16, tp=8, pipeline="enable_async_tensor_parallel = true"
+    ),
+    "405B": _run("405B", 512, 82.5, batch=32, tp=8, pp=8,
+                 pipeline="enable_async_tensor_parallel = true"),
+    "405B looped": _run(
+        "405B", 512, 72.7, batch=32, tp=8, pp=8,
+        pipeline='pipeline_parallel_schedule = "interleaved_1f1b"\n'
+        "pipeline_parallel_microbatches = 16\nenable_async_tensor_parallel = true",
+    ),
+    "405B 32k": _run("405B", 512, 75.3, batch=8, seq=32768, tp=8, pp=8),
+    "405B 64k": _run("405B", 512, 75.9, batch=8, seq=65536, tp=8, pp=8, cp=2),
+    "405B 128k": _run("405B", 512, 77.1, batch=8, seq=131072, tp=8, pp=8, cp=4),
+    "405B 256k": _run("405B", 512, 84.9, batch=8, seq=262144, tp=8, pp=8, cp=8),
+    "8B H200": Run(_H200, 32, 47.96),
+    "8B H200, 64": Run(_H200, 64, 46.97),
+}  # fmt: skip
+_RESERVED_OVER_PREDICTED = (1.06, 1.23)
+"""Between which all of them lie; what of it is known is in docs/memory.md."""
+
+
+def _launch(text: str, gpus: int) -> Launch:
+    return read_titan(tomllib.loads(text), world_size=gpus, gpu="h100-80gb").launch
+
+
+def _peak_bytes(launch: Launch) -> int:
+    return max(account_of(launch, at).peak_bytes for at in range(launch.degrees.pp))
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Callable[..., CheckedFile]:
+    """Return what reads a text as a job file."""
+
+    def read(text: str, gpus: int, gpu: str = "h100-80gb") -> CheckedFile:
+        path = tmp_path / "job.toml"
+        path.write_text(text, encoding="utf-8")
+        return read_checked(str(path), world_size=gpus, gpu=gpu)
+
+    return read
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_runs_are_read_and_near_their_memory(
+    name: str, checked: Callable[..., CheckedFile]
+) -> None:
+    """Nothing is wrong with them, nothing not understood, and they reserve what is predicted."""
+    run = RUNS[name]
+    file = checked(run.text, run.gpus)
+    assert file.launch is not None
+    kinds = {finding.kind for finding in file.findings}
+    assert kinds <= {"no effect"}, file.findings
+    ratio = run.memory_gib * GIB / _peak_bytes(file.launch)
+    low, high = _RESERVED_OVER_PREDICTED
+    assert low < ratio < high, (name, ratio)
+    assert file.stack == ("torchtitan-eager" if "eager" in name else "torchtitan-compiled")
+
+
+def test_differences_between_published_runs_are_predicted() -> None:
+    """What sharding and the compiler save: states over 16 times the ranks, a matrix's output."""
+    peaks = {name: _peak_bytes(_launch(run.text, run.gpus)) / GIB for name, run in RUNS.items()}
+    for one, other in (
+        ("8B eager", "8B eager, 128"),
+        ("8B compiled", "8B compiled, 128"),
+        ("8B eager", "8B compiled"),
+        ("8B eager, 128", "8B compiled, 128"),
+    ):
+        measured = RUNS[one].memory_gib - RUNS[other].memory_gib
+        # a tenth more is reserved than is predicted
+        assert 1.1 * (peaks[one] - peaks[other]) == pytest.approx(measured, rel=0.12)
+
+
+def test_a_check_takes_less_than_a_second(tmp_path: Path) -> None:
+    """Of a pipeline of 126 layers on 512 GPUs, its launches next to it left out."""
+    path = tmp_path / "job.toml"
+    path.write_text(RUNS["405B"].text, encoding="utf-8")
+    check.run([str(path), "--hardware", "h100:64x8", "--no-neighbours"])
+    begun = time.process_time()
+    code = check.run([str(path), "--hardware", "h100:64x8", "--no-neighbours"])
+    assert code == 0
+    assert time.process_time() - begun < 1.0
+
+
+def test_what_a_check_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own words: ranks that shard, what is computed again, keys of TOML."""
+    path = tmp_path / "job.toml"
+    path.write_text(RUNS["8B compiled, 128"].text, encoding="utf-8")
+    code = check.run([str(path), "--hardware", "h100:16x8"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert code == 0
+    assert "torchtitan (keys of 2024) on 128 h100-80gb" in out
+    assert "dp 128, fully sharded" in out
+    assert "all but attention and every other product" in out
+    assert "gradients of 4 bytes" in out
+    assert "head and loss" in out
+    assert "as torchtitan-compiled runs it" in out
+    path.write_text(_H200, encoding="utf-8")
+    assert check.run([str(path), "--hardware", "h200:4x8"]) == 0
+    lines = capsys.readouterr().out
+    assert '  - [activation_checkpoint] mode = "selective"\n' in lines
+    assert '  + [activation_checkpoint] mode = "none"\n' in lines
+
+
+MODERN = """
+[model]
+name = "{name}"
+flavor = "{flavor}"
+hf_assets_path = "./assets"
+[training]
+local_batch_size = {batch}
+seq_len = 4096
+[parallelism]
+tensor_parallel_degree = {tp}
+expert_parallel_degree = {ep}
+pipeline_parallel_degree = {pp}
+{more}
+[activation_checkpoint]
+mode = "{mode}"
+[compile]
+enable = true
+components = ["loss"]
+"""
+
+
+def _modern(name: str, flavor: str, **fields: Any) -> str:
+    given = {"batch": 4, "tp": 1, "ep": 1, "pp": 1, "mode": "full", "more": "", **fields}
+    return MODERN.format(name=name, flavor=flavor, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "fields"),
+    [
+        ("deepseek_v3", "16B", {"ep": 8}),
+        ("deepseek_v3", "671B", {"ep": 64, "batch": 2}),
+        ("llama4", "17bx16e", {"tp": 8, "ep": 16, "batch": 8}),
+        ("llama4", "17bx128e_irope", {"tp": 8, "ep": 16, "batch": 1}),
+        ("qwen3", "30B-A3B", {"ep": 8}),
+        ("qwen3", "0.6B", {"mode": "none"}),
+        ("llama3", "70B", {"tp": 8, "batch": 1}),
+        ("llama3", "405B", {"tp": 8, "pp": 8, "batch": 16, "more":
+            'pipeline_parallel_schedule = "Interleaved1F1B"'}),
+    ],
+)  # fmt: skip
+def test_flavours_of_0_2_are_priced(
+    name: str, flavor: str, fields: dict[str, Any], checked: Callable[..., CheckedFile]
+) -> None:
+    """Experts, latent attention, tied embeddings and stages have states of their published size."""
+    file = checked(_modern(name, flavor, **fields), 512)
+    assert file.launch is not None, file.findings
+    assert not [one for one in file.findings if one.kind != "no effect"]
+    account = account_of(file.launch, 0)
+    degrees = file.launch.degrees
+    # fp32 shards and Adam's moments, 12 bytes of every parameter over all GPUs that share it
+    size = {"16B": 15.7e9, "671B": 671e9, "17bx16e": 107.8e9, "17bx128e_irope": 400.7e9,
+            "30B-A3B": 30.5e9, "0.6B": 0.6e9, "70B": 70.6e9, "405B": 405.9e9}[flavor]  # fmt: skip
+    kept = {term.name: term.num_bytes for term in account.states}
+    share = (kept["weights"] + kept["Adam moments"]) / 12
+    assert share == pytest.approx(size / degrees.world, rel=0.25)
+
+
+def _scheduled(name: str, batch: int = 16) -> str:
+    line = f'pipeline_parallel_schedule = "{name}"'
+    return _modern("llama3", "405B", tp=8, pp=8, batch=batch, more=line)
+
+
+def test_schedules_keep_what_their_order_has_in_flight(
+    checked: Callable[..., CheckedFile],
+) -> None:
+    """All micro-batches before any backward, as many as there are stages, or fewer behind."""
+    saved: dict[str, list[int]] = {}
+    for name in TORCH_NAMES.values():
+        file = checked(_scheduled(name), 512)
+        assert file.launch is not None, file.findings
+        assert not [one for one in file.findings if one.kind != "no effect"]
+        degrees = file.launch.degrees
+        assert TORCH_NAMES[degrees.pipeline] == name
+        facts = SCHEDULES[degrees.pipeline]
+        # the loss is where the model ends
+        assert degrees.chunks[0 if facts.v_shaped else -1][-1][3]
+        instants_of = [list(instants(file.launch, stage)) for stage in (1, 6)]
+        saved[name] = [
+            max(
+                part.num_bytes
+                for each in found
+                for part in each.parts
+                if part.name == "saved activations"
+            )
+            for found in instants_of
+        ]
+        time = step_time(MACHINE, job_of_launch(file.launch))
+        assert sum(time.terms_s.values()) == pytest.approx(time.total_s)
+    live = {
+        TORCH_NAMES[schedule]: in_flight(schedule, 8, facts.least_chunks, 16)
+        for schedule, facts in SCHEDULES.items()
+    }
+    for name, (early, late) in saved.items():
+        # stages in the middle have as many layers each
+        assert early / late == pytest.approx(live[name][1] / live[name][6], rel=0.1)
+        assert early / saved["GPipe"][0] == pytest.approx(live[name][1] / 16, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_scheduled("DualPipeV", 8), "2 * stages(8) = 16"),
+        (_scheduled("Interleaved1F1B", 17), "micro-batches(17) % rounds of stages(2) = 1 != 0"),
+    ],
+)
+def test_micro_batches_that_a_schedule_refuses(
+    text: str, said: str, checked: Callable[..., CheckedFile]
+) -> None:
+    found = [one.text for one in checked(text, 512).findings if one.kind == "illegal"]
+    assert any(said in one for one in found), found
+
+
+def test_a_check_says_an_unusual_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    for name, said in (("ZBVZeroBubble", "pp 8 x 2 chunks under ZBV, dp"), ("1F1B", "pp 8, dp")):
+        path.write_text(_scheduled(name), encoding="utf-8")
+        assert check.run([str(path), "--hardware", "h100:64x8", "--no-neighbours"]) in (0, 1)
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_chunks_that_a_schedule_has_not(checked: Callable[..., CheckedFile]) -> None:
+    text = _scheduled("ZBVZeroBubble").replace(
+        "[activation", "pipeline_parallel_layers_per_stage = 4\n[activation", 1
+    )
+    file = checked(text, 512)
+    assert file.launch is None
+    assert any(
+        "ZBVZeroBubble has 2 stages a rank, and 32 stages are on pp(8)" in one.text
+        for one in file.findings
+    ), file.findings
+
+
+@pytest.mark.parametrize("name", FLAVOURS)
+def test_every_flavour_has_its_published_parameters(name: str) -> None:
+    """Counted tensor by tensor, in billions."""
+    published = {
+        "llama3 8B": 8.03, "llama3 70B": 70.55, "llama3 405B": 405.85, "llama2 7B": 6.74,
+        "llama2 13B": 13.02, "llama2 70B": 68.98, "llama4 17bx16e": 107.8,
+        "llama4 17bx128e": 400.7, "deepseek_v3 16B": 15.71, "deepseek_v3 236B": 235.7,
+        "deepseek_v3 671B": 671.0, "qwen3 0.6B": 0.596, "qwen3 1.7B": 1.72, "qwen3 4B": 4.02,
+        "qwen3 8B": 8.19, "qwen3 14B": 14.77, "qwen3 32B": 32.76, "qwen3 30B-A3B": 30.53,
+        "qwen3 235B-A22B": 235.1, "llama3 debugmodel": 0.006164,
+    }  # fmt: skip
+    for size in FLAVOURS[name]:
+        model = flavour(name, size)
+        assert model is not None
+        launch = Launch(
+            model=model,
+            degrees=Degrees(world=1, chunks=even_chunks(model.num_layers, 1)),
+            seq=16,
+            micro_batch=1,
+            global_batch=1,
+        )
+        weights = [weight for chunk in stage_weights(launch, 0) for weight in chunk]
+        billions = sum(weight.elements for weight in weights) / 1e9
+        assert billions == pytest.approx(published[f"{name} {size}"], rel=3e-3)
+
+
+BROKEN: list[tuple[str, int, str]] = [
+    (RUNS["8B fp8"].text.replace("shard_degree = -1", "shard_degree = 3"), 8,
+     "dp_replicate(1) * dp_shard(3) * cp(1) * tp(1) * pp(1) = 3 != world size(8)"),
+    (RUNS["8B 64k"].text.replace("context_parallel_degree = 2", "context_parallel_degree = 3"), 8,
+     "!= world size(8)"),
+    (RUNS["70B async"].text.replace("compile = true", "compile = false"), 256,
+     "enable_async_tensor_parallel needs compile"),
+    (RUNS["70B"].text.replace("tensor_parallel_degree = 8", "tensor_parallel_degree = 16"), 256,
+     "heads of keys and values(8) % tp(16) != 0"),
+    (RUNS["8B 64k"].text.replace("65536", "65538"), 8, "seq_len(65538) % (tp * 2 cp)(4) = 2"),
+    (RUNS["405B"].text.replace("batch_size = 32", "batch_size = 36"), 512,
+     "batch_size(36) % pipeline_parallel_microbatches(8) != 0"),
+    (_H200.replace('"op"', '"most"'), 32,
+     "activation_checkpoint.selective_ac_option: expected a positive integer, got 'most'"),
+    (_H200.replace('mode = "selective"', 'mode = "some"'), 32, "expected one of none, selective"),
+    (_H200.replace("seq_len = 8192", 'seq_len = "long"'), 32, "training.seq_len: expected"),
+    (_H200.replace("steps = 2000", "steps = 2000\nglobal_batch_size = 100"), 32,
+     "training.global_batch_size(100) % (local_batch_size(2) * dp(32)) = 36 != 0"),
+    (_H200.replace("force_recompute_fp8_weight_in_bwd = true", 'recipe_name = "rowwise"'), 32,
+     "enable_fsdp_float8_all_gather and recipe_name exclude each other"),
+    (_modern("deepseek_v3", "16B", ep=3), 512, "ep(3) * pp(1)) = 2 != 0"),
+    (_modern("deepseek_v3", "16B", tp=8, ep=4), 512, "ep(4) % (cp * tp)(8) = 4 != 0"),
+    (_modern("qwen3", "0.6B", pp=4), 512, "tied embeddings have no pipeline"),
+    (_modern("llama3", "405B", tp=8, pp=8, batch=4), 512,
+     "1F1B needs as many micro-batches(4) as there are stages(8)"),
+    (_modern("llama3", "8B", more="data_parallel_shard_degree = 0"), 8,
+     "expected -1 or a positive integer, got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "gpus", "said"), BROKEN)
+def test_broken_ones_are_found(
+    text: str, gpus: int, said: str, checked: Callable[..., CheckedFile]
+) -> None:
+    """In one sentence with numbers; and without it the file is fine."""
+    file = checked(text, gpus)
+    illegal = [one.text for one in file.findings if one.kind == "illegal"]
+    assert any(said in one for one in illegal), file.findings
+    assert len(illegal) == len(set(illegal))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "kind", "said"),
+    [
+        (_H200.replace("steps = 2000", "stepz = 2000"), 32, "not understood",
+         "training.stepz 2000 is no key that torchtitan had"),
+        (_H200.replace('converters = ["float8"]', "converters = []"), 32, "no effect",
+         "float8.enable_fsdp_float8_all_gather, since model.converters has no float8"),
+        (_H200.replace('mode = "selective"', 'mode = "full"'), 32, "no effect",
+         "selective_ac_option, since activation_checkpoint.mode is full"),
+        (_modern("llama3", "8B", ep=8), 64, "no effect",
+         "parallelism.expert_parallel_degree, since the model has no experts"),
+        (_modern("llama3", "8B", more="enable_async_tensor_parallel = true"), 64, "no effect",
+         "enable_async_tensor_parallel, since tensor_parallel_degree is 1"),
+        (_modern("llama3", "8B", mode="memory_budget"), 64, "not priced",
+         "the compiler decides what is kept within a budget"),
+        (_modern("llama3", "9B"), 64, "not priced", "'9B' is not known here; known are 8B, 70B"),
+        (_modern("flux", "dev"), 64, "not priced", "model.name 'flux' is not known here"),
+        (_H200.replace('"AdamW"', '"Muon"'), 32, "not priced", "'Muon' keeps other states"),
+        (_H200.replace("steps = 2000", 'dtype = "float16"'), 32, "not priced",
+         "weights and states are of 16 bits"),
+        (_modern("llama3", "405B", tp=8, pp=8, batch=16, more=
+            'pipeline_parallel_schedule = "PipelineScheduleMulti"'), 512, "not priced",
+         "'PipelineScheduleMulti' is a schedule"),
+        (_modern("llama3", "405B", tp=8, pp=8, batch=16, more=
+            'pipeline_parallel_schedule_csv = "own.csv"'), 512, "not priced",
+         "is a schedule of one's own"),
+    ],
+)  # fmt: skip
+def test_what_is_to_say(
+    text: str, gpus: int, kind: str, said: str, checked: Callable[..., CheckedFile]
+) -> None:
+    file = checked(text, gpus)
+    found = [one.text for one in file.findings if one.kind == kind]
+    assert any(said in one for one in found), file.findings
+    assert (file.launch is None) == (kind == "not priced")
+
+
+def test_an_old_card_has_no_products_of_8_bits(checked: Callable[..., CheckedFile]) -> None:
+    file = checked(_H200, 32, "a100-80gb")
+    assert any("needs a device that has products of 8 bits" in one.text for one in file.findings)
+
+
+def test_changes_are_keys_of_the_file(checked: Callable[..., CheckedFile]) -> None:
+    """In the sections of its generation, and read anew they are the other launch."""
+    from dataclasses import replace
+
+    for text, place in ((RUNS["8B fp8"].text, "training"), (_H200, "parallelism")):
+        file = checked(text, 32)
+        assert file.launch is not None
+        other = replace(
+            file.launch,
+            degrees=replace(file.launch.degrees, tp=2, sequence_parallel=True),
+        )
+        changes = file.written(other)
+        # 2024 has no batch of all ranks, so fewer of them would be fewer sequences
+        if place == "training":
+            assert changes is None
+            continue
+        assert changes is not None
+        assert (f"{place}.tensor_parallel_degree", "1", "2") in changes
+        assert ("training.global_batch_size", None, "64") in changes
+        assert file.spelled(f"{place}.tensor_parallel_degree", "2") == (
+            f"[{place}] tensor_parallel_degree = 2"
+        )
+
+
+def test_owns_its_files_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(_H200, encoding="utf-8")
+    assert trainer_of(read_configuration(path)).name == "torchtitan"

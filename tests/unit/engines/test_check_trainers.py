@@ -1,0 +1,195 @@
+"""Trainers of `autopar check`: whose a file is, and that what a trainer gives is what is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.errors import DocumentError
+from autopar.run.launch import Launch
+from search.check.changes import MOVES, Changes, changes_of
+from search.commands import check
+from search.engines import readers as reading
+from search.engines.megatron.read import read_launch
+from search.engines.reader import Asked, CheckedFile, Trainer
+from search.engines.readers import TRAINERS, read_checked, trainer_of
+from search.engines.text import Configuration, read_configuration
+
+ARGUMENTS: dict[str, Any] = {
+    "--num-layers": 32,
+    "--hidden-size": 4096,
+    "--ffn-hidden-size": 14336,
+    "--num-attention-heads": 32,
+    "--seq-length": 4096,
+    "--max-position-embeddings": 4096,
+    "--position-embedding-type": "rope",
+    "--swiglu": True,
+    "--vocab-size": 128256,
+    "--micro-batch-size": 1,
+    "--global-batch-size": 128,
+    "--tensor-model-parallel-size": 4,
+    "--sequence-parallel": True,
+    "--bf16": True,
+    "--use-distributed-optimizer": True,
+}
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Return what runs the command."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = check.run(arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def _read_plain(source: Configuration, asked: Asked) -> CheckedFile:
+    """Return a launch of another trainer, which calls a tensor degree `tp` and changes it alone."""
+    arguments = {**ARGUMENTS, "--tensor-model-parallel-size": source.document["plain"]["tp"]}
+    launch = read_launch(arguments, world_size=asked.world_size, gpu=asked.gpu).launch
+
+    def written(other: Launch) -> Changes | None:
+        changed = {flag for flag, _, _ in changes_of(None, launch, other)}
+        if changed - {"tensor-model-parallel-size", "sequence-parallel"}:
+            return None
+        return (("tp", str(launch.degrees.tp), str(other.degrees.tp)),)
+
+    return CheckedFile(
+        path=str(source.path),
+        trainer="plain",
+        stack="megatron-2021",
+        world_size=asked.world_size or 8,
+        launch=launch,
+        findings=(),
+        moves=frozenset({"tensor"}),
+        written=written,
+        spelled=lambda key, value: f"[plain] {key}" + (f" = {value}" if value else ""),
+    )
+
+
+PLAIN = Trainer(
+    name="plain", forms="TOML", owns=lambda source: "plain" in source.document, read=_read_plain
+)
+
+
+def test_another_trainer_is_shown_in_its_own_words(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name, its software, only what it can change, and that as it spells it."""
+    monkeypatch.setattr(reading, "TRAINERS", (PLAIN, *TRAINERS))
+    path = tmp_path / "job.toml"
+    path.write_text("[plain]\ntp = 8\n", encoding="utf-8")
+    code, out, err = ask(str(path), "--hardware", "h100:4x8")
+
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{path}: plain on 32 h100-80gb")
+    assert "as megatron-2021 runs it" in out
+    assert "  - [plain] tp = 8\n  + [plain] tp = " in out
+    assert "micro-batch-size 2" not in out
+    code, out, _ = ask(str(path), "--hardware", "h100:4x8", "--stack", "megatron-core",
+                       "--json", "-")  # fmt: skip
+    (launch,) = json.loads(out)["launches"]
+    assert (code, launch["trainer"], launch["stack"]) == (0, "plain", "megatron-core")
+    (changed,) = launch["neighbours"]["any"]["arguments"]
+    assert (changed["flag"], changed["before"]) == ("[plain] tp", "8")
+
+
+def test_a_wrong_stack_is_said_before_files_are_read(ask: Ask, tmp_path: Path) -> None:
+    """With the names that there are."""
+    code, out, err = ask(str(tmp_path / "none.sh"), "--stack", "megatron")
+    assert (code, out) == (2, "")
+    assert "megatron-core" in err
+    assert "none.sh" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", '[x]\ny = "z"\n', "is no launch of"),
+        ("a.toml", "[x\n", "is not TOML"),
+        ("a.json", "{}", "is no launch of"),
+        ("a.yaml", "model: {}\n", "is no launch of"),
+        ("a.sh", "python x.py --epochs 3\n", "is no launch of"),
+        ("a.sh", "echo hello\n", "holds no command that runs a .py file"),
+    ],
+)
+def test_a_file_of_nobody_names_who_is_read(
+    name: str, text: str, said: str, tmp_path: Path
+) -> None:
+    """In one sentence, with every trainer and its files."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DocumentError, match=said) as error:
+        read_checked(str(path), world_size=8, gpu="h100-80gb")
+    if said == "is no launch of":
+        for trainer in TRAINERS:
+            assert f"{trainer.name} ({trainer.forms})" in str(error.value)
+    assert len(str(error.value)) - len(str(path)) < 270
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "trainer"),
+    [
+        ("a.json", json.dumps(ARGUMENTS), "Megatron-LM"),
+        ("a.yaml", "MODEL_ARGS:\n  --num-layers: 2\n  --seq-length: 8\n", "Megatron-LM"),
+        ("a.sh", "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8\n", "Megatron-LM"),
+    ],
+)
+def test_whose_a_file_is(name: str, text: str, trainer: str, tmp_path: Path) -> None:
+    """One trainer alone takes it, and all of them look at any file without an error."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    source = read_configuration(path)
+    assert trainer_of(source).name == trainer
+    assert {type(one.owns(source)) for one in TRAINERS} == {bool}
+
+
+def test_moves_are_those_of_neighbours(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that can change nothing has no launches next to it."""
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(ARGUMENTS), encoding="utf-8")
+    assert ask(str(path), "--hardware", "h100:4x8")[0] == 0
+    file = read_checked(str(path), world_size=32, gpu="h100-80gb")
+    assert file.moves == MOVES
+
+    still = Trainer(
+        name="still",
+        forms="JSON",
+        owns=lambda _: True,
+        read=lambda source, asked: _still(source, asked),
+    )
+    monkeypatch.setattr(reading, "TRAINERS", (still,))
+    _, out, _ = ask(str(path), "--hardware", "h100:4x8")
+    assert "was found in 0 launches next to this one" in " ".join(out.split())
+
+
+def _still(source: Configuration, asked: Asked) -> CheckedFile:
+    from dataclasses import replace
+
+    return replace(TRAINERS[-1].read(source, asked), moves=frozenset())
+
+
+def test_words_of_a_command_are_kept_as_they_stand(tmp_path: Path) -> None:
+    """Short flags and dotted keys make a launch as well, and what runs is named."""
+    path = tmp_path / "x.sh"
+    path.write_text(
+        "TP=4\npython scripts/run.py -tp $TP -vp $VP model.cp=$CP train.steps=10 ++a.b.c=1\n"
+        "python notify.py done\n",
+        encoding="utf-8",
+    )
+    source = read_configuration(path)
+    assert source.command is not None
+    assert source.command.program == "scripts/run.py"
+    assert source.command.arguments == (
+        "-tp", "4", "-vp", "$VP", "model.cp=$CP", "train.steps=10", "++a.b.c=1",
+    )  # fmt: skip
+    assert source.notes == ()

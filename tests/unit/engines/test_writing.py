@@ -1,0 +1,242 @@
+"""Launches written for trainers: what is refused, what is lost, what bash makes of it.
+
+That nothing is lost where nothing has to be is a property (`tests/property/test_written_launches`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.price.profile import launch_model
+from autopar.run.launch import (
+    Experts,
+    Launch,
+    Precision,
+    Software,
+    TorchTrainer,
+    chunks_of_sizes,
+    even_chunks,
+)
+from search.engines.choice import Choice
+from search.engines.differences import without_effect
+from search.engines.files import LAUNCH, written
+from search.engines.megatron.write import environment_of
+from search.engines.place import Place
+from search.engines.space import Job, launch_of
+from search.engines.spaces import ENGINES
+from search.engines.text import flags_of, script_command
+
+NODE = Place(num_nodes=1, gpus_per_node=8)
+
+
+def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
+    """Return a launch as a search over trainers makes it, on eight H100."""
+    space = next(one for one in ENGINES if one.name == engine)
+    sizes = launch_model(load_spec(model))
+    usual = {"zero": 1 if engine in ("megatron", "deepspeed") else 2, "global_batch": 64}
+    chunks = even_chunks(
+        sizes.num_layers,
+        choice.get("pp", 1),
+        choice.get("vpp", 1),
+        schedule=choice.get("schedule"),
+    )
+    job = Job(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
+    return launch_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
+
+
+def test_exchanges_of_experts_beside_kernels_have_queues_of_their_own() -> None:
+    """Beside tensor ranks, too, whose transfers would need one: these are not overlapped then."""
+    choice = {"tp": 2, "ep": 4, "etp": 1, "overlap_experts": True}
+    launch = searched("megatron", "mixtral-8x7b", **choice)
+    text = written(launch, engine="megatron", place=NODE).files["megatron_args.sh"]
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=32\n" in text
+    with pytest.raises(InputError, match="need other values of CUDA_DEVICE_MAX_CONNECTIONS"):
+        searched("megatron", "mixtral-8x7b", **choice, tp_overlap=True)
+    with pytest.raises(InputError, match="needs pipeline stages beside an MTP layer"):
+        searched("megatron", "deepseek-v3", ep=8, overlap_experts=True)
+
+
+def test_variables_that_kernels_and_copies_need_are_set() -> None:
+    """Modules on the host, whose weights stay; dispatch over the GPUs that NVLink joins."""
+    offload = searched("megatron", recompute="layernorm", offload="core_attn")
+    assert environment_of(offload)["NVTE_CPU_OFFLOAD_V1"] == "1"
+    plain = searched("megatron", "mixtral-8x7b", ep=8, dispatcher="flex")
+    assert not {"NVTE_CPU_OFFLOAD_V1", "USE_MNNVL"} & {*environment_of(plain)}
+    joined = replace(plain, software=Software(gpu="GB200"))
+    assert environment_of(joined) == {
+        "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "8",
+        "NVLINK_DOMAIN_SIZE": "72",
+        "USE_MNNVL": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "choice"),
+    [
+        ("megatron", {}),
+        ("megatron", {"tp": 2, "pp": 2, "vpp": 2, "recompute": "core_attn+mlp"}),
+        ("megatron", {"zero": 3, "cp": 2, "recompute": "full"}),
+        ("megatron", {"precision": "fp8"}),
+        ("torchtitan", {"tp": 2, "recompute": "op"}),
+        ("torchtitan", {"pp": 2, "zero": 3, "precision": "fp8"}),
+        ("deepspeed", {"zero": 3, "recompute": "full"}),
+        ("accelerate", {"zero": 3, "tp": 2}),
+        ("accelerate", {"zero": 0}),
+    ],
+)
+def test_what_a_search_finds_is_written_whole(engine: str, choice: dict[str, Any]) -> None:
+    """A launch of each trainer, as it is found, loses nothing on the way to its files."""
+    launch = searched(engine, **choice)
+
+    found = written(launch, engine=engine, place=replace(NODE, model="llama3-8b"))  # type: ignore[arg-type]
+
+    assert found.losses == ()
+    assert without_effect(found.runs) == without_effect(launch)
+
+
+def test_megatron_launch_is_written_for_bridge_as_well() -> None:
+    """The two have the same arguments; one bucket is what overlaps of a recipe always set."""
+    launch = searched("megatron", tp=2, pp=2)
+
+    found = written(launch, engine="megatron-bridge", place=replace(NODE, model="llama3_8b"))
+
+    assert found.losses == ()
+    assert "--recipe llama3_8b_pretrain_config" in found.files["bridge_overrides.sh"]
+
+
+def test_bash_makes_the_arguments_that_were_meant(tmp_path: Path) -> None:
+    """Brackets, bars and stars of a layout and of layers with experts come through bash."""
+    model = launch_model(load_spec("mixtral-8x7b"))
+    experts = Experts(number=8, per_token=2, ffn=14336, dispatcher="alltoall", grouped=True)
+    launch = searched("megatron", "mixtral-8x7b", pp=4)
+    launch = replace(
+        launch,
+        model=replace(model, experts=experts, expert_layers=(False,) * 3 + (True,) * 29),
+        degrees=replace(launch.degrees, chunks=chunks_of_sizes([7, 9, 9, 7], 4)),
+    )
+    found = written(launch, engine="megatron", place=replace(NODE, model="mixtral-8x7b"))
+    for name, text in found.files.items():
+        (tmp_path / name).write_text(text)
+
+    done = subprocess.run(
+        ["bash", "-c", 'source megatron_args.sh && printf "%s\\n" "${MEGATRON_ARGS[@]}"'],
+        cwd=tmp_path,
+        env={**os.environ, "DATA_PATH": "data", "TOKENIZER_MODEL": "t", "TRAIN_ITERS": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    flags = flags_of(done.stdout.split("\n")[:-1])
+    assert flags["pipeline-model-parallel-layout"] == ("Et*7|t*9|t*9|t*7L",)
+    assert flags["moe-layer-freq"] == ("([0]*3+[1]*29)",)
+    assert flags["train-iters"] == ("7",)
+    # the shipped model knows it
+    assert flags["rotary-base"] == ("1000000",)
+    text = found.files["megatron_args.sh"]
+    own = flags_of(script_command(text, "x").arguments)
+    assert flags.keys() == own.keys()
+
+
+def test_routers_of_shipped_mixtures_are_written_by_their_shipped_names() -> None:
+    """DeepSeek-V3 as it is published: sigmoids with a bias, four of eight groups, times 2.5."""
+    launch = searched("megatron", "deepseek-v3", ep=8)
+
+    text = written(launch, engine="megatron", place=replace(NODE, model="deepseek-v3")).files[
+        "megatron_args.sh"
+    ]
+
+    for flag in (
+        "moe-router-score-function sigmoid",
+        "moe-router-enable-expert-bias",
+        "moe-router-num-groups 8",
+        "moe-router-group-topk 4",
+        "moe-router-topk-scaling-factor 2.5",
+    ):
+        assert f"--{flag}\n" in text
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite"])
+def test_shipped_mixtures_are_flavours_of_torchtitan(model: str) -> None:
+    """Their sizes are those of the flavours, and come from one place."""
+    launch = searched("torchtitan", model, ep=8)
+
+    assert written(launch, engine="torchtitan", place=NODE).losses == ()
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed", "accelerate"])
+def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
+    """What is printed to be run is read by bash without a complaint."""
+    found = written(searched(engine), engine=engine, place=NODE)  # type: ignore[arg-type]
+    path = tmp_path / LAUNCH
+    path.write_text(found.launch)
+
+    assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+    assert found.launch.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("engine", "launch", "place", "said"),
+    [
+        ("megatron", searched("megatron"), Place(num_nodes=2, gpus_per_node=8),
+         "2 x 8 GPUs are 16, and the launch is for 8"),
+        ("deepspeed", searched("megatron"), NODE, "keeps and computes as Megatron-LM does"),
+        ("megatron", searched("torchtitan"), NODE, "keeps and computes as torchtitan does"),
+        ("torchtitan", searched("torchtitan", "mixtral-8x7b"), NODE,
+         "no model of 32 layers of width 4096"),
+        ("megatron", searched("megatron"), replace(NODE, model="llama3-70b"),
+         "llama3-70b has 80 layers of width 8192"),
+        ("megatron", replace(searched("megatron"), tensor_overlap=True,
+                             degrees=replace(searched("megatron", tp=2).degrees,
+                                             sequence_parallel=False)), NODE,
+         "--tp-comm-overlap needs --sequence-parallel"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_is_wrong(engine: Any, launch: Launch, place: Place, said: str) -> None:
+    """Another cluster, another trainer's launch, another model, and what the trainer ends with."""
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        written(launch, engine=engine, place=place)
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "loss"),
+    [
+        ("megatron", {"graphs": "partial"},
+         "Megatron-LM cannot say CUDA graphs: partial becomes none"),
+        ("megatron", {"precision": Precision(fp8_attention=True, fp8=True)},
+         "Megatron-LM cannot say scores of 8 bits: yes becomes no"),
+        ("torchtitan", {"precision": Precision(kind="fp16")},
+         "torchtitan 0.2.2 cannot say precision.kind: fp16 becomes bf16"),
+        ("torchtitan", {"trainer": TorchTrainer(keeper="torchtitan", zero=2, repeated_heads=True,
+                                                loss="chunked")},
+         "torchtitan 0.2.2 cannot say trainer.loss: chunked becomes whole"),
+        ("deepspeed", {"precision": Precision(fp8=True)},
+         "DeepSpeed cannot say precision.fp8: yes becomes no"),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_cannot_say_is_a_sentence(
+    engine: Any, changes: dict[str, Any], loss: str
+) -> None:
+    """And what it runs instead is the launch without it."""
+    launch = replace(searched(engine), **changes)
+
+    found = written(launch, engine=engine, place=NODE)
+
+    assert found.losses == (loss,)
+    assert without_effect(found.runs) != without_effect(launch)
+
+
+def test_software_that_a_release_has_is_no_loss() -> None:
+    """Older kernels are where a launch runs, and nothing that its files could say."""
+    old = Software(gpu="H100", kept_dummies=False, grouped_workspaces=0, fused_loss_copies=9)
+    launch = replace(searched("megatron"), software=old)
+
+    assert written(launch, engine="megatron", place=NODE).losses == ()

@@ -1,0 +1,71 @@
+"""Launches as recipes of Megatron-Bridge: every recipe that is known comes back as itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.run.launch import Launch
+from search.engines.bridge.read import launch_of_settings
+from search.engines.bridge.recipes import (
+    _LIBRARY,
+    Recipe,
+    layout_of,
+    named_recipe,
+    performance_recipe,
+)
+from search.engines.differences import without_effect
+from search.engines.files import written
+from search.engines.place import Place
+
+PERFORMANCE = [
+    ("llama3_70b", "h100", "bf16", 64),
+    ("llama31_405b", "gb200", "fp8_cs", 128),
+    ("qwen3_30b_a3b", "gb300", "fp8_mx", 8),
+    ("qwen3_235b_a22b", "h100", "fp8_cs", 256),
+    ("deepseek_v3", "gb200", "fp8_mx", 256),
+    ("gpt_oss_120b", "h100", "bf16", 64),
+]
+
+
+def launch_of(recipe: Recipe, gpus: int, gpu: str) -> Launch:
+    """Return the launch of a recipe on so many GPUs, with the layout that it chooses itself."""
+    settings = {**recipe.settings}
+    key = "model.pipeline_model_parallel_layout"
+    pp = settings["model.pipeline_model_parallel_size"]
+    chunks = settings.get("model.virtual_pipeline_model_parallel_size") or 1
+    own = layout_of(recipe.model, pp, chunks, settings.get("model.mtp_num_layers") or 0)
+    settings[key] = settings.get(key) or own
+    read = launch_of_settings(
+        settings, world_size=gpus, environment={}, gpu=gpu, source=recipe.name
+    )
+    return read.launch
+
+
+def check(launch: Launch, model: str) -> None:
+    """Check that overrides of the model's recipe say a launch."""
+    gpus = launch.degrees.world
+    place = Place(num_nodes=gpus // 8, gpus_per_node=8, model=model)
+
+    found = written(launch, engine="megatron-bridge", place=place)
+
+    assert found.losses == ()
+    assert without_effect(found.runs) == without_effect(launch)
+    assert f"--recipe {model}_pretrain_config" in found.files["bridge_overrides.sh"]
+
+
+@pytest.mark.parametrize("name", sorted(_LIBRARY))
+def test_library_recipes_come_back(name: str) -> None:
+    """Degrees, batch, overlaps and recomputation of a recipe, said again on top of it."""
+    recipe = named_recipe(f"{name.removesuffix('_32nodes')}_pretrain_config")
+    assert recipe.model is not None
+    ranks = 1
+    for key in ("tensor_model", "pipeline_model", "context"):
+        ranks *= recipe.settings.get(f"model.{key}_parallel_size") or 1
+    ranks *= recipe.settings.get("model.expert_model_parallel_size", 1)
+    check(launch_of(recipe, max(ranks, 8), "h100"), recipe.model)
+
+
+@pytest.mark.parametrize(("model", "gpu", "precision", "gpus"), PERFORMANCE)
+def test_performance_recipes_come_back(model: str, gpu: str, precision: str, gpus: int) -> None:
+    """The presets of NVIDIA's tables become overrides of the library's recipe."""
+    check(launch_of(performance_recipe(model, gpu, precision, None), gpus, gpu), model)

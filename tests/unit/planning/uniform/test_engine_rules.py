@@ -1,0 +1,236 @@
+"""What trainers refuse, or run as another launch, and a search therefore does not have.
+
+Each row is a rule of the trainer's own source; a launch beside it that keeps the rule is there.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from autopar.errors import InputError
+from search.commands import search as search_command
+from search.engines.choice import Choice
+from search.engines.files import written
+from search.engines.place import Place
+from search.planning.uniform.answer import answer, open_launches
+from search.request.request import build_request
+
+_SMALL = {"num-layers": "4", "global-batch-size": "64", "seq-length": "4096"}
+_DENSE = {"model": "llama3-8b", **_SMALL}
+_MIXTURE = {"model": "mixtral-8x7b", **_SMALL}
+
+
+def _best(**given: str) -> Choice:
+    words = {key.replace("_", "-"): value for key, value in given.items()}
+    best = answer(open_launches(build_request({**words, "top": "0"}))).best
+    assert best is not None
+    assert best.best is not None
+    return best.best.choice
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        # runtime/engine.py of DeepSpeed: the compatibility has not been validated
+        (
+            {**_DENSE, "engine": "deepspeed", "hardware": "h100:1x8", "tp": "2", "zero": "3"},
+            r"ZeRO-3 has no tensor ranks beside it, and tp is 2; --zero 0 or 1 do",
+        ),
+        # maybe_enable_amp of torchtitan: without sharded weights there is no mixed precision
+        (
+            {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x8", "tp": "8"},
+            r"tensor, context or pipeline ranks beside them; --tp 2 or 4 do",
+        ),
+        (
+            {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x4", "pp": "4"},
+            r"\(dp_shard \* cp = 1\) it computes in fp32.*; --pp 1 or 2 do",
+        ),
+        # kernels that write into the memory of neighbours
+        (
+            {**_DENSE, "engine": "megatron", "hardware": "h100:2x8", "tp": "16", "tp-overlap": "1"},
+            r"does not send beside products of tp 16 on h100-80gb; --no-tp-overlap does",
+        ),
+        (
+            {**_DENSE, "engine": "megatron", "hardware": "h100:2x6", "tp": "4", "tp-overlap": "1"},
+            r"does not send beside products of tp 4 on h100-80gb; --no-tp-overlap does",
+        ),
+        (
+            {**_DENSE, "engine": "megatron", "hardware": "mi300x:1x8", "tp": "2"}
+            | {"tp-overlap": "1"},
+            r"does not send beside products of tp 2 on mi300x; --no-tp-overlap does",
+        ),
+        (
+            {**_MIXTURE, "engine": "megatron", "hardware": "mi300x:1x8", "ep": "8"}
+            | {"dispatcher": "flex"},
+            r"has no flex dispatcher on mi300x, and ep is 8; --dispatcher alltoall does",
+        ),
+        (
+            {**_MIXTURE, "engine": "megatron", "hardware": "h100-pcie:1x8", "ep": "8"}
+            | {"dispatcher": "flex"},
+            r"has no flex dispatcher on h100-pcie, and ep is 8",
+        ),
+    ],
+)
+def test_what_a_trainer_refuses_is_an_input_error(
+    given: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    assert search_command.run([*words, "--output-config-path", "none"]) == 2
+    assert re.search(said, capsys.readouterr().err.replace("\n", " "))
+
+
+def test_tensor_ranks_of_deepspeed_have_the_other_stages() -> None:
+    given = {**_DENSE, "engine": "deepspeed", "hardware": "h100:1x8"}
+    assert _best(**given, tp="2").zero in (0, 1, 2)
+    assert _best(**given, zero="3").tp == 1
+
+
+def test_torchtitan_shards_over_context_ranks_beside_tensor_ranks_alone() -> None:
+    choice = _best(**_DENSE, engine="torchtitan", hardware="h100:1x8", tp="4", cp="2")
+    assert (choice.cp, choice.zero) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tp", "beside"),
+    [("gb200:4x4", "16", True), ("h100:4x4", "8", False), ("h100:1x8", "8", True)],
+)
+def test_products_run_beside_transfers_where_links_join_the_ranks(
+    hardware: str, tp: str, beside: bool
+) -> None:
+    choice = _best(**_DENSE, engine="megatron", hardware=hardware, tp=tp, micro_batch_size="1")
+    assert choice.tp_overlap is beside
+
+
+def test_kernels_of_a_dispatcher_are_chosen_where_the_device_has_them() -> None:
+    given = {**_MIXTURE, "engine": "megatron", "ep": "8"}
+    assert _best(**given, hardware="h100:1x8").dispatcher == "flex"
+    assert _best(**given, hardware="mi300x:1x8").dispatcher == "alltoall"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        # heads in groups of windows leave no context ranks, whatever else of 1,024 GPUs is tried
+        (
+            {"model": "gpt-oss-120b", "hardware": "h200:128x8", "engine": "megatron"}
+            | {"global-batch-size": "8", "pp": "2,4", "precision": "any", "lora": "16"},
+            (
+                r"micro-batch 1 \* dp \d+ = \d+ does not divide the global batch 8, .*"
+                r"; --global-batch-size 16 or 32 do"
+            ),
+        ),
+        # what the remedy is of is said, not what another number of stages would break
+        (
+            {"model": "llama3-8b", "hardware": "b200:3x8", "engine": "torchtitan"}
+            | {"global-batch-size": "1024", "pp": "1"},
+            (
+                r"micro-batch 1 \* dp \d+ = \d+ does not divide the global batch 1024, .*"
+                r"; --pp 3 or 6 do"
+            ),
+        ),
+    ],
+)
+def test_the_rule_that_a_remedy_keeps_is_found_at_once(
+    given: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    began = time.process_time()
+    assert search_command.run([*words, "--seq-length", "4096", "--output-config-path", "none"]) == 2
+    assert re.search(said, capsys.readouterr().err.replace("\n", " "))
+    assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"engine": "torchtitan", "lora": "16"}, "torchtitan has no adapters"),
+        ({"engine": "torchtitan", "optimizer": "adam8bit"}, "has no Adam with scales of blocks"),
+        ({"engine": "torchtitan", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
+        ({"engine": "accelerate", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
+        ({"engine": "deepspeed", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
+        (
+            {"engine": "deepspeed", "offload-optimizer": "0.5", "zero": "1"},
+            "a share of the states with ZeRO-3 alone; --zero 3 does",
+        ),
+        (
+            {"engine": "megatron", "optimizer": "adam-bf16", "zero": "0"},
+            "of the distributed optimizer alone; --zero 1 or 3 do",
+        ),
+    ],
+)
+def test_what_a_trainer_does_not_train_is_an_input_error(
+    given: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {**_DENSE, "hardware": "h100:1x8", **given, "output-config-path": "none"}
+    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    assert search_command.run(words) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"engine": "megatron", "optimizer": "adam-bf16"},
+        {"engine": "megatron", "offload-optimizer": "0.5"},
+        {"engine": "megatron", "optimizer": "adam-bf16", "offload-optimizer": "1"},
+        {"engine": "torchtitan", "offload-optimizer": "1"},
+        {"engine": "deepspeed", "optimizer": "adam8bit"},
+        {"engine": "deepspeed", "offload-optimizer": "0.5"},
+        {"engine": "accelerate", "offload-optimizer": "1"},
+        {"engine": "accelerate", "lora": "16"},
+    ],
+)
+def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
+    """Nothing is lost, and nothing is refused when the files are read."""
+    asked = {**_SMALL, "model": "qwen3-8b", "num-layers": "36", "hardware": "h100:1x8", **given}
+    question = open_launches(build_request({**asked, "top": "0"}))
+    found = answer(question).best
+    assert found is not None
+    assert found.best is not None
+    place = Place(num_nodes=1, gpus_per_node=8, model="qwen3-8b")
+    files = written(found.best.launch, engine=found.engine.name, place=place)  # type: ignore[arg-type]
+    assert [one for one in files.losses if "vocab" not in one] == []
+
+
+def test_adapters_are_no_loss_beside_others() -> None:
+    """Megatron-LM would train all weights, in several times the memory."""
+    asked = {**_SMALL, "model": "llama3-8b", "num-layers": "32", "hardware": "h100:1x8"}
+    asked |= {"engine": "megatron", "lora": "16", "top": "0"}
+    found = answer(open_launches(build_request(asked))).best
+    assert found is not None
+    assert found.best is not None
+    place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
+    for engine in ("megatron", "megatron-bridge"):
+        with pytest.raises(InputError, match="would train all weights"):
+            written(found.best.launch, engine=engine, place=place)
+
+
+def test_exchanges_beside_compute_have_several_queues_of_the_device() -> None:
+    """Behind one queue, which tensor ranks have, they would wait for the products."""
+    asked = {**_SMALL, "model": "mixtral-8x7b", "num-layers": "32", "hardware": "h100:2x8"}
+    asked |= {"engine": "megatron", "tp": "2", "pp": "1", "ep": "8", "zero": "1", "top": "0"}
+    for beside, queues in (("--moe-overlap", "32"), ("--no-moe-overlap", "1")):
+        overlap = {"moe-overlap": beside == "--moe-overlap"}
+        found = answer(open_launches(build_request({**asked, **overlap}))).best
+        assert found is not None
+        assert found.best is not None
+        place = Place(num_nodes=2, gpus_per_node=8, model="mixtral-8x7b")
+        files = written(found.best.launch, engine="megatron", place=place).files
+        script = files["megatron_args.sh"]
+        assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in script
+        assert ("--overlap-moe-expert-parallel-comm" in script) is overlap["moe-overlap"]
+
+
+def test_modules_on_the_host_leave_weights_on_the_device() -> None:
+    """Transformer Engine from 2.10 on offloads these too, unless its first path is asked for."""
+    asked = {**_SMALL, "model": "llama3-8b", "num-layers": "32", "hardware": "h100:1x8"}
+    asked |= {"engine": "megatron", "offload-activations": "core_attn", "top": "0"}
+    found = answer(open_launches(build_request(asked))).best
+    assert found is not None
+    assert found.best is not None
+    place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
+    script = written(found.best.launch, engine="megatron", place=place).files["megatron_args.sh"]
+    assert "export NVTE_CPU_OFFLOAD_V1=1\n" in script

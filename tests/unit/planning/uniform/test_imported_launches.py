@@ -1,0 +1,360 @@
+"""Files of trainers read as launches of a search, and launches handed to another trainer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.run.launch import Launch, Optimizer, Recompute, TorchTrainer
+from autopar.training.adapters import Adapters
+from autopar.training.offload import Offload
+from search.commands import check, explain, export, search
+from search.engines.differences import without_effect
+from search.engines.files import LAUNCH, written
+from search.engines.place import Engine, Place
+from search.engines.readers import read_checked
+from search.planning.uniform.files import is_launch, read_launch
+from tests.unit.engines.test_writing import NODE, searched
+
+HARDWARE = ("--hardware", "h100:1x8")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that commands run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files_of(launch: Launch, engine: Engine, place: Place = NODE) -> str:
+    """Write the files of a launch into the working folder; return the one that says all of it."""
+    found = written(launch, engine=engine, place=place)
+    for name, text in {**found.files, LAUNCH: found.launch}.items():
+        path = Path(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return found.entry or LAUNCH
+
+
+def megatron(**changes: Any) -> Launch:
+    return replace(searched("megatron", tp=2, pp=2, vpp=2), **changes)
+
+
+TITAN = searched("torchtitan", tp=2, recompute="op")
+SPEED = searched("deepspeed", zero=3, recompute="full")
+
+
+@pytest.mark.parametrize(
+    ("engine", "launch"),
+    [
+        ("megatron", megatron()),
+        ("megatron", megatron(optimizer=Optimizer(sharding="distributed", bucket=1 << 22,
+                                                  overlap_gradients=True))),
+        ("megatron", megatron(recompute=Recompute(layers="uniform", number=2), steps=50)),
+        ("megatron", megatron(offload=Offload(modules=frozenset({"core_attn"})))),
+        ("megatron", megatron(optimizer=Optimizer(sharding="distributed", moments_bytes=4,
+                                                  overlap_gradients=True, master_bytes=2))),
+        ("megatron", searched("megatron", zero=3, cp=2, precision="fp8", recompute="full")),
+        ("megatron", searched("megatron", "mixtral-8x7b", ep=8, zero=0, recompute="moe_act")),
+        ("megatron-bridge", megatron()),
+        ("torchtitan", TITAN),
+        ("torchtitan", replace(TITAN, trainer=TorchTrainer(
+            keeper="torchtitan", zero=2, repeated_heads=True, compiled=True, replicas=2,
+            checkpoint="layers", every=2))),
+        ("torchtitan", searched("torchtitan", pp=2, vpp=2, schedule="dual_pipe_v", zero=3)),
+        ("deepspeed", SPEED),
+        ("deepspeed", replace(SPEED, adapters=Adapters(rank=8, targets=frozenset({"query"})))),
+        ("accelerate", searched("accelerate", zero=2, tp=2)),
+        ("accelerate", searched("accelerate", zero=0)),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_runs_comes_back_whole(
+    engine: Engine, launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launch, as files, as the file of a launch, is that launch: degrees, and what else it says.
+
+    Whatever a search could not have chosen stands beside its degrees.
+    """
+    entry = files_of(launch, engine, replace(NODE, model="llama3-8b"))
+
+    assert export.run(["--from", engine, entry, *HARDWARE, "--out", "back.json"]) == 0
+
+    assert is_launch("back.json")
+    assert without_effect(read_launch("back.json").launch) == without_effect(launch)
+    assert "cannot say" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("engine", "choice"),
+    [
+        ("megatron", {"tp": 2, "cp": 4, "cp_kind": "a2a", "zero": 1, "tp_overlap": True}),
+        ("megatron", {"tp": 2, "cp": 4, "cp_kind": "all-gather", "zero": 1}),
+        ("megatron", {"zero": 1, "dp_replicate": 2, "micro_batch": 2, "recompute": "block 3"}),
+        ("megatron", {"pp": 2, "vpp": 2, "zero": 0, "recompute": "core_attn+layernorm"}),
+        ("megatron", {"zero": 3, "precision": "fp8-blockwise", "recompute": "full"}),
+        ("megatron", {"zero": 1, "recompute": "layernorm", "offload": "core_attn+qkv_linear"}),
+        ("torchtitan", {"zero": 3, "dp_replicate": 2, "recompute": "op"}),
+        ("torchtitan", {"zero": 3, "compiled": True, "recompute": "op"}),
+        ("torchtitan", {"pp": 4, "vpp": 2, "schedule": "interleaved_zero_bubble", "zero": 2}),
+        ("accelerate", {"zero": 3, "dp_replicate": 2, "cp": 2}),
+        ("deepspeed", {"zero": 2, "tp": 2}),
+    ],
+)
+def test_what_a_search_can_choose_comes_back_as_its_choice(
+    engine: Engine, choice: dict[str, Any]
+) -> None:
+    """And nothing of it as a setting."""
+    launch = searched(engine, **choice)
+    entry = files_of(launch, engine, replace(NODE, model="llama3-8b"))
+
+    assert export.run(["--from", engine, entry, *HARDWARE, "--out", "back.json"]) == 0
+
+    found = read_launch("back.json").choice
+    assert {name: getattr(found, name) for name in choice} == choice
+    assert set(json.loads(Path("back.json").read_text())["launch"]["settings"]) <= {
+        # embeddings of torch have no rows to pad with
+        "model.vocab_divisor"
+    }
+
+
+def test_compiled_layers_are_priced_as_such() -> None:
+    """As long as `autopar check` says of the file, wherever the launch is priced."""
+    launch = searched("torchtitan", zero=3, compiled=True)
+    entry = files_of(launch, "torchtitan", replace(NODE, model="llama3-8b"))
+    assert check.run([entry, *HARDWARE, "--json", "check.json"]) == 0
+    assert export.run(["--from", "torchtitan", entry, *HARDWARE, "--out", "back.json"]) == 0
+    assert search.run(["--evaluate", "back.json", "--json", "again.json"]) == 0
+    (checked,) = json.loads(Path("check.json").read_text())["launches"]
+    assert checked["stack"] == "torchtitan-compiled"
+    for name in ("back.json", "again.json"):
+        predicted = json.loads(Path(name).read_text())["launch"]["predicted"]
+        assert predicted["step_time_s"] == pytest.approx(checked["step_time_s"])
+
+
+def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`--evaluate` and `autopar-export` take it, and what they make of it is the same launch."""
+    launch = megatron(optimizer=Optimizer(sharding="distributed", bucket=1 << 22))
+    files_of(launch, "megatron")
+    assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
+    stored = json.loads(Path("back.json").read_text())
+    assert stored["launch"]["settings"] == {
+        "optimizer.bucket": 1 << 22,
+        "optimizer.overlap_gradients": False,
+    }
+    capsys.readouterr()
+
+    assert search.run(["--evaluate", "back.json", "--json", "again.json"]) == 0
+    assert export.run(["back.json", "--out", "out"]) == 0
+
+    again = json.loads(Path("again.json").read_text())
+    assert again["launch"] == stored["launch"]
+    # the object of --json is a file of the launch as well
+    assert read_launch("again.json").launch == read_launch("back.json").launch
+    found = read_checked("out/launch.sh", world_size=8, gpu="h100-80gb").launch
+    assert found is not None
+    assert without_effect(found) == without_effect(launch)
+
+
+def test_what_has_no_price_is_left_out_with_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Arguments of data and learning rate are the script's, and named."""
+    files_of(megatron(), "megatron")
+    script = Path("megatron_args.sh")
+    text = script.read_text()
+    script.write_text(text.replace("--bf16", "--bf16 --made-up-by-us 4"))
+
+    assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
+
+    said = capsys.readouterr().err
+    assert "no price depends on it: " in said
+    assert "--data-path" in said
+    assert "nobody here knows it: --made-up-by-us" in said
+
+
+def test_without_a_cluster_megatron_lm_gives_a_plan_and_others_ask_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files_of(searched("megatron", tp=2), "megatron")
+    assert export.run(["--from", "megatron", LAUNCH, "--num-nodes", "1"]) == 0
+    assert "tp_sizes_enc" in capsys.readouterr().out
+
+    entry = files_of(TITAN, "torchtitan")
+    assert export.run(["--from", "torchtitan", entry]) == 2
+    assert "says neither cards nor how many" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--from", "deepspeed"), "is a launch of Megatron-LM; give --from megatron"),
+        (("--from", "megatron", "--model", "llama2-7b"), "has heads of keys and values 8"),
+        (("--from", "megatron", "--model", "mixtral-8x7b"), "has experts none, and mixtral-8x7b 8"),
+    ],
+)
+def test_files_of_others_and_of_other_models_are_refused(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files_of(megatron(), "megatron")
+
+    assert export.run([*words, LAUNCH, *HARDWARE]) == 2
+
+    assert said in capsys.readouterr().err
+
+
+def test_what_the_trainer_refuses_is_no_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    files_of(megatron(), "megatron")
+    script = Path("megatron_args.sh")
+    script.write_text(script.read_text().replace("--global-batch-size 64", "--global-batch-size 9"))
+
+    assert export.run(["--from", "megatron", LAUNCH, *HARDWARE]) == 2
+
+    assert "Megatron-LM refuses it: " in capsys.readouterr().err
+
+
+def test_fewer_layers_of_a_shipped_model_are_found_by_its_name() -> None:
+    """As of a model cut for a test; alone its sizes are those of no shipped one."""
+    launch = searched("megatron")
+    layers = 4
+    small = replace(
+        launch,
+        model=replace(launch.model, expert_layers=(False,) * layers),
+        degrees=replace(launch.degrees, chunks=(((True, tuple(range(layers)), 0, True),),)),
+    )
+    files_of(small, "megatron")
+    words = ["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]
+
+    assert export.run(words) == 2
+    assert export.run([*words, "--model", "llama3-8b"]) == 0
+
+    assert read_launch("back.json").launch.model.num_layers == layers
+
+
+# --------------------------------------------------------------------------------------------------
+# Another trainer.
+
+
+def launch_file(launch: Launch, engine: Engine) -> str:
+    """Return the file of a launch."""
+    entry = files_of(launch, engine, replace(NODE, model="llama3-8b"))
+    name = f"{engine}.json"
+    assert export.run(["--from", engine, entry, *HARDWARE, "--out", name]) == 0
+    return name
+
+
+@pytest.mark.parametrize(
+    ("engine", "choice", "to", "losses"),
+    [
+        ("megatron", {"tp": 2}, "megatron-bridge", []),
+        ("deepspeed", {"zero": 3}, "accelerate", []),
+        ("megatron", {"tp": 2}, "torchtitan", ["torchtitan has no ZeRO-1: ZeRO-2"]),
+        ("megatron", {"tp": 2, "zero": 3, "recompute": "mlp"}, "torchtitan",
+         ["torchtitan has no recomputation of mlp: full"]),
+        ("torchtitan", {"pp": 2, "zero": 3, "recompute": "op"}, "megatron",
+         ["Megatron-LM has no ZeRO-3 beside stages: ZeRO-1",
+          "Megatron-LM has no recomputation of op: full"]),
+        ("torchtitan", {"pp": 2, "vpp": 2, "schedule": "zero_bubble_v", "zero": 3}, "megatron",
+         ["Megatron-LM has no schedule ZBV: interleaved 1F1B",
+          "Megatron-LM has no ZeRO-3 beside stages: ZeRO-1"]),
+        ("torchtitan", {"zero": 3, "dp_replicate": 2}, "megatron",
+         ["Megatron-LM has no 2 copies of ZeRO-3: one"]),
+        ("megatron", {"cp": 2, "cp_kind": "a2a", "zero": 3}, "torchtitan",
+         ["torchtitan has no a2a between context ranks: ring"]),
+        ("megatron", {"cp": 2, "cp_kind": "all-gather", "zero": 3}, "torchtitan",
+         ["torchtitan has no all-gather between context ranks: ring"]),
+        ("torchtitan", {"zero": 3, "precision": "fp8"}, "deepspeed",
+         ["DeepSpeed has no fp8 products: bf16"]),
+        ("megatron", {"zero": 3, "offload": "core_attn"}, "torchtitan",
+         ["torchtitan has no activations of modules on the host: they stay on the device"]),
+        ("accelerate", {"zero": 3}, "torchtitan", []),
+    ],
+)  # fmt: skip
+def test_another_trainer_gets_the_nearest_launch_with_what_is_lost(
+    engine: Engine,
+    choice: dict[str, Any],
+    to: Engine,
+    losses: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With losses nothing is written unless the nearest launch is asked for; it is priced."""
+    name = launch_file(searched(engine, **choice), engine)
+    degrees = read_launch(name).launch.degrees
+    capsys.readouterr()
+
+    code = export.run([name, "--to", to, "--out", "out", "--json", "answer.json"])
+
+    answer = json.loads(Path("answer.json").read_text())
+    assert answer["losses"] == losses
+    assert code == (3 if losses else 0)
+    assert answer["status"] == ("refused" if losses else "exported")
+    assert Path("out").exists() is not bool(losses)
+    if losses:
+        assert f"{losses[0]}" in capsys.readouterr().err
+        assert "per step instead of" in answer["price"]
+        assert export.run([name, "--to", to, "--out", "out", "--allow-approx"]) == 0
+    entry = next(path for path in (Path("out/autopar_torchtitan.toml"), Path("out/launch.sh"))
+                 if path.is_file())  # fmt: skip
+    found = read_checked(str(entry), world_size=8, gpu="h100-80gb").launch
+    assert found is not None
+    assert (found.degrees.tp, found.degrees.pp, found.degrees.dp) == (
+        degrees.tp,
+        degrees.pp,
+        degrees.dp,
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "to", "said"),
+    [
+        ({"pp": 2}, "deepspeed", "DeepSpeed has no pipeline stages, and the launch has 2"),
+        ({"tp": 4, "cp": 2}, "deepspeed", "DeepSpeed has no context ranks, and the launch has 2"),
+        ({"tp": 2}, "galvatron", "galvatron runs plans"),
+    ],
+)
+def test_ranks_that_a_trainer_does_not_have_are_refused(
+    choice: dict[str, Any], to: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = launch_file(searched("megatron", **choice), "megatron")
+
+    assert export.run([name, "--to", to, "--allow-approx"]) == 2
+
+    assert said in capsys.readouterr().err
+
+
+def test_a_plan_does_not_go_to_megatron_bridge(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.json").write_text("{}")
+
+    assert export.run(["plan.json", "--to", "megatron-bridge"]) == 2
+
+    assert "takes launches of megatron" in capsys.readouterr().err
+
+
+def test_a_script_is_priced_and_explained_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--evaluate` and `autopar-explain` read what a trainer is started with, as compare does."""
+    path = files_of(megatron(), "megatron")
+    assert not path.endswith(".json")
+    assert search.run(["--evaluate", path]) == 2
+    assert "says neither cards nor how many" in capsys.readouterr().err
+
+    assert export.run(["--from", "megatron", path, *HARDWARE, "--out", "own.json"]) == 0
+    assert search.run(["--evaluate", "own.json", "--json", "-"]) == 0
+    own = json.loads(capsys.readouterr().out)["launch"]
+    assert search.run(["--evaluate", path, *HARDWARE, "--price", "2", "--json", "-"]) == 0
+    its = json.loads(capsys.readouterr().out)
+    assert its["status"] == "evaluated"
+    assert its["launch"]["degrees"] == own["degrees"]
+    assert its["launch"]["samples_per_s"] == own["samples_per_s"]
+
+    assert explain.run([path, *HARDWARE, "--why-not", "tp=8"]) == 0
+    assert capsys.readouterr().out.lstrip().startswith("why not tp=8")
+    Path("notes.txt").write_text("no launch\n")
+    assert search.run(["--evaluate", "notes.txt", *HARDWARE]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,243 @@
+"""Jobs: what blocks hold, how they lie on stages, and which degrees and sizes are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autopar.documents.catalog import model_names
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.price.step import step_time
+from autopar.rates.parts.operations import Machine, machine_of
+from autopar.run.job import (
+    Attention,
+    Block,
+    Experts,
+    Job,
+    Mamba,
+    Mlp,
+    blocks_of,
+    parameters,
+    stage_blocks,
+    type_blocks,
+)
+from autopar.run.model import ModelSpec, layer_norms, parameter_count
+from benchmarks.ledger_models import known_architecture
+from tests.step_cases import DENSE, card_named, job_with, stack_named
+
+(LLAMA,) = DENSE.blocks
+assert LLAMA.attention is not None
+MIXTURE = replace(LLAMA, mlp=Experts(number=8, per_token=2, width=1024))
+MIXER = Block(number=4, hidden=4096, mamba=Mamba(heads=60, width=64, state=128, groups=4))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    """Return an H100 with Megatron-Core."""
+    return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+
+
+SPECS = [load_spec(name) for name in model_names()]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_weights_of_a_block_are_those_of_the_spec(spec: ModelSpec) -> None:
+    """Matrices and one weight per norm exactly; biases and further norm weights are left out."""
+    assert sum(block.number for block in blocks_of(spec)) == spec.num_layers
+    for blocks, layer in zip(type_blocks(spec), spec.layers, strict=True):
+        block = replace(blocks[0], number=sum(block.number for block in blocks))
+        exact, (experts, dense) = parameter_count(layer), parameters(block)
+        # by default one norm before each of attention, attention to another sequence and MLP
+        bare = replace(
+            layer,
+            biases=False,
+            qkv_biases=False,
+            qk_norms=False,
+            attention_sinks=False,
+            router_biases=False,
+            norm_parameters_per_hidden=layer_norms(layer),
+        )
+        assert experts + dense == parameter_count(bare)
+        # they are a thousandth at most, and no kernel is priced by them
+        assert 0 <= exact - experts - dense <= 1e-3 * exact
+        assert block.number == layer.num_layers
+        assert (experts > 0) == (layer.num_experts is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("DeepSeek-V3", 671),
+        ("DeepSeek-V2", 236),
+        ("Kimi-K2", 1040),
+        ("Qwen3-30B-A3B", 30.5),
+        ("Qwen3-235B-A22B", 235),
+        ("GPT-OSS-120B", 117),
+        ("GPT-OSS-20B", 20.9),
+        ("Nemotron-3-Nano", 31.6),
+        ("Nemotron-3-Super", 120),
+        ("Llama3 8B", 8.03),
+        ("Llama3 70B", 70.6),
+        ("Qwen2.5 7B", 7.62),
+        ("GPT 1T", 1008),
+        ("GPT 529.6B", 529.6),
+    ],
+)
+def test_known_models_are_as_large_as_published(name: str, billions: float) -> None:
+    """Within 1.5 %: makers round, and some count biases; layers of further tokens are apart."""
+    model = known_architecture(name)
+    assert model is not None
+    tables = (1 if model.tied else 2) * model.vocab * model.blocks[0].hidden
+    weights = tables + sum(block.number * sum(parameters(block)) for block in model.blocks)
+    assert weights / 1e9 == pytest.approx(billions, rel=0.015)
+
+
+def test_specs_that_a_block_cannot_say() -> None:
+    """Unknown widths are refused."""
+    spec = load_spec("llama2-7b")
+    unknown = replace(spec, layers=(replace(spec.layers[0], ffn_hidden_size=None),))
+    with pytest.raises(InputError, match="give a model spec"):
+        blocks_of(unknown)
+
+
+def test_layers_of_stages() -> None:
+    """Whole layers; what is over goes to the middle, then to the first stage, never to the last."""
+
+    def counts(layers: int, pp: int) -> list[int]:
+        job = replace(DENSE, blocks=(replace(LLAMA, number=layers),), pp=pp)
+        return [sum(block.number for block in stage) for stage in stage_blocks(job)]
+
+    assert counts(126, 16) == [7, *[8] * 14, 7]
+    assert counts(9, 4) == [2, 3, 2, 2]
+    assert counts(11, 4) == [3, 3, 3, 2]
+    assert counts(3, 2) == [2, 1]
+    assert counts(5, 1) == [5]
+    assert counts(4, 4) == [1, 1, 1, 1]
+
+
+def test_stages_cut_blocks_in_order() -> None:
+    """A stage has the end of one block and the beginning of the next."""
+    job = replace(DENSE, blocks=(replace(LLAMA, number=3), replace(MIXTURE, number=5)), pp=2)
+    first, last = stage_blocks(job)
+    assert [(block.number, block.mlp) for block in first] == [(3, LLAMA.mlp), (1, MIXTURE.mlp)]
+    assert [(block.number, block.mlp) for block in last] == [(4, MIXTURE.mlp)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tp": 2}, "degrees tp 2, cp 1, pp 1 and dp 1 do not multiply to the 1 GPUs"),
+        ({"gpus": 8}, "do not multiply to the 8 GPUs"),
+        ({"tp": 0}, "tp is 0, and has to be 1 at least"),
+        ({"dp": -1, "pp": -1}, "pp is -1, and has to be 1 at least"),
+        ({"micro_batch": 0}, "micro_batch is 0, and has to be 1 at least"),
+        ({"global_batch": 0}, "global_batch is 0, and has to be 1 at least"),
+        ({"vocab": 0}, "vocab is 0, and has to be 1 at least"),
+        ({"seq": -4096}, "seq is -4096, and has to be 1 at least"),
+        ({"vpp": 0}, "vpp is 0, and has to be 1 at least"),
+        ({"micro_batch": 3}, "micro_batch x dp is 3, which does not divide global_batch, 8"),
+        ({"dp": 16, "gpus": 16}, "micro_batch x dp is 16, which does not divide global_batch, 8"),
+        ({"cp": 3, "gpus": 3}, "cp is 3, which does not divide seq, 4096"),
+        ({"tp": 64, "gpus": 64}, "tp is 64, which does not divide the number of heads, 32"),
+        ({"tp": 3, "gpus": 3}, "tp is 3, which does not divide the number of heads, 32"),
+        ({"ep": 2}, "ep is 2, which does not divide tp x cp x dp, 1"),
+        ({"pp": 17, "gpus": 17}, "16 layers are too few for pp 17: a stage has at least one"),
+        ({"pp": 4, "vpp": 5, "gpus": 4}, "pp 4 stages of vpp 5 chunks are more than the layers"),
+    ],
+)
+def test_impossible_jobs_are_refused(
+    machine: Machine, changes: dict[str, Any], sentence: str
+) -> None:
+    """One sentence says which number does not fit which."""
+    with pytest.raises(InputError) as caught:
+        step_time(machine, replace(DENSE, **changes))
+    assert sentence in str(caught.value)
+
+
+def test_degrees_that_do_not_divide_experts_and_mixers(machine: Machine) -> None:
+    """More expert ranks than experts, and heads of a mixer."""
+    mixture = replace(DENSE, blocks=(MIXTURE,), global_batch=64)
+    with pytest.raises(InputError, match="ep is 16, which does not divide the number of experts"):
+        step_time(machine, job_with(mixture, dp=16, ep=16))
+    with pytest.raises(InputError, match="ep is 3, which does not divide the number of experts, 8"):
+        step_time(machine, job_with(mixture, dp=3, ep=3, global_batch=3))
+    with pytest.raises(InputError, match="tp is 8, which does not divide the number of a mixer"):
+        step_time(machine, job_with(replace(DENSE, blocks=(MIXER,)), tp=8))
+    assert step_time(machine, job_with(mixture, dp=8, ep=8)).total_s > 0
+
+
+def test_chunks_may_count_embedding_and_head(machine: Machine) -> None:
+    """Llama 3 405B has 126 layers in 16 stages of 8 chunks; without a pipeline chunks are none."""
+    large = replace(DENSE, blocks=(replace(LLAMA, number=126),), global_batch=64)
+    assert step_time(machine, job_with(large, pp=16, vpp=8)).total_s > 0
+    one, two = (step_time(machine, replace(DENSE, vpp=vpp)).total_s for vpp in (1, 2))
+    assert one == two
+
+
+def test_numbers_of_a_job() -> None:
+    """Micro-batches of one pipeline, tokens of a rank, widths of heads."""
+    job = job_with(DENSE, dp=4, cp=2, global_batch=64, micro_batch=2)
+    assert (job.micro_batches, job.tokens) == (8, 4096)
+    attention = Attention(heads=8, kv_heads=2, width=192, value_width=128)
+    assert (attention.query, attention.key_value, attention.value) == (1536, 640, 1024)
+    assert LLAMA.norms == 2
+    assert MIXER.norms == 1
+    assert Block(number=1, hidden=8, mlp=Mlp(width=8)).norms == 1
+
+
+def test_frozen_weights_have_no_gradients_to_add(machine: Machine) -> None:
+    """Not among data ranks, and not among the two copies of a tied table either."""
+    job = job_with(DENSE, pp=2, dp=2, tied=True, global_batch=16)
+    terms = step_time(machine, replace(job, frozen=True)).terms_s
+    assert (terms["gradients"], terms["optimizer"]) == (0.0, 0.0)
+    apart, tied = (step_time(machine, replace(job, tied=tied)).terms_s for tied in (False, True))
+    assert tied["gradients"] > apart["gradients"]
+
+
+def test_frozen_weights_are_gathered_but_have_no_gradients_to_scatter(machine: Machine) -> None:
+    """ZeRO-3 of dense and routed weights; the stack's share of the network is that of both."""
+    for block in (LLAMA, MIXTURE):
+        job = job_with(replace(DENSE, blocks=(block,)), dp=8, zero=3, graphs="full")
+        trained, frozen = (
+            step_time(machine, replace(job, frozen=frozen)).terms_s["sharding"]
+            for frozen in (False, True)
+        )
+        assert 0 < frozen < trained
+
+
+def test_attention_again_gets_its_keys_again(machine: Machine) -> None:
+    """Recomputation of core attention in a ring is kernels and what the ring does not hide."""
+    job = job_with(DENSE, cp=4, seq=2048)
+    plain = step_time(machine, job).terms_s
+    again = step_time(machine, replace(job, recompute=frozenset({"core_attn"}))).terms_s
+    full = step_time(machine, replace(job, recompute="full")).terms_s
+    assert again["context"] == plain["context"] > 0
+    alone = job_with(job, cp=1)
+    kernels = step_time(machine, replace(alone, recompute=frozenset({"core_attn"}))).terms_s
+    assert again["recompute"] > kernels["recompute"] / 4
+    assert plain["recompute"] == 0.0 < again["recompute"] < full["recompute"]
+
+
+def test_a_job_of_one_layer_of_each_kind(machine: Machine) -> None:
+    """Blocks may lack attention, or what follows it."""
+    job: Job = replace(
+        DENSE, blocks=(MIXER, replace(LLAMA, mlp=None), replace(LLAMA, attention=None))
+    )
+    terms = step_time(machine, job).terms_s
+    assert terms["gemm"] > 0
+    assert terms["experts"] == 0.0
+
+
+def test_transfers_of_32_bit_training_are_twice_as_large() -> None:
+    """Activations, keys and values, weights: what is bound by bandwidth takes twice as long."""
+    machine = machine_of(card_named("a100-80gb"), stack_named("torchtitan-eager"))
+    base = job_with(DENSE, tp=4, dp=4, pp=2, zero=3)
+    half, whole = (
+        step_time(machine, replace(base, precision=name, attention_kernel="unfused"))
+        for name in ("fp16", "fp32")
+    )
+    assert 1.8 < whole.terms_s["tensor"] / half.terms_s["tensor"] < 2.0
+    assert whole.terms_s["transfer"] > half.terms_s["transfer"]

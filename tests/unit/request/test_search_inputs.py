@@ -1,0 +1,202 @@
+"""Which cluster hardware files are read as: what their names say, and the sizes that are given."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from autopar.documents.hardware import hardware_file_name, hardware_shapes, write_hardware
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.rates import estimate_hardware
+from autopar.sources import STACK_ROLE
+from search.commands import search as cli
+from search.planning.question import open_session
+from search.request.options import SearchOptions
+from search.request.request import InputSpec, load_inputs
+
+Shape = tuple[int, int]
+
+
+def folder_of(path: Path, *shapes: Shape) -> Path:
+    """Write the hardware files of these clusters."""
+    for nodes, gpus in shapes:
+        write_hardware(estimate_hardware("a100-80gb", num_nodes=nodes, gpus_per_node=gpus), path)
+    return path
+
+
+@pytest.fixture
+def profile(root: Path) -> dict[str, str]:
+    """Return the shipped profile of llama2-7b as inputs."""
+    folder = str(root / "models" / "llama2-7b" / "configs")
+    return {"time_profiling_path": folder, "memory_profiling_path": folder, "model": "llama2-7b"}
+
+
+def shape_of(inputs: InputSpec) -> Shape:
+    """Return (nodes, GPUs per node) of the hardware that is read."""
+    _, _, hardware = load_inputs(inputs, SearchOptions(time_profile_mode="batch"))
+    return hardware.num_nodes, hardware.gpus_per_node
+
+
+@pytest.mark.parametrize(
+    ("shapes", "given", "expected"),
+    [
+        (((1, 4),), {}, (1, 4)),  # files of one cluster say which it is
+        (((2, 4),), {"num_nodes": 2}, (2, 4)),  # and what is not given of it
+        (((2, 4),), {"num_gpus_per_node": 4}, (2, 4)),
+        (((4, 2),), {"world_size": 8}, (4, 2)),
+        (((1, 4), (2, 4)), {"num_nodes": 2}, (2, 4)),  # one of several is left
+        (((1, 2), (1, 8)), {}, (1, 8)),  # several: the default
+        (((1, 2), (1, 8)), {"num_nodes": 1, "num_gpus_per_node": 2}, (1, 2)),
+        (((1, 4), (2, 2), (4, 1)), {"world_size": 4, "num_nodes": 2}, (2, 2)),
+        (((1, 8), (2, 4)), {"world_size": 8}, (1, 8)),  # several are left: as without files
+    ],
+)
+def test_files_say_their_cluster(
+    tmp_path: Path,
+    profile: dict[str, str],
+    shapes: tuple[Shape, ...],
+    given: dict[str, int],
+    expected: Shape,
+) -> None:
+    """The one shape of the folder that the given sizes allow; else the sizes and 1 x 8."""
+    folder = folder_of(tmp_path, *shapes)
+
+    assert hardware_shapes(folder) == tuple(sorted(shapes))
+    named = InputSpec(hardware=str(folder), **profile, **given)  # type: ignore[arg-type]
+    assert shape_of(named) == expected
+
+
+def test_a_named_file_says_its_cluster(tmp_path: Path, profile: dict[str, str]) -> None:
+    """Whatever lies beside it; a file with another name says none, and neither do its siblings."""
+    folder = folder_of(tmp_path, (1, 2), (2, 2))
+    documented = folder / hardware_file_name("allreduce", 2, 2)
+    paths = {"p2p_bandwidth_config_path": str(folder), "overlap_coe_path": str(folder)}
+
+    named = InputSpec(allreduce_bandwidth_config_path=str(documented), **profile, **paths)  # type: ignore[arg-type]
+    assert shape_of(named) == (2, 2)
+
+    own = folder_of(tmp_path / "own", (1, 2)) / "mine.json"
+    (folder / hardware_file_name("allreduce", 1, 2)).rename(own)
+    renamed = dataclasses.replace(named, allreduce_bandwidth_config_path=str(own))
+    with pytest.raises(InputError, match="required for 1 nodes x 8 GPUs"):
+        shape_of(renamed)
+    assert shape_of(dataclasses.replace(renamed, num_gpus_per_node=2)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"num_nodes": 2}, "2nodes_8gpus"),
+        ({"num_gpus_per_node": 8}, "1nodes_8gpus"),
+        ({"world_size": 16}, "2nodes_8gpus"),
+    ],
+)
+def test_sizes_that_contradict_the_folder_name_what_is_there(
+    tmp_path: Path, profile: dict[str, str], given: dict[str, int], wanted: str
+) -> None:
+    """The sizes win, and the file that they need is missing."""
+    folder = folder_of(tmp_path, (1, 4))
+    named = InputSpec(hardware=str(folder), **profile, **given)  # type: ignore[arg-type]
+
+    with pytest.raises(InputError) as caught:
+        shape_of(named)
+
+    sentence = str(caught.value)
+    assert f"allreduce_bandwidth_{wanted}_per_node.json: this file does not exist" in sentence
+    assert "(present: allreduce_bandwidth_1nodes_4gpus_per_node.json)" in sentence
+
+
+def test_two_sizes_that_contradict_each_other_are_refused(
+    tmp_path: Path, profile: dict[str, str]
+) -> None:
+    """The arithmetic is shown, also where the folder has one shape."""
+    folder = folder_of(tmp_path, (1, 4))
+    named = InputSpec(hardware=str(folder), world_size=4, num_nodes=3, **profile)  # type: ignore[arg-type]
+
+    with pytest.raises(InputError, match=r"--nodes\(3\) \* --gpus-per-node\(1\) = 3 != 4"):
+        shape_of(named)
+
+
+def test_a_folder_of_four_gpus_is_planned_without_sizes(
+    tmp_path: Path, profile: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--hardware DIR` alone."""
+    folder = folder_of(tmp_path / "hardware", (1, 4))
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in profile.items()]
+
+    assert cli.run(["--hardware", str(folder), *options, "--output-config-path", "none"]) == 0
+
+    assert "1 x 4 GPUs" in capsys.readouterr().out
+
+
+def config(path: Path, **changes: object) -> Path:
+    """Write the config.json of a small model under any name."""
+    keys: dict[str, object] = {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 32768,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**keys, **changes}), encoding="utf-8")
+    return path
+
+
+def test_the_longest_length_of_a_config_is_said(tmp_path: Path) -> None:
+    """A length of 131072 tokens was taken from max_position_embeddings without a word."""
+    path = str(config(tmp_path / "config.json"))
+    said = "no --seq-length given, planning for the 32768 tokens of max_position_embeddings"
+
+    def notices(**inputs: object) -> tuple[str, ...]:
+        spec = InputSpec(hardware="h100:1x8", **inputs)
+        return open_session(spec, SearchOptions(settle_bsz=8), {"global-batch-size"}).notices
+
+    assert said in notices(model=path)
+    assert all("--seq-length" not in line for line in notices(model=path, seq_length=(2048,)))
+    assert all("--seq-length" not in line for line in notices(model="llama3-8b"))
+
+
+def test_options_without_effect_are_said() -> None:
+    """What is given for files that are not read changes nothing."""
+    spec = InputSpec(hardware="h100:1x8", parameter_bytes=4, bandwidth_unit="MiB/ms")
+    found = open_session(spec, SearchOptions(settle_bsz=8), {"global-batch-size"}).notices
+    assert "--parameter-bytes has no effect, no --memory-profiling-path is given" in found
+    assert any(line.startswith("--bandwidth-unit has no effect, h100") for line in found)
+
+
+def test_two_models_of_a_folder_have_two_names(tmp_path: Path) -> None:
+    """Both were called like the folder, and the plan of one replaced that of the other."""
+    folder = tmp_path / "small"
+    assert load_spec(str(config(folder / "config.json"))).name == "small"
+    assert load_spec(str(config(folder / "a.json"))).name == "a"
+    assert load_spec(str(config(folder / "b.v2.json"))).name == "b.v2"
+    named = config(folder / "c.json", _name_or_path="org/llama-x/")
+    assert load_spec(str(named)).name == "llama-x"
+    assert load_spec(str(config(folder / "d.json", _name_or_path="./"))).name == "d"
+
+
+def test_every_file_is_read_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is judged, parsed and hashed in several readings could change between them."""
+    monkeypatch.chdir(tmp_path)
+    opened: list[Path] = []
+    read_bytes = Path.read_bytes
+
+    def reading(path: Path) -> bytes:
+        opened.append(path.resolve())
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reading)
+    session = open_session(InputSpec(), SearchOptions())
+
+    files = [source for source in session.sources if source.role != STACK_ROLE]
+    assert len(set(opened)) >= len(files) > 6
+    assert {path.name for path in opened if opened.count(path) > 1} == set()

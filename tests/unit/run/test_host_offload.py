@@ -1,0 +1,215 @@
+"""States on the host: bytes that leave, seconds that come, by hand and against measured steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autopar.errors import InputError
+from autopar.price.account import account_of
+from autopar.price.sharded import recipe_of_launch
+from autopar.rates.parts.operations import machine_of
+from autopar.rates.parts.updates import optimizer_time_s
+from autopar.run.launch import (
+    Attention,
+    Degrees,
+    Experts,
+    Launch,
+    Model,
+    Optimizer,
+    TorchTrainer,
+    even_chunks,
+)
+from autopar.training.offload import Host, Offload, exposed_s, host_update_s
+from search.check.job import job_of_launch
+from tests.step_cases import card_named, stack_named
+
+QWEN3_30B = Model(
+    hidden=2048,
+    ffn=6144,
+    attention=Attention(heads=32, groups=4, width=128, head_norms=True, dropout=0.0),
+    vocab=151936,
+    expert_layers=(True,) * 48,
+    experts=Experts(number=128, per_token=8, ffn=768, dispatcher="alltoall", grouped=True),
+    gated=True,
+    biases=False,
+    qkv_biases=False,
+    tied=False,
+    norm="rms",
+    positions="rotary",
+    hidden_dropout=0.0,
+)
+"""Of Megatron-Bridge's measurements (skills/nemo-mbridge-perf-cpu-offloading/card.yaml)."""
+MEASURED = {0.0: (47.2, 0.996), 0.25: (43.4, 1.871), 0.5: (39.6, 2.484)} | {
+    0.75: (35.6, 3.187),
+    1.0: (32.0, 4.189),
+}
+"""By the share of the states on the host: GB allocated, and seconds of a step."""
+DENSE = replace(QWEN3_30B, expert_layers=(False,) * 4, experts=None)
+
+
+def offloaded(share: float, **options: Any) -> Launch:
+    """Return TP2 PP2 EP4 on 16 GPUs with a share of the states on the host."""
+    degrees = Degrees(world=16, tp=2, pp=2, ep=4, sequence_parallel=True, chunks=even_chunks(48, 2))
+    optimizer = Optimizer(sharding="distributed", overlap_gradients=True, offload=share, **options)
+    return Launch(
+        model=QWEN3_30B, degrees=degrees, seq=4096, micro_batch=1, global_batch=8,
+        optimizer=optimizer,
+    )  # fmt: skip
+
+
+def fully_sharded(keeper: Any, zero: Any, **options: Any) -> Launch:
+    """Return a dense model on four GPUs of a trainer with layers of torch."""
+    return Launch(
+        model=DENSE,
+        degrees=Degrees(world=4, chunks=even_chunks(4, 1)),
+        seq=1024,
+        micro_batch=1,
+        global_batch=4,
+        optimizer=Optimizer(**options),
+        trainer=TorchTrainer(keeper=keeper, zero=zero, layers="transformers"),
+    )
+
+
+@pytest.mark.parametrize("share", MEASURED)
+def test_states_are_those_of_a_measured_run(share: float) -> None:
+    """What is allocated between steps is what was measured, within 1 %."""
+    found = account_of(offloaded(share), 0).states_bytes / 1e9
+    assert found == pytest.approx(MEASURED[share][0], rel=0.01)
+
+
+def test_moments_leave_and_fp32_weights_stay() -> None:
+    """Of each parameter 8 bytes leave; 4 more where the trainer keeps no fp32 weights apart."""
+    kept = {term.name: term.num_bytes for term in account_of(offloaded(0.0), 0).states}
+    half = {term.name: term.num_bytes for term in account_of(offloaded(0.5), 0).states}
+    none = {term.name: term.num_bytes for term in account_of(offloaded(1.0), 0).states}
+    aware = {
+        term.name: term.num_bytes
+        for term in account_of(offloaded(1.0, offload_master=True), 0).states
+    }
+    assert half["Adam moments"] == pytest.approx(kept["Adam moments"] / 2, rel=1e-6)
+    assert "Adam moments" not in none
+    assert none["fp32 weights"] == kept["fp32 weights"]
+    assert "fp32 weights" not in aware
+    assert aware["weights"] == kept["weights"]
+
+
+def test_seconds_of_an_update_by_hand() -> None:
+    """28 bytes a parameter at a quarter of the host's rate; gradients down, weights up."""
+    host = Host(link_bytes_per_s=50e9, memory_bytes_per_s=80e9)
+    adam, copies = 1e9 * 28 / 20e9, 1e9 * 8 / 50e9
+    apart = host_update_s(host, 1e9, gradient_bytes=4, weight_bytes=4, overlap=False)
+    together = host_update_s(host, 1e9, gradient_bytes=4, weight_bytes=4, overlap=True)
+    assert apart == pytest.approx(adam + copies)
+    assert together == pytest.approx(adam)
+    # where the link is the slower side, it is what is seen
+    thin = Host(link_bytes_per_s=1e9, memory_bytes_per_s=80e9)
+    assert host_update_s(thin, 1e9, gradient_bytes=4, weight_bytes=2, overlap=True) == 4.0
+    assert exposed_s(3.0, 1.0) == 2.0
+    assert exposed_s(1.0, 3.0) == 0.0
+
+
+@pytest.mark.parametrize(("billions", "printed_s"), [(1, 0.22), (2, 0.51), (4, 1.03), (10, 2.57)])
+def test_deepspeeds_adam_is_that_of_its_paper(billions: float, printed_s: float) -> None:
+    """ZeRO-Offload, table 4, on a DGX-2: within 17 %; torch's takes longer."""
+    dgx2 = Host(link_bytes_per_s=1e30, memory_bytes_per_s=12 * 21.33e9)
+    found, other = (
+        host_update_s(
+            dgx2, billions * 1e9, gradient_bytes=4, weight_bytes=4, overlap=False, adam=adam
+        )
+        for adam in ("deepspeed", "torch")
+    )
+    assert found == pytest.approx(printed_s, rel=0.17)
+    assert other == pytest.approx(found * 0.43 / 0.25)
+
+
+def test_a_launch_of_deepspeed_has_its_adam() -> None:
+    """Others have torch's."""
+    states = {"offload": 1.0, "offload_master": True}
+    assert job_of_launch(fully_sharded("deepspeed", 2, **states)).host_adam == "deepspeed"
+    weights = {**states, "offload_weights": True}
+    assert job_of_launch(fully_sharded("accelerate", 3, **weights)).host_adam == "torch"
+    assert job_of_launch(offloaded(0.5)).host_adam == "torch"
+
+
+@pytest.mark.parametrize("share", [share for share in MEASURED if share])
+def test_seconds_are_those_of_a_measured_run(share: float) -> None:
+    """What offload adds to a step, within 15 %; the copies' overlap saves what was measured."""
+    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    # 128 experts and 48 layers on 16 ranks, and the other weights over 4 replicas
+    own = 1.9093e9
+
+    def took_s(share: float, *, overlap: bool = False) -> float:
+        launch = offloaded(share, overlap_offload=overlap)
+        return optimizer_time_s(machine, job_of_launch(launch), own, 4.2e9)
+
+    added = took_s(share) - took_s(0.0)
+    assert added == pytest.approx(MEASURED[share][1] - MEASURED[0.0][1], rel=0.15)
+    if share == 1.0:
+        saved = took_s(1.0) - took_s(1.0, overlap=True)
+        assert saved == pytest.approx(4.189 - 3.877, rel=0.1)
+
+
+def test_narrower_states_are_moved_faster() -> None:
+    """Moments of 16 bits spare 2 x 4 bytes of traffic a parameter."""
+    machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+    wide, narrow = (job_of_launch(offloaded(0.0, moments_bytes=each)) for each in (8, 4))
+    assert wide.state_bytes - narrow.state_bytes == 4
+    seconds = [optimizer_time_s(machine, job, 1e9, 1e9) for job in (wide, narrow)]
+    rate = machine.kernels.memory_bytes_per_s * machine.kernels.memory_share("optimizer")
+    assert seconds[0] - seconds[1] == pytest.approx(8e9 / rate, rel=0.01)
+
+
+def test_deepspeed_offloads_all_that_the_step_needs() -> None:
+    """fp32 weights, moments and gradients go; 16-bit weights stay unless they go as well."""
+    options = {"offload": 1.0, "offload_master": True}
+    optimizer = recipe_of_launch(fully_sharded("deepspeed", 2, **options))
+    assert (optimizer.weights.each_bytes, optimizer.per_parameter(4)) == (2.0, 2.0)
+    everything = recipe_of_launch(fully_sharded("deepspeed", 3, offload_weights=True, **options))
+    assert everything.per_parameter(4) == 0.0
+    # ZeRO-Offload++ keeps a part on the device: 2 and 12 bytes of the four ranks' half
+    part = recipe_of_launch(fully_sharded("deepspeed", 3, offload=0.5, offload_master=True))
+    assert part.per_parameter(4) == pytest.approx((2 + 14 / 2) / 4)
+
+
+def test_eight_bit_moments_by_hand() -> None:
+    """2 (1 + 4/256) bytes a parameter; those of the embedding stay in fp32."""
+    wide, narrow = (
+        {term.name: term.num_bytes for term in account_of(launch).states}["Adam moments"]
+        for launch in (
+            fully_sharded("deepspeed", 3),
+            fully_sharded("deepspeed", 3, kind="adam8bit"),
+        )
+    )
+    rows = 151936 * 2048 // 4
+    assert narrow == pytest.approx((wide / 8 - rows) * (2 + 8 / 256) + 8 * rows, rel=1e-6)
+
+
+def test_weights_trained_as_they_are() -> None:
+    """16 bits of weight, gradient and both moments: 8 bytes a parameter instead of 16."""
+    whole = recipe_of_launch(fully_sharded("accelerate", 3))
+    pure = recipe_of_launch(fully_sharded("accelerate", 3, master_bytes=0, moments_bytes=4))
+    assert (whole.per_parameter(), pure.per_parameter()) == (16.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: offloaded(1.5), "expected 0 to 1"),
+        (lambda: offloaded(0.5, kind="muon"), "Adam alone"),
+        (lambda: offloaded(0.5, offload_weights=True), "set offload to 1"),
+        (lambda: offloaded(1.0, offload_weights=True), "keeps weights on the device"),
+        (lambda: offloaded(0.0, kind="adam8bit"), "moments of 16 bits"),
+        (lambda: fully_sharded("torchtitan", 3, offload=1.0), "with the weights"),
+        (lambda: fully_sharded("deepspeed", 0, offload=1.0), "zero is 0"),
+        (lambda: Offload(modules=frozenset({"attn_proj"})), "add core_attn"),
+        (lambda: Offload(modules=frozenset({"mlp"})), "got mlp"),  # type: ignore[arg-type]
+        (lambda: Offload(fraction=2.0), "expected 0 to 1"),
+    ],
+)
+def test_what_no_trainer_does_is_refused(wrong: Any, said: str) -> None:
+    """In a sentence that says what is wrong or what to do."""
+    with pytest.raises(InputError, match=said):
+        wrong()

@@ -1,0 +1,227 @@
+"""What tokens take to experts and back by dispatcher, what experts take of them, and how evenly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autopar.errors import InputError
+from autopar.price.activations import routed_tokens
+from autopar.price.step import step_time
+from autopar.rates.layer import layer_times
+from autopar.rates.parts.operations import Machine, Sends, machine_of, transfer_s
+from autopar.run.job import Attention, Block, Experts, Job
+from autopar.run.launch import (
+    Attention as Heads,
+    Degrees,
+    Experts as Mixture,
+    Launch,
+    Model,
+    even_chunks,
+)
+from autopar.training.mixtures import (
+    NATURAL_LOSSES,
+    NATURAL_SKEW,
+    published_loss,
+    taken_share,
+    worst_skew,
+)
+from search.check.job import job_of_launch
+from search.engines.megatron.read import read_launch
+from tests.step_cases import card_named, stack_named
+
+QWEN3_235B = Job(
+    name="Qwen3-235B-A22B",
+    blocks=(
+        Block(
+            number=94,
+            hidden=4096,
+            attention=Attention(heads=64, kv_heads=4, width=128, head_norms=True),
+            mlp=Experts(number=128, per_token=8, width=1536),
+            recompute=frozenset({"layernorm", "moe"}),
+        ),
+    ),
+    vocab=151936,
+    seq=16384,
+    micro_batch=1,
+    global_batch=256,
+    gpus=256,
+    tp=4,
+    pp=8,
+    dp=8,
+    ep=8,
+    vpp=4,
+    sequence_parallel=True,
+    zero=1,
+    dispatcher="fused",
+)
+"""Of Megatron-MoE-ModelZoo's runs on H100."""
+
+
+def machine() -> Machine:
+    """Return an H100 with Megatron-Core."""
+    return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+
+
+def sends(job: Job) -> Sends:
+    """Return what a layer's tokens take to experts and back."""
+    return layer_times(machine(), job, job.blocks[0]).experts
+
+
+def test_an_all_gather_by_hand() -> None:
+    """Tokens of all ranks of experts come whole; sums go back in the precision of probabilities."""
+    job = replace(QWEN3_235B, dispatcher="allgather")
+    elements = 16384 / 4 * 8 * 4096
+    gather = transfer_s(machine(), "allgather", elements * 2, 8, 1)
+    scatter = transfer_s(machine(), "reducescatter", elements * 2, 8, 1)
+    found = sends(job)
+    assert found.forward_s == pytest.approx(gather + scatter)
+    assert found.backward_s == pytest.approx(gather + scatter)
+    wide = sends(replace(job, router_fp32=True))
+    twice = transfer_s(machine(), "reducescatter", elements * 4, 8, 1)
+    assert wide.forward_s == pytest.approx(gather + twice)
+
+
+def test_an_all_gather_is_blind_to_the_experts_of_a_token() -> None:
+    """It sends as much for one as for eight, of which all-to-alls send eight times as much."""
+    (block,) = QWEN3_235B.blocks
+    assert isinstance(block.mlp, Experts)
+    one = replace(block, mlp=replace(block.mlp, per_token=1))
+    seconds = {
+        (dispatcher, each.mlp.per_token): sends(  # type: ignore[union-attr]
+            replace(QWEN3_235B, dispatcher=dispatcher, blocks=(each,))  # type: ignore[arg-type]
+        ).forward_s
+        for dispatcher in ("allgather", "all_to_all")
+        for each in (block, one)
+    }
+    assert seconds["allgather", 8] == seconds["allgather", 1]
+    assert seconds["all_to_all", 8] > 3 * seconds["all_to_all", 1]
+
+
+def test_an_all_gather_is_over_the_ranks_that_share_experts_too() -> None:
+    """ETP of 2 in EP of 8: sixteen ranks, in one collective."""
+    job = replace(QWEN3_235B, dispatcher="allgather", ep=8, etp=2)
+    elements = 16384 / 4 * 16 * 4096
+    gather = transfer_s(machine(), "allgather", elements * 2, 16, 1)
+    scatter = transfer_s(machine(), "reducescatter", elements * 2, 16, 1)
+    assert sends(job).forward_s == pytest.approx(gather + scatter)
+
+
+@pytest.mark.parametrize("row", NATURAL_LOSSES[:3], ids=lambda row: str(row.seq))
+def test_one_skew_explains_published_losses(row: Any) -> None:
+    """Steps at 16k, 32k and 64k tokens lose what was measured, within 2 % of the rate."""
+    cp = row.seq // 16384
+    even = replace(
+        QWEN3_235B, seq=row.seq, cp=cp, dp=8 // cp, blocks=QWEN3_235B.blocks, graphs="none"
+    )
+    skewed = replace(even, skew=NATURAL_SKEW)
+    forced, natural = (step_time(machine(), job).total_s for job in (even, skewed))
+    assert 1 - forced / natural == pytest.approx(row.share, abs=0.02)
+
+
+def test_published_losses_between_lengths() -> None:
+    """20 % at 16k tokens and before, 8 % at 128k and beyond, less the longer."""
+    assert published_loss(4096) == published_loss(16384) == pytest.approx(1 - 237 / 295)
+    assert published_loss(131072) == published_loss(1 << 20) == pytest.approx(1 - 357 / 389)
+    lengths = [16384 + 4096 * step for step in range(29)]
+    losses = [published_loss(length) for length in lengths]
+    assert losses == sorted(losses, reverse=True)
+    with pytest.raises(InputError, match="1 at least"):
+        published_loss(0)
+
+
+@pytest.mark.parametrize(
+    ("skew", "capacity", "padded", "share"),
+    [
+        (1.5, None, False, 1.5),
+        (1.5, 1.25, False, 1.25),
+        (1.1, 1.25, False, 1.1),
+        (1.1, 1.25, True, 1.25),
+        (1.0, 0.5, False, 0.5),
+    ],
+)
+def test_capacity_bounds_what_experts_take(
+    skew: float, capacity: float | None, padded: bool, share: float
+) -> None:
+    """In time and in memory alike; filled up they compute as much in any case."""
+    assert taken_share(skew, capacity=capacity, padded=padded) == share
+    mixture = Mixture(
+        number=8, per_token=2, ffn=1024, skew=skew, capacity=capacity, padded_capacity=padded
+    )
+    model = Model(
+        hidden=1024, ffn=4096, attention=Heads(heads=8, groups=8, width=128), vocab=32000,
+        expert_layers=(True,) * 2, experts=mixture,
+    )  # fmt: skip
+    launch = Launch(
+        model=model,
+        degrees=Degrees(world=4, ep=4, chunks=even_chunks(2, 1)),
+        seq=4096,
+        micro_batch=1,
+        global_batch=4,
+    )
+    assert routed_tokens(launch) == math.ceil(4096 * 2 * share)
+    job = job_of_launch(launch)
+    assert (job.capacity, job.padded_capacity) == (capacity, padded)
+    parts = {part.name: part for part in layer_times(machine(), job, job.blocks[0]).parts}
+    even = replace(job, skew=share, capacity=None, padded_capacity=False)
+    wanted = {part.name: part for part in layer_times(machine(), even, even.blocks[0]).parts}
+    assert float(parts["experts up"].forward_s) == float(wanted["experts up"].forward_s)
+
+
+def test_the_skew_of_a_launch_goes_before_what_is_asked_for() -> None:
+    """What is asked for is of launches that do not fix it."""
+    mixture = Mixture(number=8, per_token=2, ffn=1024)
+    model = Model(
+        hidden=1024, ffn=4096, attention=Heads(heads=8, groups=8, width=128), vocab=32000,
+        expert_layers=(True,) * 2, experts=mixture,
+    )  # fmt: skip
+    launch = Launch(
+        model=model,
+        degrees=Degrees(world=4, ep=4, chunks=even_chunks(2, 1)),
+        seq=4096,
+        micro_batch=1,
+        global_batch=4,
+    )
+    forced = replace(launch, model=replace(model, experts=replace(mixture, skew=1.0)))
+    assert job_of_launch(launch).skew == 1.0
+    assert job_of_launch(launch, skew=NATURAL_SKEW).skew == NATURAL_SKEW
+    assert job_of_launch(forced, skew=NATURAL_SKEW).skew == 1.0
+
+
+def test_a_capacity_that_takes_nothing() -> None:
+    """It is refused."""
+    with pytest.raises(InputError, match="above 0"):
+        taken_share(1.0, capacity=0.0)
+
+
+def test_worst_steps_of_runs() -> None:
+    """One expert a rank is busier than several, and a long run meets a worse step."""
+    assert worst_skew(alone=True, steps=50) > worst_skew(alone=False, steps=50)
+    assert worst_skew(alone=False, steps=None) > worst_skew(alone=True, steps=50)
+
+
+def test_arguments_of_experts_are_read() -> None:
+    """Capacity, whether it is filled up, and the precision of probabilities."""
+    found = read_launch(
+        {
+            "--num-layers": 4,
+            "--hidden-size": 1024,
+            "--num-attention-heads": 8,
+            "--seq-length": 1024,
+            "--max-position-embeddings": 1024,
+            "--micro-batch-size": 1,
+            "--global-batch-size": 8,
+            "--bf16": True,
+            "--vocab-size": 32000,
+            "--num-experts": 8,
+            "--moe-expert-capacity-factor": 1.25,
+            "--moe-pad-expert-input-to-capacity": True,
+            "--moe-router-dtype": "fp32",
+        },
+        world_size=1,
+    ).launch.model.experts
+    assert found is not None
+    assert (found.capacity, found.padded_capacity, found.router_fp32) == (1.25, True, True)

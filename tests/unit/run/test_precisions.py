@@ -1,0 +1,302 @@
+"""Products of fewer bits: bytes by hand, and why they pay or do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autopar.errors import InputError
+from autopar.price.account import account_of
+from autopar.price.activations import saved_parts
+from autopar.price.parameters import stage_weights
+from autopar.price.step import step_time
+from autopar.rates.parts.operations import Machine, machine_of
+from autopar.run.launch import (
+    Attention,
+    Degrees,
+    Experts,
+    Launch,
+    Model,
+    Optimizer,
+    Precision,
+    Software,
+    even_chunks,
+)
+from search.check.job import job_of_launch
+from search.check.precision import PRECISIONS, launch_in, precision_terms
+from search.engines.megatron.read import read_launch
+from tests.step_cases import card_named, stack_named
+
+DENSE = Model(
+    hidden=4096,
+    ffn=14336,
+    attention=Attention(heads=32, groups=8, width=128, dropout=0.0),
+    vocab=32000,
+    expert_layers=(False,) * 8,
+    gated=True,
+    biases=False,
+    qkv_biases=False,
+    tied=False,
+    norm="rms",
+    positions="rotary",
+    hidden_dropout=0.0,
+)
+FINE = replace(
+    DENSE,
+    expert_layers=(True,) * 8,
+    experts=Experts(number=64, per_token=8, ffn=1024, dispatcher="alltoall", grouped=True),
+)
+
+
+def launch(precision: Precision, model: Model = DENSE, **options: Any) -> Launch:
+    """Return a launch of eight GPUs of the newest kind."""
+    own = {name: options.pop(name) for name in [*options] if name in Degrees.__annotations__}
+    return Launch(
+        model=model,
+        degrees=Degrees(**({"world": 8, "chunks": even_chunks(8, 1)} | own)),
+        seq=4096,
+        micro_batch=2,
+        global_batch=64,
+        precision=precision,
+        optimizer=Optimizer(sharding="distributed", overlap_gradients=True),
+        software=Software(gpu="B200", attention="fused"),
+        **options,
+    )
+
+
+def machine(name: str = "b200") -> Machine:
+    """Return a device with Megatron-Core."""
+    return machine_of(card_named(name), stack_named("megatron-core"))
+
+
+def quantized(found: Launch) -> int:
+    """Return the weights of products of a stage."""
+    weights = [weight for chunk in stage_weights(found, 0) for weight in chunk]
+    return sum(weight.elements for weight in weights if weight.quantized)
+
+
+def kept(found: Launch) -> dict[str, int]:
+    """Return what is kept between steps by name."""
+    return {term.name: term.num_bytes for term in account_of(found).states}
+
+
+def test_copies_of_weights_by_hand() -> None:
+    """NVFP4 keeps two copies of 0.5625 bytes beside bf16, or bf16's place with one copy."""
+    plain, four = Precision(), Precision(fp4=True)
+    alone = replace(four, fp4_weights=True)
+    number = quantized(launch(plain))
+    beside, instead = kept(launch(four)), kept(launch(alone))
+    assert beside["weights"] == kept(launch(plain))["weights"]
+    assert beside["4-bit copies of weights"] == pytest.approx(2 * 0.5625 * number, rel=1e-6)
+    assert instead["4-bit copies of weights"] == pytest.approx(0.5625 * number, rel=1e-6)
+    assert beside["weights"] - instead["weights"] == pytest.approx((2 - 0.5625) * number, rel=1e-6)
+    # in 8 bits with a scale of 32: one byte each
+    mx = kept(launch(Precision(fp8=True, fp8_recipe="mxfp8")))
+    assert mx["8-bit copies of weights"] == 2 * number
+
+
+def test_inputs_of_products_are_kept_in_their_precision() -> None:
+    """4096 x 2 tokens of the model's width: 2 bytes, 1 and 0.5625."""
+    sizes = []
+    for precision in (Precision(), Precision(fp8=True), Precision(fp4=True)):
+        parts = dict(saved_parts(launch(precision), experts=False))
+        sizes.append(parts["norm output"] / (2 * 4096 * 4096))
+        # softmax and norms are of 16 bits in any case
+        assert parts["attention output"] == 2 * 4096 * 4096 * 2
+    assert sizes == [2.0, 1.0, 0.5625]
+
+
+def test_ends_of_a_model_stay_in_16_bits() -> None:
+    """One layer at either end: six of eight have copies, and keep inputs in fewer bits."""
+    whole = launch(Precision(fp8=True, fp8_recipe="mxfp8"))
+    ends = replace(whole, precision=replace(whole.precision, wide_ends=(1, 1)))
+    assert quantized(ends) * 8 == quantized(whole) * 6
+    assert kept(ends)["8-bit copies of weights"] * 8 == kept(whole)["8-bit copies of weights"] * 6
+    saved = [
+        {term.name: term.num_bytes for term in account_of(found).peak}["saved activations"]
+        for found in (launch(Precision()), ends, whole)
+    ]
+    assert saved[0] > saved[1] > saved[2]
+    # a quarter of the layers, as all of them are alike
+    assert 4 * (saved[1] - saved[2]) == pytest.approx(saved[0] - saved[2], rel=0.01)
+    blocks = job_of_launch(ends).blocks
+    assert [(block.number, block.precision) for block in blocks] == [
+        (1, "bf16"),
+        (6, None),
+        (1, "bf16"),
+    ]
+    seconds = [
+        step_time(machine(), job_of_launch(found)).terms_s["gemm"]
+        for found in (launch(Precision()), ends, whole)
+    ]
+    assert seconds[0] > seconds[1] > seconds[2]
+
+
+def test_weights_are_gathered_in_fewer_bits() -> None:
+    """Where they are kept so: half the bytes in front of the forward, and for NVFP4 fewer still."""
+    kinds = {
+        "bf16": Precision(),
+        "per tensor": Precision(fp8=True, fp8_weights=True, fp8_recipe="tensorwise"),
+        "copies": Precision(fp8=True, fp8_recipe="tensorwise"),
+        "mxfp8": Precision(fp8=True, fp8_weights=True, fp8_recipe="mxfp8"),
+        "nvfp4": Precision(fp4=True, fp4_weights=True),
+    }
+    found = {name: job_of_launch(launch(one)).gathered_bytes for name, one in kinds.items()}
+    assert found == {
+        "bf16": None,
+        "per tensor": 1.0,
+        "copies": None,
+        "mxfp8": None,
+        "nvfp4": 0.5625,
+    }
+    sent = [
+        step_time(machine(), job_of_launch(launch(kinds[name]))).terms_s["gradients"]
+        for name in ("bf16", "nvfp4")
+    ]
+    assert sent[1] < sent[0]
+
+
+@pytest.mark.parametrize("low", [name for name in PRECISIONS if name != "bf16"])
+def test_terms_add_up_to_what_is_saved(low: Any) -> None:
+    """Products, casts, waiting, transfers and the rest are all of the difference."""
+    terms = precision_terms(machine(), launch(Precision()), low)
+    sums = (
+        terms.products_saved_s
+        - terms.casts_added_s
+        - terms.waiting_added_s
+        + terms.sends_saved_s
+        + terms.others_saved_s
+    )
+    assert sums == pytest.approx(terms.saved_s, rel=1e-9, abs=1e-12)
+    assert terms.casts_added_s > 0
+    assert terms.pays == (terms.low_s < terms.high_s)
+    assert low in terms.reason
+
+
+def test_large_products_pay_and_a_waiting_host_does_not() -> None:
+    """A dense model gains; with so few tokens that the host is the slower side it gains nothing."""
+    gains = precision_terms(machine(), launch(Precision()), "mxfp8")
+    assert gains.pays
+    assert "pays" in gains.reason
+    assert "shorter products" in gains.reason
+    small = replace(launch(Precision()), seq=512, micro_batch=1, global_batch=64)
+    loses = precision_terms(machine(), small, "mxfp8")
+    assert not loses.pays
+    assert "does not pay" in loses.reason
+    assert loses.waiting_added_s > 0
+
+
+def test_fine_experts_gain_less() -> None:
+    """Small products of many experts are padded and cast for less work each."""
+    dense, fine = (
+        precision_terms(machine(), launch(Precision(), model), "mxfp8") for model in (DENSE, FINE)
+    )
+    assert fine.saved_s / fine.high_s < dense.saved_s / dense.high_s
+    # copies beside weights of 16 bits
+    assert fine.peak_added_bytes > 0
+
+
+def test_a_device_without_such_products_is_refused() -> None:
+    """In a sentence that names the card."""
+    with pytest.raises(InputError, match="h100"):
+        precision_terms(machine("h100-80gb"), launch(Precision()), "nvfp4")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: Precision(fp8=True, fp4=True), "not both"),
+        (lambda: Precision(kind="fp16", fp4=True), "needs bf16"),
+        (lambda: Precision(fp4_weights=True), "need products"),
+        (lambda: Precision(wide_ends=(-1, 0)), "0 or more"),
+        (lambda: launch_in(launch(Precision()), "int8"), "got int8"),  # type: ignore[arg-type]
+        (lambda: launch_in(launch(Precision(kind="fp16")), "fp8"), "launch is fp16"),
+    ],
+)
+def test_precisions_that_exclude_each_other(wrong: Any, said: str) -> None:
+    """They are refused in a sentence."""
+    with pytest.raises(InputError, match=said):
+        wrong()
+
+
+_ARGUMENTS: dict[str, Any] = {
+    "--num-layers": 4,
+    "--hidden-size": 1024,
+    "--num-attention-heads": 8,
+    "--seq-length": 1024,
+    "--max-position-embeddings": 1024,
+    "--micro-batch-size": 1,
+    "--global-batch-size": 8,
+    "--bf16": True,
+    "--vocab-size": 32000,
+    "--use-distributed-optimizer": True,
+}
+
+
+def test_the_recipe_of_four_bits_is_known() -> None:
+    """The one that is priced leaves nothing open; one of somebody's own has no price."""
+    given = {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"}
+    assert read_launch(_ARGUMENTS | given, world_size=2).not_understood == ()
+    with pytest.raises(InputError, match=r"--fp4-recipe.*is a recipe of its own"):
+        read_launch(_ARGUMENTS | given | {"--fp4-recipe": "custom"}, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"--fp4-format": "e2m1"}, Precision(fp4=True)),
+        (
+            {"--fp4-format": "e2m1", "--fp4-param-gather": True},
+            Precision(fp4=True, fp4_weights=True),
+        ),
+        (
+            {"--fp8-format": "hybrid", "--first-last-layers-bf16": True},
+            Precision(fp8=True, wide_ends=(1, 1)),
+        ),
+        (
+            {
+                "--fp8-format": "hybrid",
+                "--first-last-layers-bf16": True,
+                "--num-layers-at-start-in-bf16": 0,
+                "--num-layers-at-end-in-bf16": 2,
+            },
+            Precision(fp8=True, wide_ends=(0, 2)),
+        ),
+    ],
+)
+def test_arguments_of_precisions_are_read(given: dict[str, Any], wanted: Precision) -> None:
+    """As Megatron-LM has them."""
+    assert read_launch(_ARGUMENTS | given, world_size=2).launch.precision == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, (0.0, False, 8, 4)),
+        # what bf16 weights have of fp32 ones is not kept twice
+        ({"--use-precision-aware-optimizer": True}, (0.0, False, 8, 2)),
+        (
+            {
+                "--use-precision-aware-optimizer": True,
+                "--exp-avg-dtype": "bf16",
+                "--exp-avg-sq-dtype": "fp8",
+            },
+            (0.0, False, 3, 2),
+        ),
+        ({"--optimizer-cpu-offload": True}, (1.0, False, 8, 4)),
+        (
+            {
+                "--optimizer-cpu-offload": True,
+                "--optimizer-offload-fraction": 0.25,
+                "--use-precision-aware-optimizer": True,
+            },
+            (0.25, True, 8, 4),
+        ),
+    ],
+)
+def test_arguments_of_states_are_read(given: dict[str, Any], wanted: tuple[Any, ...]) -> None:
+    """Share on the host, whether fp32 weights are there, bytes of moments and of fp32 weights."""
+    found = read_launch(_ARGUMENTS | given, world_size=2).launch.optimizer
+    assert (found.offload, found.offload_master, found.moments_bytes, found.master_bytes) == wanted
