@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autopar.command.show import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
-from autopar.errors import OptionError
+from autopar.command.show import COLOURS, GRID, MARKERS, QUIET, save_figures
 from autopar.output import Aside
 from autopar.units import GIB, format_seconds
 from search.closed_form.answers import Answer, Part, Point
@@ -16,7 +16,6 @@ from search.show.closed_form import by_strategy, efficiencies
 PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")
 """Names of the files, without their kind."""
 
-_OPTION = "--plot"
 _LINES = ("-", "--", "-.", ":")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 _BARS = 12
@@ -44,15 +43,8 @@ def save_pictures(
     """Write what there is to draw into a folder and return the files.
 
     unit : what is counted, 'processor' or 'GPU'. paths : of the axes of a sweep. aside : as
-    `autopar.output` has it.
-
-    Raises
-    ------
-    InstallError: matplotlib is not installed.
-    OptionError: a file cannot be written.
+    `autopar.output` has it. Raises as `save_figures`.
     """
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise OptionError(f"{_OPTION}: {folder} is a file, expected a folder")
     found = [answer for answer in answers if answer.best]
     pictures: dict[str, Callable[[Any], Any]] = {}
     if paths:
@@ -66,16 +58,14 @@ def save_pictures(
         if any(answer.degrees for answer in found):
             pictures["degrees"] = lambda Figure: _degrees(Figure, found, unit)
     assert set(pictures) <= set(PICTURES), pictures
-    written = []
-    with drawn(_OPTION) as Figure:
-        for name, draw in pictures.items():
-            for kind in formats:
-                # drawn anew: a figure that was laid out once is laid out differently again
-                figure = draw(Figure)
-                figure.suptitle(title, fontsize=11)
-                written.append(Path(folder) / f"{name}.{kind}")
-                save_figure(figure, written[-1], _OPTION, aside)
-    return written
+
+    def titled(draw: Callable[[Any], Any], Figure: Any) -> Any:
+        figure = draw(Figure)
+        figure.suptitle(title, fontsize=11)
+        return figure
+
+    drawings = {name: partial(titled, draw) for name, draw in pictures.items()}
+    return save_figures(folder, drawings, formats, aside)
 
 
 def _scaling(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
