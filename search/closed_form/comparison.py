@@ -22,6 +22,7 @@ from autopar.run.plan import LayerStrategy, Plan, violations
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.rates.accuracy import RunClass
     from autopar.rates.site import Site
     from autopar.rates.stack import Stack
     from search.request.request import InputSpec
@@ -148,21 +149,6 @@ class PlanQuestion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
-    """Between what 9 of 10 measured steps lie, and how that is known."""
-
-    low_s: float
-    high_s: float
-    stack: str
-    """Of the runs, which may be another where none of this one are known."""
-    experts: bool
-    rows: int
-    low: float
-    high: float
-    """Of measured over estimated time."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Column:
     """What one model says of a plan."""
 
@@ -178,7 +164,9 @@ class Column:
     reason: str = ""
     notes: tuple[str, ...] = ()
     """How what was priced differs from the plan."""
-    interval: Interval | None = None
+    runs: RunClass | None = None
+    """Published runs that say between what 9 of 10 measured steps lie; of another stack where
+    none of this one are known."""
 
     @property
     def parts_s(self) -> dict[str, float]:
@@ -390,12 +378,18 @@ def _difference(one: Column, other: Column) -> Difference:
     )
 
 
-def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
-    """Return the sums of parts by their common names, in the order of `TERMS`."""
+def summed(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of parts by their common names."""
     found: dict[str, float] = {}
     for name, value in parts.items():
         common = names.get(name, "other")
         found[common] = found.get(common, 0.0) + value
+    return found
+
+
+def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the same in the order of `TERMS`, without what is 0."""
+    found = summed(names, parts)
     order = (*TERMS, *KINDS)
     return {name: found[name] for name in order if found.get(name)}
 
@@ -423,7 +417,6 @@ def _bottom_up(question: PlanQuestion) -> Column:
     experts = any(layer.num_experts is not None for layer in question.spec.layers)
     known = question.site is not None and bool(question.site.known)
     runs = load_accuracy().of(stack.name, experts=experts, site_known=known)
-    low, high = runs.interval_s(step.total_s)
     return Column(
         model="bottom_up",
         total_s=step.total_s,
@@ -431,15 +424,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
         kinds_s=_under(_KINDS_OF_STEP, {k: step.terms_s[k] for k in _KINDS_OF_STEP}),
         own_s=dict(step.terms_s),
         notes=job.notes,
-        interval=Interval(
-            low_s=low,
-            high_s=high,
-            stack=runs.stack,
-            experts=runs.experts,
-            rows=runs.rows,
-            low=runs.low,
-            high=runs.high,
-        ),
+        runs=runs,
     )
 
 

@@ -5,7 +5,7 @@ The search of `search.closed_form.calculon.exploration` is exact and faster for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from search.closed_form.tuners.packages import (
 from search.closed_form.tuners.tune import (
     Domain,
     Pricer,
+    Progress,
     Record,
     TraceStep,
     TuningResult,
@@ -74,7 +75,7 @@ def tune(
     top: int = 1,
     ray: str | None = None,
     ray_search: str = "optuna",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> TuningResult:
     """Return the best execution that a tuner finds in a space.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autopar.documents.checks import StrictObject, Value, key_error, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError
-from autopar.objects import create_model, model_validator
+from autopar.objects import create_model
 from autopar.records import dataclass
 from search.closed_form.answers import Point
 from search.closed_form.calculon import EXECUTION
@@ -151,20 +151,36 @@ def load_space(
     keys = {"training": True, "structure_type": structure_type, **keys}
     if num_procs is not None:
         keys.setdefault("num_procs", num_procs)
-    written = validate_document(_WrittenSpace, path, keys)
-    if num_procs not in (None, written.processors):
+    given = validate_document(_Fields, path, keys)
+    found: dict[str, tuple[Any, ...]] = {name: values for name, values in given if values}
+    for name in _FIXED:
+        if len(found.get(name, ())) > 1:
+            problem = f"the value is {shorten(list(found[name]))}"
+            remedy = "give one value, a space has one"
+            raise DocumentError(path, problem, key=name, remedy=remedy)
+    absent = [name for name in _ORDER if name not in found]
+    if absent and (len(absent) > 1 or absent[0] not in _DEGREES):
+        lost = next((name for name in absent if name not in _DEGREES), absent[-1])
+        raise DocumentError(path, "this key is missing", key=lost, remedy=f"give {_SPELLING}")
+    single = not absent and all(len(found[name]) == 1 for name in _DEGREES)
+    if "num_procs" not in found and not single:
         raise DocumentError(
             path,
-            f"the value is {written.processors}, but {num_procs} are asked for",
+            "this key is missing, and degrees with several values do not tell it",
             key="num_procs",
-            remedy="drop one",
+            remedy="give the number of processors",
         )
-    found = written.values
+    # three single degrees say the processors as well
+    known = ("num_procs",) if "num_procs" in found else _DEGREES
+    processors = math.prod(found[name][0] for name in known)
+    if num_procs not in (None, processors):
+        problem = f"the value is {processors}, but {num_procs} are asked for"
+        raise DocumentError(path, problem, key="num_procs", remedy="drop one")
     return TuningSpace(
-        num_procs=written.processors,
+        num_procs=processors,
         training=bool(found["training"][0]),
         domains=tuple(Domain(name=name, values=found[name]) for name in _ORDER if name in found),
-        derived=written.derived,
+        derived=next((name for name in _DEGREES if name not in found), None),
     )
 
 
@@ -231,50 +247,9 @@ def _values_of(name: str) -> _Values:
     return _Values(expected, fits, {}, number=True)
 
 
-class _SpaceRules(StrictObject):
-    """What a space says: its fields, which are those of an execution, agree with each other."""
-
-    @property
-    def values(self) -> dict[str, tuple[Any, ...]]:
-        """Return the values of what is given."""
-        return {name: values for name, values in self if values is not None}
-
-    @property
-    def derived(self) -> str | None:
-        """Return the degree that is left out, for it follows from the others and num_procs."""
-        return next((name for name in _DEGREES if name not in self.values), None)
-
-    @property
-    def processors(self) -> int:
-        """Return num_procs, which three single degrees say as well."""
-        found = self.values
-        known = ("num_procs",) if "num_procs" in found else _DEGREES
-        return math.prod(found[name][0] for name in known)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        found = self.values
-        for name in _FIXED:
-            if name in found and len(found[name]) > 1:
-                problem = f"the value is {shorten(list(found[name]))}"
-                raise key_error(f"{problem}; give one value, a space has one", name)
-        absent = [name for name in _ORDER if name not in found]
-        if absent and (len(absent) > 1 or absent[0] not in _DEGREES):
-            lost = next((name for name in absent if name not in _DEGREES), absent[-1])
-            raise key_error(f"this key is missing; give {_SPELLING}", lost)
-        single = not absent and all(len(found[name]) == 1 for name in _DEGREES)
-        if "num_procs" not in found and not single:
-            raise key_error(
-                "this key is missing, and degrees with several values do not tell it; "
-                "give the number of processors",
-                "num_procs",
-            )
-        return self
-
-
-_WrittenSpace: type[_SpaceRules] = create_model(  # type: ignore[call-overload]
-    "_WrittenSpace",
-    __base__=_SpaceRules,
+_Fields: Any = create_model(  # type: ignore[call-overload]
+    "_Fields",
+    __base__=StrictObject,
     **{name: (Annotated[Any, _values_of(name)], None) for name in Execution.model_fields},
 )
 
@@ -293,6 +268,10 @@ _WrittenSpace: type[_SpaceRules] = create_model(  # type: ignore[call-overload]
 _LACKS_FIRST, _LACKS_SECOND = (
     REASONS.index(f"Mem tier{tier} needs more than it has") for tier in (1, 2)
 )
+
+
+Progress = Callable[[int, int], None]
+"""Takes the points that are priced, and those that will be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,9 +305,9 @@ class Pricer:
     def _model(self) -> Any:
         return open_model(self.application, self.system, self.compat)
 
-    def record(self) -> Record:
-        """Return a record of nothing yet."""
-        return Record(room=self.top)
+    def record(self, whole: int = 0, progress: Progress | None = None) -> Record:
+        """Return a record of nothing yet; it says how many of the whole are priced."""
+        return Record(room=self.top, whole=whole, progress=progress)
 
     @cached_property
     def scale(self) -> float:
@@ -397,6 +376,9 @@ class Record:
     """The best first; of equal ones the first that was priced."""
     steps: list[tuple[int, float, float]] = field(default_factory=list)
     """(evaluations, score, tie) whenever a better point was found."""
+    whole: int = 0
+    progress: Progress | None = None
+    """Called with the points that are priced and the whole, whenever some come."""
 
     @property
     def last(self) -> tuple[float, float]:
@@ -415,6 +397,7 @@ class Record:
         self._rank(self._best_of(priced))
         self.evaluations += len(first)
         self.counts += np.bincount(priced.outcomes["reason"], minlength=len(REASONS))
+        self._tell()
 
     def _best_of(self, priced: Priced) -> list[_Ranked]:
         """Return the points of these that may be kept, the best first."""
@@ -452,6 +435,11 @@ class Record:
         self._rank(part.ranked)
         self.evaluations += part.evaluations
         self.counts += part.counts
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(self.evaluations, self.whole)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -464,16 +452,12 @@ _COUNTABLE = 2**62
 """Points of a larger space have no number of 64 bits."""
 
 
-def price_range(
-    pricer: Pricer, begin: int, end: int, progress: Callable[[int, int], None] | None = None
-) -> Record:
+def price_range(pricer: Pricer, begin: int, end: int, progress: Progress | None = None) -> Record:
     """Return the record of the points from one number to another, the last one left out."""
-    record = pricer.record()
+    record = pricer.record(end - begin, progress)
     for start in range(begin, end, CHUNK):
         points = np.arange(start, min(start + CHUNK, end), dtype=np.int64)
         record.add(pricer.price(pricer.space.digits(points)))
-        if progress is not None:
-            progress(record.evaluations, end - begin)
     return record
 
 
@@ -481,15 +465,13 @@ def price_sample(
     pricer: Pricer,
     evaluations: int,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Record:
     """Return the record of points drawn evenly, none twice; of all, if there are not more."""
-    record = pricer.record()
     digits = draw_sample(pricer.space, evaluations, np.random.default_rng(seed))
+    record = pricer.record(len(digits), progress)
     for begin in range(0, len(digits), CHUNK):
         record.add(pricer.price(digits[begin : begin + CHUNK]))
-        if progress is not None:
-            progress(record.evaluations, len(digits))
     return record
 
 
