@@ -138,6 +138,15 @@ def _is_same_answer(path: Path, document: Mapping[str, object]) -> bool:
     return document_text(without_head(found) | effort) == document_text({**document, **effort})
 
 
+def unwritable(error: OSError) -> DocumentError:
+    """Return the error of a file of `--output-config-path` that cannot be written."""
+    return DocumentError(
+        error.filename,
+        f"cannot be written ({error.strerror or error})",
+        remedy="choose another --output-config-path",
+    )
+
+
 def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
     """Return those of some names of inputs that are files: what no output may replace."""
     return [Path(path) for path in paths if path and Path(path).is_file()]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import REPEATED, Command
 from autopar.command.run import say, say_kept
-from autopar.errors import INFEASIBLE, INTERRUPTED, DocumentError, OptionError
+from autopar.errors import INFEASIBLE, INTERRUPTED, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
-from search.commands.app import PlotOptions, emit, files_read, working, write_results
+from search.commands.app import PlotOptions, emit, files_read, unwritable, working, write_results
 from search.questions.explore import AXES
 from search.request.degrees import DegreeOptions
 from search.request.options import SearchOptions
@@ -293,7 +293,7 @@ def _write(
             plan_files=plans,
             complete=exit_code != INTERRUPTED,
         )
-    write_results(texts, spec.json, document, _unwritable, exit_code=exit_code, command=_NAME)
+    write_results(texts, spec.json, document, unwritable, exit_code=exit_code, command=_NAME)
     says = []
     if texts:
         says.append(f"wrote {len(texts)} files to {spec.config_path}")
@@ -332,12 +332,4 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
         request={**session.named, **answer.request.given},
         engine=answer.request.engine,
         throughput=session.throughput(result.plan, result.prediction),
-    )
-
-
-def _unwritable(error: OSError) -> DocumentError:
-    return DocumentError(
-        error.filename,
-        f"cannot be written ({error.strerror or error})",
-        remedy="choose another --output-config-path",
     )
