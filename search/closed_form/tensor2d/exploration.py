@@ -108,9 +108,21 @@ def fastest_placement(
 # The search of all candidates.
 
 
-def explore(*where: Any, **options: Any) -> tuple[Point, ...]:
-    """Return the best candidates of the whole space, best first, as `survey` with these."""
-    return survey(*where, **options).best
+def explore(
+    strategy: Strategy,
+    model: Model | Mapping[str, Any] | Path | str,
+    n_gpus: int,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    top: int = 10,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+    objective: Objective = "rate",
+) -> tuple[Point, ...]:
+    """Return the best candidates of the whole space, best first; `survey` says more."""
+    where = strategy, model, n_gpus, global_batch_size, system
+    return survey(*where, top=top, compat=compat, threads=threads, objective=objective).best
 
 
 def survey(

@@ -68,7 +68,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports be written for 80 columns."""
     monkeypatch.setattr(
-        "autopar.command.show.make_console",
+        "autopar.command.console.make_console",
         lambda stream: Console(file=stream, width=80, highlight=False),
     )
 
