@@ -68,7 +68,7 @@ class Point:
     """All of its model where the point is one of the best, else the figures above."""
     time: tuple[Part, ...] = ()
     memory: tuple[Part, ...] = ()
-    """Parts that add up to the step and to the memory, of the best alone."""
+    """Parts that add up to the step and to the memory; of the best points only."""
 
 
 @dataclass(frozen=True, kw_only=True)

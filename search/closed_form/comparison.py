@@ -165,8 +165,8 @@ class Column:
     notes: tuple[str, ...] = ()
     """How what was priced differs from the plan."""
     runs: RunClass | None = None
-    """Published runs that say between what 9 of 10 measured steps lie; of another stack where
-    none of this one are known."""
+    """Published runs whose errors give the 90 % interval; of another stack where none of this
+    one are known."""
 
     @property
     def parts_s(self) -> dict[str, float]:

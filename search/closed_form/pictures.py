@@ -315,12 +315,12 @@ def _mark_capacity(axes: Any, capacity: float) -> None:
 def _note(
     axes: Any, words: str, at: tuple[float, float], away: tuple[int, int], **look: Any
 ) -> None:
-    """Write words so many points away from a place of a plot."""
+    """Annotate a position of a plot; `away` is the offset in points."""
     axes.annotate(words, at, xytext=away, textcoords="offset points", fontsize=8, **look)
 
 
 def _legend(figure: Any, axes: Any, where: str, title: str | None, **more: Any) -> None:
-    """Write what the curves and bars of a plot are, outside of it; of `handles` where given."""
+    """Add a legend outside of the plots: of one plot, or of the `handles` in `more`."""
     named = () if axes is None else axes.get_legend_handles_labels()
     look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "edgecolor": GRID}
     figure.legend(*named, loc=f"outside {where}", title=title, **look, **more)

@@ -233,12 +233,9 @@ def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[in
     # CARD.json:NxG names a file, too
     words |= {word.rpartition(":")[0] for word in words if word}
     read = files_read(sorted(word for word in words if word))
-    for path in (None, *files.values()):
-        for own in (path, None if path is None else _own_file(path)):
-            refuse_clashes(
-                {"--json": spec.json, "--output-config-path": None if own is None else str(own)},
-                read,
-            )
+    written = [one for path in files.values() for one in (path, _own_file(path))]
+    for path in (None, *written):
+        refuse_clashes({"--json": spec.json, "--output-config-path": path}, read)
     spec.refuse_pictures((PICTURE,), {"--json": spec.json}, read)
 
 

@@ -369,7 +369,7 @@ def _launched(
 
 
 def _early(gap: float) -> str:
-    """Return how far a search that a limit of time cut short may be from the best."""
+    """Return how far a search that its time limit ended may be from the best."""
     if not math.isfinite(gap):
         return "stopped early: how far below the best is unknown"
     return f"stopped early: at most {gap * 100:.3g} % below the best"
@@ -421,6 +421,7 @@ def _figures(
     reserved_bytes: int,
     budget_bytes: int,
 ) -> Figures:
+    """Return the figures of a plan or launch; `price` is that of a GPU hour."""
     assert found is not None, "what was searched has a step time"
     speed, ends = found.tokens_per_s, found.ends
     return Figures(

@@ -356,7 +356,7 @@ _VOCAB_TIME = {"embedding": (("embedding_time",), None), "head and loss": (("hea
 
 
 def execution_fields(*, published: bool) -> list[str]:
-    """Return the fields of an execution, of the published tool where asked for."""
+    """Return the names of the fields of an execution, or those of the published tool."""
     unknown = ("structure_type",) if published else ()
     return [name for name in Execution.model_fields if name not in unknown]
 
@@ -369,10 +369,11 @@ def point_of(
     fixed_batch: bool = True,
     statistics: dict[str, Any] | None = None,
 ) -> Point:
-    """Return a packed execution with its figures, and with its parts where all statistics are.
+    """Return a packed execution with its figures.
 
-    published : with the fields of the published tool alone.
-    fixed_batch : every execution has this batch, which its words leave out.
+    published : only the fields of the published tool.
+    fixed_batch : all executions have one batch, which `switches` omits.
+    statistics : all of them; the parts of time and memory are computed from these.
     """
     whole = unpack_execution(execution)
     x = {name: whole[name] for name in execution_fields(published=published)}

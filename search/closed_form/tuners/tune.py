@@ -271,7 +271,7 @@ _LACKS_FIRST, _LACKS_SECOND = (
 
 
 Progress = Callable[[int, int], None]
-"""Takes the points that are priced, and those that will be."""
+"""Takes the number of priced points and of all that will be priced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +306,7 @@ class Pricer:
         return open_model(self.application, self.system, self.compat)
 
     def record(self, whole: int = 0, progress: Progress | None = None) -> Record:
-        """Return a record of nothing yet; it says how many of the whole are priced."""
+        """Return an empty record, which reports its progress towards `whole` points."""
         return Record(room=self.top, whole=whole, progress=progress)
 
     @cached_property
@@ -378,7 +378,7 @@ class Record:
     """(evaluations, score, tie) whenever a better point was found."""
     whole: int = 0
     progress: Progress | None = None
-    """Called with the points that are priced and the whole, whenever some come."""
+    """Called with the numbers of priced points and of all, after each part."""
 
     @property
     def last(self) -> tuple[float, float]:
