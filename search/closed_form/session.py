@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from autopar.errors import OptionError
 from autopar.output import Aside, Begun
 from autopar.records import dataclass
+from search.closed_form.answers import Answer, Each, Watched
 from search.closed_form.native import Halt
-from search.closed_form.questions import Answer, Columns, Each, Search, Watched
+from search.closed_form.questions import Columns, Search
 
 
 class PointFile:

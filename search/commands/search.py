@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
-from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
-from search.commands.app import emit, files_read, leave, working, write_results
+from autopar.errors import INFEASIBLE, InputError, OptionError
+from search.commands.app import emit, files_read, leave, unwritable, working, write_results
 from search.request.options import PANELS
 from search.request.request import FILLS, Request, build_request, stored_request
 
@@ -202,7 +202,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
             say(f"{_NAME}: {line}")
         if json_path is not None:
             document["remedies"] = [remedy_entry(one) for one in ways]
-    refusal = pictures.refusal(_unwritable)
+    refusal = pictures.refusal(unwritable)
     write_results(files | drawn, json_path, document, refusal, exit_code=exit_code, command=_NAME)
     if json_path == "-":
         emit("-", document, exit_code, command=_NAME)
@@ -317,7 +317,7 @@ def _drawn(
 def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
     """Write pictures before anything is printed, which somebody may not read to its end."""
     files = _drawn(pictures, draw)
-    write_results(files, None, {}, pictures.refusal(_unwritable), command=_NAME)
+    write_results(files, None, {}, pictures.refusal(unwritable), command=_NAME)
     for path in files:
         say(f"{_NAME}: wrote {path}")
 
@@ -641,7 +641,7 @@ def _write(
             engines=engines,
             throughput=_throughput(session, result),
         )
-    write_results(files, request.output.json_path, document, _unwritable, command=_NAME)
+    write_results(files, request.output.json_path, document, unwritable, command=_NAME)
     says = [f"wrote {path}" for path in files]
     if result.plan is not None and files and paths is not None and paths[0] not in files:
         beyond = ", ".join(unsaid_by_galvatron(result.plan))
@@ -651,14 +651,6 @@ def _write(
         says.append(f"for the reasons: autopar-explain {plan}")
         says.append(f"whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
     return says
-
-
-def _unwritable(error: OSError) -> DocumentError:
-    return DocumentError(
-        error.filename,
-        f"cannot be written ({error.strerror or error})",
-        remedy="choose another --output-config-path",
-    )
 
 
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:

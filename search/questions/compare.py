@@ -227,14 +227,10 @@ def under_common_names(side: Side) -> Side:
     """Return a side with the terms that launches and plans have in common; memory has none."""
     from dataclasses import replace
 
-    from search.closed_form.comparison import OF_STEP, OF_WATERFALL
+    from search.closed_form.comparison import OF_STEP, OF_WATERFALL, summed
 
     names = OF_STEP if side.kind == "launch" else OF_WATERFALL
-    terms: dict[str, float] = {}
-    for name, value in side.terms_s.items():
-        common = names.get(name, "other")
-        terms[common] = terms.get(common, 0.0) + value
-    return replace(side, terms_s=terms, degrees={}, memory_bytes={})
+    return replace(side, terms_s=summed(names, side.terms_s), degrees={}, memory_bytes={})
 
 
 # --------------------------------------------------------------------------------------------------
