@@ -14,7 +14,6 @@ from autopar.command import run as commands
 from autopar.command.answers import answers_stdout, give, headed, without_head
 from autopar.command.options import Command
 from autopar.errors import INTERRUPTED, DocumentError, InputError, OptionError, did_you_mean
-from autopar.output import refuse_clashes
 
 _Result = TypeVar("_Result")
 
@@ -210,6 +209,8 @@ class PlotOptions:
         self, names: Iterable[str], files: Mapping[str, str | None], inputs: Iterable[Path]
     ) -> None:
         """Raise OptionError where a picture would replace an input or another output."""
+        from autopar.output import refuse_clashes
+
         for name in names if self.plot is not None else ():
             for kind in self.formats:
                 refuse_clashes({**files, "--plot": f"{self.plot}/{name}.{kind}"}, list(inputs))
