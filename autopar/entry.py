@@ -86,6 +86,8 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "sites": ("autopar sites", "autopar.command.shipped", "list the sites of single clusters"),
     "stacks": ("autopar stacks", "autopar.command.shipped", "list the stacks of trainers"),
 }
+COMPLETION = "_AUTOPAR_COMPLETE"
+"""Environment variable that the script of a shell sets when it asks for words; typer's name."""
 _RANKS = {"plan", "profile hardware", "profile site"}
 """Of several processes that torchrun starts, one says Ctrl-C."""
 
@@ -144,10 +146,8 @@ profile_estimate = partial(run_subcommand, "profile estimate")
 def main() -> None:
     """Entry point of `autopar`: hands over to the command that the first words name."""
     arguments = sys.argv[1:]
-    # the script of a shell asks for words of a command line, not for a command
-    asked = "_AUTOPAR_COMPLETE" in os.environ
     # two words first: `profile show` is no command `profile`
-    for words in () if asked else (2, 1):
+    for words in () if COMPLETION in os.environ else (2, 1):
         name = " ".join(arguments[:words])
         if name in SUBCOMMANDS:
             # a command reads the words behind this name, which tells the lists apart as well

@@ -15,8 +15,9 @@ from typing import Any
 from autopar.errors import nearest
 from autopar.records import dataclass
 
-_LIKE = 0.6
-"""Least likeness of the letters of an unknown name and a suggestion, between 0 and 1."""
+_LIKE, _LIKE_OWN = 0.7, 0.6
+"""Least likeness of the letters of an unknown name to any spelling, and to an own name, 0 to 1:
+two letters are much of a short name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
         if own.issuperset(one for one, _ in ways):
             spellings[alias] = tuple(one for one, _ in ways)
     near = nearest(name, spellings, _LIKE, any_case=True)
+    if near is None:
+        near = nearest(name, own, _LIKE_OWN, any_case=True)
     if near is None:
         return "; see --help"
     return f"; did you mean {' or '.join(f'--{one}' for one in spellings[near])}?"

@@ -85,10 +85,13 @@ class _Rewriter:
                 self._take_option(written, value)
                 continue
             self.literal |= token == "--"
-            if not self.literal and token[:1] == "-" and token != "-":
-                raise OptionError(f"{token}: this option is unknown; see --help")
-            self.words.append(token)
+            self._take_word(token)
         return self.words, self.notices
+
+    def _take_word(self, word: str) -> None:
+        if not self.literal and word[:1] == "-" and word != "-":
+            raise OptionError(f"{word}: this option is unknown; see --help")
+        self.words.append(word)
 
     def _long(self, word: str) -> str:
         """Return `-tp` and `-o` with two hyphens; negative numbers and unknown words stay."""
@@ -187,7 +190,7 @@ class _Rewriter:
         if not row.positional:
             self.words += [f"--{row.name}", value]
         elif value.lower() not in NO_FILE:
-            self.words.append(value)
+            self._take_word(value)
 
     def _value(self, row: Row, written: str, value: str | None) -> str:
         """Return the value of an option in the own spelling, taken from the queue if not joined."""

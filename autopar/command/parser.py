@@ -21,7 +21,7 @@ from autopar.command.aliases import alias_tables
 from autopar.command.dialect import normalise
 from autopar.command.fields import Row, missing
 from autopar.command.run import guarded, say
-from autopar.entry import SUBCOMMANDS
+from autopar.entry import COMPLETION, SUBCOMMANDS
 from autopar.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 HELP = ("--help", "-h", "--help-all")
 SHELLS = ("bash", "zsh", "fish")
-VARIABLE = "_AUTOPAR_COMPLETE"
-"""Environment variable that the script of a shell sets when it asks for words; typer's name."""
 _NAMES: Mapping[str, str] = {
     "model": "model_names",
     "application": "model_names",
@@ -236,7 +234,7 @@ def main() -> None:
     app = typer.Typer(cls=LazyGroup, rich_markup_mode=None)
     app.callback()(lambda: None)
     group = typer.main.get_command(app)
-    if VARIABLE in os.environ:
+    if COMPLETION in os.environ:
         group.main(prog_name="autopar")
 
     def answer() -> int:
@@ -257,7 +255,7 @@ def _script(shell: str) -> str:
     if shell not in SHELLS:
         got = f"got {shell!r:.60}" if shell else "none is given"
         raise OptionError(f"autopar --show-completion: expected {', '.join(SHELLS)}; {got}")
-    return get_completion_script(prog_name="autopar", complete_var=VARIABLE, shell=shell)
+    return get_completion_script(prog_name="autopar", complete_var=COMPLETION, shell=shell)
 
 
 def _unknown(words: Sequence[str]) -> OptionError:

@@ -21,7 +21,7 @@ from autopar.documents.catalog import (
     site_names,
     stack_names,
 )
-from autopar.entry import SUBCOMMANDS
+from autopar.entry import COMPLETION, SUBCOMMANDS
 from autopar.rates.card import load_card
 from autopar.rates.stack import load_stack
 from tests import warm
@@ -105,7 +105,7 @@ def test_scripts_of_shells(shell: str) -> None:
     """Each is a script that asks the door."""
     script = door("--show-completion", shell).stdout
 
-    assert parser.VARIABLE in script
+    assert COMPLETION in script
     assert f"complete_{shell}" in script
 
 
@@ -116,7 +116,7 @@ def test_a_script_is_installed(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     script = (tmp_path / ".bash_completions" / "autopar.sh").read_text("utf-8")
-    assert parser.VARIABLE in script
+    assert COMPLETION in script
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_words_that_a_shell_completes(line: str, expected: set[str]) -> None:
     """Commands, options, shipped names and choices, as bash asks for them."""
     done = door(
         **{
-            parser.VARIABLE: "complete_bash",
+            COMPLETION: "complete_bash",
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(line.split()) - 1),
         }
@@ -155,7 +155,7 @@ def test_words_that_other_shells_complete(shell: str) -> None:
     """They say the line in another variable, and show what a word means."""
     done = door(
         **{
-            parser.VARIABLE: f"complete_{shell}",
+            COMPLETION: f"complete_{shell}",
             "_TYPER_COMPLETE_ARGS": "autopar search --mod",
             "_TYPER_COMPLETE_FISH_ACTION": "get-args",
             "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--mod",

@@ -153,6 +153,7 @@ def test_spellings_mean_the_same(arguments: str, changes: dict[str, Any]) -> Non
         (["--name="], "--name: expected a text, got ''"),
         (["a.json", "b.json"], "'b.json': this word is too much; give one PLAN, see --help"),
         (["-x"], "-x: this option is unknown; see --help"),
+        (["--plan", "-x"], "-x: this option is unknown; see --help"),
     ],
 )
 def test_unusable_command_lines_are_one_sentence(arguments: list[str], said: str) -> None:
