@@ -6,12 +6,12 @@ What only one of them is asked stands in `hardware.options`, `model.options` and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
-from autopar.records import dataclass
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 
 HOW, FILES, SIZES = "How to measure", "Files", "Sizes of the model"

@@ -16,7 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -33,7 +33,6 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.records import dataclass
 from profiler.environment import Metadata
 
 # --------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ Options themselves are fields of the dataclasses that commands fill, read by `op
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
 
-from autopar.records import dataclass
+from msgspec import field
+
+from autopar.records import Record, replace
 
 _SAME: tuple[tuple[str, str], ...] = (
     # what is trained
@@ -315,8 +316,7 @@ Of what neither names, sizes given are used.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(Record):
     """What some commands answer to options of the peers that they do not have."""
 
     ignored: Mapping[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, replace
+from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from autopar.command.answers import OUTPUTS, answers_stdout, running, running_no
 from autopar.command.fields import Kind, Row, given_options, missing, rows_of, unknown, written
 from autopar.errors import OptionError
 from autopar.output import refuse_clashes
-from autopar.records import dataclass
+from autopar.records import Record, replace
 
 MOST_USED = "Most used"
 """Heading of the options that say they belong there; it comes where the first of them would."""
@@ -44,8 +44,7 @@ _ALL = "all"
 """What is asked for behind `--help` for every option."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Record):
     """A command line: which dataclasses it fills, and what its help says before the options."""
 
     name: str

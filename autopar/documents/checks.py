@@ -26,7 +26,7 @@ from autopar.objects import (
     model_validator,
     refusal,
 )
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -36,8 +36,7 @@ INT = "[1-9][0-9]{0,8}"
 """A positive integer inside a key; bounded, so that int() of it cannot fail."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
+class Quantity(Record):
     """A number with its unit and plausible range, used as `Annotated[float, Quantity(...)]`.
 
     A value outside the range is refused with `suspect`, the unit it was probably written in.
@@ -94,8 +93,7 @@ class Quantity:
         return {"type": "number", low: self.minimum, "maximum": self.maximum, "description": text}
 
 
-@dataclass(frozen=True, eq=False)  # by identity: types have to be hashable, and schemas are not
-class Value:
+class Value(Record, kw_only=False, eq=False):
     """A value that a function knows, used as `Annotated[bool, Value(...)]`; it stays as it is.
 
     Unlike pydantic's own kinds it makes no float of an int, so that what is read is what is
@@ -169,8 +167,7 @@ def number(least: float, most: float) -> Value:
     )
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Record, kw_only=False, dict=True):
     """One kind of key: the pattern of the whole key, an example, the type and the meaning."""
 
     pattern: str

@@ -14,7 +14,7 @@ from typing import Any
 
 from autopar.errors import DocumentError
 from autopar.output import Aside, write_files
-from autopar.records import dataclass
+from autopar.records import Record
 
 _MAX_BYTES = 256 << 20
 """Far above any document; keeps a wrong path from filling the memory."""
@@ -22,8 +22,7 @@ _DEEPEST = 64
 """Brackets inside brackets; no document has a dozen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonDocument:
+class JsonDocument(Record):
     """A parsed file: its path, top-level object and the SHA-256 of its bytes."""
 
     path: Path

@@ -7,11 +7,13 @@ A spec comes from a shipped name, from a Hugging Face `config.json` or from our 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args
+
+from msgspec.structs import FieldInfo, asdict, fields
 
 from autopar.documents import catalog
 from autopar.documents.checks import (
@@ -27,6 +29,7 @@ from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
 from autopar.families.consistency import MOST_LAYERS, MOST_SIZE, RATIO, checked_layer
 from autopar.objects import create_model
+from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.units import format_count
 
@@ -63,29 +66,28 @@ def _largest(key: str) -> int:
 _LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
 
 
-def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
-    """Return type and default of a key, from the field of the dataclass that it fills."""
-    # annotations are texts here, so the kind is what they begin with
-    kind, key = str(field.type), field.name
-    if kind.startswith("LatentSpec"):
+def _field(field: FieldInfo) -> tuple[Any, Any]:
+    """Return type and default of a key, from the field of the record that it fills."""
+    kinds, key = get_args(field.type) or (field.type,), field.name
+    if LatentSpec in kinds:
         return Annotated[_Latent, _LATENT] | None, None
-    if kind.startswith("bool"):
+    if bool in kinds:
         value = FLAG
-    elif kind.startswith("str"):
+    elif str in kinds:
         text = {"type": "string", "minLength": 1}
         value = Value("a text", lambda x: isinstance(x, str) and bool(x), text)
-    elif kind.startswith("float"):
+    elif float in kinds:
         value = RATIO
     else:
         # 0 only where it stands for none of them
         value = whole_number(int(key not in _NOT_POSITIVE_ONLY), _largest(key))
     annotated = Annotated[Any, value]
-    default = ... if field.default is dataclasses.MISSING else field.default
-    return (annotated | None if "None" in kind else annotated), default
+    default = ... if field.required else field.default
+    return (annotated | None if NoneType in kinds else annotated), default
 
 
 def _fields(kind: type[LatentSpec | LayerSpec | ModelSpec]) -> dict[str, Any]:
-    return {f.name: _field(f) for f in dataclasses.fields(kind) if f.name != "layers"}
+    return {f.name: _field(f) for f in fields(kind) if f.name != "layers"}
 
 
 _Latent: Any = create_model(
@@ -164,8 +166,8 @@ def _own_layer(values: dict[str, Any]) -> LayerSpec:
 # A spec by name or path, written again, and what follows from it by counting.
 
 
-_LAYER_FIELDS = {f.name: f for f in dataclasses.fields(LayerSpec)}
-_MODEL_FIELDS = {f.name: f for f in dataclasses.fields(ModelSpec)}
+_LAYER_FIELDS = {f.name: f for f in fields(LayerSpec)}
+_MODEL_FIELDS = {f.name: f for f in fields(ModelSpec)}
 
 
 def load_spec(
@@ -201,13 +203,13 @@ def load_spec(
         spec = parse_hugging_face(path, data, seq_length=length)
     published = catalog.published_name(name_or_path)
     if published is not None:
-        spec = dataclasses.replace(spec, name=name_or_path)
+        spec = replace(spec, name=name_or_path)
         seq_length = (published[1],) if seq_length is None else seq_length
     layers = list(spec.layers)
     for option, values in (("num_layers", num_layers), ("seq_length", seq_length)):
         for index, value in enumerate(_per_type(option, values, len(layers), spec.name)):
             changed: dict[str, Any] = {option: value}
-            layers[index] = dataclasses.replace(layers[index], **changed)
+            layers[index] = replace(layers[index], **changed)
     hidden: list[Any] = _per_type("hidden_size", hidden_size, len(layers), spec.name)
     hidden = hidden or [None] * len(layers)
     sized = tuple(
@@ -217,10 +219,8 @@ def load_spec(
     if sized != tuple(layers):
         # another model: its plans and files must not take the names of those of this one
         first = sized[0]
-        spec = dataclasses.replace(
-            spec, name=f"{spec.name}_hidden{first.hidden_size}_head{first.num_heads}"
-        )
-    return dataclasses.replace(spec, layers=sized)
+        spec = replace(spec, name=f"{spec.name}_hidden{first.hidden_size}_head{first.num_heads}")
+    return replace(spec, layers=sized)
 
 
 def resized(
@@ -294,7 +294,7 @@ def resized(
     # a width that follows from hidden size and heads is not said again
     if layer.head_dim is None and "head_dim" not in chosen:
         changes.pop("head_dim", None)
-    new = dataclasses.replace(layer, **changes)
+    new = replace(layer, **changes)
     if new.num_heads and new.num_kv_heads and new.num_heads % new.num_kv_heads:
         raise OptionError(
             f"--num-kv-heads: {new.num_kv_heads} does not divide the {new.num_heads} attention "
@@ -362,7 +362,7 @@ def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> Non
     document["layers"] = [
         {
             k: v if not isinstance(v, LatentSpec) else _given(v)
-            for k, v in vars(layer).items()
+            for k, v in asdict(layer).items()
             if v != _LAYER_FIELDS[k].default
         }
         for layer in spec.layers
@@ -375,7 +375,7 @@ def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> Non
 
 
 def _given(latent: LatentSpec) -> dict[str, int]:
-    return {k: v for k, v in vars(latent).items() if v is not None}
+    return {k: v for k, v in asdict(latent).items() if v is not None}
 
 
 # --- overrides -----------------------------------------------------------------------------

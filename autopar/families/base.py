@@ -6,7 +6,6 @@ Which keys a family has, and what it does where a file is silent, is not here bu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -21,6 +20,7 @@ from autopar.families.consistency import (
     is_ratio,
 )
 from autopar.objects import BaseModel, ConfigDict
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 
 Whole = Annotated[int, whole_number(1, MOST_SIZE)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -27,7 +26,7 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import load_object
 from autopar.objects import Field, model_validator
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.sources import Source, stacks_of
 
 COVERAGE = 0.90
@@ -94,8 +93,7 @@ class AccuracyDocument(StrictObject):
     classes: Annotated[list[_Class], Field(min_length=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunClass:
+class RunClass(Record):
     """The errors of one class of runs."""
 
     stack: str
@@ -112,8 +110,7 @@ class RunClass:
         return self.low * estimated_s, self.high * estimated_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
+class Accuracy(Record):
     """All classes, and the choice among them."""
 
     classes: tuple[RunClass, ...]

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
 from itertools import chain
 
+from msgspec import field
+
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.sources import Source
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentSpec:
+class LatentSpec(Record):
     """Widths of multi-head latent attention: queries and keys pass through narrow projections.
 
     The words of DeepSeek-V2 (arXiv 2405.04434, section 2.1); `num_heads` heads, each with keys and
@@ -35,8 +35,7 @@ class LatentSpec:
     value_width: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerSpec:
+class LayerSpec(Record):
     """A run of equal transformer layers (one layer type)."""
 
     num_layers: int
@@ -85,8 +84,7 @@ class LayerSpec:
     three)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Record):
     """What the architecture is: layer runs in execution order, and what surrounds them."""
 
     name: str
@@ -125,8 +123,7 @@ class ModelSpec:
         return tuple(chain.from_iterable(runs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimePoint:
+class TimePoint(Record):
     """Measured forward of one whole layer on one GPU, for `batch` samples together."""
 
     batch: int
@@ -137,8 +134,7 @@ class TimePoint:
     """5th and 95th percentile of the samples, where a sidecar has them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardedTime:
+class ShardedTime(Record):
     """Measured times of one layer on one rank of a tensor group, for `batch` samples together."""
 
     batch: int
@@ -160,8 +156,7 @@ class ShardedTime:
     recompute_high_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherTime:
+class OtherTime(Record):
     """Measured forward of everything that is not a layer, for `batch` samples together."""
 
     batch: int
@@ -176,8 +171,7 @@ class OtherTime:
     backward_high_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerMemory:
+class LayerMemory(Record):
     """Memory of one layer at one sequence length."""
 
     parameter_count: float
@@ -199,8 +193,7 @@ class LayerMemory:
     batch; empty: one gathered input, where a stage has a buffer for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherMemory:
+class OtherMemory(Record):
     """Memory of embedding, head and loss at one sequence length, by vocabulary degree."""
 
     model_state_bytes: Mapping[int, float]
@@ -210,8 +203,7 @@ class OtherMemory:
     """What a rank holds beside both, whatever its batch; none where it is empty."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerProfile:
+class LayerProfile(Record):
     """What was measured of one layer type."""
 
     times: tuple[TimePoint, ...]
@@ -221,8 +213,7 @@ class LayerProfile:
     """What a sidecar adds: backward apart from forward, sharded layers, recomputation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelProfile:
+class ModelProfile(Record):
     """Content of one computation file and one memory file, in base units."""
 
     layers: tuple[LayerProfile, ...]

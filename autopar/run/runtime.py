@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 Keeper = Literal[
     "megatron",
@@ -26,8 +26,7 @@ Zero = Literal[0, 1, 2, 3]
 PrecisionKind = Literal["bf16", "fp16", "fp32"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Buckets:
+class Buckets(Record):
     """Sizes of DeepSpeed's `zero_optimization`, in elements; defaults are those of 0.19."""
 
     reduce: int = 500_000_000

@@ -7,8 +7,9 @@ sidecar, and two runs with the same samples write the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from pathlib import Path
+
+from msgspec import field
 
 from autopar.documents.checks import validate_document
 from autopar.documents.schemas import (
@@ -21,7 +22,7 @@ from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel
 from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
 from profiler.hardware.options import Cluster, HardwareOptions
@@ -112,8 +113,7 @@ _MODELS: dict[DocumentKind, type[BaseModel]] = {
 _SIDES = ("compute", "communication")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Documents:
+class Documents(Record):
     """What the measurements of a cluster support so far."""
 
     data: Mapping[DocumentKind, dict[str, float] | None]

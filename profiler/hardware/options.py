@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from autopar.command.fields import make, option, read_values, rows_of, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.units import GIB, KIB, MIB
 from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
 
@@ -339,8 +339,7 @@ OVERLAP_SIZES_BYTES = (8 << 20, 64 << 20, 256 << 20)
 """Message sizes of the overlap measurement; the documented peers use 64 MiB alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """The ranks of a run and the hosts they are on; every host has as many, in rank order."""
 
     hosts: tuple[str, ...]
@@ -368,8 +367,7 @@ class Cluster:
         return "intra-node" if len({self.hosts[rank] for rank in group}) == 1 else "inter-node"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(Record):
     """One operation in the groups of one size and kind, at one message size."""
 
     operation: str

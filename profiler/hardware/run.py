@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from autopar.command.run import say, visible
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
 from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.records import replace
 from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_exact_size, format_seconds
 from profiler.environment import run_metadata

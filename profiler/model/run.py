@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, parameter_count
 from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
 from autopar.units import format_bytes, format_count, format_seconds
@@ -108,8 +107,7 @@ def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) ->
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Probe:
+class _Probe(Record):
     """The seconds of one cell: of its forward, of all its passes, and around them."""
 
     work: float

@@ -14,6 +14,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import asdict
+
 from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors, validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
@@ -32,7 +34,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.statistics import (
     Summary,
     latency_bandwidth_fit,
@@ -84,8 +86,7 @@ def is_of_model(kind: DocumentKind) -> bool:
 Severity = Literal["error", "warning"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Record):
     """One thing that is wrong (error) or suspicious (warning)."""
 
     severity: Severity
@@ -103,8 +104,7 @@ def finding(severity: Severity, path: Path, key: str | None, problem: str, remed
 # Reading leniently: units, keys and curves, problems kept beside them.
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareFile:
+class HardwareFile(Record):
     """One documented file with its sidecar."""
 
     path: Path
@@ -117,8 +117,7 @@ class HardwareFile:
     problems: tuple[DocumentError, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Profile:
+class Profile(Record, eq=False):
     """The files of one shape, the overlap coefficient among them."""
 
     shape: Shape | None
@@ -161,8 +160,7 @@ class Profile:
         return next((file for file in self.files if file.kind == kind), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
+class Folder(Record):
     """What a path holds: a profile per shape, and the files of models."""
 
     path: Path
@@ -361,8 +359,7 @@ def bus_bytes_per_s(operation: str, group_size: int, size_bytes: float, time_s: 
     return OPERATIONS[operation].bus_factor(group_size) * size_bytes / time_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """The time of one message size with its spread."""
 
     size_bytes: float
@@ -381,8 +378,7 @@ class Point:
         return relative_spread(self.low_s, self.time_s, self.high_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Record, dict=True):
     """Points of one operation in groups of one size and kind, increasing in size."""
 
     operation: str
@@ -580,7 +576,7 @@ def _series_document(series: Series) -> dict[str, Any]:
         "latency_s": latency_s,
         "seconds_per_byte": seconds_per_byte,
         "points": [
-            {**vars(point), "bus_bytes_per_s": series.bus_bytes_per_s(point)}
+            {**asdict(point), "bus_bytes_per_s": series.bus_bytes_per_s(point)}
             for point in series.points
         ],
     }

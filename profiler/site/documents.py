@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from autopar import records
 from autopar.documents.sidecar import (
     REPLACES,
     SIDECAR_VERSION,
@@ -32,7 +33,6 @@ from autopar.rates.site import (
     gemm_flop,
     relative_gemm_rate,
 )
-from autopar.records import dataclass
 from autopar.statistics import summarize
 from profiler.environment import Metadata, RankInfo, comparable, host_labels, machine_metadata
 from profiler.hardware.documents import newest_measurements
@@ -50,8 +50,7 @@ _SLOW = 1.1
 """A rank whose products take so much longer than the median rank's is named."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(records.Record):
     """What a site file says beside what was measured."""
 
     name: str

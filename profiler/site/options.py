@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.documents.catalog import SITE_FOLDER
 from autopar.errors import OptionError
-from autopar.records import dataclass
 from profiler.hardware.options import (
     Backend,
     Cell,

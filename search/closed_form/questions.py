@@ -12,18 +12,20 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
 from autopar.objects import BaseModel
-from autopar.records import dataclass
+from autopar.records import Record
 from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.documents import CHOICES, Execution
 from search.closed_form.calculon.engine import open_model, statistic_names
@@ -46,8 +48,7 @@ _ROUNDING = 1e-9
 _GRAMMAR = "PATH=RANGE, such as system.networks.0.bandwidth=300:900:x1.5, 1:5:2 or 300,450"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Axis:
+class Axis(Record):
     """A number of a document, by its path, and the values that it takes."""
 
     path: str
@@ -202,8 +203,7 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
 # The parts of time add up to the step, those of memory to what a processor needs.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Record):
     """One part: seconds or bytes, and what of it is behind something else."""
 
     name: str
@@ -330,8 +330,7 @@ _FIGURES = {
 """Published name -> field of what a search knows of every point."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """One execution that can run, with its figures."""
 
     execution: Mapping[str, Any]
@@ -350,8 +349,7 @@ class Point:
     memory: tuple[Part, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Record):
     """What one search found."""
 
     processors: int
@@ -374,8 +372,7 @@ class Answer:
     """False where it was stopped before its end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Record):
     """What is asked of a search, whatever its model."""
 
     top: int = 10
@@ -386,8 +383,7 @@ class Asked:
     degrees: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watched:
+class Watched(Record):
     """Who follows a search, and how; nobody where it is not said."""
 
     each: Each | None = None
@@ -474,7 +470,7 @@ class CalculonSearch(Search):
     def run(self, watched: Watched = NOBODY) -> Answer:
         """Return what `calculon.explore` finds, the best with all statistics."""
         found = explore(
-            self.application, self.system, self.space, **vars(self.asked), **vars(watched)
+            self.application, self.system, self.space, **asdict(self.asked), **asdict(watched)
         )
         counts = found.counts
         return Answer(

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autopar.command.options import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import PUBLISHED_RUNS
 from autopar.training.throughput import BILLION
 from autopar.units import GIB
@@ -45,8 +44,7 @@ By = Literal["tokens", "step", "cost"]
 # What is asked: combinations of words.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Record):
     """One combination, as words and as the request that they are."""
 
     words: Mapping[str, str]
@@ -161,8 +159,7 @@ class Figures(NamedTuple):
     """Price of a million tokens, None without a price of the hardware."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class Answer(Record, eq=False):
     """What became of a combination."""
 
     choice: Choice
@@ -179,7 +176,7 @@ class Answer:
     """Where a launch of a trainer answers: what `autopar-search` shows of it."""
     figures: Figures | None = None
     notices: tuple[str, ...] = ()
-    error: InputError | None = field(default=None, repr=False)
+    error: InputError | None = None
     """Why it was not tried, as it was raised."""
 
     @property
@@ -459,8 +456,7 @@ def _ends(figures: Figures, by: By) -> tuple[float, float] | None:
     return interval[0] * scale, interval[1] * scale
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(Record):
     """Answers for one model at one length, which can be compared."""
 
     trained: Mapping[str, str]
@@ -493,8 +489,7 @@ def grouped(answers: Sequence[Answer], by: By) -> tuple[Group, ...]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lead:
+class Lead(Record):
     """How far the first of a group is ahead of another answer, and how sure that is."""
 
     over: int
@@ -550,8 +545,7 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
     return first.runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effect:
+class Effect(Record):
     """What a choice is worth: the best over the worst of its values, all else equal."""
 
     option: str

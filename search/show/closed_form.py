@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from autopar.command.console import Console
 from autopar.command.show import make_table, print_item, print_plain
@@ -404,7 +405,7 @@ def _word(value: object) -> str:
 
 def tuning_document(result: TuningResult) -> dict[str, Any]:
     """Return a result as the object of `--json`, in seconds and bytes."""
-    return {**asdict(result), "feasible_share": result.feasible_share}
+    return {**to_builtins(result), "feasible_share": result.feasible_share}
 
 
 _FIGURES: dict[Objective, tuple[str, Callable[[float], str]]] = {

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, field
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,
@@ -90,8 +91,7 @@ _ROW_BYTES = 200
 _WAITING_BYTES = 1.5 * 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Space:
+class Space(Record):
     """Which executions are tried.
 
     The published tool's space has `fixed_batch` and `uneven` off.
@@ -132,8 +132,7 @@ class Space:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PricedExecution:
+class PricedExecution(Record):
     """One execution with its figures."""
 
     execution: dict[str, Any]
@@ -143,8 +142,7 @@ class PricedExecution:
     tier2_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exploration:
+class Exploration(Record):
     """What a search found: the best first, and why the rest is not there."""
 
     top: tuple[PricedExecution, ...]

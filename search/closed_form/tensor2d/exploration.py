@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,
@@ -108,8 +108,7 @@ def fastest_placement(
 # The search of all candidates.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PricedCandidate:
+class PricedCandidate(Record):
     """One candidate of those that were asked for."""
 
     throughput: float
@@ -122,8 +121,7 @@ class PricedCandidate:
     """As `evaluate` returns them."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Survey:
+class Survey(Record, eq=False):
     """What a search has seen; `candidates` are `feasible` and `rejected` ones."""
 
     best: list[PricedCandidate]

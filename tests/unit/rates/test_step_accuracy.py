@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from autopar.rates.accuracy import (
     quantile_interval,
     read_accuracy,
 )
+from autopar.records import replace
 from tests.step_cases import STACKS
 
 
