@@ -7,15 +7,17 @@ shown by value, and `msgspec.structs` has `asdict` and `fields` of it. Options o
 - `dict=True` where it has a `functools.cached_property`;
 - `kw_only=False` takes its fields by position as well.
 
-What changes is a standard `dataclasses.dataclass`; so are the options of commands, whose fields
-have metadata (`autopar.command.fields`).
+Bounds of a field, `Annotated[int, whole_number(1, 8)]`, are those of files alone
+(`autopar.documents.json`): making a record in Python checks none. What changes is a standard
+`dataclasses.dataclass`; so are the options of commands, whose fields have metadata
+(`autopar.command.fields`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
-from msgspec import Struct, StructMeta, field, structs
+from msgspec import Meta, Struct, StructMeta, field, structs
 
 if TYPE_CHECKING:
     # to a type checker it is the standard one, whose changes it compares with the fields
@@ -55,3 +57,23 @@ class _RecordType(StructMeta):
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Record(Struct, metaclass=_RecordType, frozen=True, forbid_unknown_fields=True):
     """Base of all records."""
+
+
+class KeyFault(ValueError):  # noqa: N818 - a fault of a file, said by a DocumentError
+    """Raised by `__post_init__` of a record of a file: which key is wrong, and why."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(problem)
+        self.key = key
+
+
+def whole_number(least: int, most: int | None = None) -> Meta:
+    """Return the bounds of a whole number in a file."""
+    above = "" if most is None else f" to {most}"
+    return Meta(ge=least, le=most, extra={"expected": f"a whole number from {least}{above}"})
+
+
+def number(least: float, most: float) -> Meta:
+    """Return the bounds of a number in a file; NaN is in none."""
+    words = f"a number from {least:g} to {most:g}".replace("e+", "e")
+    return Meta(ge=least, le=most, extra={"expected": words})

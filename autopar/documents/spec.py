@@ -7,28 +7,18 @@ A spec comes from a shipped name, from a Hugging Face `config.json` or from our 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, get_args
+from typing import Any, Final, Literal
 
-from msgspec.structs import FieldInfo, asdict, fields
+from msgspec.structs import asdict, fields
 
 from autopar.documents import catalog
-from autopar.documents.checks import (
-    FLAG,
-    StrictObject,
-    Value,
-    published,
-    validate_document,
-    whole_number,
-)
-from autopar.documents.json import load_object, shorten, write_json
+from autopar.documents.checks import published
+from autopar.documents.json import load_object, read_record, shorten, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
-from autopar.families.consistency import MOST_LAYERS, MOST_SIZE, RATIO, checked_layer
-from autopar.objects import create_model
+from autopar.families.consistency import checked_layer
 from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.units import format_count
@@ -37,116 +27,27 @@ from autopar.units import format_count
 # Parses `model.json`, our own file that describes a model.
 
 
-FORMAT = "autopar-model"
+FORMAT: Final = "autopar-model"
 """What `format` says in our own file."""
-_NOT_OF_THE_SPEC = ("format", "version", "source")
-_NOT_POSITIVE_ONLY = {  # integers that may be 0
-    "learned_positions",
-    "extra_embedding_parameters",
-    "extra_head_parameters",
-    "norm_parameters_per_hidden",
-    "shared_expert_width",
-    "whole_every",
-    "mtp_layers",
-}
-_MOST = {
-    "num_layers": MOST_LAYERS,
-    "mtp_layers": 64,
-    "extra_embedding_parameters": 10**13,
-    "extra_head_parameters": 10**13,
-}
-"""Largest plausible integers; `MOST_SIZE` for every other key."""
 
 
-def _largest(key: str) -> int:
-    """Return the largest plausible value of a whole number."""
-    return _MOST.get(key, MOST_SIZE)
+@published("model")
+class ModelDocument(ModelSpec):
+    """What an architecture is (`model.json`): layer types in execution order, and the rest."""
 
-
-_LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
-
-
-def _field(field: FieldInfo) -> tuple[Any, Any]:
-    """Return type and default of a key, from the field of the record that it fills."""
-    kinds, key = get_args(field.type) or (field.type,), field.name
-    if LatentSpec in kinds:
-        return Annotated[_Latent, _LATENT] | None, None
-    if bool in kinds:
-        value = FLAG
-    elif str in kinds:
-        text = {"type": "string", "minLength": 1}
-        value = Value("a text", lambda x: isinstance(x, str) and bool(x), text)
-    elif float in kinds:
-        value = RATIO
-    else:
-        # 0 only where it stands for none of them
-        value = whole_number(int(key not in _NOT_POSITIVE_ONLY), _largest(key))
-    annotated = Annotated[Any, value]
-    default = ... if field.required else field.default
-    return (annotated | None if NoneType in kinds else annotated), default
-
-
-def _fields(kind: type[LatentSpec | LayerSpec | ModelSpec]) -> dict[str, Any]:
-    return {f.name: _field(f) for f in fields(kind) if f.name != "layers"}
-
-
-_Latent: Any = create_model(
-    "LatentDocument",
-    __base__=StrictObject,
-    __doc__="Widths of multi-head latent attention.",
-    **_fields(LatentSpec),
-)
-_LATENT = Value(
-    "the widths of latent attention, "
-    '{"key_value_rank": ..., "key_width": ..., "rotary_width": ..., "value_width": ...}',
-    lambda x: isinstance(x, dict),
-    {},
-    inside=True,
-)
-_Layer: Any = Annotated[
-    create_model(
-        "LayerDocument", __base__=StrictObject, __doc__="A layer type.", **_fields(LayerSpec)
-    ),
-    Value(f"a layer type, {_LAYER}", lambda x: isinstance(x, dict), {}, inside=True),
-]
-_LAYERS = Value(
-    f"a list of layer types, [{_LAYER}]",
-    lambda x: isinstance(x, list) and bool(x),
-    {"minItems": 1},
-    inside=True,
-)
-_MODEL: dict[str, Any] = {
-    "format": (Annotated[Any, Value(repr(FORMAT), lambda x: x == FORMAT, {"const": FORMAT})], None),
-    "version": (Annotated[Any, Value("1", lambda x: x == 1, {"const": 1})], 1),
-    "source": (Any, None),
-    "layers": (Annotated[list[_Layer], _LAYERS], ...),
-    **_fields(ModelSpec),
-}
-ModelDocument = published("model")(
-    create_model(
-        "ModelDocument",
-        __base__=StrictObject,
-        __doc__="What an architecture is (`model.json`): layer types in execution order, and the "
-        "rest.",
-        **_MODEL,
-    )
-)
+    format: Literal["autopar-model"] = FORMAT
+    version: Literal[1] = 1
+    source: Any = None
 
 
 def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of our `model.json`; raises DocumentError naming file, key and value."""
-    try:
-        document = validate_document(ModelDocument, path, data)
-    except DocumentError as error:
-        # pydantic spells an item layers.0.key, users look for layers[0].key
-        key = re.sub(r"\.([0-9]+)(?=\.|$)", r"[\1]", error.key or "")
-        raise DocumentError(path, error.problem, key=key, remedy=error.remedy) from None
-    content = document.model_dump(exclude=set(_NOT_OF_THE_SPEC))
+    document = read_record(ModelDocument, path, data)
     layers = [
-        checked_layer(path, _own_layer(layer), {k: f"layers[{index}].{k}" for k in layer})
-        for index, layer in enumerate(content.pop("layers"))
+        checked_layer(path, layer, {k: f"layers[{index}].{k}" for k in layer.__struct_fields__})
+        for index, layer in enumerate(document.layers)
     ]
-    if content["interleaved"] and len({layer.num_layers for layer in layers}) > 1:
+    if document.interleaved and len({layer.num_layers for layer in layers}) > 1:
         numbers = ", ".join(str(layer.num_layers) for layer in layers)
         raise DocumentError(
             path,
@@ -154,12 +55,7 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
             key="interleaved",
             remedy="give as many layers of each type",
         )
-    return ModelSpec(layers=tuple(layers), **content)
-
-
-def _own_layer(values: dict[str, Any]) -> LayerSpec:
-    latent = values.pop("latent")
-    return LayerSpec(**values, latent=None if latent is None else LatentSpec(**latent))
+    return ModelSpec(**{name: getattr(document, name) for name in ModelSpec.__struct_fields__})
 
 
 # --------------------------------------------------------------------------------------------------

@@ -12,16 +12,10 @@ from typing import Annotated, Any, ClassVar
 
 from autopar.documents.checks import FLAG, Value, whole_number
 from autopar.errors import DocumentError
-from autopar.families.consistency import (
-    MOST_LAYERS,
-    MOST_SIZE,
-    RATIO,
-    checked_layer,
-    is_ratio,
-)
+from autopar.families.consistency import RATIO, checked_layer, is_ratio
 from autopar.objects import BaseModel, ConfigDict
 from autopar.records import replace
-from autopar.run.model import LayerSpec, ModelSpec
+from autopar.run.model import MOST_LAYERS, MOST_SIZE, LayerSpec, ModelSpec
 
 Whole = Annotated[int, whole_number(1, MOST_SIZE)]
 WholeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]
