@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from msgspec.structs import asdict, fields
+from msgspec.structs import fields
 
 from autopar.documents import catalog
 from autopar.documents.checks import published
@@ -19,8 +19,8 @@ from autopar.documents.json import load_object, read_record, shorten, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
 from autopar.families.consistency import checked_layer
-from autopar.records import replace
-from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
+from autopar.records import Record, replace
+from autopar.run.model import LayerSpec, ModelSpec
 from autopar.units import format_count
 
 # --------------------------------------------------------------------------------------------------
@@ -60,10 +60,6 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
 
 # --------------------------------------------------------------------------------------------------
 # A spec by name or path, written again, and what follows from it by counting.
-
-
-_LAYER_FIELDS = {f.name: f for f in fields(LayerSpec)}
-_MODEL_FIELDS = {f.name: f for f in fields(ModelSpec)}
 
 
 def load_spec(
@@ -252,26 +248,21 @@ def bare_spec(
 
 def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> None:
     """Write a spec as our `model.json`; fields that have their default value are left out."""
-    document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": spec.name}
+    given = _given(spec)
+    document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": given.pop("name")}
     if source is not None:
         document["source"] = source
-    document["layers"] = [
-        {
-            k: v if not isinstance(v, LatentSpec) else _given(v)
-            for k, v in asdict(layer).items()
-            if v != _LAYER_FIELDS[k].default
-        }
-        for layer in spec.layers
-    ]
-    for key, field in _MODEL_FIELDS.items():
-        value = getattr(spec, key)
-        if key not in ("name", "layers") and value != field.default:
-            document[key] = value
-    write_json(path, document)
+    layers = [_given(layer) for layer in given.pop("layers")]
+    write_json(path, {**document, "layers": layers, **given})
 
 
-def _given(latent: LatentSpec) -> dict[str, int]:
-    return {k: v for k, v in asdict(latent).items() if v is not None}
+def _given(record: Record) -> dict[str, Any]:
+    """Return the fields that do not have their default value, those of a record inside as well."""
+    return {
+        field.name: _given(value) if isinstance(value, Record) else value
+        for field in fields(record)
+        if (value := getattr(record, field.name)) != field.default
+    }
 
 
 # --- overrides -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,9 @@ import jsonschema
 import pytest
 from msgspec import Meta, field
 
+from autopar.documents.checks import DOCUMENTS
 from autopar.documents.json import faults, read_record, record_schema
+from autopar.documents.schemas import json_schemas
 from autopar.errors import DocumentError
 from autopar.records import KeyFault, Record, number, whole_number
 
@@ -109,3 +112,24 @@ def test_the_schema_is_as_strict() -> None:
     for wrong in ({**GOOD, "unknown": 1}, changed("low", -1), changed("count", 1.5), {}, []):
         assert not validator.is_valid(wrong), wrong
     assert schema["description"] == "A file."
+
+
+def _numbers(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        if schema.get("type") == "number":
+            yield schema
+        for value in schema.values():
+            yield from _numbers(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _numbers(value)
+
+
+def test_numbers_of_files_have_bounds() -> None:
+    """NaN is in no range, and nothing else refuses it."""
+    json_schemas()  # imports the modules of all documents
+    kinds = [kind for kind in DOCUMENTS.values() if issubclass(kind, Record)]
+    assert kinds
+    for kind in kinds:
+        for found in _numbers(record_schema(kind)):
+            assert {"minimum", "maximum"} <= found.keys(), kind
