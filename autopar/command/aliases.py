@@ -7,21 +7,21 @@ The options themselves are fields of the dataclasses that commands fill, see `fi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from autopar.errors import nearest
-from autopar.records import dataclass
+from autopar.records import Record
 
 _LIKE, _LIKE_OWN = 0.7, 0.6
 """Least likeness of the letters of an unknown name to any spelling, and to an own name, 0 to 1:
 two letters are much of a short name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(Record):
     """Answers of some commands to options of other programs that these commands lack."""
 
     ignored: Mapping[str, str] = field(default_factory=dict)
@@ -39,8 +39,7 @@ class Family:
     """Degree that can only be 1, or -1 for not given -> reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AliasTables:
+class AliasTables(Record):
     """The tables of `aliases.toml`, by one name each."""
 
     aliases: Mapping[str, tuple[str, ...]]

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from autopar.command.aliases import suggestion
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import dataclass
+from autopar.records import Record
 
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
@@ -31,8 +31,7 @@ _KEY = "option"
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Record, kw_only=False):
     """One option as commands see it: what a field says, with the name, kind and default of it."""
 
     name: str

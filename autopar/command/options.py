@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from autopar.command.answers import OUTPUTS, answers_stdout, running, running_no
 from autopar.command.dialect import NO_FILE, own_name
 from autopar.command.fields import Kind, Row, rows_of
 from autopar.output import refuse_clashes
-from autopar.records import dataclass
+from autopar.records import Record, replace
 
 if TYPE_CHECKING:
     from autopar.command.parser import DialectCommand
@@ -38,8 +37,7 @@ _ALL = "all"
 """What is asked for behind `--help` for every option."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Record, dict=True):
     """A command line: which dataclasses it fills, and what its help says before the options."""
 
     name: str

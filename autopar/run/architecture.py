@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Literal
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 HeadNorms = Literal["none", "head", "all"]
 """Norms of queries and keys: none, one width for every head, or one weight for all heads."""
@@ -18,8 +18,7 @@ Positions = Literal["learned", "rotary", "none"]
 Norm = Literal["layer", "rms"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Record):
     """Ranks and widths of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1)."""
 
     query_rank: int | None
@@ -32,8 +31,7 @@ class LatentAttention:
     """Width with positions; keys have one for all heads."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(Record):
     """Attention of one layer."""
 
     heads: int
@@ -58,8 +56,7 @@ class Attention:
     latent: LatentAttention | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mamba:
+class Mamba(Record):
     """A selective state-space mixer (Mamba-2, arXiv 2405.21060)."""
 
     heads: int
@@ -69,16 +66,14 @@ class Mamba:
     groups: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mlp:
+class Mlp(Record):
     """A dense MLP of two matrices, or of three if it is gated."""
 
     width: int
     gated: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(Record):
     """A mixture of experts: MLPs, of which every token visits a few."""
 
     number: int
@@ -99,8 +94,7 @@ class Experts:
 Mixer = Attention | Mamba
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(Record):
     """One layer: mixers of tokens, then an MLP; either may be missing."""
 
     hidden: int
@@ -128,16 +122,14 @@ class Layer:
         return self.mlp if isinstance(self.mlp, Experts) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerGroup:
+class LayerGroup(Record):
     """Consecutive equal layers."""
 
     count: int
     layer: Layer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Record, dict=True):
     """A transformer: groups of layers in execution order, embedding and head."""
 
     name: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.architecture import Model
 from autopar.run.runtime import Runtime
 from autopar.run.strategy import Strategy
@@ -17,8 +17,7 @@ class Word(NamedTuple):
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Record):
     """A model, how it is split, and what its engine is told."""
 
     name: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.training.adapters import Adapters
 from autopar.training.offload import HostAdam
 
@@ -28,8 +28,7 @@ Zero = Literal[0, 1, 2, 3]
 PrecisionKind = Literal["bf16", "fp16", "fp32"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Buckets:
+class Buckets(Record):
     """Sizes of DeepSpeed's `zero_optimization`, in elements; defaults are those of 0.19."""
 
     reduce: int = 500_000_000
@@ -62,8 +61,7 @@ PrecisionRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 """Scales of fp8: of a tensor from its history or its values, of blocks of 128, of 32 elements."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Precision:
+class Precision(Record):
     """Types in which a run computes, gathers and sums."""
 
     kind: PrecisionKind = "bf16"
@@ -86,8 +84,7 @@ class Precision:
     """True if only the GEMMs of experts have low precision."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(Record):
     """The optimizer and where its states are."""
 
     kind: Literal["adam", "adam8bit", "muon", "none"] = "adam"
@@ -107,8 +104,7 @@ class Optimizer:
     host_adam: HostAdam = "torch"
 
 
-@dataclass(frozen=True, kw_only=True)
-class States:
+class States(Record):
     """How weights, gradients and optimizer states are kept and reduced."""
 
     keeper: Keeper = "megatron"
@@ -143,8 +139,7 @@ Loss = Literal["none", "native", "te", "whole", "compiled", "chunked"]
 logits, the same compiled, and in chunks of tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quirks:
+class Quirks(Record):
     """Memory behaviour that differs between releases of Megatron-Core, TE and torch."""
 
     kept_dummies: bool = True
@@ -167,8 +162,7 @@ class Quirks:
     """True if the last stage keeps the logits of all micro-batches (torch before 2.9)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernels:
+class Kernels(Record):
     """Kernels of layers and loss."""
 
     attention: AttentionKernel = "fused"
@@ -197,8 +191,7 @@ Dispatcher = Literal["allgather", "alltoall", "flex"]
 """How tokens reach experts of other ranks; `flex` is a fused dispatcher (DeepEP, HybridEP)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpertKernels:
+class ExpertKernels(Record):
     """Dispatcher and kernels of experts."""
 
     dispatcher: Dispatcher = "allgather"
@@ -219,8 +212,7 @@ class ExpertKernels:
     """Tokens of the busiest rank over the mean; None: as in published runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
+class Overlap(Record):
     """Communication and copies that run while the device computes."""
 
     tensor: bool = False
@@ -233,8 +225,7 @@ class Overlap:
     """Copies of offloaded optimizer states with the update of other ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActivationOffload:
+class ActivationOffload(Record):
     """How offloaded activations are chosen; the modules are those of `Split.offload`."""
 
     fraction: float = 1.0
@@ -245,8 +236,7 @@ class ActivationOffload:
     """Smaller tensors stay on the device (`--min-offloaded-tensor-size`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Allocator:
+class Allocator(Record):
     """The caching allocator and the workspace of cuBLAS."""
 
     expandable: bool = False
@@ -255,8 +245,7 @@ class Allocator:
     """CUBLAS_WORKSPACE_CONFIG, such as `:4096:8`; None: not set."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
+class Runtime(Record):
     """What an engine is told besides the strategy, and how it computes."""
 
     engine: str

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from autopar.pipeline.schedules import Schedule
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.plan import Module
 from autopar.run.runtime import Zero
 from autopar.training.offload import OffloadModule
@@ -26,8 +26,7 @@ Recomputation = frozenset[Module] | Literal["full", "op"]
 attention and every other GEMM (torchtitan's selective `op`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
+class Split(Record):
     """Degrees of one layer and its memory savings; the data degree follows from the GPUs."""
 
     tp: int = 1
@@ -59,8 +58,7 @@ class Split:
     """False: computed in 16 bits, whatever the precision of the run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitGroup:
+class SplitGroup(Record):
     """Consecutive layers that are split alike."""
 
     count: int
@@ -78,8 +76,7 @@ class Chunk(NamedTuple):
     head: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Strategy:
+class Strategy(Record, dict=True):
     """The parallel strategy of a training run."""
 
     gpus: int

@@ -6,19 +6,18 @@ And who follows it while it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
 from typing import Any
 
+from msgspec import field
 from numpy.typing import NDArray
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 Each = Callable[[NDArray[Any], NDArray[Any]], None]
 """Takes (executions, their figures) of feasible points, in parts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watched:
+class Watched(Record):
     """Who follows a search, and how; nobody where it is not said."""
 
     each: Each | None = None
@@ -34,8 +33,7 @@ class Watched:
 NOBODY = Watched()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Record):
     """One part: seconds or bytes, and what of it is behind something else."""
 
     name: str
@@ -50,8 +48,7 @@ def present(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(part for part in parts if part.amount or part.whole)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """One execution that can run, with its figures."""
 
     execution: Mapping[str, Any]
@@ -71,8 +68,7 @@ class Point:
     """Parts that add up to the step and to the memory; of the best points only."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Record):
     """What one search found."""
 
     processors: int

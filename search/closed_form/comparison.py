@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import field
+from msgspec.structs import asdict
+
 from autopar.errors import DocumentError, InfeasibleExecution, InputError, OptionError
 from autopar.rates.card import Card
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.job import job_of_plan
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, violations
@@ -124,8 +126,7 @@ _ROOM_GIB = 1e6
 _DATATYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanQuestion:
+class PlanQuestion(Record):
     """A plan, and what its file and the options say of the model, the machine and the trainer."""
 
     path: str
@@ -148,8 +149,7 @@ class PlanQuestion:
     """The prediction rests on datasheets."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(Record):
     """What one model says of a plan."""
 
     model: str
@@ -177,8 +177,7 @@ class Column:
         return {**self.kinds_s, **rest}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Record):
     """How the step of one model differs from that of another, and in which part most."""
 
     one: str
@@ -195,8 +194,7 @@ class Difference:
     against_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """One plan in all models."""
 
     question: PlanQuestion
@@ -458,7 +456,7 @@ def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
     if len(strategies) > 1:
         fields = [
             name
-            for name in vars(plan.layers[0])
+            for name in asdict(plan.layers[0])
             if len({getattr(strategy, name) for strategy in strategies}) > 1
         ]
         raise InputError(f"layers differ in {', '.join(fields)}, and {model} runs all alike")

@@ -12,17 +12,19 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
 from autopar.objects import BaseModel
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.answers import NOBODY, Answer, Watched
 from search.closed_form.calculon.documents import CHOICES, Execution
@@ -40,8 +42,7 @@ _ROUNDING = 1e-9
 _GRAMMAR = "PATH=RANGE, such as system.networks.0.bandwidth=300:900:x1.5, 1:5:2 or 300,450"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Axis:
+class Axis(Record):
     """A number of a document, by its path, and the values that it takes."""
 
     path: str
@@ -200,8 +201,7 @@ _CHUNK = 50_000
 """Rows that are formatted at a time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Record):
     """What is asked of a search, whatever its model."""
 
     top: int = 10
@@ -276,7 +276,7 @@ class CalculonSearch(Search):
 
     def run(self, watched: Watched = NOBODY) -> Answer:
         """Return what `calculon.explore` finds."""
-        asked = vars(self.asked) | vars(watched)
+        asked = asdict(self.asked) | asdict(watched)
         found = explore(self.application, self.system, self.space, **asked)
         return replace(found, values=self.values)
 
@@ -309,7 +309,7 @@ class Tensor2dSearch(Search):
 
     def run(self, watched: Watched = NOBODY) -> Answer:
         """Return what `tensor2d.survey` finds, always all: it takes less than a second."""
-        asked = vars(self.asked) | {"each": watched.each, "halt": watched.halt}
+        asked = asdict(self.asked) | {"each": watched.each, "halt": watched.halt}
         where = self.strategy, self.model, self.num_gpus, self.batch, self.system
         found = tensor2d.survey(*where, **asked)
         return replace(found, values=self.values)

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from autopar.command.options import Command
 from autopar.command.run import say, say_kept
 from autopar.errors import INTERRUPTED, InfeasibleError, OptionError
 from autopar.output import refuse_clashes
-from autopar.records import dataclass
+from autopar.records import Record
 from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
 from search.commands.app import Model, PlotOptions, leave, run_model, write_answer
 from search.commands.what_if import COMMAND as COMMAND, execute as execute_what_ifs
@@ -230,8 +231,7 @@ def run(arguments: Sequence[str]) -> int:
 # What each model is asked: searches of all settings and sizes.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Record):
     """Everything that one command asks, in the order of its answers."""
 
     name: str

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,6 @@ from autopar.command.options import REPEATED, Command
 from autopar.command.run import say, say_kept
 from autopar.errors import INFEASIBLE, INTERRUPTED, OptionError
 from autopar.output import refuse_clashes
-from autopar.records import dataclass
 from search.commands.app import PlotOptions, emit, files_read, unwritable, working, write_results
 from search.questions.explore import AXES
 from search.request.degrees import DegreeOptions

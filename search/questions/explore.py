@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autopar.command.dialect import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import PUBLISHED_RUNS
 from autopar.training.throughput import BILLION, Throughput
 from autopar.units import GIB
@@ -46,8 +45,7 @@ By = Literal["tokens", "step", "cost"]
 # What is asked: combinations of words.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Record):
     """One combination, as words and as the request that they are."""
 
     words: Mapping[str, str]
@@ -162,8 +160,7 @@ class Figures(NamedTuple):
     """Price of a million tokens, None without a price of the hardware."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class Answer(Record, eq=False):
     """What became of a combination."""
 
     choice: Choice
@@ -180,7 +177,7 @@ class Answer:
     """Where a launch of a trainer answers: what `autopar-search` shows of it."""
     figures: Figures | None = None
     notices: tuple[str, ...] = ()
-    error: InputError | None = field(default=None, repr=False)
+    error: InputError | None = None
     """Why it was not tried, as it was raised."""
 
     @property
@@ -461,8 +458,7 @@ def _ends(figures: Figures, by: By) -> tuple[float, float] | None:
     return interval[0] * scale, interval[1] * scale
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(Record):
     """Answers for one model at one length, which can be compared."""
 
     trained: Mapping[str, str]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from autopar.command.console import Console
 from autopar.command.show import make_table, print_item, print_plain
@@ -395,7 +396,7 @@ def tuning_document(result: TuningResult) -> dict[str, Any]:
     """Return a result as the object of `--json`, in seconds and bytes."""
     top = list(map(_priced, result.top))
     best = top[0] if top else None
-    found = asdict(replace(result, best=None, top=()))
+    found = to_builtins(replace(result, best=None, top=()))
     return {**found, "best": best, "top": top, "feasible_share": result.feasible_share}
 
 

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_item, print_plain
 from autopar.units import format_count, format_seconds
@@ -198,7 +200,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "num_gpus": plan.world_size,
         "global_batch": plan.global_batch,
         "models": {column.model: _column(column) for column in comparison.columns},
-        "differences": [vars(gap) for gap in comparison.differences],
+        "differences": [asdict(gap) for gap in comparison.differences],
     }
 
 

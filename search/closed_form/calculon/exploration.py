@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -14,7 +13,7 @@ import numpy as np
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,
@@ -97,8 +96,7 @@ _ROW_BYTES = 200
 _WAITING_BYTES = 1.5 * 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Space:
+class Space(Record):
     """Which executions are tried.
 
     The published tool's space has `fixed_batch` and `uneven` off.

@@ -6,7 +6,6 @@ Spaces, prices and the tuners without a package are in `tune`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import socket
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from autopar.errors import InputError, InstallError
+from autopar.records import replace
 from search.closed_form.tuners.tune import CHUNK, Domain, Pricer, Progress, Record, price_range
 
 # --------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def price_all_on_ray(pricer: Pricer, address: str, progress: Progress | None = N
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
         # a task has one CPU
-        shared = ray.put(dataclasses.replace(pricer, threads=1))
+        shared = ray.put(replace(pricer, threads=1))
         task = ray.remote(num_cpus=1)(price_range)
         record = pricer.record(size, progress)
         parts = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar import records
 from autopar.documents.checks import StrictObject, Value, key_error, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError
 from autopar.objects import create_model
-from autopar.records import dataclass
 from search.closed_form.answers import Point
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
@@ -67,8 +67,7 @@ _MOST_VALUES = 1_000_000
 _SPELLING = 'a value, a list of values, or {"from": 1, "to": 64, "times": 2} (or "step")'
 
 
-@dataclass(frozen=True, kw_only=True)
-class Domain:
+class Domain(records.Record, dict=True):
     """The values that one field of an execution may take; numbers ascend, words do not order."""
 
     name: str
@@ -87,8 +86,7 @@ class Domain:
         return np.array(self.values, np.int32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuningSpace:
+class TuningSpace(records.Record):
     """A product of domains on a fixed number of processors.
 
     A point is a row of digits, the positions of its values in the domains.
@@ -184,8 +182,7 @@ def load_space(
     )
 
 
-@dataclass(frozen=True, eq=False)  # by identity: types have to be hashable
-class _Values(Value):
+class _Values(Value, kw_only=False, eq=False):
     """What a field of a space may be: such a value, a list of them, or a range of integers."""
 
     number: bool = False
@@ -274,8 +271,7 @@ Progress = Callable[[int, int], None]
 """Takes the number of priced points and of all that will be priced."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Priced:
+class Priced(records.Record):
     """Points with their figures, in the order they were asked for."""
 
     executions: NDArray[Any]
@@ -284,8 +280,7 @@ class Priced:
     """Shape (points, 2): what counts and what decides ties, smaller is better; inf if refused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pricer:
+class Pricer(records.Record, dict=True):
     """A model, a space and what is asked of it; can be sent to another process."""
 
     application: Application
@@ -494,8 +489,7 @@ def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDA
 # What a tuner found, and how it got there.
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceStep:
+class TraceStep(records.Record):
     """After so many evaluations, this was the best figure of the objective."""
 
     evaluations: int
@@ -503,8 +497,7 @@ class TraceStep:
     """Samples per second, seconds or bytes, by objective."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuningResult:
+class TuningResult(records.Record):
     """The best point of those that were priced; `best` is None where none of them runs."""
 
     tuner: str

@@ -20,7 +20,7 @@ from autopar.errors import DocumentError, InputError, OptionError
 from autopar.output import safe_name
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch, chunks_of_sizes
 from autopar.run.runtime import Zero
 from autopar.training.launch_file import (
@@ -205,8 +205,7 @@ def file_name(answer: Answer, request: Mapping[str, object]) -> Path:
 # Reading.
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredLaunch:
+class StoredLaunch(Record):
     """A launch made again from its file."""
 
     engine: str

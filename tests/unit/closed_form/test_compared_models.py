@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from autopar.price.step import step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import DEFAULT_STACK
+from autopar.records import replace
 from autopar.run.job import job_of_plan
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.closed_form.calculon import evaluate

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from autopar.documents.catalog import (
 from autopar.entry import COMPLETION, SUBCOMMANDS
 from autopar.rates.card import load_card
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from tests import warm
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from autopar.command.dialect import normalise
 from autopar.command.fields import make, option, read_values, rows_of, validate
 from autopar.command.options import HELP_WIDTH, REPEATED, Command
 from autopar.errors import OptionError
+from autopar.records import replace
 
 COMMANDS = (
     *("search.commands.search", "search.commands.explain", "search.commands.export"),
@@ -119,7 +119,7 @@ def read(*arguments: str) -> Small:
 )
 def test_spellings_mean_the_same(arguments: str, changes: dict[str, Any]) -> None:
     """Hyphens, underscores, overrides, peers' numbers and names: one typed value."""
-    assert read(*arguments.split()) == dataclasses.replace(DEFAULTS, **changes)
+    assert read(*arguments.split()) == replace(DEFAULTS, **changes)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_unusable_command_lines_are_one_sentence(arguments: list[str], said: str
 def test_python_gets_the_same_check(changes: dict[str, Any], said: str) -> None:
     """A value that no command line could give is refused where the dataclass is made."""
     with pytest.raises(OptionError) as caught:
-        dataclasses.replace(DEFAULTS, **changes)
+        replace(DEFAULTS, **changes)
     assert said in str(caught.value)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -12,6 +10,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.price.account import account_of
+from autopar.records import replace
 from autopar.run.architecture import LayerGroup, grouped
 from autopar.run.launch import Launch
 from autopar.run.of_launch import launch_of_run, model_of_launch, run_of_launch
