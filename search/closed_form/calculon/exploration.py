@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec.structs import asdict
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
