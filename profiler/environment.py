@@ -15,15 +15,16 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from msgspec.structs import asdict
+
 from autopar import __version__
 from autopar.errors import InputError, InstallError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_list
 
 # --------------------------------------------------------------------------------------------------
@@ -49,8 +50,7 @@ _TUNING = re.compile(
 """Variables that change times; compared as `resume`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetadataRow:
+class MetadataRow(Record):
     """One circumstance: its key, its meaning, its unit or format, and whether runs must agree."""
 
     key: str
@@ -318,8 +318,7 @@ _SET, _HIDDEN = "(set)", "(hidden)"
 _LABEL_DIGITS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankInfo:
+class RankInfo(Record):
     """One rank of a run: its process, its host, its device and its software."""
 
     rank: int
@@ -352,7 +351,7 @@ class RankInfo:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return what `to_dict` made."""
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        return cls(**{name: data[name] for name in cls.__struct_fields__})
 
 
 def require_torch() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.command.run import say
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
 from profiler.options import MeasuringOptions
@@ -202,8 +202,7 @@ _PREDICTIONS = 16
 _WARMUP_SHARE = 0.25
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Record):
     """When the samples of a cell are enough."""
 
     iters: int = 50
@@ -360,8 +359,7 @@ class ForecastPart(NamedTuple):
     remark: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Record):
     """What a run would do."""
 
     heading: str

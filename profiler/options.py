@@ -6,13 +6,13 @@ Options of a single profiler are in its `options`, those of plans in `plan.job`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
-from autopar.records import dataclass
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 
 WHAT, HOW, MACHINE = "What to measure", "How to measure", "Machine"

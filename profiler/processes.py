@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_list
 from profiler.environment import RankInfo, check_alike, collect
 from profiler.hardware.options import Cluster, Group, Round
@@ -121,8 +121,7 @@ def _collected(store: Any, start: str, world: int, timeout: timedelta) -> list[R
     return [RankInfo.from_dict(entry) for entry in entries]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Meeting(Record):
     """The ranks of one start, and the stores that they share."""
 
     rank: int

@@ -16,7 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -38,7 +38,6 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.output import remove_leftovers
-from autopar.records import dataclass
 from autopar.units import format_count
 from profiler.environment import Metadata, comparable
 

@@ -13,15 +13,15 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from autopar.command.meaning import meant
+from autopar.command.aliases import suggestion
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import dataclass
+from autopar.records import Record
 
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
@@ -31,8 +31,7 @@ _KEY = "option"
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Record, kw_only=False):
     """One option as commands see it: what a field says, with the name, kind and default of it."""
 
     name: str
@@ -85,6 +84,20 @@ class Row:
     def label(self) -> str:
         """The name as the command line and its help have it: `--name`, of a word `NAME`."""
         return (self.metavar or self.name.upper()) if self.positional else f"--{self.name}"
+
+    @property
+    def default_text(self) -> str:
+        """The default as it is typed or described; empty: there is none to show."""
+        if self.shown is not None:
+            return self.shown
+        value = self.default
+        if value is None or value is MISSING or value == () or self.kind == "flag":
+            return ""
+        if self.kind == "switch":
+            return "on" if value else "off"
+        if isinstance(value, tuple) and self.kind != "choice":
+            return ",".join(map(str, value))
+        return str(written(self, value))
 
     @property
     def flaglike(self) -> bool:
@@ -176,25 +189,14 @@ def _row(field: dataclasses.Field[Any], cls: type) -> Row:
     )
 
 
-def unknown(written: str, name: str, rows: Sequence[Row]) -> OptionError:
-    """Return the error of an option that nobody knows, with the one that may be meant."""
-    hint = meant(name, {row.name: row.help for row in rows})
-    return OptionError(f"--{written}: this option is unknown{hint}")
+def unknown(written: str, name: str, known: Iterable[str]) -> OptionError:
+    """Return the error of an unknown option, with the known one of a similar name."""
+    return OptionError(f"--{written}: this option is unknown{suggestion(name, known)}")
 
 
 def missing(row: Row) -> OptionError:
     """Return the error of a place or an option that nothing is given for."""
     return OptionError(f"{row.label} is missing; it takes: {row.help}")
-
-
-def given_options(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the raw values of what is given: a flag that is off is not."""
-    flags = {row.name for row in rows if row.kind == "flag"}
-    return {
-        name: value
-        for name, value in raw.items()
-        if value is not None and value != [] and not (value is False and name in flags)
-    }
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
     names = [row.name for row in rows]
     for name in raw:
         if name not in names:
-            raise unknown(name, name, rows)
+            raise unknown(name, name, names)
     found: dict[str, Any] = {}
     for row in rows:
         value = raw.get(row.name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from autopar.command.card import CardSpec, is_asked, write_card
 from autopar.command.fields import json_option, make, read_values
 from autopar.command.options import Command
-from autopar.records import dataclass
 from autopar.units import GIB
 
 What = Literal["models", "cards", "stacks", "sites"]

@@ -10,7 +10,7 @@ import importlib.util
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,39 @@ def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None
         raise OptionError(
             f"{option}: {path} cannot be written ({error.strerror or error}); choose another file"
         ) from None
+
+
+def refuse_file(option: str, folder: str) -> None:
+    """Raise OptionError where the folder of an option is a file."""
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise OptionError(f"{option}: {folder} is a file, expected a folder")
+
+
+def save_figures(
+    folder: str,
+    drawings: Mapping[str, Callable[[Any], Any]],
+    formats: Sequence[str],
+    aside: Aside | None = None,
+) -> list[Path]:
+    """Write pictures into the folder of `--plot`, in each format, and return the files.
+
+    drawings : name of the file without its suffix -> what draws, of the class of figures. aside :
+    as `autopar.output` has it.
+
+    Raises
+    ------
+    InstallError: matplotlib is not installed.
+    OptionError: a file cannot be written.
+    """
+    refuse_file("--plot", folder)
+    written = []
+    with drawn("--plot") as figures:
+        for name, draw in drawings.items():
+            for kind in formats:
+                # drawn anew: a figure that was laid out once is laid out differently again
+                written.append(Path(folder) / f"{name}.{kind}")
+                save_figure(draw(figures), written[-1], "--plot", aside)
+    return written
 
 
 # --------------------------------------------------------------------------------------------------

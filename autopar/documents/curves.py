@@ -7,10 +7,11 @@ and a folder may hold files of two runs. Files themselves are read in `hardware`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.schemas import allreduce_key, p2p_key, sp_time_key
@@ -25,7 +26,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 
@@ -37,8 +38,7 @@ from autopar.units import GB, MIB, MS
 # sidecars.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SidecarCurves:
+class SidecarCurves(Record, eq=False):
     """Curves of one sidecar by where they belong in `HardwareProfile`."""
 
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
@@ -177,8 +177,7 @@ def _data(operation: str, size: int, curve: Curve, *, consecutive: bool = True) 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareFile:
+class HardwareFile(Record):
     """One validated file with its sidecar and where it came from."""
 
     kind: DocumentKind
@@ -216,8 +215,7 @@ def reference_bytes(file: HardwareFile) -> float | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PricedCurves:
+class PricedCurves(Record, eq=False):
     """Which measured times price what, where documents hold values of the same groups."""
 
     curves: Mapping[tuple[str, int], Curve]

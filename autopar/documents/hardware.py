@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -50,7 +49,7 @@ from autopar.plausible import (
     notes_of,
 )
 from autopar.rates.measured import Curve, HardwareProfile, Hiding
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.units import GB, MIB, MS
 
 # --------------------------------------------------------------------------------------------------
@@ -124,8 +123,7 @@ _BUSY = 2.5
 """A slow-down above this says that the host was busy with something else."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareEntry:
+class HardwareEntry(Record):
     """One documented key and what it means."""
 
     key: str

@@ -15,7 +15,9 @@ from autopar.documents.checks import (
     StrictObject,
     published,
 )
-from autopar.objects import BeforeValidator
+from autopar.documents.json import record_schema
+from autopar.objects import BaseModel, BeforeValidator
+from autopar.records import Record
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
@@ -327,9 +329,13 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     found = {
         role: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            **model.model_json_schema(),
+            **_schema(kind),
         }
-        for role, model in sorted(DOCUMENTS.items())
+        for role, kind in sorted(DOCUMENTS.items())
     }
     forms = import_module("autopar.command.forms")
     return {**found, "answer": forms.with_forms(found["answer"])}
+
+
+def _schema(kind: type[BaseModel | Record]) -> dict[str, Any]:
+    return record_schema(kind) if issubclass(kind, Record) else kind.model_json_schema()

@@ -7,14 +7,15 @@ append-only: writing a document again keeps the runs that were measured before.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
+
+from msgspec import to_builtins
+from msgspec.structs import fields as fields_of
 
 from autopar import __version__
 from autopar.documents.checks import (
@@ -29,7 +30,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel, Field, model_validator
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
@@ -486,13 +487,13 @@ _LATER = (
     *("qk_norms", "shared_expert_width", "shared_expert_gate", "router_biases", "latent", "window"),
     *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
 )
-_LATER_OF_LAYERS = tuple(f for f in dataclasses.fields(LayerSpec) if f.name in _LATER)
+_LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 """Of a layer, what is in a digest only where it is not as it was before there was such a field."""
 
 
 def describe_model(spec: ModelSpec) -> str:
     """Return the name of an architecture and a digest of it, whatever its depth and lengths."""
-    fields = asdict(spec)
+    fields = to_builtins(spec)
     # neither a name nor a base of rotary positions changes what is measured
     for key in ("name", "rotary_base", "rotary_scaling_factor"):
         fields.pop(key)
@@ -587,8 +588,7 @@ def _read_sidecar(
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded(Generic[_Document]):
+class Loaded(Record, Generic[_Document]):
     """One validated file with its sidecar, and where both came from."""
 
     path: Path

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.records import Record
 from profiler.hardware.options import Group
 from profiler.measure import renamed
 
@@ -122,8 +122,7 @@ def total(block: int, count: int, device: torch.device) -> torch.Tensor:
 _NO_LIMIT = 1 << 62
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(Record):
     """One rank as a member of its group, in one cell."""
 
     ranks: Group
@@ -260,8 +259,7 @@ def _no_preparation(buffers: Buffers, member: Member, loops: int) -> None:
     """Leave the buffers as they are: nothing in them changes by repetition."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
+class Collective(Record):
     """One operation: `make` its buffers, `check` it once, then `prepare` and `run` it often."""
 
     name: str

@@ -7,15 +7,16 @@ sidecar, and two runs with the same samples write the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from pathlib import Path
+
+from msgspec import field
 
 from autopar.documents.checks import DOCUMENTS, validate_document
 from autopar.documents.schemas import allreduce_key, p2p_key, sp_time_key
 from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run, newest
 from autopar.errors import DocumentError
 from autopar.rates.measured import bus_bytes_per_s
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
 from profiler.hardware.options import Cluster, HardwareOptions
@@ -89,8 +90,7 @@ MIN_SP_TIME_SIZES = 8
 """Galvatron refuses a file of collective times with fewer sizes of a group."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Documents:
+class Documents(Record):
     """What the measurements of a cluster support so far."""
 
     data: Mapping[DocumentKind, dict[str, float] | None]

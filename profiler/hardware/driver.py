@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.sidecar import Measurement, Straggler
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_bytes
 from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Member
 from profiler.hardware.options import Cell, Group, Round
@@ -75,8 +75,7 @@ def stragglers(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupTimes:
+class GroupTimes(Record):
     """What the repetitions of one group took."""
 
     group: Group

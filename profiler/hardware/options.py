@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -16,7 +16,7 @@ from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
 from autopar.rates.measured import COLLECTIVES
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.units import GIB, KIB, MIB
 from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out
 
@@ -305,8 +305,7 @@ OVERLAP_SIZES_BYTES = (8 << 20, 64 << 20, 256 << 20)
 """Message sizes of the overlap measurement; the documented peers use 64 MiB alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """The ranks of a run and the hosts they are on; every host has as many, in rank order."""
 
     hosts: tuple[str, ...]
@@ -342,8 +341,7 @@ def cell_key(operation: str, group_size: int, consecutive: bool, size_bytes: flo
     return f"{operation}_{kind}_{size_bytes:.0f}B"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(Record):
     """One operation in the groups of one size and kind, at one message size."""
 
     operation: str

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from autopar.command.run import say
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
 from autopar.rates.measured import bus_bytes_per_s
-from autopar.records import dataclass
+from autopar.records import replace
 from autopar.statistics import summarize
 from autopar.units import GB, format_exact_size, format_seconds
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured

@@ -7,7 +7,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.errors import AutoparError
 from autopar.rates.model import activation_bytes
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec, padded_vocab_size, parameter_count
 from autopar.units import format_bytes
 from profiler.measure import Policy, Timer, out_of_memory, policy_of, torch_dtype
@@ -87,8 +86,7 @@ class _Half(nn.Module):
 # exchange nothing; those of `timed_group` cost nothing at all.
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellPart:
+class CellPart(Record):
     """One part of a model at one size, ready to be built."""
 
     build: Callable[[], nn.Module]

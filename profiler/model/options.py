@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,6 @@ from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.records import dataclass
 from profiler.options import (
     FILES,
     HOW,

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
 from autopar.rates.model import layer_flop
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.statistics import USABLE_SPREAD, summarize
 from autopar.units import format_bytes, format_seconds
@@ -99,8 +98,7 @@ def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) ->
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Probe:
+class _Probe(Record):
     """The seconds of one cell: of its forward, of all its passes, and around them."""
 
     work: float

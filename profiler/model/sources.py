@@ -9,12 +9,12 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import InputError, OptionError, nearest
-from autopar.records import dataclass
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import tensor_degrees
 from profiler.model.layers.sharding import Sharding

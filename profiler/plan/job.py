@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from autopar.command.fields import json_option, make, option, read_given, validate
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
 from profiler.model.layers.sharding import ContextExchange, Routing
@@ -297,8 +297,7 @@ def build_options(**given: object) -> PlanOptions:
 # The job, and what was found of it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanJob:
+class PlanJob(Record):
     """A plan, the model it is of, and what a strategy file does not say."""
 
     plan: Plan
@@ -329,8 +328,7 @@ class PlanJob:
     torch.amp.GradScaler."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DryRunRank:
+class DryRunRank(Record):
     """What one rank of a plan would hold, in bytes, counted on tensors without contents."""
 
     stage: int
@@ -355,8 +353,7 @@ class DryRunRank:
     """That the rank opens; their buffers lie outside of the tensors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
+class RunResult(Record):
     """What real processes found; one value per step where not said otherwise."""
 
     loss: tuple[float, ...]
@@ -374,7 +371,7 @@ class RunResult:
     """By rank."""
     peak_source: PeakSource = "counted"
     """allocated: torch's CUDA allocator said so; counted: storages were counted in one step."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -391,8 +388,7 @@ TOLERANCE: Mapping[Precision, Mapping[str, float]] = {
 """Largest difference, as a share of the reference's value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Record):
     """The comparison of a run with one process."""
 
     tolerance: Mapping[str, float]

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from msgspec.structs import asdict
+
 from autopar.command.console import Console, escape
 from autopar.command.show import print_heading, print_line, print_note, print_table
 from autopar.documents.plan import PeakSource, PlanDocument, StageEntry
 from autopar.documents.strategy import strategy_document
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.rates.measured import COMMUNICATOR_BYTES
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
@@ -81,8 +83,7 @@ AT_THE_PEAK = ("activations", "passing")
 in a prediction and is an activation in a count."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BookedPart:
+class BookedPart(Record):
     """One part of a rank's memory at the peak, in bytes."""
 
     name: str
@@ -166,8 +167,7 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
 # Whether what was counted fits: beside the budget that the plan was searched with.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(Record):
     """What a rank needs of its device and what it may have, in bytes."""
 
     rank: int
@@ -495,9 +495,9 @@ def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[st
         "fits": all(fit.fits for fit in fits.values()) if fits else None,
         "ranks": [
             {
-                **{key: _plain(value) for key, value in vars(rank).items()},
+                **{key: _plain(value) for key, value in asdict(rank).items()},
                 "compared": [
-                    dict(vars(part))
+                    asdict(part)
                     for part in book(
                         job,
                         rank,
@@ -523,7 +523,7 @@ def run_document(
     """
     return {
         **_head(question, "run"),
-        **{key: _plain(value) for key, value in vars(result).items() if key != "notes"},
+        **{key: _plain(value) for key, value in asdict(result).items() if key != "notes"},
         "predicted": _predicted_run(question, result.peak_source),
         "reference": None
         if verdict is None
@@ -582,7 +582,7 @@ def _stage(stage: StageArithmetic) -> dict[str, object]:
 
 
 def _held(held: Held) -> dict[str, object]:
-    return {**vars(held), "state_bytes": held.state_bytes}
+    return {**asdict(held), "state_bytes": held.state_bytes}
 
 
 def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:

@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch.distributed.pipelining import (
 
 from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
+from autopar.records import replace
 from autopar.units import format_bytes
 from profiler.environment import launched_ranks
 from profiler.measure import out_of_memory, torch_dtype

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
@@ -52,8 +51,7 @@ _Streams: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """What goes between stages: one tensor, or with an encoder the decoder's and the encoder's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Record):
     """A layer, or the embedding, the head, or both where they share their table."""
 
     name: str

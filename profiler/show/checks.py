@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import asdict
+
 from autopar.documents.checks import DOCUMENTS, document_errors, validate_document
 from autopar.documents.hardware import (
     MAKE_HARDWARE,
@@ -45,7 +47,7 @@ from autopar.documents.times import (
 )
 from autopar.errors import DocumentError
 from autopar.plausible import Doubt
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.environment import comparable
 from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, derive
@@ -496,8 +498,7 @@ Verdict = Literal["regression", "improvement", "within the spread", "unchanged"]
 Kind = Literal["bandwidth", "time", "ratio"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(Record):
     """One value of both profiles: a documented key, or a point of a curve."""
 
     key: str
@@ -516,8 +517,7 @@ class Change:
         return self.new / self.old
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """Two profiles of one shape, value by value."""
 
     changes: tuple[Change, ...]
@@ -530,8 +530,7 @@ class Comparison:
         return sum(change.verdict == verdict for change in self.changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Value:
+class _Value(Record):
     kind: Kind
     documented: bool
     value: float
@@ -679,7 +678,7 @@ def comparison_document(title: str, comparison: Comparison) -> dict[str, Any]:
     """
     return {
         "title": title,
-        "changes": [{**vars(one), "ratio": one.ratio} for one in comparison.changes],
+        "changes": [{**asdict(one), "ratio": one.ratio} for one in comparison.changes],
         "only_old": list(comparison.only_old),
         "only_new": list(comparison.only_new),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,7 +12,6 @@ from autopar.command.fields import json_option, make, option, read_values, rows_
 from autopar.command.options import Command
 from autopar.command.run import say_kept
 from autopar.errors import FAILED, InputError, OptionError
-from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from autopar.documents.hardware import BandwidthUnit

@@ -23,7 +23,7 @@ from autopar.command.show import (
 from autopar.errors import InputError, OptionError
 from autopar.output import Aside
 from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import GB, format_seconds, format_size
 from profiler.show.read import (
     Folder,
@@ -48,8 +48,7 @@ _MANY = 8
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Marks:
+class Marks(Record):
     """The characters a plot is made of."""
 
     points: str

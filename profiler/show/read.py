@@ -14,6 +14,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import asdict
+
 from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors, validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
@@ -34,7 +36,7 @@ from autopar.documents.sidecar import (
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.plausible import Doubt
 from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.statistics import (
     Summary,
     latency_bandwidth_fit,
@@ -87,8 +89,7 @@ def is_of_model(kind: DocumentKind) -> bool:
 Severity = Literal["error", "warning"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Record):
     """One thing that is wrong (error) or suspicious (warning)."""
 
     severity: Severity
@@ -117,8 +118,7 @@ def doubt_finding(path: Path, doubt: Doubt) -> Finding:
 # Reading leniently: units, keys and curves, problems kept beside them.
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareFile:
+class HardwareFile(Record):
     """One documented file with its sidecar."""
 
     path: Path
@@ -131,8 +131,7 @@ class HardwareFile:
     problems: tuple[DocumentError, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Profile:
+class Profile(Record, eq=False):
     """The files of one shape, the overlap coefficient among them."""
 
     shape: Shape | None
@@ -175,8 +174,7 @@ class Profile:
         return next((file for file in self.files if file.kind == kind), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
+class Folder(Record):
     """What a path holds: a profile per shape, and the files of models."""
 
     path: Path
@@ -370,8 +368,7 @@ _FIT_POINTS = 3
 """Fewest points a line is fitted to."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """The time of one message size with its spread."""
 
     size_bytes: float
@@ -390,8 +387,7 @@ class Point:
         return relative_spread(self.low_s, self.time_s, self.high_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Record, dict=True):
     """Points of one operation in groups of one size and kind, increasing in size."""
 
     operation: str
@@ -586,7 +582,7 @@ def _series_document(series: Series) -> dict[str, Any]:
         "latency_s": latency_s,
         "seconds_per_byte": seconds_per_byte,
         "points": [
-            {**vars(point), "bus_bytes_per_s": series.bus_bytes_per_s(point)}
+            {**asdict(point), "bus_bytes_per_s": series.bus_bytes_per_s(point)}
             for point in series.points
         ],
     }

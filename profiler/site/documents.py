@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from autopar import records
 from autopar.documents.sidecar import (
     SIDECAR_VERSION,
     Measurement,
@@ -33,7 +34,6 @@ from autopar.rates.site import (
     gemm_flop,
     relative_gemm_rate,
 )
-from autopar.records import dataclass
 from autopar.statistics import summarize
 from autopar.units import format_list
 from profiler.environment import Metadata, RankInfo, machine_metadata
@@ -50,8 +50,7 @@ _SLOW = 1.1
 """A rank whose products take so much longer than the median rank's is named."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(records.Record):
     """What a site file says beside what was measured."""
 
     name: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +15,6 @@ from autopar.command.fields import make, option, read_given
 from autopar.documents.catalog import SITE_FOLDER
 from autopar.errors import OptionError
 from autopar.rates.measured import COLLECTIVES
-from autopar.records import dataclass
 from profiler.hardware.options import Cell, Cluster, arranged, parse_size, parse_sizes
 from profiler.options import FILES, HOW, MACHINE, WHAT, RankOptions, budget, check_out, duration
 

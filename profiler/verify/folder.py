@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -26,7 +27,7 @@ from autopar.documents import catalog
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import load_object, write_json
 from autopar.errors import AutoparError, InstallError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.sources import Source
 from profiler.options import FILES, HOW, MAX_REPETITIONS, MAX_SIZE
 from profiler.record import Lock
@@ -266,8 +267,7 @@ _IDLE = (3, 4)  # idle and iowait of user nice system idle iowait irq softirq st
 _NUM_FIELDS = 8  # guest times after them are contained in user and nice
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
+class Usage(Record):
     """Processor time since some moment, in seconds."""
 
     wall_s: float
@@ -325,8 +325,7 @@ class CommandError(AutoparError):
         self.sentence = sentence
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Record):
     """One command line, and the files that are there when it is done."""
 
     name: str

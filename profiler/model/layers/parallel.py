@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from profiler.measure import renamed
 
 # --------------------------------------------------------------------------------------------------
@@ -272,8 +272,7 @@ class _Row(torch.autograd.Function):
 # --- the group of a layer ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorGroup:
+class TensorGroup(Record):
     """A tensor or Ulysses group, and what a layer's tensors do on their way through it."""
 
     degree: int

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from autopar.errors import InputError, InstallError
+from autopar.records import replace
 from profiler import processes as shared_gpu
 from profiler.environment import (
     METADATA,

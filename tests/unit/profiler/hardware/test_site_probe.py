@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from autopar.rates.collectives import GroupShape, SiteFactors, collective_time_s
 from autopar.rates.constants import kernels_of
 from autopar.rates.kernels import gemm_s
 from autopar.rates.site import load_site
+from autopar.records import replace
 from autopar.units import MIB
 from profiler.environment import Metadata
 from profiler.hardware.options import Cell, Cluster

@@ -13,6 +13,7 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
+from autopar.records import replace
 from profiler.model.cells import plan_cells
 from profiler.model.options import build_options
 from profiler.model.sources import load_source
@@ -62,10 +63,8 @@ def test_a_shipped_model_is_built_from_reference_blocks(name):
     assert source.spec is source.sizes
     assert source.spec == load_spec(name)
     assert source.warnings == ()
-    layers = [
-        dataclasses.replace(layer, num_layers=3, seq_length=64) for layer in source.spec.layers
-    ]
-    spec = dataclasses.replace(source.spec, layers=tuple(layers))
+    layers = [replace(layer, num_layers=3, seq_length=64) for layer in source.spec.layers]
+    spec = replace(source.spec, layers=tuple(layers))
     with FakeTensorMode():
         built = build_stack(spec, dtype=torch.bfloat16, device="cpu")
         loss = main_output(call(built.module, built.make_batch(2, 64)), name)

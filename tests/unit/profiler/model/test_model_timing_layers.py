@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 from profiler.measure import Policy
 from profiler.model.cells import ModelCell
