@@ -6,11 +6,13 @@ import importlib
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args
 
 from autopar.command.fields import rows_of, words_of, written
 from autopar.records import dataclass
+from autopar.run.launch import Launch
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
 from search.request.options import Engine, SearchOptions
@@ -49,6 +51,8 @@ class Job:
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     fp32_gradients: bool = True
     tp_overlap: bool = True
+    gpu: str = "H100"
+    """Kind of device, by its card's name."""
     tensor_degree: int | None = None
     """The one tensor (or Ulysses) degree to take for a plan of several where the engine has one;
     None: the largest of the plan. `autopar-export` prices every one and takes the fastest that
@@ -93,6 +97,10 @@ class Lowered:
     search: SearchFields = ()
     """Options of a search that finds plans which the engine runs as they were priced, of the
     degrees of this one; empty where any search does."""
+    draft: Any = None
+    """Files and command as the writer of launches has them (`search.engines.place.Draft`)."""
+    runs: Launch | None = None
+    """The launch that the files describe; None where layers may differ in the engine."""
 
 
 Lower = Callable[[Job], Lowered]
@@ -165,8 +173,30 @@ def _plans_of(engine: str) -> Any:
 
 def lower_for(engine: str) -> Lower:
     """Return what lowers a plan for an engine, one of EXPORTERS."""
-    lower: Lower = _plans_of(engine).lower
+    module = _plans_of(engine)
+    lower: Lower = module.lower if hasattr(module, "lower") else partial(_lowered, engine, module)
     return lower
+
+
+def _lowered(engine: Engine, module: Any, job: Job) -> Lowered:
+    """Return a plan as an engine with one set of degrees takes it: by the writer of launches."""
+    write = importlib.import_module(f"search.engines.{_FOLDERS.get(engine, engine)}.write").write
+    near = module.near(job)
+    launch, place = module.handed(job, near.plan)
+    draft = write(launch, place)
+    return Lowered(
+        engine=engine,
+        engine_version=draft.version,
+        plan=near.plan,
+        files=draft.files,
+        losses=near.losses,
+        launch=draft.launch,
+        notes=(*near.notes, *draft.notes),
+        as_run=near.as_run,
+        search=near.search,
+        draft=draft,
+        runs=launch,
+    )
 
 
 def space_of(engine: str) -> Space:

@@ -23,6 +23,7 @@ from search.engines.reader import CheckedFile
 from search.engines.readers import read_checked
 from search.engines.torchtitan import write as torchtitan
 
+_STAND_IN = "stand-in"
 LAUNCH = "launch.sh"
 """The file that the command stands in, beside the others."""
 
@@ -99,21 +100,28 @@ def unwritten(launch: Launch, *, engine: Engine, place: Place) -> str:
 
 def _read_back(draft: Draft, launch: Launch, title: str) -> Launch:
     """Return the launch that files say; raises InputError for what the trainer ends with."""
+    if draft.read is not None:
+        return draft.read()
     found = checked(draft, launch)
     illegal = [one.text for one in found.findings if one.kind == "illegal"]
     if illegal:
         more = f", and {len(illegal) - 1} more" if len(illegal) > 1 else ""
         raise InputError(f"{title} refuses the launch: {illegal[0]}{more}")
-    if found.launch is None:
+    runs = found.launch or found.described
+    if runs is None:
         why = next((one.text for one in found.findings if one.kind == "not priced"), "")
         raise InputError(f"{title} has what is written, and it has no price: {why}")
-    return found.launch
+    return runs
 
 
 def checked(draft: Draft | WrittenLaunch, launch: Launch) -> CheckedFile:
     """Return what `autopar check` says of files, which lie as a user has them."""
     with TemporaryDirectory(prefix="autopar-") as folder:
-        for name, text in {**draft.files, LAUNCH: draft.launch}.items():
+        texts = {**draft.files, LAUNCH: draft.launch}
+        stand_in = draft.stand_in if isinstance(draft, Draft) else None
+        if stand_in is not None:
+            texts[f"{_STAND_IN}/config.json"] = stand_in
+        for name, text in texts.items():
             path = Path(folder) / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -121,4 +129,5 @@ def checked(draft: Draft | WrittenLaunch, launch: Launch) -> CheckedFile:
             str(Path(folder) / (draft.entry or LAUNCH)),
             world_size=launch.degrees.world,
             gpu=launch.software.gpu,
+            model=None if stand_in is None else str(Path(folder) / _STAND_IN),
         )

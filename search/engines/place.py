@@ -6,7 +6,7 @@ model, is a `Place`; where data and weights are is asked for by the files themse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from autopar.documents.catalog import model_names
@@ -33,6 +33,13 @@ class Place:
     from where a model of that name stands."""
     spec: ModelSpec | None = None
     """The model itself, where it is at hand."""
+    release: Literal["0.2", "0.3"] = "0.2"
+    """Of torchtitan: job files (TOML), or recipes in Python."""
+    recomputed: frozenset[int] | None = None
+    """Layers that alone are computed again, where a launch computes all of them again; None: all."""
+    of_script: bool = False
+    """The user's script builds the model, which no `config.json` known here describes: the sizes of
+    the launch are a stand-in's."""
 
     @property
     def num_gpus(self) -> int:
@@ -51,6 +58,10 @@ class Draft:
     notes: tuple[str, ...]
     entry: str | None = None
     """The file that says all of the launch; None: the command does, with what it names."""
+    read: Callable[[], Launch] | None = None
+    """Returns the launch of files that `autopar check` does not read."""
+    stand_in: str | None = None
+    """`config.json` of the sizes that are read back where the script builds another model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +107,7 @@ def spec_of(place: Place, model: Model) -> ModelSpec | None:
     """
     if place.spec is not None:
         return place.spec
-    if place.model is None or place.model not in model_names():
+    if place.of_script or place.model is None or place.model not in model_names():
         return None
     spec = load_spec(place.model)
     layer = spec.layers[0]

@@ -48,6 +48,8 @@ class CheckedFile:
     world_size: int
     launch: Launch | None
     """None: it cannot be priced, and the reason is a finding."""
+    described: Launch | None = None
+    """The launch of a file that is read whole and has no price."""
     findings: tuple[Finding, ...]
     """A launch with one of the kind `illegal` is not priced either."""
     harmless: tuple[Ignored, ...] = ()
@@ -92,6 +94,9 @@ class Attempt:
     """What came of reading a launch."""
 
     launch: Launch | None = None
+    """None: it has no price."""
+    described: Launch | None = None
+    """The launch whether or not it has a price."""
     ignored: tuple[Ignored, ...] = ()
     problem: str | None = None
     """What is unusable: a finding of the kind `illegal`."""
@@ -109,7 +114,12 @@ def attempt(read: Callable[[], ReadLaunch]) -> Attempt:
         return Attempt(problem=f"{error.key}: {error.problem}" if error.key else error.problem)
     except InputError as error:
         return Attempt(problem=str(error))
-    return Attempt(launch=found.launch, ignored=found.ignored)
+    return Attempt(
+        launch=None if found.unpriced else found.launch,
+        described=found.launch,
+        ignored=found.ignored,
+        unpriced=found.unpriced,
+    )
 
 
 def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:

@@ -270,6 +270,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
         stack=STACK,
         world_size=world,
         launch=found.launch,
+        described=found.described,
         findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
         harmless=(*harmless, *_harmless_flags(flags)),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},

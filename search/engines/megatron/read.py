@@ -44,6 +44,8 @@ class ReadLaunch:
 
     launch: Launch
     ignored: tuple[Ignored, ...]
+    unpriced: str | None = None
+    """Why the launch has no price, though all of it is read."""
 
     @property
     def not_understood(self) -> tuple[Ignored, ...]:

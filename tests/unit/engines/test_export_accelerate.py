@@ -9,8 +9,7 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.run.plan import LayerStrategy, VocabStrategy
-from search.engines.engine import Lowered
-from search.engines.huggingface.plan import lower
+from search.engines.engine import Lowered, lower_for
 from tests.often import often
 from tests.unit.export_plans import (
     check_lowered,
@@ -19,6 +18,8 @@ from tests.unit.export_plans import (
     lowered_or_refused,
     uniform_plan,
 )
+
+lower = lower_for("accelerate")
 
 
 def document(lowered: Lowered) -> dict[str, object]:
@@ -121,11 +122,12 @@ def test_precision_and_accumulation(precision, name):
     assert "batch_size=3" in lowered.notes[0]
 
 
-def test_a_checkpoint_without_fsdp_is_a_note():
-    """DDP has no key for it; the model has a switch."""
+def test_a_checkpoint_without_fsdp_is_an_argument():
+    """DDP has no key for it; the script has a switch, and beside FSDP's key none."""
     lowered = lower(job_of(uniform_plan(2, LayerStrategy(checkpoint=True))))
 
     assert lowered.losses == ()
-    assert any("gradient_checkpointing_enable" in note for note in lowered.notes)
-    sharded = dataclasses.replace(lowered.plan, default_dp_type="zero2")
-    assert document(lower(job_of(sharded)))["fsdp_activation_checkpointing"] is True
+    assert "--gradient_checkpointing True" in lowered.launch
+    sharded = lower(job_of(dataclasses.replace(lowered.plan, default_dp_type="zero2")))
+    assert document(sharded)["fsdp_activation_checkpointing"] is True
+    assert "gradient_checkpointing" not in sharded.launch

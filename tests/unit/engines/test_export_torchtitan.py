@@ -10,8 +10,7 @@ import pytest
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.run.plan import LayerStrategy, VocabStrategy
-from search.engines.engine import Lowered
-from search.engines.torchtitan.plan import lower
+from search.engines.engine import Lowered, lower_for
 from tests.often import often
 from tests.unit.export_plans import (
     SMALL,
@@ -21,6 +20,8 @@ from tests.unit.export_plans import (
     lowered_or_refused,
     uniform_plan,
 )
+
+lower = lower_for("torchtitan")
 
 
 def keys(lowered: Lowered) -> dict[str, object]:
