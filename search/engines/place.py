@@ -36,7 +36,12 @@ class Place:
     release: Literal["0.2", "0.3"] = "0.2"
     """Of torchtitan: job files (TOML), or recipes in Python."""
     recomputed: frozenset[int] | None = None
-    """Layers that alone are computed again, where a launch computes all of them again; None: all."""
+    """Layers that alone are computed again of a launch that recomputes all; None: all of them."""
+    exchanges: tuple[str, ...] = ()
+    """Of Megatron-LM: how context ranks of every layer exchange (`--cp-comm-type`), where layers
+    differ; empty: as the launch."""
+    exchange_degree: int = 1
+    """Ranks of those that exchange heads within rings."""
     of_script: bool = False
     """The user's script builds the model, which no `config.json` known here describes: the sizes of
     the launch are a stand-in's."""

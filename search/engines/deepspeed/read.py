@@ -234,7 +234,8 @@ def torch_launch(
     """Return a launch of a model of transformers without stages; raises InputError for degrees
     that do not divide.
 
-    exchanged : context ranks exchange heads. states : fields of `Optimizer`, where states are kept otherwise, or on the host.
+    exchanged : context ranks exchange heads. states : fields of `Optimizer`, where states are kept
+    otherwise, or on the host.
     """
     if world_size % (tp * cp):
         raise InputError(
@@ -247,7 +248,8 @@ def torch_launch(
         name=source,
         model=script.model,
         degrees=Degrees(
-            world=world_size, tp=tp, cp=cp, heads_exchanged=exchanged, chunks=even_chunks(script.model.num_layers, 1),
+            world=world_size, tp=tp, cp=cp, heads_exchanged=exchanged,
+            chunks=even_chunks(script.model.num_layers, 1),
             etp=tp if script.model.experts is not None else 1,
         ),
         seq=script.seq,

@@ -144,6 +144,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
         stack=_STACK,
         world_size=world,
         launch=found.launch,
+        described=found.described,
         findings=(*said, *notes),
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words,

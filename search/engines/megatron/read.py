@@ -87,6 +87,7 @@ _DEFAULTS = (
 """Flags with the one value that is what is priced without them."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """What Megatron-FSDP shards."""
+_SHARDINGS = {"optim_grads_params": "fsdp", "optim_grads": "zero2"}
 _MOST = 4096
 """Layers, and experts, of a model; far above any."""
 _VOCABULARIES = {
@@ -148,7 +149,12 @@ def read_launch(
             else None
         ),
     )
-    return ReadLaunch(launch=launch, ignored=words.ignored(harmless, concern_of))
+    unpriced = None
+    if launch.optimizer.sharding == "zero2":
+        unpriced = "--data-parallel-sharding-strategy optim_grads is not priced; "
+        unpriced += "optim_grads_params is"
+    ignored = words.ignored(harmless, concern_of)
+    return ReadLaunch(launch=launch, ignored=ignored, unpriced=unpriced)
 
 
 def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -659,8 +665,8 @@ def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
                 "one stage is",
             )
         strategy = words.text("data-parallel-sharding-strategy", "no_shard")
-        if strategy == "optim_grads_params":
-            sharding = "fsdp"
+        if strategy in _SHARDINGS:
+            sharding = _SHARDINGS[strategy]
         elif strategy != "no_shard":
             words.choice("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
             raise words.unpriced(

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.engine import Lowered
+from search.engines.engine import Lowered, lower_for
 from search.engines.megatron.arguments import Arguments, import_megatron, violated_rules
-from search.engines.megatron.plan import checkpoints_first, lower, model_arguments
+from search.engines.megatron.plan import checkpoints_first
 from search.engines.text import Configuration, flags_of, script_command
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
 from tests.often import often
@@ -32,6 +32,9 @@ UNIFORM = Plan(
     num_microbatches=8,
     default_dp_type="zero2",
 )
+
+
+lower = lower_for("megatron")
 
 
 def arguments(lowered: Lowered) -> Arguments:
@@ -110,7 +113,14 @@ def test_base_of_rotary_positions_is_the_specs() -> None:
         ("llama3-405b", "500000", "8.0"),
         ("qwen2.5-7b", "1000000", None),
     ):
-        flags = dict(model_arguments(load_spec(name))[0])
+        spec = load_spec(name)
+        flat = replace(
+            UNIFORM,
+            num_stages=1,
+            stage_sizes=(spec.num_layers,),
+            layers=(LayerStrategy(tp=4),) * spec.num_layers,
+        )
+        flags = arguments(lower(job(flat, spec)))
         assert flags["rotary-base"] == (base,)
         assert flags.get("rope-scaling-factor", (None,)) == (factor,)
         assert ("use-rope-scaling" in flags) == (factor is not None)
@@ -317,13 +327,18 @@ def test_bash_sees_the_same_words(tmp_path: Path) -> None:
     done = subprocess.run(
         [bash, "-euc", program],
         cwd=tmp_path,
-        env={"DATA_PATH": "a b", "TOKENIZER_MODEL": "c", "ROTARY_BASE": "7"},
+        env={
+            "DATA_PATH": "a b",
+            "TOKENIZER_MODEL": "c",
+            "ROTARY_BASE": "7",
+            "TRAIN_ITERS": "9",
+        },
         capture_output=True,
         text=True,
         check=True,
     )
 
-    known = 'DATA_PATH="a b"\nTOKENIZER_MODEL=c\nROTARY_BASE=7\n'
+    known = 'DATA_PATH="a b"\nTOKENIZER_MODEL=c\nROTARY_BASE=7\nTRAIN_ITERS=9\n'
     command = script_command(known + text + 'python x.py "${MEGATRON_ARGS[@]}"\n', "x")
     assert done.stdout.splitlines() == list(command.arguments)
 

@@ -262,7 +262,10 @@ def test_no_yaml_is_an_internal_error(text: str) -> None:
     ("engine", "asked"),
     [
         ("galvatron", ["DATA_PATH", "TOKENIZER_MODEL", "ROTARY_BASE", "GALVATRON_PATH"]),
-        ("megatron", ["ROTARY_BASE", "DATA_PATH", "TOKENIZER_MODEL", "MEGATRON_PATH"]),
+        (
+            "megatron",
+            ["ROTARY_BASE", "TRAIN_ITERS", "DATA_PATH", "TOKENIZER_MODEL", "MEGATRON_PATH"],
+        ),
         ("torchtitan", ["HF_ASSETS_PATH", "ROTARY_BASE"]),
     ],
 )
@@ -301,7 +304,8 @@ def test_launches_ask_for_what_is_unset(engine: str, asked: list[str], tmp_path:
 def test_weights_come_and_go_where_the_environment_says(
     engine: str, file: str, load: str, save: str, tmp_path: Path
 ) -> None:
-    """LOAD and SAVE are options of the launch, one word each; without them it has none."""
+    """LOAD and SAVE are options of the launch, one word each; without LOAD it has none, or names the
+    model's configuration beside it."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash on this machine")
@@ -314,6 +318,7 @@ def test_weights_come_and_go_where_the_environment_says(
         program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
         program.chmod(0o755)
     asked = "DATA_PATH TOKENIZER_MODEL ROTARY_BASE MODEL_SIZE MEGATRON_PATH PADDLENLP_PATH DATA_DIR"
+    asked += " TRAIN_ITERS"
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **dict.fromkeys(asked.split(), "here")}
 
     def words(**more: str) -> list[str]:
@@ -324,7 +329,11 @@ def test_weights_come_and_go_where_the_environment_says(
         return done.stdout.splitlines()
 
     plain = words()
-    assert load not in plain
+    if load == "--model_name_or_path":
+        assert plain[plain.index(load) + 1] == "model"
+    else:
+        assert load not in plain
+    assert save not in plain
     assert "" not in plain
     full = words(LOAD="/my weights", SAVE="/my runs")
     assert full[full.index(load) + 1] == "/my weights"
