@@ -16,7 +16,9 @@ from autopar.errors import InputError, UnsupportedError
 from autopar.records import dataclass
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, data_degree, violations
-from search.engines.engine import Job, Loss, per_value
+from search.engines.place import Loss
+from search.engines.plans import Job
+from search.engines.words import per_value
 
 DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 

@@ -7,7 +7,7 @@ model, is a `Place`; where data and weights are is asked for by the files themse
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
@@ -16,9 +16,15 @@ from autopar.records import dataclass
 from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
 
-Engine = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate"]
-"""Who can be handed a launch, and whose files are read as one."""
-ENGINES: tuple[Engine, ...] = get_args(Engine)
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """One thing that an engine cannot express."""
+
+    field: str
+    """Key of the strategy file, such as `tp_sizes_enc`, or field of a launch."""
+    what: str
+    """One sentence: what is asked for, for which layers, and what the engine does instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,7 @@ class Draft:
 class WrittenLaunch:
     """A launch as one trainer takes it."""
 
-    engine: Engine
+    engine: str
     engine_version: str
     """Release that the keys are of."""
     files: Mapping[str, str]
@@ -82,9 +88,8 @@ class WrittenLaunch:
     """The command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
     """What the user has to know besides."""
-    losses: tuple[str, ...]
-    """What the trainer cannot say of the launch, one sentence each; empty where it does just that.
-    """
+    losses: tuple[Loss, ...]
+    """What the engine cannot express of the launch; empty where it does just that."""
     entry: str | None
     """The file that `autopar check` takes; None: `launch.sh`, which holds the command."""
     runs: Launch

@@ -1,9 +1,6 @@
-"""What `autopar check` asks of a trainer, and what it is told of a file: two records.
+"""What `autopar check` asks of an engine, and what it is told of a file: two records.
 
-Which trainers there are, and whose a file is, is `search.engines.readers`'s; what one trainer's
-keys mean stands in its folder, and what it refuses in a module of its name here. A trainer
-is added by such a module with a `Trainer`, and by its row in `TRAINERS` of
-`search.engines.readers`.
+Which engines there are, and whose a file is, is in `search.engines.table`.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from search.check.changes import MOVES, Changes, Move
 from search.engines.arguments import Ignored, UnpricedError
 from search.engines.megatron.findings import Finding
 from search.engines.megatron.read import ReadLaunch
-from search.engines.text import Configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +63,6 @@ class CheckedFile:
     worded: Callable[[str], str] = str
     """Returns a sentence that names arguments of Megatron-LM, as those on memory do, with the
     file's own keys in their place."""
-
-
-def _no_card(source: Configuration) -> str | None:
-    return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
-    """Software that trains, whose launches are read."""
-
-    name: str
-    forms: str
-    """In which files, such as `script, YAML or JSON`; for the sentence on a file of no trainer."""
-    owns: Callable[[Configuration], bool]
-    """Returns whether a file is of this trainer; raises nothing."""
-    read: Callable[[Configuration, Asked], CheckedFile]
-    """Returns what a file of it says; raises DocumentError where not even the number of GPUs is
-    known. Everything else that is wrong is a finding."""
-    card: Callable[[Configuration], str | None] = _no_card
-    """Returns the name of the card that a file is for; None: it does not say one that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

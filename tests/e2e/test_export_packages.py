@@ -19,8 +19,8 @@ from autopar.documents.spec import load_spec
 from autopar.run.model import embedding_parameter_counts, parameter_count
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.engines.deepspeed import plan as deepspeed
-from search.engines.engine import Lower
 from search.engines.huggingface import plan as accelerate
+from search.engines.plans import Lower
 from search.engines.torchtitan import plan as torchtitan
 from tests.unit.export_plans import job_of, uniform_plan
 

@@ -18,12 +18,12 @@ from search.engines.bridge.recipes import (
     named_recipe,
     precision_settings,
 )
-from search.engines.engine import one_line, required, torchrun
 from search.engines.huggingface.architectures import architecture, architecture_names
 from search.engines.megatron import write as megatron
 from search.engines.megatron.files import quoted
 from search.engines.megatron.stages import context_words, even_ends, layout_of
 from search.engines.place import Draft, Place, refuse_others, step_count
+from search.engines.words import one_line, required, torchrun
 
 _TITLE = "Megatron-Bridge"
 VERSION = "0.6.0"

@@ -24,7 +24,7 @@ from search.engines.deepspeed.read import HARMLESS_OF_HF, read_deepspeed
 from search.engines.keys import flattened, words_of_values
 from search.engines.megatron.findings import Finding
 from search.engines.megatron.read import ReadLaunch
-from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
 from search.engines.text import Configuration
 
 STACK = "torchtitan-eager"
@@ -41,7 +41,8 @@ def _configuration_flag(source: Configuration) -> str | None:
     return None
 
 
-def _owns(source: Configuration) -> bool:
+def owns(source: Configuration) -> bool:
+    """Return whether a file starts this engine."""
     document = source.document
     if "zero_optimization" in document or "train_micro_batch_size_per_gpu" in document:
         return True
@@ -222,7 +223,8 @@ class ScriptedFile:
         )
 
 
-def _read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: Asked) -> CheckedFile:
+    """Return what a file describes, and what is wrong with it."""
     flags = script_flags(source)
     named = _configuration_flag(source)
     document: Mapping[str, Any] = source.document
@@ -362,6 +364,3 @@ def _spelled(key: str, value: str | None) -> str:
         return f'"{key}"'
     plain = value.lstrip("-").isdigit() or value in ("true", "false")
     return f'"{key}": {value}' if plain else f'"{key}": "{value}"'
-
-
-DEEPSPEED = Trainer(name="DeepSpeed", forms="JSON or script", owns=_owns, read=_read)

@@ -11,23 +11,7 @@ from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.runtime import BUCKETS
 from search.engines.deepspeed.space import SPACE as OWN
-from search.engines.engine import (
-    EVERY_MICROBATCH,
-    MODEL_GRADIENTS,
-    ONE_DEGREE,
-    ONE_STAGE,
-    REPLICAS,
-    SHARDED_OPTIMIZER,
-    SINGLE_STAGE,
-    UNIFORM,
-    ZERO3,
-    Job,
-    Space,
-    different,
-    search_fields,
-)
 from search.engines.huggingface.transformers import script_place
-from search.engines.lowering import Near, choice_of_plan, launch_of_plan, zero_stage
 from search.engines.nearest import (
     DataMode,
     Reach,
@@ -39,6 +23,25 @@ from search.engines.nearest import (
     whole_sequences,
 )
 from search.engines.place import Place
+from search.engines.plans import (
+    EVERY_MICROBATCH,
+    MODEL_GRADIENTS,
+    ONE_DEGREE,
+    ONE_STAGE,
+    REPLICAS,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
+    UNIFORM,
+    ZERO3,
+    Job,
+    Near,
+    Space,
+    choice_of_plan,
+    different,
+    launch_of_plan,
+    search_fields,
+    zero_stage,
+)
 
 _TITLE = "DeepSpeed"
 

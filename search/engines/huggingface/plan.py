@@ -10,29 +10,8 @@ from autopar.run.launch import Launch
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan
 from search.engines.deepspeed.space import SPACE as DEEPSPEED
-from search.engines.engine import (
-    MODEL_GRADIENTS,
-    ONE_DEGREE,
-    ONE_STAGE,
-    REPLICAS,
-    SHARDED_OPTIMIZER,
-    SINGLE_STAGE,
-    UNIFORM,
-    ZERO3,
-    Job,
-    Space,
-    different,
-    search_fields,
-)
 from search.engines.huggingface.space import SPACE as OWN
 from search.engines.huggingface.transformers import script_place
-from search.engines.lowering import (
-    Near,
-    choice_of_plan,
-    exchange_degree,
-    launch_of_plan,
-    zero_stage,
-)
 from search.engines.nearest import (
     DataMode,
     Reach,
@@ -44,6 +23,25 @@ from search.engines.nearest import (
     whole_sequences,
 )
 from search.engines.place import Place
+from search.engines.plans import (
+    MODEL_GRADIENTS,
+    ONE_DEGREE,
+    ONE_STAGE,
+    REPLICAS,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
+    UNIFORM,
+    ZERO3,
+    Job,
+    Near,
+    Space,
+    choice_of_plan,
+    different,
+    exchange_degree,
+    launch_of_plan,
+    search_fields,
+    zero_stage,
+)
 
 _TITLE = "accelerate"
 

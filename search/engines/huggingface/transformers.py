@@ -16,10 +16,10 @@ from autopar.price.profile import launch_model
 from autopar.records import dataclass, replace
 from autopar.run.launch import Attention, Launch, Model
 from autopar.training.adapters import Adapters, Target
-from search.engines.engine import Job, one_line, required
 from search.engines.huggingface.models import model_named
-from search.engines.lowering import place_of
 from search.engines.place import Place, spec_of
+from search.engines.plans import Job, place_of
+from search.engines.words import one_line, required
 
 _FOLDER = "model"
 

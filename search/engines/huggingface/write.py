@@ -14,10 +14,10 @@ from typing import Any
 
 from autopar.run.launch import Launch, TorchTrainer
 from search.engines.deepspeed import write as deepspeed
-from search.engines.engine import NODE_RANK, shell_lines
 from search.engines.huggingface.transformers import model_for, script_words
 from search.engines.place import Draft, Place, refuse_others
 from search.engines.text import dump_yaml
+from search.engines.words import NODE_RANK, shell_lines
 
 VERSION = "1.15.0"
 FILE = "autopar_accelerate.yaml"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from search.engines.engine import Nodes, one_line, required, torchrun
 from search.engines.megatron.arguments import Argument
 from search.engines.text import dump_yaml
+from search.engines.words import Nodes, one_line, required, torchrun
 
 ENGINE_VERSION = "main of September 2026"
 SCRIPT = "megatron_args.sh"

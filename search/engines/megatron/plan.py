@@ -20,7 +20,15 @@ from autopar.run.plan import (
     violations,
 )
 from search.engines.choice import FULL, NONE
-from search.engines.engine import (
+from search.engines.megatron.arguments import (
+    MegatronDegrees,
+    communication,
+    engine_vocab,
+    exchange_problems,
+)
+from search.engines.megatron.space import SPACE as OWN
+from search.engines.place import Loss, Place
+from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_DEGREE,
     ONE_STAGE,
@@ -30,24 +38,17 @@ from search.engines.engine import (
     UNIFORM,
     ZERO3,
     Job,
-    Loss,
+    Near,
     Space,
+    choice_of_plan,
     different,
     further_parts,
     has_one_kind,
-    layer_ranges,
-    per_value,
+    launch_of_plan,
+    place_of,
     search_fields,
 )
-from search.engines.lowering import Near, choice_of_plan, launch_of_plan, place_of
-from search.engines.megatron.arguments import (
-    MegatronDegrees,
-    communication,
-    engine_vocab,
-    exchange_problems,
-)
-from search.engines.megatron.space import SPACE as OWN
-from search.engines.place import Place
+from search.engines.words import layer_ranges, per_value
 from search.planning.space import divisors
 
 

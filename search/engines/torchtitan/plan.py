@@ -11,7 +11,9 @@ from autopar.errors import InputError
 from autopar.run.launch import Launch
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan
-from search.engines.engine import (
+from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
+from search.engines.place import Loss, Place
+from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_STAGE,
     REPLICAS,
@@ -19,16 +21,16 @@ from search.engines.engine import (
     SINGLE_STAGE,
     ZERO3,
     Job,
-    Loss,
+    Near,
     Part,
     Space,
+    choice_of_plan,
     different,
     further_parts,
+    launch_of_plan,
+    place_of,
     search_fields,
 )
-from search.engines.lowering import Near, choice_of_plan, launch_of_plan, place_of
-from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
-from search.engines.place import Place
 from search.engines.torchtitan.recipe import VERSION, refuse_model
 from search.engines.torchtitan.space import SPACE as OWN
 

@@ -17,9 +17,9 @@ from typing import Any
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.run.launch import Launch, Model, TorchTrainer
-from search.engines.engine import ROTARY_BASE, layer_ranges, required, torchrun
 from search.engines.place import Draft, Place, spec_of
 from search.engines.torchtitan.read import read_titan
+from search.engines.words import ROTARY_BASE, layer_ranges, required, torchrun
 
 VERSION = "0.3.0"
 FILE = "autopar_recipe.py"

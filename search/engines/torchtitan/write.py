@@ -14,11 +14,11 @@ from typing import Any
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.run.launch import Experts, Launch, Model, TorchTrainer
-from search.engines.engine import one_line, required, shell_lines, torchrun
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.megatron.stages import parts_in_order
 from search.engines.place import Draft, Place, refuse_others
 from search.engines.torchtitan.recipe import recipe
+from search.engines.words import one_line, required, shell_lines, torchrun
 
 VERSION = "0.2.2"
 _TITLE = f"torchtitan {VERSION}"

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.run.plan import LayerStrategy, VocabStrategy
-from search.engines.engine import Lowered, lower_for
+from search.engines.plans import Lowered, lower_for
 from tests.often import often
 from tests.unit.export_plans import (
     check_lowered,

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.engine import Lowered, lower_for
 from search.engines.megatron.arguments import Arguments, import_megatron, violated_rules
 from search.engines.megatron.plan import checkpoints_first
+from search.engines.plans import Lowered, lower_for
 from search.engines.text import Configuration, flags_of, script_command
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
 from tests.often import often
+from tests.unit.export_plans import check_read_back
 
 UNIFORM = Plan(
     world_size=16,
@@ -297,6 +298,7 @@ def test_exports_are_legal_and_read_back(plan: Plan, degree: int | None) -> None
     assert not violated_rules(arguments(lowered), plan.world_size)
     assert (after.world_size, after.global_batch) == (plan.world_size, plan.global_batch)
     assert read(lowered, plan.world_size) == as_run(after)
+    check_read_back(lowered)
     assert lower(job(after, tensor_degree=degree)).losses == ()
 
 
