@@ -26,7 +26,7 @@ from search.show.plan import print_heading
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
     from search.engines.handover import Export
-    from search.engines.plans import Imported
+    from search.engines.place import Imported
 
 # --------------------------------------------------------------------------------------------------
 # What `autopar-export` prints: the report, a refusal, and what keeps everything.

@@ -134,9 +134,6 @@ def without_effect(launch: Launch) -> Launch:
         recompute = replace(recompute, number=0)
     software = replace(own, **{name: getattr(usual, name) for name in _RELEASE})
     optimizer, trainer = launch.optimizer, launch.trainer
-    if optimizer.sharding in ("zero2", "fsdp"):
-        # Megatron-FSDP switches it off
-        software = replace(software, fused_accumulation=usual.fused_accumulation)
     if trainer is not None:
         # states, what is computed again and kernels are the trainer's, which these repeat
         recompute, software = Recompute(), Software()

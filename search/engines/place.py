@@ -7,6 +7,7 @@ model, is a `Place`; where data and weights are is asked for by the files themse
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 
 from autopar.documents.catalog import model_names
@@ -15,6 +16,7 @@ from autopar.errors import InputError
 from autopar.records import dataclass
 from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
+from autopar.run.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,17 @@ class WrittenLaunch:
     """The file that `autopar check` takes; None: `launch.sh`, which holds the command."""
     runs: Launch
     """What the files say, read back: the launch itself where nothing is lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A plan that was found in an engine's configuration."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+    """What a plan does not say, and how to price it; what was read in two ways."""
+    strategy_path: Path | None = None
+    """The file that holds the plan, where the configuration only names it."""
 
 
 def refuse_others(launch: Launch, title: str, keepers: tuple[str, ...]) -> None:

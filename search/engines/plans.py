@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 from autopar.command.fields import rows_of, words_of, written
@@ -135,17 +134,6 @@ class Space:
     its memory aside, which is `--memory-of`."""
     stack: str | None = None
     """Whose kernels and host code times are estimated with; None: the default one's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Imported:
-    """A plan that was found in an engine's configuration."""
-
-    plan: Plan
-    notes: tuple[str, ...]
-    """What a plan does not say, and how to price it; what was read in two ways."""
-    strategy_path: Path | None = None
-    """The file that holds the plan, where the configuration only names it."""
 
 
 @dataclass(frozen=True, kw_only=True)

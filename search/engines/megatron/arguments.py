@@ -27,7 +27,7 @@ from autopar.run.plan import (
     data_degree,
     layer_problems,
 )
-from search.engines.plans import Imported
+from search.engines.place import Imported
 from search.engines.text import Configuration, arguments_in, flags_of_document
 
 Argument = tuple[str, tuple[str, ...]]

@@ -470,6 +470,8 @@ def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
             gradients_bf16=job.precision == "bf16" and not job.fp32_gradients,
             gradients_fp32=job.precision == "fp16" and job.fp32_gradients,
         ),
+        # Megatron-FSDP has buffers of its own, and switches the kernel off with a warning
+        software=replace(launch.software, fused_accumulation=keeper not in ("zero2", "fsdp")),
         optimizer=replace(
             launch.optimizer, sharding=keeper, overlap_gradients=job.async_grad_reduce
         ),

@@ -355,11 +355,7 @@ def _optimizer(launch: Launch) -> Iterator[Argument]:
     if optimizer.instances > 1:
         yield _one("num-distributed-optimizer-instances", optimizer.instances)
     yield from _where(
-        # Megatron-FSDP has buffers of its own, and switches the kernel off with a warning
-        (
-            "no-gradient-accumulation-fusion",
-            fully_sharded or not launch.software.fused_accumulation,
-        ),
+        ("no-gradient-accumulation-fusion", not launch.software.fused_accumulation),
         ("overlap-grad-reduce", optimizer.overlap_gradients),
         # early gathering needs an overlapped reduction, by its own rule
         ("overlap-param-gather", optimizer.overlap_gradients and sharded),

@@ -20,12 +20,11 @@ from autopar.documents.strategy import paddle_document
 from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.place import Loss
+from search.engines.place import Imported, Loss
 from search.engines.plans import (
     REPLICAS,
     SHARDED_OPTIMIZER,
     ZERO3,
-    Imported,
     Job,
     Lowered,
     Part,
