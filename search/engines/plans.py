@@ -24,9 +24,6 @@ from search.engines.space import EngineSpace, Job as SpaceJob
 from search.engines.table import engine_named
 from search.request.options import Engine, SearchOptions
 
-ALIKE = 0.005
-"""Share by which steps of one plan differ between the planner's price and that of a launch, in the
-median: docs/analytic.md. A plan whose layers may differ has to be faster by more."""
 SearchFields = tuple[tuple[str, Any], ...]
 """(field of `SearchOptions`, value), in the order in which one would type them."""
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from search.engines.space import EngineSpace
     from search.engines.text import Configuration
 
+ALIKE = 0.005
+"""Share by which steps of one plan differ between the planner's price and that of a launch, in the
+median: docs/analytic.md. A plan whose layers may differ has to be faster by more."""
 ENGINES: tuple[Engine, ...] = (
     Engine(
         name="galvatron",

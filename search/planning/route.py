@@ -15,8 +15,7 @@ from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
-from search.engines.plans import ALIKE
-from search.engines.table import ENGINES, EXPORTERS
+from search.engines.table import ALIKE, ENGINES, EXPORTERS
 from search.planning.best_plan import BestPart, EngineBest, choose_any, sweeps
 from search.request.degrees import DegreeOptions, rules_of
 from search.request.options import Engine, Shares
