@@ -482,6 +482,8 @@ def job_of(
         fp32_gradients=options.fp32_gradients,
         tp_overlap=options.tp_overlap,
     )
+    if session is not None and session.card is not None:
+        job = replace(job, gpu=session.card.name)
     return job, session
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.errors import InputError
+from autopar.price.profile import launch_model
 from autopar.run.launch import Launch
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan
@@ -31,7 +32,7 @@ from search.engines.plans import (
     place_of,
     search_fields,
 )
-from search.engines.torchtitan.recipe import VERSION, refuse_model
+from search.engines.torchtitan.recipe import VERSION, beyond, refuse_model
 from search.engines.torchtitan.space import SPACE as OWN
 
 
@@ -75,21 +76,15 @@ def _refuse_spec(spec: ModelSpec) -> None:
         spec.name,
         {
             f"{len(spec.layers)} layer types": len(spec.layers) > 1,
-            "experts": layer.num_experts is not None,
-            "an MLP that is not gated": not layer.gated_mlp,
-            "biases": layer.biases,
-            "biases of the QKV projection": layer.qkv_biases,
             "cross attention": layer.cross_attention,
             "attention that is not causal": not layer.causal,
-            "learned positions": spec.learned_positions > 0,
-            "norms other than two RMSNorms a layer": layer.norm_parameters_per_hidden != 2,
-            "norms of queries and keys": layer.qk_norms,
-            **dict.fromkeys(further_parts(spec), True),
             "no vocabulary size": spec.vocab_size is None,
             "no number of heads": layer.num_heads is None,
             "no width of the MLP": layer.ffn_hidden_size is None,
+            **dict.fromkeys(further_parts(spec), True),
         },
     )
+    refuse_model(spec.name, beyond(launch_model(spec)))
 
 
 def near(job: Job) -> Near:

@@ -34,7 +34,7 @@ def recipe(launch: Launch, trainer: TorchTrainer, place: Place) -> Draft:
     Raises UnsupportedError for a model that is none of Llama 3's blocks, and for what recipes are
     not written with.
     """
-    refuse_model(place.model or launch.name, _beyond(launch.model))
+    refuse_model(place.model or launch.name, beyond(launch.model))
     others = {
         "8-bit products": launch.precision.low,
         "compiled layers": trainer.compiled,
@@ -82,7 +82,8 @@ def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
         )
 
 
-def _beyond(model: Model) -> Mapping[str, bool]:
+def beyond(model: Model) -> Mapping[str, bool]:
+    """Return the parts that the recipe's model lacks, and whether a model has them."""
     attention = model.attention
     return {
         "experts": model.experts is not None,
