@@ -199,7 +199,7 @@ def _degrees(launch: Launch) -> Settings:
         "model.virtual_pipeline_model_parallel_size": (
             degrees.vpp if degrees.vpp > 1 and ends is not None else None
         ),
-        "model.pipeline_model_parallel_layout": layout_of(launch) if ends is None else None,
+        "model.pipeline_model_parallel_layout": layout_of(launch.degrees) if ends is None else None,
         "model.account_for_embedding_in_pipeline_split": bool(ends and ends[0]) or None,
         "model.account_for_loss_in_pipeline_split": bool(ends and ends[1]) or None,
         "model.microbatch_group_size_per_vp_stage": (

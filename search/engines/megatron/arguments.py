@@ -141,12 +141,6 @@ class LayoutError(ValueError):
     """A string that is no layout, or one of another model; the text says why, without a subject."""
 
 
-def layout_string(sizes: Sequence[int]) -> str:
-    """Return the layout of stages with so many layers each: `Et*7|t*9|t*9|t*7L`."""
-    stages = ["t" if size == 1 else f"t*{size}" for size in sizes]
-    return "E" + "|".join(stages) + "L"
-
-
 def parse_layout(text: str) -> tuple[str, ...]:
     """Return the stages of a layout written out, such as `("Ett", "ttL")`.
 

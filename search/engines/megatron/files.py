@@ -1,7 +1,7 @@
 """Arguments of Megatron-LM as files and a command: a shell script, YAML, `torchrun`.
 
-`search.engines.megatron.write` makes the arguments of a launch. What it does not hold, such as where
-the data is, comes from the environment and is asked for here.
+`search.engines.megatron.write` makes the arguments of a launch. What it does not hold, such as
+where the data is, comes from the environment and is asked for here.
 """
 
 from __future__ import annotations
