@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Literal
 
 from autopar.errors import InputError, UnsupportedError
-from autopar.records import dataclass
 from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
 from autopar.run.plan import (
     LayerStrategy,
     Plan,
-    VocabStrategy,
     fewest_microbatches,
     layer_problems,
     violations,
@@ -27,6 +25,7 @@ from search.engines.megatron.arguments import (
     exchange_problems,
 )
 from search.engines.megatron.space import SPACE as OWN
+from search.engines.nearest import losses_between
 from search.engines.place import Loss, Place
 from search.engines.plans import (
     EVERY_MICROBATCH,
@@ -48,7 +47,6 @@ from search.engines.plans import (
     place_of,
     search_fields,
 )
-from search.engines.words import layer_ranges, per_value
 from search.planning.space import divisors
 
 
@@ -99,44 +97,32 @@ def _check(spec: ModelSpec) -> None:
 # Ulysses is its context parallelism by all-to-all, which may be chosen by layer.
 
 
+_TITLE = "Megatron-LM"
 _MOVED = (
     "layers of a stage that are recomputed come first in it: of layers that are alike it makes no "
     "difference which are"
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Uniform:
-    """What the engine runs, as a plan and as degrees."""
-
-    plan: Plan
-    degrees: MegatronDegrees
-    recomputed: int
-    """The first so many layers of every stage are recomputed."""
-    losses: tuple[Loss, ...]
-    notes: tuple[str, ...] = ()
-
-
-def _nearest(job: Job) -> _Uniform:
-    """Return the nearest plan; `losses` is empty exactly when it is that of `checkpoints_first`.
+def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
+    """Return the nearest plan to one of `checkpoints_first`, its degrees, and what it changes.
 
     Raises InputError: no plan with these stages and this batch is both near and legal.
     """
-    losses: list[Loss] = []
-    plan = checkpoints_first(job.plan, job.spec)
-    has_moved = plan != job.plan
-    plan = _with_schedule(plan, losses)
-    plan = _with_data_type(plan, losses)
-    plan, recomputed = _with_prefix(plan, losses)
+    plan = _with_prefix(_with_data_type(_with_schedule(job.plan)))
     after, degrees = _with_degrees(plan, job)
-    losses += _degree_losses(plan, after)
-    return _Uniform(
-        plan=after,
-        degrees=degrees,
-        recomputed=recomputed,
-        losses=tuple(losses),
-        notes=(_MOVED,) if has_moved else (),
-    )
+    reasons = {
+        "checkpoint": "recomputes the first layers of every stage, as many of each",
+        "use_sp": "has no Ulysses beside tensor parallelism",
+        "cp_sizes_enc": "has one context degree for all layers",
+    }
+    if plan.num_stages > 1:
+        reasons |= dict.fromkeys(("dp_types_enc", "embed_sdp"), "has no ZeRO-3 beside stages")
+    losses = losses_between(job.plan, after, _TITLE, reasons)
+    if after.pipeline_type != job.plan.pipeline_type:
+        gone = Loss(field="pipeline_type", what="GPipe becomes 1F1B, the only schedule")
+        losses = (gone, *losses)
+    return after, degrees, losses
 
 
 def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
@@ -157,7 +143,7 @@ def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
     return replace(plan, layers=tuple(layers))
 
 
-def _with_schedule(plan: Plan, losses: list[Loss]) -> Plan:
+def _with_schedule(plan: Plan) -> Plan:
     # one stage runs the same under either schedule
     if plan.pipeline_type == "1f1b" or plan.num_stages == 1:
         return plan
@@ -167,35 +153,15 @@ def _with_schedule(plan: Plan, losses: list[Loss]) -> Plan:
             f"micro-batches({plan.num_microbatches}) >= pp({plan.num_stages}); search again "
             "with --pipeline-type pipedream_flush"
         )
-    losses.append(Loss(field="pipeline_type", what="GPipe becomes 1F1B, the only schedule"))
     return replace(plan, pipeline_type="1f1b")
 
 
-def _with_data_type(plan: Plan, losses: list[Loss]) -> Plan:
+def _with_data_type(plan: Plan) -> Plan:
     """Give all layers, embedding and head one data-parallel type, the one with less memory."""
-    sharded = [i for i, strategy in enumerate(plan.layers) if strategy.zero3]
-    zero3, default = bool(sharded), plan.default_dp_type
-    if plan.num_stages > 1 and (sharded or plan.vocab.zero3):
+    zero3, default = any(layer.zero3 for layer in plan.layers), plan.default_dp_type
+    if plan.num_stages > 1 and (zero3 or plan.vocab.zero3):
+        # Megatron-FSDP is not combined with pipeline stages
         zero3, default = False, "zero2"
-        where = layer_ranges(sharded) if sharded else "embedding and head"
-        losses.append(
-            Loss(
-                field="dp_types_enc" if sharded else "embed_sdp",
-                what=f"ZeRO-3 of {where} becomes a distributed optimizer for the whole model: "
-                "Megatron-FSDP is not combined with pipeline stages",
-            )
-        )
-    elif zero3 and len(sharded) < len(plan.layers):
-        others = sorted(set(range(len(plan.layers))) - set(sharded))
-        losses.append(
-            Loss(
-                field="dp_types_enc",
-                what=f"{layer_ranges(others)} ({default}) become ZeRO-3 as {layer_ranges(sharded)}",
-            )
-        )
-    if plan.vocab.zero3 != zero3 and not (plan.num_stages > 1 and plan.vocab.zero3):
-        now = "become ZeRO-3" if zero3 else "lose ZeRO-3"
-        losses.append(Loss(field="embed_sdp", what=f"embedding and head {now} as the layers"))
     return replace(
         plan,
         layers=tuple(replace(strategy, zero3=zero3) for strategy in plan.layers),
@@ -204,32 +170,21 @@ def _with_data_type(plan: Plan, losses: list[Loss]) -> Plan:
     )
 
 
-def _with_prefix(plan: Plan, losses: list[Loss]) -> tuple[Plan, int]:
+def _with_prefix(plan: Plan) -> Plan:
     """Let every stage recompute its first k layers, k the most that any stage recomputes."""
-    counts = Counter(
-        stage
-        for strategy, stage in zip(plan.layers, plan.stage_of_layer(), strict=True)
-        if strategy.checkpoint
-    )
-    most = max(counts.values(), default=0)
+    most = max(_recomputed(plan).values(), default=0)
     positions = (position for size in plan.stage_sizes for position in range(size))
-    layers = [
+    layers = tuple(
         replace(strategy, checkpoint=position < most)
         for strategy, position in zip(plan.layers, positions, strict=True)
-    ]
-    changed = [i for i, new in enumerate(layers) if new != plan.layers[i]]
-    if changed:
-        now, before = sum(strategy.checkpoint for strategy in layers), counts.total()
-        prefix = "the first layer" if most == 1 else f"the first {most} layers"
-        count = "as many in all" if now == before else f"{now} in all instead of {before}"
-        losses.append(
-            Loss(
-                field="checkpoint",
-                what=f"{prefix} of every stage {'is' if most == 1 else 'are'} recomputed, "
-                f"{count} ({layer_ranges(changed)} change)",
-            )
-        )
-    return replace(plan, layers=tuple(layers)), most
+    )
+    return replace(plan, layers=layers)
+
+
+def _recomputed(plan: Plan) -> Counter[int]:
+    """Return how many layers every stage recomputes."""
+    stages = zip(plan.layers, plan.stage_of_layer(), strict=True)
+    return Counter(stage for strategy, stage in stages if strategy.checkpoint)
 
 
 def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
@@ -300,45 +255,6 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
     )
 
 
-def _degree_losses(before: Plan, after: Plan) -> Iterator[Loss]:
-    old, new = before.layers, after.layers
-
-    def changed(name: str) -> list[int]:
-        return [i for i in range(len(old)) if getattr(old[i], name) != getattr(new[i], name)]
-
-    if changed("tp"):
-        yield Loss(
-            field="tp_sizes_enc",
-            what=f"tensor degrees {per_value([s.tp for s in old])} become {new[0].tp}",
-        )
-    # A layer whose degree was or is 1 has no kind that could be lost.
-    kinds = [i for i in changed("ulysses") if old[i].tp > 1 and new[i].tp > 1]
-    if kinds:
-        into = "Ulysses" if new[0].ulysses else "Megatron tensor parallelism"
-        yield Loss(field="use_sp", what=f"{layer_ranges(kinds)} become {into} as the others")
-    if changed("cp"):
-        yield Loss(
-            field="cp_sizes_enc",
-            what=f"context degrees {per_value([s.cp for s in old])} become {new[0].cp}",
-        )
-    if changed("strided"):
-        yield Loss(
-            field="tp_consecutive_flags",
-            what=f"strided tensor groups of {layer_ranges(changed('strided'))} become neighbours",
-        )
-    if before.vocab != after.vocab:
-        yield Loss(
-            field="vtp",
-            what=f"embedding and head become {_vocab(after.vocab)} instead of "
-            f"{_vocab(before.vocab)}, as the layers",
-        )
-
-
-def _vocab(vocab: VocabStrategy) -> str:
-    kind = f"Ulysses degree {vocab.tp}" if vocab.ulysses else f"tensor degree {vocab.tp}"
-    return kind + (f" and context degree {vocab.cp}" if vocab.cp > 1 else "")
-
-
 # --------------------------------------------------------------------------------------------------
 # The plan as the engine runs it, and as a launch.
 
@@ -364,8 +280,9 @@ def near(job: Job) -> Near:
     Raises InputError: the model is none of pretrain_gpt.py's, or no near plan is legal.
     """
     _check(job.spec)
-    found = _nearest(_with_experts(job))
-    plan, degrees = found.plan, found.degrees
+    first = checkpoints_first(job.plan, job.spec)
+    moved = (_MOVED,) if first != job.plan else ()
+    plan, degrees, losses = _nearest(replace(_with_experts(job), plan=first))
     keeper = _keeper(job, plan)
     fully_sharded = keeper in ("zero2", "fsdp")
     # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
@@ -380,8 +297,8 @@ def near(job: Job) -> Near:
     space = (*UNIFORM, *(ONE_STAGE if fully_sharded else ()))
     return Near(
         plan=plan,
-        losses=found.losses,
-        notes=(*found.notes, *_data_notes(job, plan, keeper)),
+        losses=losses,
+        notes=(*moved, *_data_notes(job, plan, keeper)),
         as_run=different(job, plan, runs),
         search=search_fields(plan, runs, space),
     )
@@ -437,12 +354,7 @@ def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
     degrees = _shared_degrees(plan.layers)
     assert degrees is not None, "the nearest plan has one set of degrees"
     keeper = _keeper(job, plan)
-    counts = Counter(
-        stage
-        for layer, stage in zip(plan.layers, plan.stage_of_layer(), strict=True)
-        if layer.checkpoint
-    )
-    most = max(counts.values(), default=0)
+    most = max(_recomputed(plan).values(), default=0)
     whole = all(layer.checkpoint for layer in plan.layers)
     choice = replace(
         choice_of_plan(plan, zero={"none": 0, "fsdp": 3}.get(keeper, 1)),

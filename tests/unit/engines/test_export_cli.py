@@ -82,7 +82,7 @@ def test_lossy_export_is_refused(folder: Path, capsys: pytest.CaptureFixture[str
 
     err = capsys.readouterr().err.splitlines()
     assert err[0] == "autopar-export: megatron cannot do all that the plan says:"
-    assert sum(line.startswith("autopar-export:   ") for line in err) == 5
+    assert sum(line.startswith("autopar-export:   ") for line in err) == 6
     assert err[-1].endswith("--allow-approx takes the nearest plan")
     assert not (folder / "exports").exists()
 

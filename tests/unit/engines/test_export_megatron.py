@@ -275,6 +275,7 @@ def test_heterogeneous_plan() -> None:
 
     assert {loss.field for loss in lowered.losses} == {
         "dp_types_enc",
+        "embed_sdp",
         "checkpoint",
         "tp_sizes_enc",
         "use_sp",
