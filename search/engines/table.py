@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopar.errors import DocumentError
 from search.engines.engine import Engine, function_of, value_of
@@ -17,25 +17,43 @@ if TYPE_CHECKING:
 ALIKE = 0.005
 """Share by which steps of one plan differ between the planner's price and that of a launch, in the
 median: docs/analytic.md. A plan whose layers may differ has to be faster by more."""
+
+
+def _uniform(name: str, title: str, folder: str, forms: str, **more: Any) -> Engine:
+    """Return an engine with one set of degrees, whose folder has all functions."""
+    return Engine(
+        name=name,
+        title=title,
+        forms=forms,
+        owns=function_of(f"{folder}.check.owns"),
+        read=function_of(f"{folder}.check.read"),
+        write=function_of(f"{folder}.write.write"),
+        spaces=value_of(f"{folder}.space.VARIANTS"),
+        near=function_of(f"{folder}.plan.near"),
+        handed=function_of(f"{folder}.plan.handed"),
+        plans=value_of(f"{folder}.plan.SPACE"),
+        **more,
+    )
+
+
+def _layered(name: str, title: str) -> Engine:
+    """Return an engine whose layers may differ."""
+    return Engine(
+        name=name,
+        title=title,
+        lower=function_of(f"{name}.plan.lower"),
+        plans=value_of(f"{name}.plan.SPACE"),
+        imports=function_of(f"{name}.plan.import_{name}"),
+    )
+
+
 ENGINES: tuple[Engine, ...] = (
-    Engine(
-        name="galvatron",
-        title="Galvatron",
-        lower=function_of("galvatron.plan.lower"),
-        plans=value_of("galvatron.plan.SPACE"),
-        imports=function_of("galvatron.plan.import_galvatron"),
-    ),
-    Engine(
-        name="megatron",
-        title="Megatron-LM",
-        forms="script, YAML or JSON",
-        owns=function_of("megatron.check.owns"),
-        read=function_of("megatron.check.read"),
-        write=function_of("megatron.write.write"),
-        spaces=value_of("megatron.space.VARIANTS"),
-        near=function_of("megatron.plan.near"),
-        handed=function_of("megatron.plan.handed"),
-        plans=value_of("megatron.plan.SPACE"),
+    _layered("galvatron", "Galvatron"),
+    _uniform(
+        "megatron",
+        "Megatron-LM",
+        "megatron",
+        "script, YAML or JSON",
         imports=function_of("megatron.arguments.import_megatron"),
     ),
     Engine(
@@ -48,51 +66,10 @@ ENGINES: tuple[Engine, ...] = (
         write=function_of("bridge.write.write"),
         starts=("megatron",),
     ),
-    Engine(
-        name="torchtitan",
-        title="torchtitan",
-        titled_by_release=True,
-        forms="TOML",
-        owns=function_of("torchtitan.check.owns"),
-        read=function_of("torchtitan.check.read"),
-        write=function_of("torchtitan.write.write"),
-        spaces=value_of("torchtitan.space.VARIANTS"),
-        near=function_of("torchtitan.plan.near"),
-        handed=function_of("torchtitan.plan.handed"),
-        plans=value_of("torchtitan.plan.SPACE"),
-    ),
-    Engine(
-        name="deepspeed",
-        title="DeepSpeed",
-        forms="JSON or script",
-        owns=function_of("deepspeed.check.owns"),
-        read=function_of("deepspeed.check.read"),
-        write=function_of("deepspeed.write.write"),
-        spaces=value_of("deepspeed.space.VARIANTS"),
-        near=function_of("deepspeed.plan.near"),
-        handed=function_of("deepspeed.plan.handed"),
-        plans=value_of("deepspeed.plan.SPACE"),
-    ),
-    Engine(
-        name="accelerate",
-        title="accelerate",
-        forms="YAML or script",
-        owns=function_of("huggingface.check.owns"),
-        read=function_of("huggingface.check.read"),
-        write=function_of("huggingface.write.write"),
-        starts=("deepspeed",),
-        spaces=value_of("huggingface.space.VARIANTS"),
-        near=function_of("huggingface.plan.near"),
-        handed=function_of("huggingface.plan.handed"),
-        plans=value_of("huggingface.plan.SPACE"),
-    ),
-    Engine(
-        name="paddlenlp",
-        title="PaddleNLP",
-        lower=function_of("paddlenlp.plan.lower"),
-        plans=value_of("paddlenlp.plan.SPACE"),
-        imports=function_of("paddlenlp.plan.import_paddlenlp"),
-    ),
+    _uniform("torchtitan", "torchtitan", "torchtitan", "TOML", titled_by_release=True),
+    _uniform("deepspeed", "DeepSpeed", "deepspeed", "JSON or script"),
+    _uniform("accelerate", "accelerate", "huggingface", "YAML or script", starts=("deepspeed",)),
+    _layered("paddlenlp", "PaddleNLP"),
 )
 """In the order in which equally fast plans are ranked."""
 EXPORTERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.exports)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import strategies as st
@@ -18,6 +18,8 @@ from autopar.errors import InputError
 from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.engines.plans import Job, Lowered, lower_for
+from search.engines.table import EXPORTERS
+from search.request.options import Engine
 from tests.often import often
 from tests.unit.export_plans import (
     SMALL,
@@ -27,6 +29,11 @@ from tests.unit.export_plans import (
     lowered_or_refused,
     uniform_plan,
 )
+
+
+def test_the_table_names_the_engines_that_options_take() -> None:
+    """`--engine` and `--to` are typed by a literal, which the table has to name in its order."""
+    assert get_args(Engine) == EXPORTERS
 
 
 def check_launch(near: Plan, launch: Launch) -> None:
