@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from autopar.command.run import say, visible
 from autopar.command.show import print_item, print_plain
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
-from autopar.records import dataclass, replace
+from autopar.records import replace
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.table import EXPORTERS, IMPORTERS, WRITERS
 from search.request.options import PANELS

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Engine:
+class Engine(Record):
     """Software that trains; None stands for what is not written or read of it here."""
 
     name: str

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
 from typing import Any, Literal, cast
+
+from msgspec import field
 
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.training.throughput import Throughput
@@ -40,8 +41,7 @@ from search.request.request import Request, model_spec
 # What is exported, whatever it was.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Record):
     """A plan or a launch as one engine runs it, and what keeps it from being written."""
 
     kind: Literal["plan", "launch"]
@@ -247,8 +247,7 @@ _SEEN_BYTES = 0.05 * GIB
 """Less than the one digit behind the point shows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Record):
     """What is exported, and why this."""
 
     lowered: Lowered

@@ -13,14 +13,13 @@ from typing import Literal
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(Record):
     """One thing that an engine cannot express."""
 
     field: str
@@ -29,8 +28,7 @@ class Loss:
     """One sentence: what is asked for, for which layers, and what the engine does instead."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Record):
     """Where a launch runs, and what no launch says of it."""
 
     num_nodes: int
@@ -60,8 +58,7 @@ class Place:
         return self.num_nodes * self.gpus_per_node
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draft:
+class Draft(Record):
     """What one trainer's file writes of a launch, before it is read back."""
 
     version: str
@@ -77,8 +74,7 @@ class Draft:
     """`config.json` of the sizes that are read back where the script builds another model."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrittenLaunch:
+class WrittenLaunch(Record):
     """A launch as one trainer takes it."""
 
     engine: str
@@ -98,8 +94,7 @@ class WrittenLaunch:
     """What the files say, read back: the launch itself where nothing is lost."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Imported:
+class Imported(Record):
     """A plan that was found in an engine's configuration."""
 
     plan: Plan

@@ -7,13 +7,14 @@ a `Choice`, by the space of the engine a `Launch`, and by the one writer of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from functools import partial
 from typing import Any, Literal, TypedDict, cast
 
+from msgspec import field
+
 from autopar.command.fields import rows_of, words_of, written
 from autopar.price.profile import launch_model
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Launch, Model, chunks_of_sizes
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
@@ -28,8 +29,7 @@ SearchFields = tuple[tuple[str, Any], ...]
 """(field of `SearchOptions`, value), in the order in which one would type them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Record):
     """A plan and everything else that a launch needs."""
 
     plan: Plan
@@ -56,8 +56,7 @@ class Job:
         return self.spec.layers[-1].seq_length
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lowered:
+class Lowered(Record):
     """A plan as one engine takes it."""
 
     engine: Engine
@@ -109,8 +108,7 @@ class Part(TypedDict, total=False):
     forbid: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Space:
+class Space(Record):
     """The plans that an engine runs as they are: `SPACE` of its module, what `--engine` searches.
 
     Every part is searched exactly, and what the exporter would lose of its best plan is left out.
@@ -133,8 +131,7 @@ class Space:
     """Whose kernels and host code times are estimated with; None: the default one's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Near:
+class Near(Record):
     """The nearest plan that an engine can run, and how the engine runs it."""
 
     plan: Plan

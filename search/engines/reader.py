@@ -6,11 +6,12 @@ Which engines there are, and whose a file is, is in `search.engines.table`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from pathlib import Path
 
+from msgspec import field
+
 from autopar.errors import DocumentError, InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 from search.check.changes import MOVES, Changes, Move
 from search.engines.arguments import Ignored, UnpricedError
@@ -18,8 +19,7 @@ from search.engines.megatron.findings import Finding
 from search.engines.megatron.read import ReadLaunch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Record):
     """What the command line says of a launch, beside its file."""
 
     gpu: str
@@ -32,8 +32,7 @@ class Asked:
     """The same of tokens of a sequence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedFile:
+class CheckedFile(Record):
     """What a file says, and how it would say something else."""
 
     path: str
@@ -65,8 +64,7 @@ class CheckedFile:
     file's own keys in their place."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Record):
     """What came of reading a launch."""
 
     launch: Launch | None = None

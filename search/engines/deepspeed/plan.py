@@ -5,8 +5,7 @@ Stages are code in DeepSpeed (`PipelineModule`), so plans with stages are refuse
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from autopar.records import replace
 from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.runtime import BUCKETS

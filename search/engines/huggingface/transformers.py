@@ -13,7 +13,7 @@ from typing import Any
 
 from autopar.errors import InputError, UnsupportedError
 from autopar.price.profile import launch_model
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import Attention, Launch, Model
 from autopar.training.adapters import Adapters, Target
 from search.engines.huggingface.models import model_named
@@ -24,8 +24,7 @@ from search.engines.words import one_line, required
 _FOLDER = "model"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedModel:
+class NamedModel(Record):
     """A model as `--model_name_or_path` takes it."""
 
     name: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from autopar.errors import InputError, UnsupportedError
+from autopar.records import replace
 from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
 from autopar.run.plan import (

@@ -5,10 +5,9 @@ One tensor, context and data degree for the whole model; stages of any size; rec
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from autopar.errors import InputError
 from autopar.price.profile import launch_model
+from autopar.records import replace
 from autopar.run.launch import Launch
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan

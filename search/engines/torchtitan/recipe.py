@@ -11,11 +11,11 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
+from autopar.records import replace
 from autopar.run.launch import Launch, Model, TorchTrainer
 from search.engines.place import Draft, Place, spec_of
 from search.engines.torchtitan.read import read_titan

@@ -7,7 +7,6 @@ back too (`check_lowered`).
 from __future__ import annotations
 
 import ast
-import dataclasses
 from typing import Any, get_args
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.engines.plans import Job, Lowered, lower_for
@@ -209,7 +209,7 @@ def test_a_wished_degree_keeps_ulysses() -> None:
     plan = uniform_plan(12, LayerStrategy(tp=2, ulysses=True))
     layers = (*plan.layers[:3], *(LayerStrategy(tp=6, ulysses=True),) * 2)
 
-    found = lowered("deepspeed", dataclasses.replace(plan, layers=layers), tensor_degree=3)
+    found = lowered("deepspeed", replace(plan, layers=layers), tensor_degree=3)
     assert {(s.tp, s.ulysses) for s in found.plan.layers} == {(3, True)}
 
 
@@ -231,7 +231,7 @@ def test_recomputed_layers(
     """The nearest plan needs no more memory than the plan; who sets it is one of two."""
     layers = tuple(LayerStrategy(checkpoint=i in checkpointed) for i in range(5))
     plan = uniform_plan(2, LayerStrategy(), default_dp_type=default)
-    job = job_of(dataclasses.replace(plan, layers=layers))
+    job = job_of(replace(plan, layers=layers))
 
     found = lower_for(engine)(job)
     assert [loss.field for loss in found.losses] == losses
@@ -248,7 +248,7 @@ def test_recomputed_layers(
 def test_several_degrees_take_the_largest_or_the_one_asked_for() -> None:
     """Every loss names its layers and what is taken instead."""
     layers = (LayerStrategy(tp=2, zero3=True),) * 2 + (LayerStrategy(tp=6),) * 3
-    plan = dataclasses.replace(uniform_plan(12, LayerStrategy(tp=2)), layers=layers)
+    plan = replace(uniform_plan(12, LayerStrategy(tp=2)), layers=layers)
 
     largest, asked = lowered("torchtitan", plan), lowered("torchtitan", plan, tensor_degree=2)
     assert {s.tp for s in largest.plan.layers} == {6}
@@ -337,7 +337,7 @@ def test_an_unknown_rotary_base_is_asked_for() -> None:
     assert 'raise ValueError("set ROTARY_BASE to the base' in recipe
     assert keys(found)["ROPE_THETA"] == "float(environ['ROTARY_BASE'])"
     assert 'ROTARY_BASE="${ROTARY_BASE:?set ROTARY_BASE to' in found.launch
-    known = dataclasses.replace(SMALL, rotary_base=10000.0)
+    known = replace(SMALL, rotary_base=10000.0)
     assert "ROTARY_BASE" not in lowered("torchtitan", found.plan, spec=known).launch
 
 
@@ -362,18 +362,18 @@ def test_models_that_torchtitan_lacks_are_refused(name: str, what: str) -> None:
 
 def test_tied_embeddings_have_no_pipeline() -> None:
     """Tied tables are written down, and refused with stages, which is torchtitan's own rule."""
-    tied = dataclasses.replace(SMALL, tied_embeddings=True)
+    tied = replace(SMALL, tied_embeddings=True)
     plan = uniform_plan(2, LayerStrategy())
 
     assert keys(lowered("torchtitan", plan, spec=tied))["enable_weight_tying"] is True
-    staged = dataclasses.replace(plan, num_stages=2, stage_sizes=(2, 3))
+    staged = replace(plan, num_stages=2, stage_sizes=(2, 3))
     with pytest.raises(InputError, match="no pipeline for models with tied embeddings"):
         lowered("torchtitan", staged, spec=tied)
 
 
 def test_names_cannot_break_the_recipe() -> None:
     """Model names come from users; the file stays Python."""
-    spec = dataclasses.replace(SMALL, name='a"b\n"""\\c')
+    spec = replace(SMALL, name='a"b\n"""\\c')
 
     found = lowered("torchtitan", uniform_plan(2, LayerStrategy()), spec=spec)
     assert keys(found)["flavor"] == "a_b_____c"
