@@ -33,7 +33,7 @@ from search.check.assessment import Target, assess
 from search.engines.choice import PRECISIONS, Fixed
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.space import Job
-from search.engines.spaces import engine_space
+from search.engines.table import engine_space
 from search.planning.uniform.solve import Uniform
 
 __all__ = ["CASES", "Case", "main", "measure"]

@@ -29,7 +29,7 @@ from benchmarks.ledger_rows import recipe_parts
 from search.check.assessment import Assessment, Target, assess
 from search.engines.choice import MODULES, Choice, Fixed
 from search.engines.space import Job
-from search.engines.spaces import engine_space
+from search.engines.table import engine_space
 from search.planning.uniform.prices import Prices
 from search.planning.uniform.solve import Solution, solve
 

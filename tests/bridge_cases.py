@@ -14,7 +14,7 @@ from autopar.rates.parts.operations import machine_of
 from benchmarks.ledger import read_runs
 from search.check.assessment import Target
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked
+from search.engines.table import read_checked
 from tests.step_cases import card_named, stack_named
 
 __all__ = [

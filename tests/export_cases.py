@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.engine import Job
+from search.engines.plans import Job
 
 __all__ = ["HETEROGENEOUS", "SMALL", "job", "legal_plans"]
 

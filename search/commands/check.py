@@ -113,7 +113,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.command.console import make_console
     from autopar.errors import DocumentError, OptionError
     from autopar.output import refuse_clashes
-    from search.engines.readers import named_card, read_checked
+    from search.engines.table import named_card, read_checked
     from search.show.check import check_document, show_check
     from search.show.headline import SCREEN_WIDTH
     from search.show.pictures.files import pictures_of

@@ -175,7 +175,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
-    from search.engines.spaces import engine_space
+    from search.engines.table import engine_space
     from search.planning.route import refuse_options_of_plans
     from search.planning.uniform.answer import Answer, answer, evaluated
     from search.planning.uniform.files import against_entry, launch_document

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import make_console
 from autopar.command.fields import json_option, make, option, read_values, rows_of
@@ -15,13 +15,10 @@ from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.command.show import print_item, print_plain
 from autopar.documents.catalog import portable_options
-from autopar.errors import INFEASIBLE, InputError, OptionError, UnsupportedError
-from autopar.records import Record
-from autopar.units import format_odds, format_seconds
+from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
+from autopar.records import replace
 from search.commands.app import emit, files_read, leave, working, write_results
-from search.engines.engine import EXPORTERS, IMPORTERS, Job, as_typed, search_words
-from search.engines.place import ENGINES
-from search.engines.reprice import Choice, change_sentence, export_document
+from search.engines.table import EXPORTERS, IMPORTERS, WRITERS
 from search.request.options import PANELS
 from search.request.profiles import named_card
 from search.request.request import FILLS, Request, build_request, stored_request
@@ -29,101 +26,65 @@ from search.show.plan import print_heading
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from autopar.run.launch import Launch
-    from search.engines.place import Engine
-    from search.planning.question import Session
-    from search.planning.uniform.files import StoredLaunch
-    from search.planning.uniform.solve import Solution
+    from search.engines.handover import Export
+    from search.engines.place import Imported
 
 # --------------------------------------------------------------------------------------------------
 # What `autopar-export` prints: the report, a refusal, and what keeps everything.
 
 
-def refusal_lines(choice: Choice) -> Iterator[str]:
+def refusal_lines(export: Export) -> Iterator[str]:
     """Yield why nothing is written, and what keeps everything."""
-    lowered = choice.lowered
-    if lowered.losses:
-        yield f"{lowered.engine} cannot do all that the plan says:"
-        for loss in lowered.losses:
-            yield f"  {loss.field}: {loss.what}"
+    if export.lossy:
+        yield f"{export.engine} cannot do all that the {export.kind} says:"
+        for line in export.loss_lines:
+            yield f"  {line}"
+        for change in export.changes if export.kind == "launch" else ():
+            yield f"  {change}"
     else:
-        yield f"the plan does not fit as {lowered.engine} runs it:"
-        yield f"  memory: {_too_large(choice)}"
-    yield from _remedy(choice)
-    what = "takes the nearest plan" if lowered.losses else "writes it all the same"
+        yield f"the {export.kind} does not fit as {export.engine} runs it:"
+        yield f"  memory: {export.too_large}"
+    yield from _remedy(export)
+    what = f"takes the nearest {export.kind}" if export.lossy else "writes it all the same"
     yield f"nothing was written; --allow-approx {what}"
 
 
-def overfull_lines(choice: Choice) -> Iterator[str]:
+def overfull_lines(export: Export) -> Iterator[str]:
     """Yield a warning where what is written does not fit."""
-    if choice.too_large:
-        yield f"WARNING: WHAT IS WRITTEN DOES NOT FIT: {_too_large(choice)}"
-        yield from _remedy(choice)
+    if export.too_large:
+        yield f"WARNING: WHAT IS WRITTEN DOES NOT FIT: {export.too_large}"
+        yield from _remedy(export)
 
 
-def _remedy(choice: Choice) -> Iterator[str]:
-    lowered = choice.lowered
-    if lowered.search:
-        yield f"to find a plan that it runs as priced: autopar-search {search_words(lowered)}"
+def _remedy(export: Export) -> Iterator[str]:
+    if export.search:
+        yield f"to find a plan that it runs as priced: autopar-search {export.search}"
 
 
-def _too_large(choice: Choice) -> str:
-    """Return what changes as the engine runs a plan, and what is too much then."""
-    assert choice.after is not None
-    return "; ".join([*_changes(choice), *choice.after.problems])
-
-
-def _changes(choice: Choice) -> list[str]:
-    """Return the difference that an engine makes, none where it runs the plan as it was given."""
-    lowered = choice.lowered
-    if not (lowered.losses or lowered.as_run):
-        return []
-    how = f" ({as_typed(lowered.as_run.items())})" if lowered.as_run else ""
-    if choice.not_priced:
-        change = f"not priced: {choice.not_priced}"
-    elif choice.before is None or choice.after is None:
-        change = "unknown without hardware; --hardware CARD:NxG prices it"
-    else:
-        change = change_sentence(choice.before, choice.after)
-    return [f"as the engine runs it{how}: {change}"]
-
-
-def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
+def show_export(export: Export, written: Sequence[str]) -> None:
     """Print the report of an export and its launch command, the command last."""
-    console, lowered = make_console(sys.stdout), choice.lowered
-    print_plain(
-        console,
-        f"{job.spec.name} ({job.spec.num_layers} layers) on {job.num_nodes} x "
-        f"{job.gpus_per_node} GPUs for {lowered.engine}, {lowered.engine_version}",
-        style="bold",
-    )
-    if lowered.losses:
-        print_heading(console, "what is lost")
-        for loss in lowered.losses:
-            print_item(console, f"{loss.field}: {loss.what}")
-    changes = _changes(choice)
-    if changes or choice.too_large:
-        print_heading(console, "price of the nearest plan" if lowered.losses else "price")
-        for change in changes:
-            print_item(console, change)
-        if choice.before is not None and choice.after is not None:
-            times = [format_seconds(p.step_time_s) for p in (choice.after, choice.before)]
-            print_item(console, f"{times[0]} per step instead of {times[1]}")
-            for problem in choice.after.problems:
-                print_item(console, f"does not fit: {problem}")
-            if not choice.too_large:
-                print_item(console, "it fits")
-        if choice.how:
-            print_item(console, choice.how)
-    for heading, items in (("notes", lowered.notes), ("files", tuple(written))):
+    from search.show.headline import figure_rows, print_rows
+
+    console = make_console(sys.stdout)
+    title = f"{export.title} for {export.engine}, {export.engine_version}"
+    print_plain(console, title, style="bold")
+    if export.rates is not None and export.samples_per_s is not None:
+        print_rows(console, figure_rows(export.rates, export.samples_per_s))
+    price = f"price of the nearest {export.kind}" if export.losses else "price"
+    for heading, items in (
+        ("what is lost", tuple(export.loss_lines)),
+        (price, (*export.changes, *export.details)),
+        ("notes", export.notes),
+        ("files", tuple(written)),
+    ):
         if items:
             print_heading(console, heading)
             for item in items:
                 print_item(console, item)
-    where = "on the node" if job.num_nodes == 1 else "on every node, with its NODE_RANK"
+    where = "on the node" if export.num_nodes == 1 else "on every node, with its NODE_RANK"
     print_heading(console, f"launch, {where}")
     home = f"cd {_quoted(str(Path(written[0]).parent))}\n" if written else ""
-    sys.stdout.write(home + lowered.launch)
+    sys.stdout.write(home + export.launch)
 
 
 def _quoted(path: str) -> str:
@@ -155,7 +116,7 @@ class ExportSpec:
         name="from",
         help="read a configuration of this engine",
         panel=_EXPORT,
-        choices=tuple(dict.fromkeys((*IMPORTERS, *ENGINES))),
+        choices=tuple(dict.fromkeys((*IMPORTERS, *WRITERS))),
     )
     allow_approx: bool = option(False, help="take the nearest plan, priced again", panel=_EXPORT)
     out: str | None = option(
@@ -215,7 +176,7 @@ def _execute(raw: dict[str, Any]) -> int:
     own = make(ExportSpec, read_values(COMMAND.rows, raw))
     asked = {name: value for name, value in raw.items() if name not in _OWN}
     if own.source is None and _is_launch(own.plan):
-        return _export_launch(own, asked)
+        return _export(own, asked)
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
         raise OptionError(
@@ -225,7 +186,7 @@ def _execute(raw: dict[str, Any]) -> int:
         )
     if own.source is not None:
         request = build_request(asked)
-        if own.source in ENGINES and (
+        if own.source in WRITERS and (
             # without a cluster there is a plan alone
             own.source not in IMPORTERS or named_card(request.inputs.hardware) is not None
         ):
@@ -235,84 +196,103 @@ def _execute(raw: dict[str, Any]) -> int:
         raise OptionError(
             f"--to: {own.to} takes launches of megatron, and {own.plan} is none; give --to megatron"
         )
-    return _export(own, str(own.to), asked)
+    return _export(own, asked)
 
 
-# --- plan -> engine ---------------------------------------------------------------------------
+# --- plan or launch -> engine -----------------------------------------------------------------
 
 
-def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
+def _export(own: ExportSpec, raw: Mapping[str, Any]) -> int:
+    """Write the files that make an engine run a plan or a launch, or refuse."""
+    from autopar.training.throughput import throughput_entry
+    from search.engines.handover import export_document
+
+    make_export = _of_launch if _is_launch(own.plan) else _of_plan
+    export, read = make_export(own, raw)
+    refused = (export.lossy or bool(export.too_large)) and not own.allow_approx
+    folder = Path(own.out or f"exports/{export.engine}")
+    texts = {} if refused or own.out == "none" else export.files
+    targets = {folder / name: text for name, text in texts.items()}
+    written = [str(target) for target in targets]
+    answer = export_document(
+        export,
+        status="refused" if refused else "exported",
+        files=written,
+        predicted=throughput_entry(export.rates) or None,
+    )
+    exit_code = INFEASIBLE if refused else 0
+    _write(own, targets, answer, read, exit_code)
+    for line in refusal_lines(export) if refused else overfull_lines(export):
+        say(f"{_NAME}: {line}")
+    # stdout holds the document and nothing else
+    if own.json == "-":
+        emit("-", answer, exit_code, command=_NAME)
+    elif not refused:
+        show_export(export, written)
+    return exit_code
+
+
+def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path]]:
+    """Return what an engine makes of a plan, and the files that were read."""
     from autopar.documents.plan import PlanDocument
-    from search.engines.engine import lower_for
-    from search.engines.handover import job_of, pricer_of
-    from search.engines.reprice import advised, choose
+    from search.engines.handover import advised, choose, job_of, plan_export, pricer_of
+    from search.engines.plans import lower_for
 
-    path = own.plan
+    path, engine = own.plan, str(own.to)
     document = PlanDocument.read(path)
     stored = stored_request(path, document, raw, _notice)
     request = build_request({**stored, **raw})
     job, session = job_of(path, document, request, _notice)
     if session is not None:
         for name in document.changed_inputs(session.sources):
-            say(f"{_NAME}: {name} has changed since the plan was made")
+            _notice(f"{name} has changed since the plan was made")
     lower = lower_for(engine)
     try:
         lowered = lower(job)
     except UnsupportedError as error:
         raise advised(job, engine, error) from None
-    read = _read_by(path, request, session)
-    if lowered.losses and not own.allow_approx:
-        # a refusal is about what is lost, not about what it costs
-        return _refuse(choose(job, lower, lowered, None), own, read)
-    price = None if session is None else pricer_of(session, request)
+    # a refusal is about what is lost, not about what it costs
+    refused = lowered.losses and not own.allow_approx
+    price = None if session is None or refused else pricer_of(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
-    if choice.too_large and not own.allow_approx:
-        return _refuse(choice, own, read)
-    folder = Path(own.out or f"exports/{engine}")
-    files = _files(choice, engine, path, document) if own.out != "none" else {}
-    targets = {folder / name: text for name, text in files.items()}
-    written = [str(target) for target in targets]
-    answer = export_document(choice, status="exported", files=written)
-    _write(own, targets, answer, read)
-    for line in overfull_lines(choice):
-        say(f"{_NAME}: {line}")
-    # stdout holds the document and nothing else
-    if own.json == "-":
-        emit("-", answer, command=_NAME)
-    else:
-        show_export(job, choice, written)
-    return 0
-
-
-def _read_by(path: str, request: Request, session: Session | None) -> list[Path]:
-    """Return the files that an export reads, which it must not write."""
+    export = plan_export(choice, job)
+    if engine == "galvatron" and document.is_strategy:
+        export = _with_own_bytes(export, path, document)
     sources = [] if session is None else [source.path for source in session.sources]
-    return files_read([path, request.inputs.model, *sources])
+    return export, files_read([path, request.inputs.model, *sources])
+
+
+def _with_own_bytes(export: Export, path: str, document: PlanDocument) -> Export:
+    """Return an export whose strategy file has the bytes of the plan, where Galvatron reads it."""
+    from search.engines.galvatron.plan import is_complete
+
+    if not is_complete(document.plan or {}):
+        return export
+    files = dict(export.files)
+    files[next(iter(files))] = Path(path).read_text(encoding="utf-8")
+    return replace(export, files=files)
+
+
+def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path]]:
+    """Return what an engine makes of a launch, and the files that were read."""
+    from search.engines.handover import launch_export
+    from search.planning.route import refuse_options_of_plans
+    from search.planning.uniform.files import read_launch
+
+    request = build_request(raw)
+    refuse_options_of_plans(own.plan, request)
+    stored = read_launch(own.plan, request.given)
+    engine = own.to or stored.engine
+    if engine not in WRITERS:
+        raise OptionError(
+            f"--to: {engine} runs plans, and {own.plan} is a launch; give one of "
+            f"{', '.join(WRITERS)}"
+        )
+    return launch_export(stored, engine), files_read([own.plan])
 
 
 def _notice(text: str) -> None:
     say(f"{_NAME}: {text}")
-
-
-def _refuse(choice: Choice, own: ExportSpec, read: Sequence[Path]) -> int:
-    answer = export_document(choice, status="refused", files=())
-    _write(own, {}, answer, read, INFEASIBLE)
-    if own.json == "-":
-        emit("-", answer, INFEASIBLE, command=_NAME)
-    for line in refusal_lines(choice):
-        say(f"{_NAME}: {line}")
-    return INFEASIBLE
-
-
-def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> dict[str, str]:
-    from search.engines.galvatron.plan import is_complete
-    from search.engines.reprice import lowered_files
-
-    files = lowered_files(choice.lowered)
-    if engine == "galvatron" and document.is_strategy and is_complete(document.plan or {}):
-        # Already what the engine reads: its bytes are handed on.
-        files[next(iter(files))] = Path(path).read_text(encoding="utf-8")
-    return files
 
 
 def _write(
@@ -359,156 +339,19 @@ def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> O
     )
 
 
-# --- launch -> its trainer, or another one --------------------------------------------------------
-
-
 def _is_launch(path: str) -> bool:
     from search.planning.uniform.files import is_launch
 
     return path.endswith(".json") and Path(path).is_file() and is_launch(path)
 
 
-class _Handed(Record):
-    """A launch as it is handed to a trainer."""
-
-    launch: Launch
-    losses: tuple[str, ...]
-    """What is another thing there."""
-    change: str
-    """What that costs, empty where it is the launch itself."""
-
-
-def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
-    """Write the files of a launch for the trainer that it is of, or for another one."""
-    from autopar.training.throughput import throughput_entry
-    from search.engines.files import LAUNCH, TITLES, written
-    from search.engines.place import Place
-    from search.planning.route import refuse_options_of_plans
-    from search.planning.uniform.files import read_launch
-    from search.show.headline import figure_rows, print_rows
-
-    request = build_request(asked)
-    refuse_options_of_plans(own.plan, request)
-    stored = read_launch(own.plan, request.given)
-    engine = own.to or stored.engine
-    if engine not in TITLES:
-        raise OptionError(
-            f"--to: {engine} runs plans, and {own.plan} is a launch; give one of "
-            f"{', '.join(TITLES)}"
-        )
-    handed = _handed(stored, engine)
-    question = stored.question
-    place = Place(
-        num_nodes=question.num_nodes,
-        gpus_per_node=question.gpus_per_node,
-        model=question.spec.name,
-        spec=question.spec,
-    )
-    found = written(handed.launch, engine=cast(Any, engine), place=place)
-    losses = (*handed.losses, *found.losses)
-    # its own trainer runs a launch as it can, another one only as it was
-    kept = bool(losses) and engine != stored.engine and not own.allow_approx
-    folder = Path(own.out or f"exports/{engine}")
-    texts = {**found.files, LAUNCH: found.launch} if own.out != "none" else {}
-    targets = {} if kept else {folder / name: text for name, text in texts.items()}
-    # what another trainer makes of it has its price among the losses
-    priced = _predicted(stored) if engine == stored.engine else None
-    rates = None if priced is None else priced.assessment.throughput
-    answer = {
-        "status": "refused" if kept else "exported",
-        "engine": engine,
-        "engine_version": found.engine_version,
-        "files": [str(target) for target in targets],
-        "losses": list(losses),
-        "price": handed.change or None,
-        "predicted": throughput_entry(rates) or None,
-        "notes": list(found.notes),
-        "launch": found.launch,
-    }
-    exit_code = INFEASIBLE if kept else 0
-    _write(own, targets, answer, files_read([own.plan]), exit_code)
-    if own.json == "-":
-        emit("-", answer, exit_code, command=_NAME)
-    if kept:
-        say(f"{_NAME}: {TITLES[cast(Any, engine)]} cannot do all that the launch says:")
-        for line in (*losses, *filter(None, [handed.change])):
-            say(f"{_NAME}:   {line}")
-        say(f"{_NAME}: nothing was written; --allow-approx takes the nearest launch")
-        return INFEASIBLE
-    if own.json == "-":
-        return 0
-    console = make_console(sys.stdout)
-    print_plain(console, f"{question.title} for {engine}, {found.engine_version}", style="bold")
-    if priced is not None and rates is not None:
-        print_rows(console, figure_rows(rates, priced.samples_per_s))
-    for heading, items in (
-        ("what is lost", losses),
-        ("price of the nearest launch", tuple(filter(None, [handed.change]))),
-        ("notes", found.notes),
-        ("files", tuple(map(str, targets))),
-    ):
-        if items:
-            print_heading(console, heading)
-            for item in items:
-                print_item(console, item)
-    where = "on the node" if question.num_nodes == 1 else "on every node, with its NODE_RANK"
-    print_heading(console, f"launch, {where}")
-    home = f"cd {_quoted(str(folder))}\n" if targets else ""
-    sys.stdout.write(home + found.launch)
-    return 0
-
-
-def _predicted(stored: StoredLaunch) -> Solution | None:
-    """Return a launch with its price; None where its step has none."""
-    from search.engines.spaces import engine_space
-    from search.planning.uniform.answer import evaluated
-
-    try:
-        one = evaluated(stored.question, engine_space(stored.engine), stored.choice, stored.launch)
-    except InputError:
-        return None
-    return one.best
-
-
-_STARTED = {("megatron", "megatron-bridge"), ("deepspeed", "accelerate")}
-"""(Trainer of a launch, who starts such launches as well)."""
-
-
-def _handed(stored: StoredLaunch, engine: str) -> _Handed:
-    """Return a launch as a trainer takes it: itself, or the nearest one with its price."""
-    from search.check.assessment import assess
-    from search.engines.space import launch_of
-    from search.engines.spaces import engine_space
-    from search.planning.uniform.answer import target_of
-    from search.planning.uniform.imported import taken_over
-
-    if engine == stored.engine or (stored.engine, engine) in _STARTED:
-        return _Handed(launch=stored.launch, losses=(), change="")
-    question = stored.question
-    own = engine_space(stored.engine, compiled=stored.choice.compiled)
-    usual = launch_of(own, question.job, stored.choice)
-    found = taken_over(question, stored.launch, usual, stored.choice, engine)
-    before = assess(stored.launch, target_of(question, own))
-    there = engine_space(engine, compiled=found.choice.compiled)
-    after = assess(found.launch, target_of(question, there))
-    change = f"not priced: {after.untimed or before.untimed}"
-    if before.step is not None and after.step is not None:
-        change = (
-            f"{format_seconds(after.step.total_s)} per step instead of "
-            f"{format_seconds(before.step.total_s)} with {own.title}"
-        )
-    if after.odds_of_oom > question.oom_risk:
-        change += f"; does not fit: out of memory {format_odds(after.odds_of_oom)}"
-    return _Handed(launch=found.launch, losses=found.losses, change=change)
-
-
 # --- trainer -> launch ----------------------------------------------------------------------------
 
 
-def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> int:
+def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     """Write the launch of a trainer's file as `autopar-search` writes its own."""
     from autopar.documents.plan import document_text
-    from search.engines.spaces import engine_space
+    from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer, evaluated
     from search.planning.uniform.files import file_name, launch_document
     from search.planning.uniform.imported import import_launch
@@ -550,17 +393,16 @@ def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> i
 def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from autopar.documents.plan import document_text
     from autopar.documents.strategy import strategy_document, unsaid_by_galvatron
-    from search.engines.engine import importer_for
     from search.engines.galvatron.plan import strategy_text
-    from search.engines.handover import num_layers_of, world_size_of
-    from search.engines.reprice import import_document
+    from search.engines.handover import import_document, num_layers_of, world_size_of
+    from search.engines.table import engine_named
     from search.engines.text import read_configuration
 
     source = read_configuration(own.plan)
-    imported = importer_for(engine)(
-        source,
-        world_size=world_size_of(request),
-        num_layers=num_layers_of(request),
+    imports = engine_named(engine).imports
+    assert imports is not None, "one of IMPORTERS"
+    imported: Imported = imports(
+        source, world_size=world_size_of(request), num_layers=num_layers_of(request)
     )
     notes = (*source.notes, *imported.notes)
     if beyond := unsaid_by_galvatron(imported.plan):

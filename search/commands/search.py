@@ -128,7 +128,7 @@ def _check_goal(request: Request) -> None:
 
 def _evaluate_launch(request: Request, path: str) -> int:
     """Price the launch of a file anew, with what is typed in place of its own options."""
-    from search.engines.spaces import engine_space
+    from search.engines.table import engine_space
     from search.planning.route import refuse_options_of_plans
     from search.planning.uniform.answer import Answer, evaluated
     from search.planning.uniform.files import launch_document

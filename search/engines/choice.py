@@ -1,7 +1,7 @@
 """Choice: what a search decides about a launch; Fixed and Training: what somebody has decided.
 
 Words and values are those of trainers. What an engine can be told is
-`search.engines.spaces`'s; what a choice takes is `search.planning.uniform.prices`'s.
+`search.engines.table`'s; what a choice takes is `search.planning.uniform.prices`'s.
 """
 
 from __future__ import annotations

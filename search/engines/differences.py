@@ -13,6 +13,7 @@ from autopar.run.launch import Launch, Model, Optimizer, Recompute, Software
 from autopar.run.runtime import BUCKETS, Buckets, Zero
 from autopar.training.launch_settings import different_fields
 from autopar.training.offload import Offload
+from search.engines.place import Loss
 
 _RELEASE = (
     "gpu",
@@ -53,16 +54,19 @@ _PHRASES: Mapping[str, str] = {
 """What a field is, where its name alone does not say it."""
 
 
-def losses_of(launch: Launch, runs: Launch, title: str) -> tuple[str, ...]:
-    """Return a sentence on each field in which what runs is another launch."""
+def losses_of(launch: Launch, runs: Launch, title: str) -> tuple[Loss, ...]:
+    """Return each field in which what runs is another launch."""
     one, other = without_effect(launch), without_effect(runs)
     if one.precision.fp8 != other.precision.fp8:
         # without products of 8 bits there is no recipe of them to lose
         recipe = one.precision.fp8_recipe
         other = replace(other, precision=replace(other.precision, fp8_recipe=recipe))
     return tuple(
-        f"{title} cannot say {_PHRASES.get(path, path.replace('_', ' '))}: "
-        f"{_shown(asked)} becomes {_shown(gets)}"
+        Loss(
+            field=path,
+            what=f"{title} cannot say {_PHRASES.get(path, path.replace('_', ' '))}: "
+            f"{_shown(asked)} becomes {_shown(gets)}",
+        )
         for path, asked, gets in different_fields(one, other)
     )
 
@@ -148,6 +152,7 @@ def without_effect(launch: Launch) -> Launch:
             else trainer.keeper,
             # which kernels transformers has is its release's to say
             fused_norms=trainer.fused_norms or transformers,
+            each_micro_batch=trainer.each_micro_batch or launch.micro_batches == 1,
             every=trainer.every if trainer.checkpoint == "layers" else 1,
             gathered_fp8=trainer.gathered_fp8 and trainer.zero > 0 and precision.fp8,
             buckets=buckets_at(trainer.buckets, trainer.zero),

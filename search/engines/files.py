@@ -1,60 +1,49 @@
-"""A launch written for a trainer: its files and its command, read back as `autopar check` reads.
+"""A launch written for an engine: its files and its command, read back as `autopar check` reads.
 
-What one trainer's keys are stands in the module of its name. Whatever the files do not say of the
-launch is a sentence, and what the trainer would refuse is refused here.
+Whatever the files do not hold of the launch is a loss, and what the engine would refuse is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autopar.errors import InputError
-from autopar.records import Record
 from autopar.run.launch import Launch
-from search.engines.bridge import write as bridge
-from search.engines.deepspeed import write as deepspeed
 from search.engines.differences import losses_of
-from search.engines.huggingface import write as accelerate
-from search.engines.megatron import write as megatron
-from search.engines.place import Draft, Engine, Place, WrittenLaunch
+from search.engines.engine import Engine
+from search.engines.place import Draft, Place, WrittenLaunch
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked
-from search.engines.torchtitan import write as torchtitan
+from search.engines.table import engine_named, read_checked
 
 LAUNCH = "launch.sh"
-"""The file that the command stands in, beside the others."""
+"""Name of the script that holds the command."""
+_STAND_IN = "stand-in"
+_HEAD = "#!/usr/bin/env bash\nset -euo pipefail\n"
+# the command names its files without a folder
+_HOME = 'cd "$(dirname "${BASH_SOURCE[0]}")"\n'
 
 
-class _Writer(Record):
-    """One trainer."""
-
-    title: str
-    write: Callable[[Launch, Place], Draft]
-    """Raises InputError where nothing of the trainer is near the launch."""
+def with_script(files: Mapping[str, str], command: str) -> dict[str, str]:
+    """Return all files of an export: those of the engine, and the command as a script."""
+    return {**files, LAUNCH: _HEAD + _HOME + command}
 
 
-_WRITERS: Mapping[Engine, _Writer] = {
-    "megatron": _Writer(title="Megatron-LM", write=megatron.write),
-    "megatron-bridge": _Writer(title="Megatron-Bridge", write=bridge.write),
-    "torchtitan": _Writer(title=f"torchtitan {torchtitan.VERSION}", write=torchtitan.write),
-    "deepspeed": _Writer(title="DeepSpeed", write=deepspeed.write),
-    "accelerate": _Writer(title="accelerate", write=accelerate.write),
-}
-TITLES: Mapping[Engine, str] = {engine: writer.title for engine, writer in _WRITERS.items()}
-"""What trainers are called."""
+def title_of(engine: Engine, draft: Draft) -> str:
+    """Return the name of an engine in sentences on its files."""
+    return f"{engine.title} {draft.version}" if engine.titled_by_release else engine.title
 
 
-def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
-    """Return the files and the command that make a trainer run a launch.
+def written(launch: Launch, *, engine: str, place: Place) -> WrittenLaunch:
+    """Return the files and the command that make an engine run a launch.
 
     Parameters
     ----------
-    engine : who runs it; a launch of Megatron-LM is one of Megatron-Bridge as well, and what
+    engine : its name; a launch of Megatron-LM is one of Megatron-Bridge as well, and what
         DeepSpeed keeps accelerate can start. place : the machines, and the model's name.
 
-    Raises InputError, one sentence: the place has another number of GPUs, the trainer has no such
+    Raises InputError, one sentence: the place has another number of GPUs, the engine has no such
     model or keeps states otherwise, or it would refuse the launch.
     """
     if place.num_gpus != launch.degrees.world:
@@ -62,13 +51,14 @@ def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
             f"{place.num_nodes} x {place.gpus_per_node} GPUs are {place.num_gpus}, and the launch "
             f"is for {launch.degrees.world}; give the cluster that it is for"
         )
-    writer = _WRITERS[engine]
-    draft = writer.write(launch, place)
-    runs = _read_back(draft, launch, writer.title)
+    own = engine_named(engine)
+    draft = _draft(own, launch, place)
+    title = title_of(own, draft)
+    runs = read_back(draft, launch, title)
     if launch.adapters is not None and runs.adapters is None:
         # no loss beside others: it trains something else, and takes several times the memory
         raise InputError(
-            f"{writer.title} would train all weights: the launch trains adapters, which no file of "
+            f"{title} would train all weights: the launch trains adapters, which no file of "
             "it says here; the files of --engine accelerate and deepspeed do (Megatron-Bridge has "
             "recipes with adapters, which take these degrees by hand)"
         )
@@ -78,41 +68,54 @@ def written(launch: Launch, *, engine: Engine, place: Place) -> WrittenLaunch:
         files=draft.files,
         launch=draft.launch,
         notes=draft.notes,
-        losses=losses_of(launch, runs, writer.title),
+        losses=losses_of(launch, runs, title),
         entry=draft.entry,
         runs=runs,
     )
 
 
-def unwritten(launch: Launch, *, engine: Engine, place: Place) -> str:
-    """Return why a trainer has no files for a launch, such as another model; empty where it has.
+def _draft(engine: Engine, launch: Launch, place: Place) -> Draft:
+    assert engine.write is not None, "launches are written for it"
+    draft: Draft = engine.write(launch, place)
+    return draft
 
-    Nothing is read back: what the trainer would end with is said by `written`.
+
+def unwritten(launch: Launch, *, engine: str, place: Place) -> str:
+    """Return why an engine has no files for a launch, such as another model; empty where it has.
+
+    Nothing is read back: what the engine would end with is found by `written`.
     """
     try:
-        _WRITERS[engine].write(launch, place)
+        _draft(engine_named(engine), launch, place)
     except InputError as error:
         return str(error)
     return ""
 
 
-def _read_back(draft: Draft, launch: Launch, title: str) -> Launch:
-    """Return the launch that files say; raises InputError for what the trainer ends with."""
+def read_back(draft: Draft, launch: Launch, title: str) -> Launch:
+    """Return the launch that files describe; raises InputError for what the engine ends with."""
+    if draft.read is not None:
+        return draft.read()
     found = checked(draft, launch)
     illegal = [one.text for one in found.findings if one.kind == "illegal"]
     if illegal:
         more = f", and {len(illegal) - 1} more" if len(illegal) > 1 else ""
         raise InputError(f"{title} refuses the launch: {illegal[0]}{more}")
-    if found.launch is None:
+    runs = found.launch or found.described
+    if runs is None:
         why = next((one.text for one in found.findings if one.kind == "not priced"), "")
         raise InputError(f"{title} has what is written, and it has no price: {why}")
-    return found.launch
+    return runs
 
 
 def checked(draft: Draft | WrittenLaunch, launch: Launch) -> CheckedFile:
-    """Return what `autopar check` says of files, which lie as a user has them."""
+    """Return what `autopar check` reads in files, in a folder as a user has them."""
+    texts = with_script(draft.files, draft.launch)
+    stand_in = draft.stand_in if isinstance(draft, Draft) else None
+    if stand_in is not None:
+        texts[f"{_STAND_IN}/config.json"] = stand_in
     with TemporaryDirectory(prefix="autopar-") as folder:
-        for name, text in {**draft.files, LAUNCH: draft.launch}.items():
+        for name, text in texts.items():
             path = Path(folder) / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -120,4 +123,5 @@ def checked(draft: Draft | WrittenLaunch, launch: Launch) -> CheckedFile:
             str(Path(folder) / (draft.entry or LAUNCH)),
             world_size=launch.degrees.world,
             gpu=launch.software.gpu,
+            model=None if stand_in is None else str(Path(folder) / _STAND_IN),
         )

@@ -1,23 +1,432 @@
-"""What is handed over to an engine: a job of a plan file and a request, and what prices it.
+"""What is handed over to an engine: a plan or a launch, as the engine runs it, and what that costs.
 
-Lowering is in the engines, choosing among their offers in `reprice`.
+A plan is written as the nearest one that the engine can run, the fastest of its offers; a launch as
+itself, or as the nearest launch of another engine. Either is read back from its files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, cast
+
+from msgspec import field
 
 from autopar.documents.plan import PlanDocument, read_strategy
-from autopar.errors import DocumentError, OptionError
-from autopar.records import replace
+from autopar.documents.strategy import strategy_document
+from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
+from autopar.records import Record, replace
+from autopar.run.launch import Launch
 from autopar.run.plan import Plan, Prediction, violations
-from search.engines.engine import Job, space_of
-from search.engines.reprice import Price
+from autopar.training.throughput import Throughput
+from autopar.units import GIB, format_odds, format_seconds
+from search.check.assessment import Assessment, assess
+from search.engines.differences import losses_of
+from search.engines.files import read_back, title_of, with_script, written
+from search.engines.place import Loss, Place
+from search.engines.plans import Job, Lower, Lowered, as_typed, lower_for, search_words, space_of
+from search.engines.space import launch_of
+from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.best_plan import as_engine
 from search.planning.question import Session, check_known, open_session, read_plan_for
+from search.planning.space import divisors
+from search.planning.uniform.answer import Question, evaluated, target_of
+from search.planning.uniform.files import StoredLaunch
+from search.planning.uniform.imported import taken_over
 from search.request.options import Engine, SearchOptions
 from search.request.request import Request, model_spec
+
+# --------------------------------------------------------------------------------------------------
+# What is exported, whatever it was.
+
+
+class Export(Record):
+    """A plan or a launch as one engine runs it, and what keeps it from being written."""
+
+    kind: Literal["plan", "launch"]
+    title: str
+    """Model and machines."""
+    engine: str
+    engine_version: str
+    """Release that the keys are of."""
+    num_nodes: int
+    files: Mapping[str, str]
+    """Text by file name, the script of the command last."""
+    launch: str
+    """The command of one node, with its environment; ends in a newline."""
+    notes: tuple[str, ...]
+    losses: tuple[Loss, ...]
+    """What the engine cannot express; empty where it runs just that."""
+    lossy: bool
+    """It is written only where the nearest one is taken, because of its losses."""
+    changes: tuple[str, ...] = ()
+    """What that changes of time and memory."""
+    details: tuple[str, ...] = ()
+    """Lines behind the changes: step times, what does not fit, how a degree was chosen."""
+    too_large: str = ""
+    """Why it does not fit as the engine runs it; empty where it fits or nothing is priced."""
+    price: Mapping[str, object] | None = None
+    search: str = ""
+    """Options of a search that finds plans which the engine runs as they were priced."""
+    plan: Plan | None = None
+    as_run: Mapping[str, bool | str] = field(default_factory=dict)
+    how: str = ""
+    rates: Throughput | None = None
+    """Of a launch, as its own engine runs it."""
+    samples_per_s: float | None = None
+
+    @property
+    def loss_lines(self) -> Iterator[str]:
+        """Losses in words; those of a plan with the key of its file."""
+        for loss in self.losses:
+            yield f"{loss.field}: {loss.what}" if self.kind == "plan" else loss.what
+
+
+def plan_export(choice: Choice, job: Job) -> Export:
+    """Return what is exported of a plan; raises InputError where the engine refuses the files."""
+    lowered, engine = choice.lowered, engine_named(choice.lowered.engine)
+    losses = lowered.losses
+    if lowered.draft is not None and lowered.runs is not None:
+        title = title_of(engine, lowered.draft)
+        runs = read_back(lowered.draft, lowered.runs, title)
+        losses = (*losses, *losses_of(lowered.runs, runs, title))
+    changes = _changes(choice)
+    details = []
+    if choice.before is not None and choice.after is not None and (changes or choice.too_large):
+        times = [format_seconds(p.step_time_s) for p in (choice.after, choice.before)]
+        details.append(f"{times[0]} per step instead of {times[1]}")
+        details += [f"does not fit: {problem}" for problem in choice.after.problems]
+        details += [] if choice.too_large else ["it fits"]
+    if choice.how and (changes or choice.too_large):
+        details.append(choice.how)
+    problems = choice.after.problems if choice.after is not None else ()
+    return Export(
+        kind="plan",
+        title=f"{job.spec.name} ({job.spec.num_layers} layers) on {job.num_nodes} x "
+        f"{job.gpus_per_node} GPUs",
+        engine=engine.name,
+        engine_version=lowered.engine_version,
+        num_nodes=job.num_nodes,
+        files=with_script(lowered.files, lowered.launch),
+        launch=lowered.launch,
+        notes=lowered.notes,
+        losses=losses,
+        lossy=bool(losses),
+        changes=tuple(changes),
+        details=tuple(details),
+        too_large="; ".join([*changes, *problems]) if choice.too_large else "",
+        price=_prices(choice),
+        search=search_words(lowered),
+        plan=lowered.plan,
+        as_run=lowered.as_run,
+        how=choice.how,
+    )
+
+
+def launch_export(stored: StoredLaunch, engine: str) -> Export:
+    """Return what is exported of a launch, for its own engine or for another one.
+
+    Raises InputError where the engine does not have such launches, or refuses this one.
+    """
+    question = stored.question
+    place = Place(
+        num_nodes=question.num_nodes,
+        gpus_per_node=question.gpus_per_node,
+        model=question.spec.name,
+        spec=question.spec,
+    )
+    launch, losses = stored.launch, tuple[Loss, ...]()
+    changes, price = tuple[str, ...](), None
+    if engine != stored.engine and stored.engine not in engine_named(engine).starts:
+        launch, losses, change, price = _of_other(stored, engine)
+        changes = (change,)
+    found = written(launch, engine=engine, place=place)
+    losses = (*losses, *found.losses)
+    rates, samples_per_s = None, None
+    if engine == stored.engine:
+        # what another engine makes of it has its price among the changes
+        with suppress(InputError):
+            own = engine_space(stored.engine)
+            best = evaluated(question, own, stored.choice, stored.launch).best
+            if best is not None:
+                rates, samples_per_s = best.assessment.throughput, best.samples_per_s
+    return Export(
+        kind="launch",
+        title=question.title,
+        engine=engine,
+        engine_version=found.engine_version,
+        num_nodes=question.num_nodes,
+        files=with_script(found.files, found.launch),
+        launch=found.launch,
+        notes=found.notes,
+        losses=losses,
+        # its own engine runs a launch as it can, another one only as it was
+        lossy=bool(losses) and engine != stored.engine,
+        changes=changes,
+        price=price,
+        rates=rates,
+        samples_per_s=samples_per_s,
+    )
+
+
+def _of_other(
+    stored: StoredLaunch, engine: str
+) -> tuple[Launch, tuple[Loss, ...], str, Mapping[str, object]]:
+    """Return the nearest launch of another engine, its losses, and what it costs."""
+    question = stored.question
+    own = engine_space(stored.engine, compiled=stored.choice.compiled)
+    usual = launch_of(own, question.job, stored.choice)
+    found = taken_over(question, stored.launch, usual, stored.choice, engine)
+    before = assess(stored.launch, target_of(question, own))
+    there = engine_space(engine, compiled=found.choice.compiled)
+    after = assess(found.launch, target_of(question, there))
+    untimed = after.untimed or before.untimed
+    change = f"not priced: {untimed}"
+    if before.step is not None and after.step is not None:
+        change = (
+            f"{format_seconds(after.step.total_s)} per step instead of "
+            f"{format_seconds(before.step.total_s)} with {own.title}"
+        )
+    if after.odds_of_oom > question.oom_risk:
+        change += f"; does not fit: out of memory {format_odds(after.odds_of_oom)}"
+    price = {"before": _timed(before, question), "after": _timed(after, question), "why": untimed}
+    return found.launch, found.losses, change, price
+
+
+def _timed(assessment: Assessment, question: Question) -> dict[str, object]:
+    step = assessment.step
+    return {
+        "step_time_s": None if step is None else step.total_s,
+        "fits": assessment.odds_of_oom <= question.oom_risk,
+    }
+
+
+def export_document(
+    export: Export, *, status: str, files: Sequence[str], predicted: object = None
+) -> dict[str, object]:
+    """Return the object of an export: `status` is exported or refused."""
+    return {
+        "status": status,
+        "engine": export.engine,
+        "engine_version": export.engine_version,
+        "losses": [{"field": loss.field, "what": loss.what} for loss in export.losses],
+        "plan": None if export.plan is None else strategy_document(export.plan),
+        "as_run": dict(export.as_run),
+        "search": export.search or None,
+        "price": export.price,
+        "predicted": predicted,
+        "chosen_by": export.how or None,
+        "notes": list(export.notes),
+        "files": list(files),
+        "launch": export.launch,
+    }
+
+
+def import_document(engine: str, plan: Plan, notes: Sequence[str]) -> dict[str, object]:
+    """Return the object of a configuration that was read."""
+    return {
+        "status": "imported",
+        "engine": engine,
+        "plan": strategy_document(plan),
+        "notes": list(notes),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# A plan: the nearest one that an engine can run.
+
+
+Price = Callable[[Plan, Mapping[str, bool | str]], Prediction]
+"""Prices a plan with these fields of `SearchOptions` changed; InputError where the inputs cannot,
+such as memory tables that were measured otherwise."""
+_Offers = dict[Plan, tuple[int, Lowered, Prediction]]
+
+
+_SEEN_BYTES = 0.05 * GIB
+"""Less than the one digit behind the point shows."""
+
+
+class Choice(Record):
+    """What is exported, and why this."""
+
+    lowered: Lowered
+    before: Prediction | None
+    """The plan as it was given; None where there is nothing to price it with."""
+    after: Prediction | None
+    """What is exported, as the engine runs it."""
+    how: str
+    """How the one degree was chosen where there was a choice; empty otherwise."""
+    not_priced: str = ""
+    """Why there is no price of it as the engine runs it, though there are profiles."""
+
+    @property
+    def too_large(self) -> bool:
+        """True when what is exported is known not to fit."""
+        return self.after is not None and not (self.after.legal and self.after.fits)
+
+
+def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choice:
+    """Return what an engine makes of a plan: the nearest one where something is lost.
+
+    Parameters
+    ----------
+    first : what `lower` gives without a wish for a degree.
+    price : prices a plan as the search does; None where no hardware is known.
+    """
+    if price is None:
+        return Choice(lowered=first, before=None, after=None, how="")
+    before = price(job.plan, {})
+    if not first.losses:
+        return _only(first, before, price)
+    offers: _Offers = {}
+    for degree in divisors(job.plan.world_size // job.plan.num_stages):
+        try:
+            offer = lower(replace(job, tensor_degree=degree))
+        except InputError:
+            continue  # this degree is legal nowhere near the plan; others are
+        _add(offers, degree, offer, price)
+    # last: a plan that a degree gives as well is called by the degree
+    _add(offers, 0, first, price)
+    if not offers:
+        return _only(first, before, price)
+    degree, best, after = min(offers.values(), key=lambda offer: _rank(offer[2]))
+    return Choice(
+        lowered=best,
+        before=before,
+        after=after,
+        how=_how(degree, offers) if len(offers) > 1 else "",
+    )
+
+
+def advised(job: Job, engine: str, error: UnsupportedError) -> InputError:
+    """Return the refusal of one engine with those that take the job, as they say when asked."""
+    whole, near = list[str](), list[str]()
+    for other in EXPORTERS:
+        if other == engine:
+            continue
+        with suppress(InputError):
+            (near if lower_for(other)(job).losses else whole).append(other)
+    names = whole or near
+    if not names:
+        return InputError(f"{error.problem}; {error.remedy or 'no other engine takes it either'}")
+    listed = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    advice = f"export to {listed} instead" + ("" if whole else " with --allow-approx")
+    more = f", or {error.remedy}" if error.remedy else ""
+    return InputError(f"{error.problem}; {advice}{more}")
+
+
+def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
+    """Return what there is no choice about, without a price where it has none."""
+    after, why = None, ""
+    try:
+        lowered, after = _as_kept(lowered, price)
+    except InputError as error:
+        why = str(error)
+    return Choice(lowered=lowered, before=before, after=after, how="", not_priced=why)
+
+
+def _add(offers: _Offers, degree: int, offer: Lowered, price: Price) -> None:
+    """Add what a degree gives, unless it is there or has no price as the engine runs it."""
+    if offer.plan not in offers:
+        with suppress(InputError):
+            offers[offer.plan] = (degree, *_as_kept(offer, price))
+
+
+def _as_kept(lowered: Lowered, price: Price) -> tuple[Lowered, Prediction]:
+    """Return what an engine makes of a plan with its price, in the bytes that the engine keeps.
+
+    That these are its own is among what it runs otherwise where they are others than were planned.
+    """
+    alike = price(lowered.plan, lowered.as_run)
+    own = {**lowered.as_run, "memory_of": lowered.engine}
+    found = price(lowered.plan, own)
+    changes = [
+        abs(new.reserved_bytes - old.reserved_bytes)
+        for new, old in zip(found.stages, alike.stages, strict=True)
+    ]
+    if max(changes, default=0) < _SEEN_BYTES:
+        return lowered, found
+    return replace(lowered, as_run=own), found
+
+
+def _rank(prediction: Prediction) -> tuple[bool, float, float]:
+    """Order predictions: those that fit by time, the others by how much is too much."""
+    over = max(
+        (stage.reserved_bytes - stage.budget_bytes for stage in prediction.stages), default=0
+    )
+    fits = prediction.legal and prediction.fits
+    return (not fits, 0.0 if fits else float(over), prediction.step_time_s)
+
+
+def _how(chosen: int, offers: _Offers) -> str:
+    parts = []
+    for degree, _, prediction in sorted(offers.values(), key=lambda offer: offer[0]):
+        time = (
+            format_seconds(prediction.step_time_s)
+            if math.isfinite(prediction.step_time_s)
+            else "illegal"
+        )
+        parts.append(f"{degree or 'its own'}: {time}" + ("" if prediction.fits else ", too large"))
+    best = next(prediction for degree, _, prediction in offers.values() if degree == chosen)
+    why = "the fastest that fits" if best.fits else "the one that misses the least memory"
+    return f"tensor degree {chosen or 'of the plan'} is {why} ({'; '.join(parts)})"
+
+
+def change_sentence(before: Prediction, after: Prediction) -> str:
+    """Return the difference: `+4.1 % time, +0.7 GiB on stage 2`."""
+    if not (math.isfinite(before.step_time_s) and math.isfinite(after.step_time_s)):
+        return "the time of one of them cannot be priced"
+    share = (after.step_time_s / before.step_time_s - 1) * 100
+    text = f"{share:+.1f} % time"
+    changes = [
+        (new.reserved_bytes - old.reserved_bytes, new.stage)
+        for old, new in zip(before.stages, after.stages, strict=False)
+    ]
+    grown = max(changes, default=(0, 0))
+    change, stage = grown if grown[0] > 0 else min(changes, default=(0, 0))
+    if abs(change) < _SEEN_BYTES:
+        return f"{text}, same memory"
+    return f"{text}, {change / GIB:+.1f} GiB on stage {stage}"
+
+
+def _changes(choice: Choice) -> list[str]:
+    """Return the difference that an engine makes, none where it runs the plan as it was given."""
+    lowered = choice.lowered
+    if not (lowered.losses or lowered.as_run):
+        return []
+    how = f" ({as_typed(lowered.as_run.items())})" if lowered.as_run else ""
+    if choice.not_priced:
+        change = f"not priced: {choice.not_priced}"
+    elif choice.before is None or choice.after is None:
+        change = "unknown without hardware; --hardware CARD:NxG prices it"
+    else:
+        change = change_sentence(choice.before, choice.after)
+    return [f"as the engine runs it{how}: {change}"]
+
+
+def _prices(choice: Choice) -> Mapping[str, object] | None:
+    if choice.before is None:
+        return None
+    if choice.after is None:
+        return {"before": _price(choice.before), "after": None, "why": choice.not_priced}
+    return {"before": _price(choice.before), "after": _price(choice.after)}
+
+
+def _price(prediction: Prediction) -> dict[str, object]:
+    time = prediction.step_time_s
+    return {
+        "step_time_s": time if math.isfinite(time) else None,
+        "samples_per_s": prediction.samples_per_s,
+        "reserved_bytes": [stage.reserved_bytes for stage in prediction.stages],
+        "legal": prediction.legal,
+        "fits": prediction.fits,
+        "problems": list(prediction.problems),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# The job of a plan file and a request, and what prices it.
 
 
 def job_of(
@@ -72,6 +481,8 @@ def job_of(
         fp32_gradients=options.fp32_gradients,
         tp_overlap=options.tp_overlap,
     )
+    if session is not None and session.card is not None:
+        job = replace(job, gpu=session.card.name)
     return job, session
 
 

@@ -16,7 +16,9 @@ from autopar.errors import InputError, UnsupportedError
 from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, data_degree, violations
-from search.engines.engine import Job, Loss, per_value
+from search.engines.place import Loss
+from search.engines.plans import Job
+from search.engines.words import per_value
 
 DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
@@ -82,7 +84,7 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
         for plan in () if problems else _plans(job, reach, shape):
             problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
             if not problems:
-                return plan, tuple(_losses(job.plan, plan, reach, refused))
+                return plan, losses_between(job.plan, plan, reach.title, reach.reasons, refused)
         # the first refusal is that of the nearest shape
         refused = refused or problems[0]
     wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
@@ -177,8 +179,20 @@ def _data_mode(plan: Plan) -> DataMode:
     return "zero3" if sharded else plan.default_dp_type
 
 
-def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss]:
-    """Yield what differs, a key of the strategy file each."""
+def losses_between(
+    plan: Plan, near: Plan, title: str, reasons: Mapping[str, str], refused: str = ""
+) -> tuple[Loss, ...]:
+    """Return what differs between a plan and the nearest one, a key of the strategy file each.
+
+    reasons : why a key cannot be kept, where it is not the text of `_REASONS`. refused : why the
+    nearest degrees are not legal.
+    """
+    return tuple(_losses(plan, near, title, {**_REASONS, **reasons}, refused))
+
+
+def _losses(
+    plan: Plan, near: Plan, title: str, reasons: Mapping[str, str], refused: str
+) -> Iterator[Loss]:
     default = plan.default_dp_type
     of_layers: dict[str, Callable[[LayerStrategy], str]] = {
         "tp_sizes_enc": lambda s: f"degree {s.tp}",
@@ -197,8 +211,7 @@ def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss
     }
 
     def loss(key: str, before: str, after: str, because: str = "") -> Loss:
-        reason = f"{reach.title} {reach.reasons.get(key, _REASONS[key])}"
-        what = f"the plan has {before}; {reason}, so it takes {after}{because}"
+        what = f"the plan has {before}; {title} {reasons[key]}, so it takes {after}{because}"
         return Loss(field=key, what=what)
 
     for key, text in of_layers.items():

@@ -6,8 +6,9 @@ model, is a `Place`; where data and weights are is asked for by the files themse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
 
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
@@ -15,10 +16,16 @@ from autopar.errors import InputError
 from autopar.records import Record
 from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
+from autopar.run.plan import Plan
 
-Engine = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate"]
-"""Who can be handed a launch, and whose files are read as one."""
-ENGINES: tuple[Engine, ...] = get_args(Engine)
+
+class Loss(Record):
+    """One thing that an engine cannot express."""
+
+    field: str
+    """Key of the strategy file, such as `tp_sizes_enc`, or field of a launch."""
+    what: str
+    """One sentence: what is asked for, for which layers, and what the engine does instead."""
 
 
 class Place(Record):
@@ -32,6 +39,18 @@ class Place(Record):
     from where a model of that name stands."""
     spec: ModelSpec | None = None
     """The model itself, where it is at hand."""
+    release: Literal["0.2", "0.3"] = "0.2"
+    """Of torchtitan: job files (TOML), or recipes in Python."""
+    recomputed: frozenset[int] | None = None
+    """Layers that alone are computed again of a launch that recomputes all; None: all of them."""
+    exchanges: tuple[str, ...] = ()
+    """Of Megatron-LM: how context ranks of every layer exchange (`--cp-comm-type`), where layers
+    differ; empty: as the launch."""
+    exchange_degree: int = 1
+    """Ranks of those that exchange heads within rings."""
+    of_script: bool = False
+    """The user's script builds the model, which no `config.json` known here describes: the sizes of
+    the launch are a stand-in's."""
 
     @property
     def num_gpus(self) -> int:
@@ -49,12 +68,16 @@ class Draft(Record):
     notes: tuple[str, ...]
     entry: str | None = None
     """The file that says all of the launch; None: the command does, with what it names."""
+    read: Callable[[], Launch] | None = None
+    """Returns the launch of files that `autopar check` does not read."""
+    stand_in: str | None = None
+    """`config.json` of the sizes that are read back where the script builds another model."""
 
 
 class WrittenLaunch(Record):
     """A launch as one trainer takes it."""
 
-    engine: Engine
+    engine: str
     engine_version: str
     """Release that the keys are of."""
     files: Mapping[str, str]
@@ -63,13 +86,22 @@ class WrittenLaunch(Record):
     """The command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
     """What the user has to know besides."""
-    losses: tuple[str, ...]
-    """What the trainer cannot say of the launch, one sentence each; empty where it does just that.
-    """
+    losses: tuple[Loss, ...]
+    """What the engine cannot express of the launch; empty where it does just that."""
     entry: str | None
     """The file that `autopar check` takes; None: `launch.sh`, which holds the command."""
     runs: Launch
     """What the files say, read back: the launch itself where nothing is lost."""
+
+
+class Imported(Record):
+    """A plan that was found in an engine's configuration."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+    """What a plan does not say, and how to price it; what was read in two ways."""
+    strategy_path: Path | None = None
+    """The file that holds the plan, where the configuration only names it."""
 
 
 def refuse_others(launch: Launch, title: str, keepers: tuple[str, ...]) -> None:
@@ -93,7 +125,7 @@ def spec_of(place: Place, model: Model) -> ModelSpec | None:
     """
     if place.spec is not None:
         return place.spec
-    if place.model is None or place.model not in model_names():
+    if place.of_script or place.model is None or place.model not in model_names():
         return None
     spec = load_spec(place.model)
     layer = spec.layers[0]

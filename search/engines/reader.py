@@ -1,9 +1,6 @@
-"""What `autopar check` asks of a trainer, and what it is told of a file: two records.
+"""What `autopar check` asks of an engine, and what it is told of a file: two records.
 
-Which trainers there are, and whose a file is, is `search.engines.readers`'s; what one trainer's
-keys mean stands in its folder, and what it refuses in a module of its name here. A trainer
-is added by such a module with a `Trainer`, and by its row in `TRAINERS` of
-`search.engines.readers`.
+Which engines there are, and whose a file is, is in `search.engines.table`.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from search.check.changes import MOVES, Changes, Move
 from search.engines.arguments import Ignored, UnpricedError
 from search.engines.megatron.findings import Finding
 from search.engines.megatron.read import ReadLaunch
-from search.engines.text import Configuration
 
 
 class Asked(Record):
@@ -47,6 +43,8 @@ class CheckedFile(Record):
     world_size: int
     launch: Launch | None
     """None: it cannot be priced, and the reason is a finding."""
+    described: Launch | None = None
+    """The launch of a file that is read whole and has no price."""
     findings: tuple[Finding, ...]
     """A launch with one of the kind `illegal` is not priced either."""
     harmless: tuple[Ignored, ...] = ()
@@ -66,29 +64,13 @@ class CheckedFile(Record):
     file's own keys in their place."""
 
 
-def _no_card(source: Configuration) -> str | None:
-    return None
-
-
-class Trainer(Record):
-    """Software that trains, whose launches are read."""
-
-    name: str
-    forms: str
-    """In which files, such as `script, YAML or JSON`; for the sentence on a file of no trainer."""
-    owns: Callable[[Configuration], bool]
-    """Returns whether a file is of this trainer; raises nothing."""
-    read: Callable[[Configuration, Asked], CheckedFile]
-    """Returns what a file of it says; raises DocumentError where not even the number of GPUs is
-    known. Everything else that is wrong is a finding."""
-    card: Callable[[Configuration], str | None] = _no_card
-    """Returns the name of the card that a file is for; None: it does not say one that is known."""
-
-
 class Attempt(Record):
     """What came of reading a launch."""
 
     launch: Launch | None = None
+    """None: it has no price."""
+    described: Launch | None = None
+    """The launch whether or not it has a price."""
     ignored: tuple[Ignored, ...] = ()
     problem: str | None = None
     """What is unusable: a finding of the kind `illegal`."""
@@ -106,7 +88,12 @@ def attempt(read: Callable[[], ReadLaunch]) -> Attempt:
         return Attempt(problem=f"{error.key}: {error.problem}" if error.key else error.problem)
     except InputError as error:
         return Attempt(problem=str(error))
-    return Attempt(launch=found.launch, ignored=found.ignored)
+    return Attempt(
+        launch=None if found.unpriced else found.launch,
+        described=found.launch,
+        ignored=found.ignored,
+        unpriced=found.unpriced,
+    )
 
 
 def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:

@@ -23,7 +23,8 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.records import Record, replace
 from autopar.run.plan import Plan
 from autopar.units import GIB
-from search.engines.engine import EXPORTERS, Job, Part, Space, lower_for, space_of
+from search.engines.plans import Job, Part, Space, lower_for, space_of
+from search.engines.table import EXPORTERS
 from search.planning.layered.prediction import SearchResult
 from search.planning.question import Session, open_session
 from search.planning.space import context_degrees, divisors

@@ -14,7 +14,7 @@ from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
-from search.engines.engine import ALIKE, EXPORTERS
+from search.engines.table import ALIKE, ENGINES, EXPORTERS
 from search.planning.best_plan import BestPart, EngineBest, choose_any, sweeps
 from search.request.degrees import DegreeOptions, rules_of
 from search.request.options import Engine, Shares
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from search.engines.space import EngineSpace
     from search.planning.uniform.answer import Answer, EngineAnswer, Question
 
-TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
-"""Engines with one set of degrees, as in `ENGINES` of `search.engines.spaces`, which
-not all questions import."""
+TRAINERS = tuple(one.name for one in ENGINES if one.spaces is not None)
+"""Engines with one set of degrees."""
 _OF_LAUNCHES = frozenset(
     {
         *(row.name for row in rows_of(DegreeOptions)),

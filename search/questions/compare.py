@@ -187,7 +187,7 @@ def _only(values: Sequence[Any]) -> Any:
 def _priced_launch(
     path: str, engine: str, question: Question, choice: Choice, launch: Launch
 ) -> Side:
-    from search.engines.spaces import engine_space
+    from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer, evaluated
     from search.planning.uniform.files import degrees_entry
 

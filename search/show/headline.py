@@ -20,7 +20,7 @@ from autopar.command.show import (
 )
 from autopar.records import Record
 from autopar.units import GIB, format_bytes, format_figure, format_odds, format_seconds
-from search.engines.engine import ALIKE
+from search.engines.table import ALIKE
 
 if TYPE_CHECKING:
     from autopar.run.plan import LayerStrategy, Plan, Prediction

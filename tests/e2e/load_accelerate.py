@@ -33,7 +33,6 @@ for path in sys.argv[1:]:
         "fsdp": environment.get("FSDP_VERSION"),
         "reshard": environment.get("FSDP_RESHARD_AFTER_FORWARD"),
         "checkpoints": environment.get("FSDP_ACTIVATION_CHECKPOINTING"),
-        "zero_stage": environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE"),
     }
     if args.use_parallelism_config:
         own = {k: v for k, v in environment.items() if k.startswith("PARALLELISM_CONFIG")}

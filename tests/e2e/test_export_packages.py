@@ -18,10 +18,8 @@ import pytest
 from autopar.documents.spec import load_spec
 from autopar.run.model import embedding_parameter_counts, parameter_count
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
-from search.engines.deepspeed import plan as deepspeed
-from search.engines.engine import Lower
-from search.engines.huggingface import plan as accelerate
-from search.engines.torchtitan import plan as torchtitan
+from search.engines.plans import lower_for, zero_stage
+from search.engines.torchtitan import recipe as torchtitan
 from tests.unit.export_plans import job_of, uniform_plan
 
 FOLDER = Path(__file__).resolve().parent
@@ -63,13 +61,15 @@ def loaded(script: str, arguments: Sequence[str], folder: Path) -> object:
     return json.loads(line.removeprefix("RESULT "))
 
 
-def written(lower: Lower, folder: Path) -> tuple[list[Path], list[Plan]]:
-    """Write the configuration of every plan; return the files and the plans they stand for."""
+def written(engine: str, folder: Path) -> tuple[list[Path], list[Plan]]:
+    """Write the files of every plan; return its configuration and the plans they stand for."""
     files, plans = [], []
     for name, plan in PLANS.items():
-        lowered = lower(job_of(plan, sequence_parallel=False))
-        files.append(folder / name)
-        files[-1].write_text(next(iter(lowered.files.values())))
+        lowered = lower_for(engine)(job_of(plan, sequence_parallel=False))
+        for file, text in lowered.files.items():
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_text(text)
+        files.append(folder / name / next(iter(lowered.files)))
         plans.append(lowered.plan)
     return files, plans
 
@@ -77,7 +77,7 @@ def written(lower: Lower, folder: Path) -> tuple[list[Path], list[Plan]]:
 @pytest.mark.skipif(not has("deepspeed"), reason="needs deepspeed: pip install --group exports")
 def test_deepspeed_loads_the_configurations(tmp_path):
     """DeepSpeedConfig agrees on batch, stage and degrees at the plan's world; a wrong batch not."""
-    files, plans = written(deepspeed.lower, tmp_path)
+    files, plans = written("deepspeed", tmp_path)
     broken = json.loads(files[0].read_text()) | {"train_batch_size": 7}
     (tmp_path / "broken").write_text(json.dumps(broken))
     arguments = [f"{f}:{p.world_size}" for f, p in zip(files, plans, strict=True)]
@@ -92,7 +92,7 @@ def test_deepspeed_loads_the_configurations(tmp_path):
         assert result["tensor"] == tensor, name
         assert result["accumulation"] == plan.num_microbatches
         assert result["micro_batch"] * plan.num_microbatches * ranks == plan.global_batch
-        assert result["stage"] == deepspeed.zero_stage(plan)
+        assert result["stage"] == zero_stage(plan)
         assert result["overlap"] is (result["stage"] > 0)
         assert result["bf16"] is True
         # The note of a tensor-parallel export: its own batch counts tensor ranks.
@@ -106,13 +106,14 @@ def test_deepspeed_loads_the_configurations(tmp_path):
 )
 def test_accelerate_loads_the_configurations(tmp_path):
     """`accelerate launch` takes every file, and its processes would see the plan's degrees."""
-    files, plans = written(accelerate.lower, tmp_path)
+    files, plans = written("accelerate", tmp_path)
 
     results = loaded("load_accelerate.py", [str(f) for f in files], tmp_path)
     for name, plan, result in zip(PLANS, plans, results, strict=True):
         layer = plan.layers[0]
         assert result["processes"] == plan.world_size, name
-        assert result["precision"] == "bf16"
+        if result["kind"] != "DEEPSPEED":
+            assert result["precision"] == "bf16"
         if "total" in result:
             assert result["total"] == plan.world_size
             assert result["tp"] * result["sp"] == layer.tp
@@ -125,7 +126,9 @@ def test_accelerate_loads_the_configurations(tmp_path):
             assert result["reshard"] == str(layer.zero3).lower()
             assert result["checkpoints"] == str(layer.checkpoint).lower()
         if result["kind"] == "DEEPSPEED":
-            assert result["zero_stage"] == "3"
+            below = json.loads((tmp_path / name / "autopar_deepspeed.json").read_text())
+            assert below["zero_optimization"]["stage"] == 3
+            assert below["bf16"]["enabled"] is True
     kinds = {result["kind"] for result in results}
     assert kinds == {"NO", "MULTI_GPU", "FSDP", "DEEPSPEED"}
 
@@ -160,7 +163,7 @@ def test_torchtitan_parses_the_recipe(tmp_path, name, stages, checkpointed):
         global_batch=64,
         num_microbatches=8,
     )
-    lowered = torchtitan.lower(job_of(plan, spec))
+    lowered = lower_for("torchtitan")(job_of(plan, spec))
     assert lowered.losses == ()
     for file, text in lowered.files.items():
         (tmp_path / file).write_text(text)

@@ -17,7 +17,7 @@ from autopar.run.launch import Launch
 from search.engines.files import written
 from search.engines.megatron.names import harmless
 from search.engines.megatron.stages import parts_in_order
-from search.engines.place import Engine, Place
+from search.engines.place import Place
 from search.engines.text import flags_of, script_command
 from search.engines.torchtitan import write as torchtitan
 from tests.e2e.test_export_packages import has, loaded
@@ -37,7 +37,7 @@ OF_SCRIPT = frozenset({
 """Arguments that are the training script's, and no field of Megatron-Core's configurations."""
 
 
-def files_of(launches: list[Launch], engine: Engine, folder: Path) -> list[Path]:
+def files_of(launches: list[Launch], engine: str, folder: Path) -> list[Path]:
     """Write the files of every launch into a folder of its own; return the folders."""
     folders = []
     for number, launch in enumerate(launches):

@@ -27,7 +27,7 @@ from search.check.assessment import Target
 from search.check.job import job_of_launch
 from search.engines.choice import Choice, Fixed, Training
 from search.engines.space import EngineSpace, Job, launch_of
-from search.engines.spaces import ENGINES, engine_space
+from search.engines.table import engine_space, spaces
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.prices import Prices
 from search.planning.uniform.solve import Uniform
@@ -374,7 +374,7 @@ def question(seed: int, *, most: int = 120) -> Question:
 
 
 def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
-    engine = draw.choice([ENGINES[0], ENGINES[0], *ENGINES])
+    engine = draw.choice([spaces()[0], spaces()[0], *spaces()])
     model = small_model(draw)
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
@@ -384,7 +384,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         # neither adapters nor moments of fewer bits
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
-    if seed % 4 == 1 and (engine is not ENGINES[0] or model.experts is None):
+    if seed % 4 == 1 and (engine is not spaces()[0] or model.experts is None):
         # as many questions of mixtures, with all that can be done about them
         return None
     if engine.name == "torchtitan" and random.Random(seed).random() < 0.4:
@@ -419,7 +419,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         pp=_some(draw, stages, 2),
         schedule=schedules,
         ep=_some(draw, [1, 2, 4, 8], 2),
-        etp=_some(draw, [1, 2, 3, 4], 2) if model.experts and engine is ENGINES[0] else None,
+        etp=_some(draw, [1, 2, 3, 4], 2) if model.experts and engine is spaces()[0] else None,
         micro_batch=_some(draw, [1, 2, 3, 4, 6], 2),
         recompute=tuple(draw.sample(words, min(3, len(words)))),
         offload=("none",),

@@ -22,7 +22,7 @@ from autopar.records import replace
 from search.check.assessment import Target
 from search.engines.choice import Fixed, Training
 from search.engines.space import EngineSpace, Job
-from search.engines.spaces import ENGINES
+from search.engines.table import spaces
 from search.planning.uniform.obstacle import obstacle
 from search.planning.uniform.solve import Uniform
 from tests.often import often
@@ -42,7 +42,7 @@ _MEMORY = 1e15
 def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
     """Return a trainer, a small job and values of which many are of no launch."""
     draw = random.Random(seed)
-    engine = draw.choice([ENGINES[0], *ENGINES])
+    engine = draw.choice([spaces()[0], *spaces()])
     job = Job(
         name="small",
         model=small_model(draw),

@@ -9,7 +9,7 @@ from search.engines.files import checked, written
 from search.engines.megatron.names import harmless
 from search.engines.megatron.read import read_launch
 from search.engines.megatron.write import environment_of
-from search.engines.place import Engine, Place
+from search.engines.place import Place
 from search.engines.text import flags_of, script_command
 from tests.launch_cases import megatron_launches, some, titan_launches, torch_launches
 from tests.often import often
@@ -36,7 +36,7 @@ def place_of(launch: Launch) -> Place:
     return Place(num_nodes=world // each, gpus_per_node=each)
 
 
-def read_back(launch: Launch, engine: Engine) -> None:
+def read_back(launch: Launch, engine: str) -> None:
     """Check that what is written is the launch again, and that nothing of it is idle or unknown."""
     found = written(launch, engine=engine, place=place_of(launch))
 
@@ -120,4 +120,4 @@ def test_bridge_says_all_of_a_launch_that_it_can(launch: Launch) -> None:
     """Overrides of a recipe are the launch again, but for what no key of theirs says."""
     found = written(launch, engine="megatron-bridge", place=place_of(launch))
 
-    assert [loss for loss in found.losses if not loss.startswith(NOT_IN_BRIDGE)] == []
+    assert [one for one in found.losses if not one.what.startswith(NOT_IN_BRIDGE)] == []

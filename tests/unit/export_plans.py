@@ -11,9 +11,19 @@ from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.engine import Job, Lowered
+from search.engines.differences import without_effect
+from search.engines.files import read_back
+from search.engines.plans import Job, Lowered
 
-__all__ = ["SMALL", "check_lowered", "job_of", "jobs", "lowered_or_refused", "uniform_plan"]
+__all__ = [
+    "SMALL",
+    "check_lowered",
+    "check_read_back",
+    "job_of",
+    "jobs",
+    "lowered_or_refused",
+    "uniform_plan",
+]
 
 SMALL = ModelSpec(
     name="small-llama",
@@ -122,6 +132,14 @@ def lowered_or_refused(lower: Callable[[Job], Lowered], job: Job) -> Lowered | N
         return None
 
 
+def check_read_back(lowered: Lowered) -> None:
+    """Fail unless the files of an export describe the launch that they were made of."""
+    assert lowered.draft is not None
+    assert lowered.runs is not None
+    runs = read_back(lowered.draft, lowered.runs, lowered.engine)
+    assert without_effect(runs) == without_effect(lowered.runs)
+
+
 def check_lowered(lower: Callable[[Job], Lowered], job: Job, lowered: Lowered) -> None:
     """Fail unless the nearest plan is legal, as large, and every change of it is a loss."""
     plan, near = job.plan, lowered.plan
@@ -144,6 +162,7 @@ def check_lowered(lower: Callable[[Job], Lowered], job: Job, lowered: Lowered) -
     assert again.plan == near
     assert not {loss.field for loss in again.losses} & _KEYS
     assert again.files == lowered.files
+    check_read_back(lowered)
     for line in lowered.launch.splitlines():
         assert line.endswith("\\") or line == lowered.launch.splitlines()[-1]
     assert lowered.launch.endswith("\n")

@@ -21,7 +21,6 @@ from search.engines.bridge.read import (
     BridgeFile,
     Given,
     flags_of_settings,
-    is_bridge,
     launch_of_settings,
     other_keys,
     read_bridge,
@@ -30,7 +29,7 @@ from search.engines.bridge.recipes import Settings
 from search.engines.megatron.check import same_launch
 from search.engines.megatron.findings import Finding, findings_of
 from search.engines.megatron.rules import Setting, broken_rules
-from search.engines.reader import Asked, Attempt, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.reader import Asked, Attempt, CheckedFile, attempt, world_size_of
 from search.engines.text import Configuration
 
 _STACK = "megatron-core"
@@ -80,7 +79,8 @@ class _Place(Record):
         return Setting(words_of(flags), self.world_size, self.gpu.upper())
 
 
-def _read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: Asked) -> CheckedFile:
+    """Return what a file describes, and what is wrong with it."""
     file = read_bridge(source)
     world = world_size_of(source.path, file.world_size, asked)
     settings = file.settings(world)
@@ -106,7 +106,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     said += [Finding(kind="read", text=text) for text in (*file.notes, *_of_device(file, asked))]
     return CheckedFile(
         path=str(source.path),
-        trainer=BRIDGE.name,
+        trainer="Megatron-Bridge",
         stack=_STACK,
         world_size=world,
         launch=found.launch,
@@ -389,19 +389,11 @@ def _even(launch: Launch) -> object:
         return None
 
 
-def _card(source: Configuration) -> str | None:
+def card(source: Configuration) -> str | None:
+    """Return the card that a file is for, if it names one that is known."""
     gpu = read_bridge(source).gpu
     # names of devices are those of cards, or their beginning
     return None if gpu is None else _CARDS.get(gpu.lower())
 
 
 _CARDS = {"h100": "h100-80gb", **{name: name for name in ("b200", "b300", "gb200", "gb300")}}
-
-
-BRIDGE = Trainer(
-    name="Megatron-Bridge",
-    forms="script of its launchers, overrides or YAML",
-    owns=is_bridge,
-    read=_read,
-    card=_card,
-)

@@ -18,12 +18,12 @@ from search.engines.bridge.recipes import (
     named_recipe,
     precision_settings,
 )
-from search.engines.engine import one_line, required, torchrun
 from search.engines.huggingface.architectures import architecture, architecture_names
 from search.engines.megatron import write as megatron
 from search.engines.megatron.files import quoted
 from search.engines.megatron.stages import context_words, even_ends, layout_of
 from search.engines.place import Draft, Place, refuse_others, step_count
+from search.engines.words import one_line, required, torchrun
 
 _TITLE = "Megatron-Bridge"
 VERSION = "0.6.0"
@@ -199,7 +199,7 @@ def _degrees(launch: Launch) -> Settings:
         "model.virtual_pipeline_model_parallel_size": (
             degrees.vpp if degrees.vpp > 1 and ends is not None else None
         ),
-        "model.pipeline_model_parallel_layout": layout_of(launch) if ends is None else None,
+        "model.pipeline_model_parallel_layout": layout_of(launch.degrees) if ends is None else None,
         "model.account_for_embedding_in_pipeline_split": bool(ends and ends[0]) or None,
         "model.account_for_loss_in_pipeline_split": bool(ends and ends[1]) or None,
         "model.microbatch_group_size_per_vp_stage": (

@@ -23,7 +23,7 @@ from search.engines.deepspeed.read import HARMLESS_OF_HF, read_deepspeed
 from search.engines.keys import flattened, words_of_values
 from search.engines.megatron.findings import Finding
 from search.engines.megatron.read import ReadLaunch
-from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
 from search.engines.text import Configuration
 
 STACK = "torchtitan-eager"
@@ -40,7 +40,8 @@ def _configuration_flag(source: Configuration) -> str | None:
     return None
 
 
-def _owns(source: Configuration) -> bool:
+def owns(source: Configuration) -> bool:
+    """Return whether a file starts this engine."""
     document = source.document
     if "zero_optimization" in document or "train_micro_batch_size_per_gpu" in document:
         return True
@@ -220,7 +221,8 @@ class ScriptedFile(Record):
         )
 
 
-def _read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: Asked) -> CheckedFile:
+    """Return what a file describes, and what is wrong with it."""
     flags = script_flags(source)
     named = _configuration_flag(source)
     document: Mapping[str, Any] = source.document
@@ -268,6 +270,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
         stack=STACK,
         world_size=world,
         launch=found.launch,
+        described=found.described,
         findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
         harmless=(*harmless, *_harmless_flags(flags)),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
@@ -359,6 +362,3 @@ def _spelled(key: str, value: str | None) -> str:
         return f'"{key}"'
     plain = value.lstrip("-").isdigit() or value in ("true", "false")
     return f'"{key}": {value}' if plain else f'"{key}": "{value}"'
-
-
-DEEPSPEED = Trainer(name="DeepSpeed", forms="JSON or script", owns=_owns, read=_read)

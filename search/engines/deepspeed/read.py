@@ -65,6 +65,7 @@ _KNOWN_ZERO = frozenset(
         "cpu_offload_use_pin_memory",
     )
 )  # fmt: skip
+ULYSSES = "{} keeps activations that nobody here counts; leave it out to see the rest"
 HARMLESS_OF_HF = (
     "adam", "data", "dataset", "ddp", "deepspeed", "disable-tqdm", "do-", "eval", "evaluation",
     "greater-is", "hub", "include", "label", "learning-rate", "load-best", "log", "lr-", "max-grad",
@@ -225,12 +226,14 @@ def torch_launch(
     kind: Literal["bf16", "fp16", "fp32"],
     tp: int = 1,
     cp: int = 1,
+    exchanged: bool = False,
     states: Mapping[str, Any] | None = None,
 ) -> Launch:
     """Return a launch of a model of transformers without stages; raises InputError for degrees
     that do not divide.
 
-    states : fields of `Optimizer`, where states are kept otherwise, or on the host.
+    exchanged : context ranks exchange heads. states : fields of `Optimizer`, where states are kept
+    otherwise, or on the host.
     """
     if world_size % (tp * cp):
         raise InputError(
@@ -243,7 +246,8 @@ def torch_launch(
         name=source,
         model=script.model,
         degrees=Degrees(
-            world=world_size, tp=tp, cp=cp, chunks=even_chunks(script.model.num_layers, 1),
+            world=world_size, tp=tp, cp=cp, heads_exchanged=exchanged,
+            chunks=even_chunks(script.model.num_layers, 1),
             etp=tp if script.model.experts is not None else 1,
         ),
         seq=script.seq,
@@ -344,7 +348,6 @@ def _refuse(keys: Keys) -> None:
     for key, plain in (
         ("zero_optimization.zero_hpz_partition_size", 1),
         ("zero_optimization.mics_shard_size", -1),
-        ("sequence_parallel_size", 1),
         ("hybrid_engine.enabled", False),
         ("zero_optimization.zero_quantized_weights", False),
         ("zero_optimization.zero_quantized_gradients", False),
@@ -415,7 +418,8 @@ def read_deepspeed(
     _refuse(keys)
     script = script_of(keys, flags, model=model, seq=seq, beside=beside)
     tp = keys.number("tensor_parallel.autotp_size", 1, least=0) or 1
-    micro, accumulation = deepspeed_batch(keys, script, max(world_size // tp, 1))
+    exchange = keys.number("sequence_parallel_size", 1)
+    micro, accumulation = deepspeed_batch(keys, script, max(world_size // (tp * exchange), 1))
     stage = keys.number("zero_optimization.stage", 0, least=0)
     if stage > 3:
         raise keys.fail("zero_optimization.stage", f"expected 0 to 3, got {stage}")
@@ -438,6 +442,8 @@ def read_deepspeed(
         accumulation=accumulation,
         kind=_kind(keys, script),
         tp=tp,
+        cp=exchange,
+        exchanged=exchange > 1,
         states=_host_states(keys, stage),
     )
     sections = {
@@ -448,4 +454,5 @@ def read_deepspeed(
         replace(one, understood=True) if one.flag.startswith("optimizer.") else one
         for one in ignored
     )
-    return ReadLaunch(launch=launch, ignored=params)
+    unpriced = ULYSSES.format("sequence_parallel_size") if exchange > 1 else None
+    return ReadLaunch(launch=launch, ignored=params, unpriced=unpriced)

@@ -68,3 +68,4 @@ SPACE = EngineSpace(
     refused=_deepspeed_refuses,
     left_out=("pipelines", "Ulysses, which is not priced", BY_LAYER),
 )
+VARIANTS = (SPACE,)

@@ -13,12 +13,12 @@ from typing import Any
 from autopar.errors import UnsupportedError
 from autopar.run.launch import Launch, TorchTrainer
 from autopar.run.runtime import BUCKETS, Buckets
-from search.engines.deepspeed.plan import VERSION
 from search.engines.differences import buckets_at
-from search.engines.engine import shell_lines, torchrun
 from search.engines.huggingface.transformers import model_for, script_words
 from search.engines.place import Draft, Place, refuse_others
+from search.engines.words import shell_lines, torchrun
 
+VERSION = "0.19.8"
 FILE = "autopar_deepspeed.json"
 _TITLE = "DeepSpeed"
 _Section = dict[str, Any]
@@ -27,8 +27,8 @@ _Section = dict[str, Any]
 def write(launch: Launch, place: Place) -> Draft:
     """Return the configuration of a launch, its model, and the command.
 
-    Raises InputError for a launch of another trainer, UnsupportedError for one of stages, context
-    or expert ranks, which DeepSpeed's configuration does not say.
+    Raises InputError for a launch of another trainer, UnsupportedError for one of stages, expert
+    ranks or context ranks other than Ulysses', which DeepSpeed's configuration does not say.
     """
     refuse_others(launch, _TITLE, ("deepspeed",))
     refuse_splits(launch, _TITLE, cp=False)
@@ -39,14 +39,18 @@ def write(launch: Launch, place: Place) -> Draft:
         files={FILE: json.dumps(configuration(launch), indent=4) + "\n", **model.files},
         launch=torchrun(place, shell_lines(words).rstrip("\n")),
         notes=tuple(_notes(launch)),
+        stand_in=model.stand_in,
     )
 
 
 def refuse_splits(launch: Launch, title: str, *, cp: bool = True) -> None:
-    """Raise UnsupportedError for stages and expert ranks; cp : context ranks are there."""
+    """Raise UnsupportedError for stages and expert ranks.
+
+    cp : there are context ranks of every kind; DeepSpeed has those that exchange heads alone.
+    """
     degrees = launch.degrees
     ranks = {"pipeline stages": degrees.pp, "expert ranks": degrees.ep}
-    if not cp:
+    if not cp and not degrees.heads_exchanged:
         ranks["context ranks"] = degrees.cp
     for what, number in ranks.items():
         if number > 1:
@@ -76,6 +80,8 @@ def configuration(launch: Launch) -> _Section:
     }
     if degrees.tp > 1:
         found["tensor_parallel"] = {"autotp_size": degrees.tp, "vocab_parallel_lm_head": True}
+    if degrees.cp > 1:
+        found["sequence_parallel_size"] = degrees.cp
     if trainer.wide_gradients is not None:
         kind = "fp32" if trainer.wide_gradients else launch.precision.kind
         found["data_types"] = {"grad_accum_dtype": kind}
@@ -134,4 +140,11 @@ def _notes(launch: Launch) -> Iterator[str]:
             f"the global batch is {launch.global_batch}: micro-batch times accumulation steps "
             f"times {launch.degrees.dp} data ranks; DeepSpeed's own train_batch_size counts tensor "
             "ranks too, which its step does not use"
+        )
+    if launch.degrees.cp > 1:
+        yield (
+            "Ulysses is switched on in the script: pass the mpu that "
+            "UlyssesSPAttentionHF.register_with_transformers(sequence_parallel_size="
+            f"{launch.degrees.cp}, micro_batch_size={launch.micro_batch}, "
+            f"seq_length={launch.seq}, ...) returns to deepspeed.initialize"
         )

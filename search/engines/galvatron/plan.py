@@ -21,20 +21,10 @@ from autopar.objects import BaseModel, model_validator
 from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
-from search.engines.engine import (
-    ROTARY_BASE,
-    Imported,
-    Job,
-    Lowered,
-    Space,
-    further_parts,
-    has_one_kind,
-    inert,
-    one_line,
-    required,
-    torchrun,
-)
+from search.engines.place import Imported
+from search.engines.plans import Job, Lowered, Space, further_parts, has_one_kind
 from search.engines.text import Configuration, dump_yaml
+from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun
 
 # --------------------------------------------------------------------------------------------------
 # Galvatron configurations -> plan: the JSON mode's file, and the GLOBAL mode in YAML or flags.

@@ -28,7 +28,7 @@ from search.engines.deepspeed.check import (
 from search.engines.huggingface.read import deepspeed_document, read_accelerate
 from search.engines.keys import flattened, words_of_values
 from search.engines.megatron.findings import Finding
-from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
 from search.engines.text import Configuration, read_configuration
 
 _MOVES: frozenset[Move] = frozenset({"recompute"})
@@ -49,7 +49,8 @@ def _file_flag(source: Configuration) -> str | None:
     return None
 
 
-def _owns(source: Configuration) -> bool:
+def owns(source: Configuration) -> bool:
+    """Return whether a file starts this engine."""
     document = source.document
     return ("distributed_type" in document and "num_processes" in document) or (
         _file_flag(source) is not None
@@ -105,7 +106,8 @@ def _idle(values: Mapping[str, Any]) -> Iterator[str]:
                 yield f"deepspeed_config.{name}, since there is a deepspeed_config_file"
 
 
-def _read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: Asked) -> CheckedFile:
+    """Return what a file describes, and what is wrong with it."""
     flags, named = script_flags(source), _file_flag(source)
     document: Mapping[str, Any] = source.document
     if named is not None:
@@ -158,6 +160,7 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
         stack=STACK,
         world_size=world,
         launch=found.launch,
+        described=found.described,
         findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
         harmless=tuple(one for one in found.ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
@@ -204,6 +207,3 @@ def _spelled(key: str, value: str | None) -> str:
     if key.startswith("--"):
         return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
     return f"{key}: {value}" if value else key
-
-
-ACCELERATE = Trainer(name="accelerate", forms="YAML or script", owns=_owns, read=_read)

@@ -18,6 +18,7 @@ from autopar.records import replace
 from autopar.run.launch import TorchTrainer
 from autopar.run.runtime import Zero
 from search.engines.deepspeed.read import (
+    ULYSSES,
     TrainerScript,
     read_deepspeed,
     script_of,
@@ -45,6 +46,7 @@ _KNOWN = frozenset(
         "fsdp_activation_checkpointing", "fsdp_version", "fsdp_offload_params",
     )
 )  # fmt: skip
+_SEQUENCE = "parallelism_config.parallelism_config_sp_size"
 _STRATEGIES: Mapping[str, Zero] = {
     "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
     "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
@@ -100,6 +102,9 @@ def read_accelerate(
         # a batch that nobody says is one sequence, which the caller tells
         with_batch = {"per-device-train-batch-size": ("1",), **flags}
         own = deepspeed_document(document, beside)
+        sequence = keys.number(_SEQUENCE, 1, least=-1)
+        if sequence > 1:
+            own["sequence_parallel_size"] = sequence
         found = read_deepspeed(
             own,
             with_batch,
@@ -110,9 +115,12 @@ def read_accelerate(
             beside=beside,
             source=source,
         )
-        keys.asked.update(key for key in keys.values if key.startswith("deepspeed_config."))
+        sections = ("deepspeed_config.", "parallelism_config.")
+        keys.asked.update(key for key in keys.values if key.startswith(sections))
         keys.asked.add("mixed_precision")
-        return ReadLaunch(launch=found.launch, ignored=keys.ignored(_HARMLESS, _KNOWN))
+        unpriced = ULYSSES.format(_SEQUENCE) if sequence > 1 else found.unpriced
+        ignored = keys.ignored(_HARMLESS, _KNOWN)
+        return ReadLaunch(launch=found.launch, ignored=ignored, unpriced=unpriced)
     if kind not in ("FSDP", "MULTI_GPU", "NO"):
         raise keys.unpriced(
             "distributed_type",
@@ -127,7 +135,7 @@ def read_accelerate(
     }
     if degrees["sp"] > 1:
         raise keys.unpriced(
-            "parallelism_config.parallelism_config_sp_size",
+            _SEQUENCE,
             "Ulysses keeps activations that nobody here counts",
             "leave it out to see the rest",
         )

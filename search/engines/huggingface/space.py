@@ -70,3 +70,4 @@ SPACE = EngineSpace(
     refused=_accelerate_refuses,
     left_out=("torch.compile", "Ulysses, which is not priced", BY_LAYER),
 )
+VARIANTS = (SPACE,)

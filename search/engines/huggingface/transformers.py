@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autopar.errors import InputError, UnsupportedError
-from autopar.records import Record
-from autopar.run.launch import Launch, Model
+from autopar.price.profile import launch_model
+from autopar.records import Record, replace
+from autopar.run.launch import Attention, Launch, Model
 from autopar.training.adapters import Adapters, Target
 from search.engines.huggingface.models import model_named
 from search.engines.place import Place, spec_of
+from search.engines.plans import Job, place_of
+from search.engines.words import one_line, required
 
 _FOLDER = "model"
 
@@ -27,6 +30,8 @@ class NamedModel(Record):
     name: str
     files: Mapping[str, str]
     """Its `config.json`, where no hub has it by that name."""
+    stand_in: str | None = None
+    """`config.json` of the launch's sizes, where the script builds another model."""
 
 
 def model_for(launch: Launch, place: Place, title: str) -> NamedModel:
@@ -43,8 +48,11 @@ def model_for(launch: Launch, place: Place, title: str) -> NamedModel:
             raise InputError(f"{name} has other sizes than the model of the launch; name that one")
         if found is not None:
             return NamedModel(name=name, files={})
-    config = _config(launch, place, title)
+    config = _config(launch.model, launch.seq, place, title)
     text = json.dumps(config, indent=2) + "\n"
+    if place.of_script:
+        asked = required("LOAD", f"set LOAD to the weights or the folder of {one_line(str(name))}")
+        return NamedModel(name=asked, files={}, stand_in=text)
     return NamedModel(name=_FOLDER, files={f"{_FOLDER}/config.json": text})
 
 
@@ -54,10 +62,45 @@ def _sizes(model: Model) -> tuple[object, ...]:
             attention.groups, model.experts and model.experts.number)  # fmt: skip
 
 
-def _config(launch: Launch, place: Place, title: str) -> dict[str, Any]:
+def script_place(job: Job, title: str) -> tuple[Model, Place]:
+    """Return the sizes that a plan's launch has and where it runs.
+
+    A script can build any model: one that no launch or `config.json` here describes, such as an
+    encoder, is stood in for by a decoder of as many layers.
+    """
+    place = place_of(job)
+    try:
+        model = launch_model(job.spec)
+        _config(model, job.seq_length, place, title)
+    except InputError:
+        return _stand_in(job), replace(place, spec=None, of_script=True)
+    return model, place
+
+
+def _stand_in(job: Job) -> Model:
+    spec = job.spec
+    layer, width = spec.layers[-1], 64
+    # every degree divides the number of ranks
+    heads = layer.num_heads or job.plan.world_size
+    return Model(
+        hidden=heads * width,
+        ffn=layer.ffn_hidden_size or 4 * layer.hidden_size,
+        attention=Attention(heads=heads, groups=heads, width=width, dropout=0.0),
+        vocab=spec.vocab_size or 32000,
+        expert_layers=(False,) * spec.num_layers,
+        gated=True,
+        biases=False,
+        qkv_biases=False,
+        tied=False,
+        norm="rms",
+        positions="rotary",
+        hidden_dropout=0.0,
+    )
+
+
+def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
     """Return sizes as the configurations of Llama, Qwen 2 and 3 and Mixtral name them."""
-    model, attention = launch.model, launch.model.attention
-    experts = model.experts
+    attention, experts = model.attention, model.experts
     shared = experts is not None and experts.shared_ffn > 0
     others = {
         "experts that every token visits": shared,
@@ -94,7 +137,7 @@ def _config(launch: Launch, place: Place, title: str) -> dict[str, Any]:
         "num_key_value_heads": attention.groups,
         "head_dim": attention.width,
         "vocab_size": model.vocab,
-        "max_position_embeddings": launch.seq,
+        "max_position_embeddings": seq,
         "tie_word_embeddings": model.tied,
         **({} if base is None else {"rope_theta": base}),
         **_experts(model, kind),
@@ -128,18 +171,22 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
     }
 
 
-def script_words(launch: Launch, model: NamedModel) -> Iterator[str]:
-    """Yield the arguments of the user's script, one to a line, as TrainingArguments names them."""
+def script_words(launch: Launch, model: NamedModel, *, checkpoints: bool = True) -> Iterator[str]:
+    """Yield the arguments of the user's script, one to a line, as TrainingArguments names them.
+
+    checkpoints : the script switches recomputation on, not the configuration. Trainer refuses both.
+    """
     trainer = launch.trainer
     assert trainer is not None, "scripts of Hugging Face run launches of torch"
     # weights to begin with bring their own configuration
-    yield f'--model_name_or_path "${{LOAD:-{model.name}}}"'
+    name = model.name if model.stand_in is not None else f"${{LOAD:-{model.name}}}"
+    yield f'--model_name_or_path "{name}"'
     yield f"--block_size {launch.seq}"
     yield f"--per_device_train_batch_size {launch.micro_batch}"
     yield f"--gradient_accumulation_steps {launch.micro_batches}"
     kernel = "sdpa" if trainer.repeated_heads else "flash_attention_2"
     yield f"--attn_implementation {kernel}"
-    if trainer.checkpoint != "none":
+    if trainer.checkpoint != "none" and checkpoints:
         yield "--gradient_checkpointing True"
     if trainer.compiled:
         yield "--torch_compile True"

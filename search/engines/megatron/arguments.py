@@ -26,7 +26,7 @@ from autopar.run.plan import (
     data_degree,
     layer_problems,
 )
-from search.engines.engine import Imported
+from search.engines.place import Imported
 from search.engines.text import Configuration, arguments_in, flags_of_document
 
 Argument = tuple[str, tuple[str, ...]]
@@ -137,12 +137,6 @@ _MOST = 1 << 16
 
 class LayoutError(ValueError):
     """A string that is no layout, or one of another model; the text says why, without a subject."""
-
-
-def layout_string(sizes: Sequence[int]) -> str:
-    """Return the layout of stages with so many layers each: `Et*7|t*9|t*9|t*7L`."""
-    stages = ["t" if size == 1 else f"t*{size}" for size in sizes]
-    return "E" + "|".join(stages) + "L"
 
 
 def parse_layout(text: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from search.engines.megatron.read import (
     unread_parts,
 )
 from search.engines.megatron.rules import Setting, Words, broken_rules
-from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
 from search.engines.text import Configuration
 
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
@@ -91,11 +91,13 @@ def same_launch(one: Launch, other: Launch) -> bool:
     return degrees[0] == degrees[1] and replace(one, degrees=other.degrees) == other
 
 
-def _owns(source: Configuration) -> bool:
+def owns(source: Configuration) -> bool:
+    """Return whether a file starts this engine."""
     return len(_OWN & words_of(arguments_of_configuration(source)[0]).keys()) >= 2
 
 
-def _read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: Asked) -> CheckedFile:
+    """Return what a file describes, and what is wrong with it."""
     arguments, environment = arguments_of_configuration(source)
     words, left_out, wrong = _without_values(words_of(arguments))
     arguments = {flag: value for flag, value in arguments.items() if _flag(flag) not in left_out}
@@ -138,10 +140,11 @@ def _read(source: Configuration, asked: Asked) -> CheckedFile:
     )
     return CheckedFile(
         path=str(source.path),
-        trainer=MEGATRON.name,
+        trainer="Megatron-LM",
         stack=_STACK,
         world_size=world,
         launch=found.launch,
+        described=found.described,
         findings=(*said, *notes),
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words,
@@ -185,6 +188,3 @@ def _own_world(source: Configuration, words: Words) -> int | None:
     if source.world_size is None and words.get("world-size", ("",))[0].isdigit():
         return int(words["world-size"][0])
     return source.world_size
-
-
-MEGATRON = Trainer(name="Megatron-LM", forms="script, YAML or JSON", owns=_owns, read=_read)

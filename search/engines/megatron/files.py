@@ -1,8 +1,7 @@
 """Arguments of Megatron-LM as files and a command: a shell script, YAML, `torchrun`.
 
-Which arguments there are is the matter of who hands over: `search.engines.megatron.plan` of a plan,
-`search.engines.megatron.write` of a launch. What neither of them knows, such as where the data is,
-comes from the environment and is asked for here.
+`search.engines.megatron.write` makes the arguments of a launch. What it does not hold, such as
+where the data is, comes from the environment and is asked for here.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from search.engines.engine import Nodes, one_line, required, torchrun
 from search.engines.megatron.arguments import Argument
 from search.engines.text import dump_yaml
+from search.engines.words import Nodes, one_line, required, torchrun
 
 ENGINE_VERSION = "main of September 2026"
 SCRIPT = "megatron_args.sh"

@@ -1,139 +1,57 @@
-"""Megatron-LM: a plan as arguments of pretrain_gpt.py, in a shell script and in YAML."""
+"""The nearest plan that Megatron-LM can run, and the launch that it is."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from autopar.errors import InputError, UnsupportedError
-from autopar.records import Record, replace
-from autopar.run.model import ModelSpec, head_dim
+from autopar.records import replace
+from autopar.run.launch import Launch, Model
+from autopar.run.model import ModelSpec
 from autopar.run.plan import (
     LayerStrategy,
     Plan,
-    VocabStrategy,
     fewest_microbatches,
     layer_problems,
     violations,
 )
-from search.engines.engine import (
+from search.engines.choice import FULL, NONE
+from search.engines.megatron.arguments import (
+    MegatronDegrees,
+    communication,
+    engine_vocab,
+    exchange_problems,
+)
+from search.engines.megatron.space import SPACE as OWN
+from search.engines.nearest import losses_between
+from search.engines.place import Loss, Place
+from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_DEGREE,
     ONE_STAGE,
     REPLICAS,
-    ROTARY_BASE,
     SHARDED_OPTIMIZER,
     SINGLE_STAGE,
     UNIFORM,
     ZERO3,
     Job,
-    Loss,
-    Lowered,
+    Near,
     Space,
+    choice_of_plan,
     different,
     further_parts,
     has_one_kind,
-    layer_ranges,
-    per_value,
-    required,
+    launch_of_plan,
+    place_of,
     search_fields,
-)
-from search.engines.megatron.arguments import (
-    Argument,
-    Flag,
-    MegatronDegrees,
-    communication,
-    engine_vocab,
-    exchange_problems,
-    layout_string,
-    violated_rules,
-)
-from search.engines.megatron.files import (
-    DATA,
-    ENGINE_VERSION,
-    FILL_IN,
-    NO_MASKS,
-    OPTIMIZER,
-    SCRIPT,
-    YAML,
-    command,
-    connections,
-    script_text,
-    yaml_text,
 )
 from search.planning.space import divisors
 
-# --------------------------------------------------------------------------------------------------
-# A model as arguments of Megatron-LM's pretrain_gpt.py.
-
-
-_LAYER_NORM = 4
-"""Norm parameters per hidden unit of two LayerNorms; two RMSNorms have half of them."""
-
-
-def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
-    """Return the arguments that describe an architecture, and what the user has to add.
-
-    Raises InputError: the model is none that pretrain_gpt.py builds, or its description has gaps.
-    """
-    # one kind of layers is left by the check, so that any of them speaks for all
-    layer = spec.layers[-1]
-    _check(spec)
-    assert layer.num_heads is not None
-    arguments: list[Argument] = [
-        ("num-layers", (str(spec.num_layers),)),
-        ("hidden-size", (str(layer.hidden_size),)),
-        ("ffn-hidden-size", (str(layer.ffn_hidden_size),)),
-        ("num-attention-heads", (str(layer.num_heads),)),
-        # its default, hidden size over heads, is wrong for models with wider heads
-        ("kv-channels", (str(head_dim(layer)),)),
-    ]
-    if layer.num_kv_heads not in (None, layer.num_heads):
-        arguments += [
-            ("group-query-attention", ()),
-            ("num-query-groups", (str(layer.num_kv_heads),)),
-        ]
-    notes: list[str] = []
-    # it refuses a length above max-position-embeddings
-    positions = max(spec.learned_positions, layer.seq_length)
-    arguments += [
-        ("seq-length", (str(layer.seq_length),)),
-        ("max-position-embeddings", (str(positions),)),
-    ]
-    if spec.learned_positions:
-        arguments.append(("position-embedding-type", ("learned_absolute",)))
-    else:
-        arguments += [("position-embedding-type", ("rope",)), *_rotary(spec, notes)]
-    norm = "LayerNorm" if layer.norm_parameters_per_hidden == _LAYER_NORM else "RMSNorm"
-    arguments.append(("normalization", (norm,)))
-    if layer.gated_mlp:
-        arguments.append(("swiglu", ()))
-    if not layer.biases:
-        arguments.append(("disable-bias-linear", ()))
-        if layer.qkv_biases:
-            arguments.append(("add-qkv-bias", ()))
-    if layer.qk_norms:
-        arguments.append(("qk-layernorm", ()))
-    if not spec.tied_embeddings:
-        arguments.append(("untie-embeddings-and-output-weights", ()))
-    if layer.num_experts is not None:
-        arguments += [
-            ("num-experts", (str(layer.num_experts),)),
-            ("moe-router-topk", (str(layer.experts_per_token or 1),)),
-            # plans have no expert parallelism
-            ("expert-model-parallel-size", ("1",)),
-        ]
-    arguments += [
-        ("vocab-size", (str(spec.vocab_size),)),
-        ("make-vocab-size-divisible-by", (str(spec.make_vocab_size_divisible_by),)),
-        # its default is 0.1, and nothing is counted or measured with dropout
-        ("attention-dropout", ("0.0",)),
-        ("hidden-dropout", ("0.0",)),
-    ]
-    return arguments, notes
-
 
 def _check(spec: ModelSpec) -> None:
+    """Raise InputError for a model that pretrain_gpt.py does not build, or one with gaps."""
     if not has_one_kind(spec):
         raise UnsupportedError(
             f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
@@ -162,32 +80,13 @@ def _check(spec: ModelSpec) -> None:
                 f"the description of {spec.name} does not hold {what}, which Megatron-LM needs; "
                 "give --model NAME, a config.json or a model.json"
             )
-
-
-def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
-    """Return base and scaling of rotary positions; the launch asks for a base that is unknown.
-
-    Flags: `_add_network_size_args` in `megatron/training/arguments.py`; its scaling has the other
-    three numbers of Llama 3.1 fixed.
-    """
     base = spec.rotary_base
-    if base is None:
-        notes.append(
-            "the model description does not hold the base of rotary positions: the launch asks for "
-            "ROTARY_BASE"
-        )
-        return [("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))]
     # `--rotary-base` is an int of argparse, which refuses the text of any other number
-    if not base.is_integer():
+    if base is not None and not base.is_integer():
         raise UnsupportedError(
             f"{spec.name} has rotary positions of base {base}, and Megatron-LM's --rotary-base "
             "takes whole numbers only"
         )
-    arguments: list[Argument] = [("rotary-base", (str(int(base)),))]
-    if spec.rotary_scaling_factor is not None:
-        factor = str(spec.rotary_scaling_factor)
-        arguments += [("use-rope-scaling", ()), ("rope-scaling-factor", (factor,))]
-    return arguments
 
 
 # --------------------------------------------------------------------------------------------------
@@ -198,43 +97,32 @@ def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
 # Ulysses is its context parallelism by all-to-all, which may be chosen by layer.
 
 
+_TITLE = "Megatron-LM"
 _MOVED = (
     "layers of a stage that are recomputed come first in it: of layers that are alike it makes no "
     "difference which are"
 )
 
 
-class _Nearest(Record):
-    """What the engine runs, as a plan and as degrees."""
-
-    plan: Plan
-    degrees: MegatronDegrees
-    recomputed: int
-    """The first so many layers of every stage are recomputed."""
-    losses: tuple[Loss, ...]
-    notes: tuple[str, ...] = ()
-
-
-def _nearest(job: Job) -> _Nearest:
-    """Return the nearest plan; `losses` is empty exactly when it is that of `checkpoints_first`.
+def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
+    """Return the nearest plan to one of `checkpoints_first`, its degrees, and what it changes.
 
     Raises InputError: no plan with these stages and this batch is both near and legal.
     """
-    losses: list[Loss] = []
-    plan = checkpoints_first(job.plan, job.spec)
-    has_moved = plan != job.plan
-    plan = _with_schedule(plan, losses)
-    plan = _with_data_type(plan, losses)
-    plan, recomputed = _with_prefix(plan, losses)
+    plan = _with_prefix(_with_data_type(_with_schedule(job.plan)))
     after, degrees = _with_degrees(plan, job)
-    losses += _degree_losses(plan, after)
-    return _Nearest(
-        plan=after,
-        degrees=degrees,
-        recomputed=recomputed,
-        losses=tuple(losses),
-        notes=(_MOVED,) if has_moved else (),
-    )
+    reasons = {
+        "checkpoint": "recomputes the first layers of every stage, as many of each",
+        "use_sp": "has no Ulysses beside tensor parallelism",
+        "cp_sizes_enc": "has one context degree for all layers",
+    }
+    if plan.num_stages > 1:
+        reasons |= dict.fromkeys(("dp_types_enc", "embed_sdp"), "has no ZeRO-3 beside stages")
+    losses = losses_between(job.plan, after, _TITLE, reasons)
+    if after.pipeline_type != job.plan.pipeline_type:
+        gone = Loss(field="pipeline_type", what="GPipe becomes 1F1B, the only schedule")
+        losses = (gone, *losses)
+    return after, degrees, losses
 
 
 def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
@@ -255,7 +143,7 @@ def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
     return replace(plan, layers=tuple(layers))
 
 
-def _with_schedule(plan: Plan, losses: list[Loss]) -> Plan:
+def _with_schedule(plan: Plan) -> Plan:
     # one stage runs the same under either schedule
     if plan.pipeline_type == "1f1b" or plan.num_stages == 1:
         return plan
@@ -265,35 +153,15 @@ def _with_schedule(plan: Plan, losses: list[Loss]) -> Plan:
             f"micro-batches({plan.num_microbatches}) >= pp({plan.num_stages}); search again "
             "with --pipeline-type pipedream_flush"
         )
-    losses.append(Loss(field="pipeline_type", what="GPipe becomes 1F1B, the only schedule"))
     return replace(plan, pipeline_type="1f1b")
 
 
-def _with_data_type(plan: Plan, losses: list[Loss]) -> Plan:
+def _with_data_type(plan: Plan) -> Plan:
     """Give all layers, embedding and head one data-parallel type, the one with less memory."""
-    sharded = [i for i, strategy in enumerate(plan.layers) if strategy.zero3]
-    zero3, default = bool(sharded), plan.default_dp_type
-    if plan.num_stages > 1 and (sharded or plan.vocab.zero3):
+    zero3, default = any(layer.zero3 for layer in plan.layers), plan.default_dp_type
+    if plan.num_stages > 1 and (zero3 or plan.vocab.zero3):
+        # Megatron-FSDP is not combined with pipeline stages
         zero3, default = False, "zero2"
-        where = layer_ranges(sharded) if sharded else "embedding and head"
-        losses.append(
-            Loss(
-                field="dp_types_enc" if sharded else "embed_sdp",
-                what=f"ZeRO-3 of {where} becomes a distributed optimizer for the whole model: "
-                "Megatron-FSDP is not combined with pipeline stages",
-            )
-        )
-    elif zero3 and len(sharded) < len(plan.layers):
-        others = sorted(set(range(len(plan.layers))) - set(sharded))
-        losses.append(
-            Loss(
-                field="dp_types_enc",
-                what=f"{layer_ranges(others)} ({default}) become ZeRO-3 as {layer_ranges(sharded)}",
-            )
-        )
-    if plan.vocab.zero3 != zero3 and not (plan.num_stages > 1 and plan.vocab.zero3):
-        now = "become ZeRO-3" if zero3 else "lose ZeRO-3"
-        losses.append(Loss(field="embed_sdp", what=f"embedding and head {now} as the layers"))
     return replace(
         plan,
         layers=tuple(replace(strategy, zero3=zero3) for strategy in plan.layers),
@@ -302,32 +170,21 @@ def _with_data_type(plan: Plan, losses: list[Loss]) -> Plan:
     )
 
 
-def _with_prefix(plan: Plan, losses: list[Loss]) -> tuple[Plan, int]:
+def _with_prefix(plan: Plan) -> Plan:
     """Let every stage recompute its first k layers, k the most that any stage recomputes."""
-    counts = Counter(
-        stage
-        for strategy, stage in zip(plan.layers, plan.stage_of_layer(), strict=True)
-        if strategy.checkpoint
-    )
-    most = max(counts.values(), default=0)
+    most = max(_recomputed(plan).values(), default=0)
     positions = (position for size in plan.stage_sizes for position in range(size))
-    layers = [
+    layers = tuple(
         replace(strategy, checkpoint=position < most)
         for strategy, position in zip(plan.layers, positions, strict=True)
-    ]
-    changed = [i for i, new in enumerate(layers) if new != plan.layers[i]]
-    if changed:
-        now, before = sum(strategy.checkpoint for strategy in layers), counts.total()
-        prefix = "the first layer" if most == 1 else f"the first {most} layers"
-        count = "as many in all" if now == before else f"{now} in all instead of {before}"
-        losses.append(
-            Loss(
-                field="checkpoint",
-                what=f"{prefix} of every stage {'is' if most == 1 else 'are'} recomputed, "
-                f"{count} ({layer_ranges(changed)} change)",
-            )
-        )
-    return replace(plan, layers=tuple(layers)), most
+    )
+    return replace(plan, layers=layers)
+
+
+def _recomputed(plan: Plan) -> Counter[int]:
+    """Return how many layers every stage recomputes."""
+    stages = zip(plan.layers, plan.stage_of_layer(), strict=True)
+    return Counter(stage for strategy, stage in stages if strategy.checkpoint)
 
 
 def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
@@ -398,47 +255,8 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
     )
 
 
-def _degree_losses(before: Plan, after: Plan) -> Iterator[Loss]:
-    old, new = before.layers, after.layers
-
-    def changed(name: str) -> list[int]:
-        return [i for i in range(len(old)) if getattr(old[i], name) != getattr(new[i], name)]
-
-    if changed("tp"):
-        yield Loss(
-            field="tp_sizes_enc",
-            what=f"tensor degrees {per_value([s.tp for s in old])} become {new[0].tp}",
-        )
-    # A layer whose degree was or is 1 has no kind that could be lost.
-    kinds = [i for i in changed("ulysses") if old[i].tp > 1 and new[i].tp > 1]
-    if kinds:
-        into = "Ulysses" if new[0].ulysses else "Megatron tensor parallelism"
-        yield Loss(field="use_sp", what=f"{layer_ranges(kinds)} become {into} as the others")
-    if changed("cp"):
-        yield Loss(
-            field="cp_sizes_enc",
-            what=f"context degrees {per_value([s.cp for s in old])} become {new[0].cp}",
-        )
-    if changed("strided"):
-        yield Loss(
-            field="tp_consecutive_flags",
-            what=f"strided tensor groups of {layer_ranges(changed('strided'))} become neighbours",
-        )
-    if before.vocab != after.vocab:
-        yield Loss(
-            field="vtp",
-            what=f"embedding and head become {_vocab(after.vocab)} instead of "
-            f"{_vocab(before.vocab)}, as the layers",
-        )
-
-
-def _vocab(vocab: VocabStrategy) -> str:
-    kind = f"Ulysses degree {vocab.tp}" if vocab.ulysses else f"tensor degree {vocab.tp}"
-    return kind + (f" and context degree {vocab.cp}" if vocab.cp > 1 else "")
-
-
 # --------------------------------------------------------------------------------------------------
-# Export: the arguments; as files they are `search.engines.megatron.files`'s.
+# The plan as the engine runs it, and as a launch.
 
 
 SPACE = Space(
@@ -456,158 +274,128 @@ SPACE = Space(
 )
 
 
-def lower(job: Job) -> Lowered:
-    """Return a plan as Megatron-LM takes it.
+def near(job: Job) -> Near:
+    """Return the nearest plan that Megatron-LM can run.
 
     Raises InputError: the model is none of pretrain_gpt.py's, or no near plan is legal.
     """
-    model, notes = model_arguments(job.spec)
-    # what differs from the priced plan is said at the end, this switch included
-    priced = job
-    if any(layer.num_experts for layer in job.spec.layers):
-        job = replace(job, sequence_parallel=True)  # experts do not train without it
-    near = _nearest(job)
-    parallel, environment, more = _parallel(job, near)
-    fully_sharded = "use-megatron-fsdp" in dict(parallel)
+    _check(job.spec)
+    first = checkpoints_first(job.plan, job.spec)
+    moved = (_MOVED,) if first != job.plan else ()
+    plan, degrees, losses = _nearest(replace(_with_experts(job), plan=first))
+    keeper = _keeper(job, plan)
+    fully_sharded = keeper in ("zero2", "fsdp")
     # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
     runs = {
         "async_grad_reduce": not fully_sharded,
         "fp32_gradients": job.fp32_gradients,
-        "tp_overlap": near.degrees.tensor == 1 and job.tp_overlap,
+        "tp_overlap": degrees.tensor == 1 and job.tp_overlap,
     }
     # with one tensor rank it changes nothing, and is not written
-    if near.degrees.tensor > 1:
-        runs["sequence_parallel"] = job.sequence_parallel
+    if degrees.tensor > 1:
+        runs["sequence_parallel"] = _with_experts(job).sequence_parallel
     space = (*UNIFORM, *(ONE_STAGE if fully_sharded else ()))
-    sections = {
-        "MODEL": model,
-        "PARALLEL": parallel,
-        "BATCH": _batch(near),
-        "PRECISION": _precision(job),
-        "TRAINING": _TRAINING,
-        "DATA": DATA,
-    }
-    arguments = {flag: words for part in sections.values() for flag, words in part}
-    # refused on the cluster otherwise; the nearest plan keeps to all rules, so this is our mistake
-    broken = violated_rules(arguments, near.plan.world_size)
-    assert not broken, broken
-    return Lowered(
-        engine="megatron",
-        engine_version=ENGINE_VERSION,
-        plan=near.plan,
-        files={
-            SCRIPT: script_text(job.spec.name, job, sections, environment),
-            YAML: yaml_text(sections, environment),
-        },
-        losses=near.losses,
-        launch=command(job),
-        notes=(*notes, *near.notes, *more, *FILL_IN),
-        as_run=different(priced, near.plan, runs),
-        search=search_fields(near.plan, runs, space),
+    return Near(
+        plan=plan,
+        losses=losses,
+        notes=(*moved, *_data_notes(job, plan, keeper)),
+        as_run=different(job, plan, runs),
+        search=search_fields(plan, runs, space),
     )
 
 
-_TRAINING: Sequence[Argument] = (
-    ("train-iters", ("${TRAIN_ITERS:-500}",)),
-    *OPTIMIZER,
-    NO_MASKS,
-)
+def _with_experts(job: Job) -> Job:
+    """Return a job with sequence parallelism where experts do not train without it."""
+    experts = any(layer.num_experts for layer in job.spec.layers)
+    return replace(job, sequence_parallel=job.sequence_parallel or experts)
 
 
-def _parallel(job: Job, near: _Nearest) -> tuple[list[Argument], dict[str, str | None], list[str]]:
-    """Return the arguments of parallelism, the environment they need (None: unset), and notes."""
-    plan, degrees = near.plan, near.degrees
-    arguments: list[Argument] = [
-        (Flag.TENSOR, (str(degrees.tensor),)),
-        (Flag.STAGES, (str(plan.num_stages),)),
-        (Flag.CONTEXT, (str(degrees.context),)),
-    ]
-    if degrees.tensor > 1 and job.sequence_parallel:
-        arguments.append(("sequence-parallel", ()))
-    if degrees.context > 1:
-        words = tuple(communication(strategy) for strategy in plan.layers)
-        # one word stands for all layers, otherwise every layer has its own
-        words = words[:1] if len(set(words)) == 1 else words
-        arguments.append((Flag.COMMUNICATION, words))
-        if degrees.exchange > 1:
-            inner, outer = degrees.exchange, degrees.context // degrees.exchange
-            sizes = (str(inner), str(outer))
-            arguments.append((Flag.HIERARCHY, sizes))
-    # equal stages are its default
-    if len(set(plan.stage_sizes)) > 1:
-        layout = layout_string(plan.stage_sizes)
-        arguments.append((Flag.LAYOUT, (layout,)))
-    if near.recomputed:
-        arguments += [
-            (Flag.GRANULARITY, ("full",)),
-            # block recomputes the first layers of every stage, uniform all of them
-            (Flag.METHOD, ("block",)),
-            (Flag.RECOMPUTED, (str(near.recomputed),)),
-        ]
-    data, fully_sharded, notes = _data_parallel(job, near)
-    split = degrees.tensor * degrees.context > 1
-    environment = connections(split=split, fully_sharded=fully_sharded)
-    return arguments + data, environment, notes
+_Keeper = Literal["none", "distributed", "zero2", "fsdp"]
 
 
-def _data_parallel(job: Job, near: _Nearest) -> tuple[list[Argument], bool, list[str]]:
-    """Return the arguments of data parallelism, whether they are Megatron-FSDP's, and notes.
+def _at_once(job: Job, plan: Plan) -> bool:
+    """Return whether ZeRO-2 of a plan shards gradients as soon as they are made."""
+    each = plan.num_microbatches == 1 or not job.async_grad_reduce
+    return each and plan.default_dp_type == "zero2"
+
+
+def _keeper(job: Job, plan: Plan) -> _Keeper:
+    """Return who shards the states of a plan.
 
     ZeRO-1 is Megatron-LM's distributed optimizer, and so is ZeRO-2 with one reduction per step,
     which keeps whole gradients until then; one with a reduction in every micro-batch shards
     gradients at once, which is Megatron-FSDP's `optim_grads`.
     """
-    plan, notes = near.plan, list[str]()
-    overlap: list[Argument] = [("overlap-grad-reduce", ())] if job.async_grad_reduce else []
-    zero3 = plan.layers[0].zero3
-    if not zero3 and plan.default_dp_type == "ddp":
-        if not job.async_grad_reduce:
-            notes.append("gradients are reduced once per step, not in every micro-batch")
-        return overlap, False, notes
-    at_once = plan.num_microbatches == 1 or not job.async_grad_reduce
-    at_once &= plan.default_dp_type == "zero2"
-    if zero3 or (at_once and plan.num_stages == 1):
-        if job.async_grad_reduce and plan.num_microbatches > 1:
-            notes.append(
-                "Megatron-FSDP reduces gradients in every micro-batch, not once per step; "
-                "--no-async-grad-reduce prices that"
-            )
-        arguments: list[Argument] = [
-            ("use-megatron-fsdp", ()),
-            (Flag.SHARDING, ("optim_grads" + "_params" * zero3,)),
-            ("use-distributed-optimizer", ()),
-            ("no-gradient-accumulation-fusion", ()),
-            ("ckpt-format", ("fsdp_dtensor",)),
-        ]
-    else:
-        arguments = [("use-distributed-optimizer", ())]
-        if at_once:
-            notes.append(
-                "the distributed optimizer keeps whole gradients until the end of the step: "
-                "more memory than predicted"
-            )
-    # early gathering needs an overlapped reduction, by its own rule
-    if overlap:
-        overlap.append(("overlap-param-gather", ()))
-    return arguments + overlap, "use-megatron-fsdp" in dict(arguments), notes
+    if plan.layers[0].zero3:
+        return "fsdp"
+    if plan.default_dp_type == "ddp":
+        return "none"
+    return "zero2" if _at_once(job, plan) and plan.num_stages == 1 else "distributed"
 
 
-def _batch(near: _Nearest) -> list[Argument]:
-    plan = near.plan
-    # its micro-batch is that of one data rank, a plan's of all of them
-    micro = plan.global_batch // (plan.num_microbatches * near.degrees.data(plan))
-    return [
-        (Flag.MICRO_BATCH, (str(micro),)),
-        (Flag.GLOBAL_BATCH, (str(plan.global_batch),)),
-    ]
+def _data_notes(job: Job, plan: Plan, keeper: _Keeper) -> Iterator[str]:
+    if keeper == "none" and not job.async_grad_reduce:
+        yield "gradients are reduced once per step, not in every micro-batch"
+    if keeper in ("zero2", "fsdp") and job.async_grad_reduce and plan.num_microbatches > 1:
+        yield (
+            "Megatron-FSDP reduces gradients in every micro-batch, not once per step; "
+            "--no-async-grad-reduce prices that"
+        )
+    if keeper == "distributed" and _at_once(job, plan):
+        yield (
+            "the distributed optimizer keeps whole gradients until the end of the step: "
+            "more memory than predicted"
+        )
 
 
-def _precision(job: Job) -> list[Argument]:
-    if job.precision == "fp32":
-        return []
-    arguments: list[Argument] = [(job.precision, ())]
-    if job.precision == "bf16" and not job.fp32_gradients:
-        arguments.append(("grad-reduce-in-bf16", ()))  # it would accumulate and reduce in fp32
-    if job.precision == "fp16" and job.fp32_gradients:
-        arguments.append(("accumulate-allreduce-grads-in-fp32", ()))
-    return arguments
+def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
+    """Return the launch that a plan of `near` is, and where it runs."""
+    job = _with_experts(job)
+    degrees = _shared_degrees(plan.layers)
+    assert degrees is not None, "the nearest plan has one set of degrees"
+    keeper = _keeper(job, plan)
+    most = max(_recomputed(plan).values(), default=0)
+    whole = all(layer.checkpoint for layer in plan.layers)
+    choice = replace(
+        choice_of_plan(plan, zero={"none": 0, "fsdp": 3}.get(keeper, 1)),
+        tp=degrees.tensor,
+        etp=degrees.tensor,
+        cp=degrees.context,
+        recompute=FULL if whole else f"block {most}" if most else NONE,
+    )
+    words = tuple(communication(strategy) for strategy in plan.layers)
+    mixed = degrees.context > 1 and len(set(words)) > 1
+    if mixed:
+        choice = replace(choice, cp_kind="ring")
+    launch = launch_of_plan(OWN, job, choice)
+    rings = degrees.context // degrees.exchange if degrees.exchange > 1 and not mixed else 1
+    precision = launch.precision
+    launch = replace(
+        launch,
+        # as plans are priced: every rank has a share of all experts, and all tokens
+        model=_gathered(launch.model),
+        degrees=replace(
+            launch.degrees, sequence_parallel=choice.tp > 1 and job.sequence_parallel, rings=rings
+        ),
+        precision=replace(
+            precision,
+            gradients_bf16=job.precision == "bf16" and not job.fp32_gradients,
+            gradients_fp32=job.precision == "fp16" and job.fp32_gradients,
+        ),
+        # Megatron-FSDP has buffers of its own, and switches the kernel off with a warning
+        software=replace(launch.software, fused_accumulation=keeper not in ("zero2", "fsdp")),
+        optimizer=replace(
+            launch.optimizer, sharding=keeper, overlap_gradients=job.async_grad_reduce
+        ),
+    )
+    place = place_of(job)
+    if mixed:
+        place = replace(place, exchanges=words, exchange_degree=degrees.exchange)
+    return launch, place
+
+
+def _gathered(model: Model) -> Model:
+    if model.experts is None:
+        return model
+    experts = replace(model.experts, dispatcher="allgather", grouped=False, fused_permutation=False)
+    return replace(model, experts=experts)

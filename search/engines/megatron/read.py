@@ -43,6 +43,8 @@ class ReadLaunch(Record):
 
     launch: Launch
     ignored: tuple[Ignored, ...]
+    unpriced: str | None = None
+    """Why the launch has no price, though all of it is read."""
 
     @property
     def not_understood(self) -> tuple[Ignored, ...]:
@@ -84,6 +86,7 @@ _DEFAULTS = (
 """Flags with the one value that is what is priced without them."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """What Megatron-FSDP shards."""
+_SHARDINGS = {"optim_grads_params": "fsdp", "optim_grads": "zero2"}
 _MOST = 4096
 """Layers, and experts, of a model; far above any."""
 _VOCABULARIES = {
@@ -145,7 +148,12 @@ def read_launch(
             else None
         ),
     )
-    return ReadLaunch(launch=launch, ignored=words.ignored(harmless, concern_of))
+    unpriced = None
+    if launch.optimizer.sharding == "zero2":
+        unpriced = "--data-parallel-sharding-strategy optim_grads is not priced; "
+        unpriced += "optim_grads_params is"
+    ignored = words.ignored(harmless, concern_of)
+    return ReadLaunch(launch=launch, ignored=ignored, unpriced=unpriced)
 
 
 def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -656,8 +664,8 @@ def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
                 "one stage is",
             )
         strategy = words.text("data-parallel-sharding-strategy", "no_shard")
-        if strategy == "optim_grads_params":
-            sharding = "fsdp"
+        if strategy in _SHARDINGS:
+            sharding = _SHARDINGS[strategy]
         elif strategy != "no_shard":
             words.choice("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
             raise words.unpriced(

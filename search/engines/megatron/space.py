@@ -227,3 +227,4 @@ SPACE = EngineSpace(
         BY_LAYER,
     ),
 )
+VARIANTS = (SPACE,)

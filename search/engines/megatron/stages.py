@@ -27,7 +27,7 @@ def stage_arguments(launch: Launch) -> Iterator[Argument]:
     degrees = launch.degrees
     ends = even_ends(launch)
     if ends is None:
-        yield (Flag.LAYOUT, (layout_of(launch),))
+        yield (Flag.LAYOUT, (layout_of(degrees),))
     else:
         for flag, counts in zip(_ENDS, ends, strict=True):
             if counts:
@@ -54,12 +54,12 @@ def even_ends(launch: Launch) -> tuple[int, int] | None:
     return None
 
 
-def layout_of(launch: Launch) -> str:
-    """Return the layout of a launch's chunks in execution order: `Et*3|t*4|t*4|t*3mL`.
+def layout_of(degrees: Degrees) -> str:
+    """Return the layout of chunks in execution order: `Et*3|t*4|t*4|t*3mL`.
 
     Raises InputError where the embedding is not at its beginning, or the head not at its end.
     """
-    parts = parts_in_order(launch.degrees)
+    parts = parts_in_order(degrees)
     first = 0
     for place, (embeds, layers, _, heads) in enumerate(parts):
         if embeds != (place == 0) or heads != (place == len(parts) - 1):

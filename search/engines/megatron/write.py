@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 
 from autopar.run.launch import BLACKWELL, Attention, Experts, Launch, Model, Optimizer
 from autopar.training.offload import Offload
-from search.engines.engine import ROTARY_BASE, required
 from search.engines.huggingface.architectures import architecture
 from search.engines.megatron.arguments import Argument, Flag
 from search.engines.megatron.files import (
@@ -31,6 +30,7 @@ from search.engines.megatron.files import (
 from search.engines.megatron.release import Release, software_of
 from search.engines.megatron.stages import context_words, layer_pattern, stage_arguments
 from search.engines.place import Draft, Place, refuse_others, spec_of, step_count
+from search.engines.words import ROTARY_BASE, required
 from search.planning.space import divisors
 
 _TITLE = "Megatron-LM"
@@ -59,7 +59,7 @@ def sections_of(launch: Launch, place: Place) -> Sections:
     """Return all arguments of a launch, by what they are about."""
     return {
         "MODEL": [*_model(launch, place)],
-        "PARALLEL": [*_parallel(launch)],
+        "PARALLEL": [*_parallel(launch, place)],
         "BATCH": [
             (Flag.MICRO_BATCH, (str(launch.micro_batch),)),
             (Flag.GLOBAL_BATCH, (str(launch.global_batch),)),
@@ -241,7 +241,7 @@ def _router(place: Place, experts: Experts) -> Iterator[Argument]:
 # How it is split and trained.
 
 
-def _parallel(launch: Launch) -> Iterator[Argument]:
+def _parallel(launch: Launch, place: Place) -> Iterator[Argument]:
     degrees, model = launch.degrees, launch.model
     yield _one(Flag.TENSOR, degrees.tp)
     yield _one(Flag.STAGES, degrees.pp)
@@ -251,9 +251,10 @@ def _parallel(launch: Launch) -> Iterator[Argument]:
         ("tp-comm-overlap", launch.tensor_overlap and degrees.tp > 1),
     )
     if degrees.cp > 1:
-        yield _one(Flag.COMMUNICATION, context_words(degrees))
-        if degrees.rings > 1:
-            yield (Flag.HIERARCHY, (str(degrees.cp // degrees.rings), str(degrees.rings)))
+        yield (Flag.COMMUNICATION, place.exchanges or (context_words(degrees),))
+        inner = degrees.cp // degrees.rings if degrees.rings > 1 else place.exchange_degree
+        if inner > 1:
+            yield (Flag.HIERARCHY, (str(inner), str(degrees.cp // inner)))
     if model.experts is not None:
         yield _one("expert-model-parallel-size", degrees.ep)
         yield _one("expert-tensor-parallel-size", degrees.etp)
@@ -338,13 +339,15 @@ def _usual_attention(launch: Launch) -> str:
 
 def _optimizer(launch: Launch) -> Iterator[Argument]:
     optimizer = launch.optimizer
-    fully_sharded = optimizer.sharding == "fsdp"
+    # `optim_grads` is ZeRO-2
+    fully_sharded = optimizer.sharding in ("zero2", "fsdp")
     sharded = optimizer.sharding != "none"
     if optimizer.kind != "adam":
         yield _one("optimizer", optimizer.kind)
     yield from _where(("use-distributed-optimizer", sharded), ("use-megatron-fsdp", fully_sharded))
     if fully_sharded:
-        yield _one(Flag.SHARDING, "optim_grads_params")
+        weights = optimizer.sharding == "fsdp"
+        yield _one(Flag.SHARDING, "optim_grads_params" if weights else "optim_grads")
         # weights of a large model would not fit on the device before they are sharded
         yield ("init-model-with-meta-device", ())
         yield _one("ckpt-format", "fsdp_dtensor")
@@ -409,7 +412,7 @@ def environment_of(launch: Launch) -> dict[str, str | None]:
     split = degrees.tp * degrees.cp > 1 and not software.gpu.upper().startswith(BLACKWELL)
     found = connections(
         split=split,
-        fully_sharded=launch.optimizer.sharding == "fsdp",
+        fully_sharded=launch.optimizer.sharding in ("zero2", "fsdp"),
         experts_overlap=degrees.overlap_experts,
     )
     if launch.offload.modules:

@@ -20,26 +20,21 @@ from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.engine import (
-    NODE_RANK,
+from search.engines.place import Imported, Loss
+from search.engines.plans import (
     REPLICAS,
     SHARDED_OPTIMIZER,
     ZERO3,
-    Imported,
     Job,
-    Loss,
     Lowered,
     Part,
     Space,
     different,
     further_parts,
     has_one_kind,
-    layer_ranges,
-    per_value,
-    required,
-    shell_lines,
 )
 from search.engines.text import Configuration
+from search.engines.words import NODE_RANK, layer_ranges, per_value, required, shell_lines
 
 VERSION = "galvatron of paddlenlp/experimental, 2025"
 _TITLE = "PaddleNLP"

@@ -19,7 +19,7 @@ from autopar.run.launch import Launch
 from search.check.changes import Changes, Move
 from search.engines.keys import Keys, words_of_values
 from search.engines.megatron.findings import Finding
-from search.engines.reader import Asked, CheckedFile, Trainer, attempt, world_size_of
+from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
 from search.engines.text import Configuration
 from search.engines.torchtitan.read import (
     Generation,
@@ -34,7 +34,8 @@ _MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batc
 _BEFORE_HOPPER = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
 
 
-def _owns(source: Configuration) -> bool:
+def owns(source: Configuration) -> bool:
+    """Return whether a file starts this engine."""
     """Return whether a document has torchtitan's sections: a flavour, and how it is trained."""
     document = source.document
     model, training = document.get("model"), document.get("training")
@@ -246,7 +247,8 @@ def _idle_float8(file: _File) -> Iterator[str]:
 # The file.
 
 
-def _read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: Asked) -> CheckedFile:
+    """Return what a file describes, and what is wrong with it."""
     world = world_size_of(source.path, source.world_size, asked)
     document: Mapping[str, Any] = source.document
     keys = keys_of(document, str(source.path))
@@ -379,6 +381,3 @@ def _spelled(key: str, value: str | None) -> str:
         return place
     number = value.lstrip("-").isdigit() or value in ("true", "false")
     return f"{place} = {value}" if number else f'{place} = "{value}"'
-
-
-TORCHTITAN = Trainer(name="torchtitan", forms="TOML", owns=_owns, read=_read)

@@ -172,17 +172,23 @@ def degrees_of(keys: Keys, world: int) -> TitanDegrees:
 
 
 def read_titan(
-    document: Mapping[str, Any], *, world_size: int, gpu: str, source: str = "job"
+    document: Mapping[str, Any],
+    *,
+    world_size: int,
+    gpu: str,
+    model: Model | None = None,
+    source: str = "job",
 ) -> ReadLaunch:
     """Return the launch that a job file describes.
 
-    world_size : number of GPUs, which torchrun says. gpu : kind of device.
+    world_size : number of GPUs, which torchrun says. gpu : kind of device. model : sizes of a model
+    that the document does not name.
 
     Raises InputError: a value is unusable, or the model or its training is none that is priced.
     """
     keys = keys_of(document, source)
     generation = generation_of(keys)
-    model = _model(keys)
+    model = model or _model(keys)
     _refuse(keys)
     degrees = degrees_of(keys, world_size)
     if not any(model.expert_layers):

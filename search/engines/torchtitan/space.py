@@ -123,3 +123,4 @@ COMPILED = replace(
     schedules=tuple(one for one in SPACE.schedules if not SCHEDULES[one].splits),
 )
 """The same with compiled layers."""
+VARIANTS = (SPACE, COMPILED)

@@ -1,7 +1,7 @@
-"""A launch as a job file of torchtitan 0.2 (TOML).
+"""A launch as a job file of torchtitan 0.2 (TOML), or as a recipe of 0.3.
 
 Keys: `torchtitan/config/job_config.py` of the wheel of 0.2.2. 0.3 has no such files: its recipes
-are Python, which `search.engines.torchtitan.plan` writes of plans. Models are torchtitan's own, by
+are Python (`search.engines.torchtitan.recipe`). Models of job files are torchtitan's own, by
 name and flavour; what is read back is `search.engines.torchtitan.read`'s.
 """
 
@@ -14,10 +14,11 @@ from typing import Any
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.run.launch import Experts, Launch, Model, TorchTrainer
-from search.engines.engine import one_line, required, shell_lines, torchrun
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.megatron.stages import parts_in_order
 from search.engines.place import Draft, Place, refuse_others
+from search.engines.torchtitan.recipe import recipe
+from search.engines.words import one_line, required, shell_lines, torchrun
 
 VERSION = "0.2.2"
 _TITLE = f"torchtitan {VERSION}"
@@ -28,14 +29,16 @@ _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3")
 
 
 def write(launch: Launch, place: Place) -> Draft:
-    """Return the job file of a launch and the command that takes it.
+    """Return the job file, or the recipe, of a launch and the command that takes it.
 
     Raises InputError for a launch of another trainer, and UnsupportedError for a model that is none
-    of torchtitan's flavours.
+    of torchtitan's flavours, or none that a recipe builds.
     """
     refuse_others(launch, _TITLE, ("torchtitan", "ddp"))
     trainer = launch.trainer
     assert trainer is not None, "that is what was refused"
+    if place.release == "0.3":
+        return recipe(launch, trainer, place)
     name, size = flavour_of(launch.model)
     document = {
         "job": {"dump_folder": "outputs", "description": one_line(f"{name} {size}, autopar")},

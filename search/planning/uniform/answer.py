@@ -15,7 +15,7 @@ from autopar.run.model import ModelSpec
 from autopar.units import GIB, format_bytes
 from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
-from search.engines.spaces import ENGINES, engine_space, variants
+from search.engines.table import engine_space, spaces, variants
 from search.planning.space import global_batches, next_batch
 from search.planning.uniform.obstacle import obstacle
 from search.request.degrees import fixed_of, training_of
@@ -169,7 +169,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         assumed.append("--moe-skew 1 (tokens are spread evenly over experts)")
     if engines is None:
         named = request.engine not in (None, "any")
-        engines = (engine_space(str(request.engine)),) if named else ENGINES
+        engines = (engine_space(str(request.engine)),) if named else spaces()
     return Question(
         spec=spec,
         job=Job(

@@ -34,7 +34,7 @@ from autopar.training.launch_settings import settings_of, with_settings
 from autopar.training.offload import OFFLOADED
 from search.engines.choice import FULL, MODULES, NONE, Choice
 from search.engines.space import launch_of
-from search.engines.spaces import engine_space
+from search.engines.table import engine_space
 from search.planning.uniform.answer import Answer, EngineAnswer, Question, open_launches
 from search.planning.uniform.solve import Solution
 from search.questions.suggestions import Remedy

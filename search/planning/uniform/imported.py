@@ -31,27 +31,15 @@ from search.engines.choice import (
 )
 from search.engines.differences import losses_of, without_effect
 from search.engines.megatron.stages import parts_in_order
-from search.engines.place import Engine
+from search.engines.place import Loss
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked, trainer_of
 from search.engines.space import EngineSpace, launch_of
-from search.engines.spaces import engine_space, variants
+from search.engines.table import engine_of, engine_space, read_checked, variants
 from search.engines.text import read_configuration
 from search.planning.uniform.answer import Question, open_launches
 from search.planning.uniform.files import StoredLaunch, is_launch, read_launch
 from search.request.profiles import named_card
 from search.request.request import build_request
-
-_TRAINERS: Mapping[str, Engine] = {
-    "Megatron-LM": "megatron",
-    "Megatron-Bridge": "megatron-bridge",
-    "torchtitan": "torchtitan",
-    "DeepSpeed": "deepspeed",
-    "accelerate": "accelerate",
-}
-"""Of names of `search.check`."""
-_ENGINES: Mapping[Engine, str] = {"megatron-bridge": "megatron"}
-"""Whose launches those of a trainer are, where they are another's."""
 
 
 class ImportedLaunch(Record):
@@ -67,24 +55,24 @@ class ImportedLaunch(Record):
     """What was read how, and what is left out, one sentence each."""
 
 
-def import_launch(source: Engine | None, path: str, raw: Mapping[str, object]) -> ImportedLaunch:
+def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> ImportedLaunch:
     """Return the launch of a trainer's file; source : the trainer, None: whose file it is.
 
     raw : options of the question, as typed; the cluster is among them. Raises InputError where the
     file is none of that trainer, is refused by it, or is of a model that nobody names.
     """
     inputs = build_request(raw).inputs
-    own = trainer_of(read_configuration(path)).name
-    source = source or _TRAINERS[own]
+    own = engine_of(read_configuration(path))
     gpu, world = _cluster(path, inputs.hardware)
-    if _TRAINERS[own] != source:
-        raise DocumentError(path, f"is a launch of {own}", remedy=f"give --from {_TRAINERS[own]}")
+    if source not in (None, own.name):
+        raise DocumentError(path, f"is a launch of {own.title}", remedy=f"give --from {own.name}")
     lengths = inputs.seq_length or (None,)
     file = read_checked(path, world_size=world, gpu=gpu, model=inputs.model, seq_length=lengths[0])
     launch = _priced(file)
     request: dict[str, object] = {**raw, **_question(launch, inputs.model, path)}
     question = open_launches(build_request(request))
-    engine = _ENGINES.get(source, source)
+    # launches of Megatron-Bridge are Megatron-LM's
+    engine = own.name if own.spaces is not None else own.starts[0]
     choice = choice_of(launch)
     try:
         usual = launch_of(engine_space(engine), question.job, choice)
@@ -98,7 +86,7 @@ def import_launch(source: Engine | None, path: str, raw: Mapping[str, object]) -
         choice=choice,
         launch=found,
         request=request,
-        notes=(*_notes(file), *losses_of(launch, found, "a launch file")),
+        notes=(*_notes(file), *(one.what for one in losses_of(launch, found, "a launch file"))),
     )
 
 
@@ -324,8 +312,8 @@ class TakenOver(Record):
 
     choice: Choice
     launch: Launch
-    losses: tuple[str, ...]
-    """What is another thing there, one sentence each."""
+    losses: tuple[Loss, ...]
+    """What is another thing there."""
 
 
 def taken_over(
@@ -337,10 +325,11 @@ def taken_over(
     UnsupportedError where the other trainer has no such degrees, or refuses them.
     """
     space = engine_space(engine)
-    near, losses = choice, list[str]()
+    near, losses = choice, list[Loss]()
     for changes, sentence in _adapted(question, launch.degrees, choice, space):
         near = replace(near, **changes)
-        losses.append(f"{space.title} has no {sentence}")
+        what = f"{space.title} has no {sentence}"
+        losses.append(Loss(field=next(iter(changes)), what=what))
     try:
         made = launch_of(space, question.job, near)
     except InputError as error:
@@ -352,7 +341,10 @@ def taken_over(
     # sizes and the length of the run are the job's; how layers are computed is a trainer's
     kept = {name: value for name, value in own.items() if name.startswith(("model.", "steps"))}
     losses += [
-        f"{name.replace('_', ' ')} is the other trainer's to say: {_shown(value)}"
+        Loss(
+            field=name,
+            what=f"{name.replace('_', ' ')} is the other trainer's to say: {_shown(value)}",
+        )
         for name, value in own.items()
         if name not in kept
     ]

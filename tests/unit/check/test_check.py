@@ -37,7 +37,7 @@ from search.check.job import job_of_launch
 from search.check.neighbours import Neighbour, Neighbours, neighbours_of
 from search.commands import check
 from search.engines.megatron.read import read_launch
-from search.engines.readers import read_checked
+from search.engines.table import read_checked
 from tests.step_cases import card_named, stack_named
 
 LLAMA: dict[str, Any] = {

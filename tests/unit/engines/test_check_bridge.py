@@ -24,7 +24,7 @@ from search.commands import check
 from search.engines.bridge.recipes import PRECISIONS, named_recipe
 from search.engines.huggingface.architectures import architecture, architecture_names
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked, trainer_of
+from search.engines.table import engine_of, read_checked
 from search.engines.text import read_configuration
 from tests.bridge_cases import (
     LLAMA,
@@ -496,9 +496,9 @@ def test_whose_a_script_is(text: str, trainer: str | None, tmp_path: Path) -> No
     source = read_configuration(path)
     if trainer is None:
         with pytest.raises(Exception, match="is no launch of"):
-            trainer_of(source)
+            engine_of(source)
     else:
-        assert trainer_of(source).name == trainer
+        assert engine_of(source).title == trainer
 
 
 # --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from autopar.run.launch import Launch
 from search.commands import check
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked, trainer_of
+from search.engines.table import engine_of, read_checked
 from search.engines.text import read_configuration
 
 ZERO1: dict[str, Any] = {
@@ -496,7 +496,7 @@ MEGATRON = (
 def test_whose_a_file_is(name: str, text: str, trainer: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    assert trainer_of(read_configuration(path)).name == trainer
+    assert engine_of(read_configuration(path)).title == trainer
 
 
 def test_shipped_names_are_models_of_scripts() -> None:

@@ -17,7 +17,7 @@ from search.check.assessment import Target, assess
 from search.check.changes import changed_words
 from search.check.neighbours import neighbours_of
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked
+from search.engines.table import read_checked
 from tests.step_cases import card_named, stack_named
 
 DENSE: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.errors import DocumentError
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked
+from search.engines.table import read_checked
 
 MODEL = """export CUDA_DEVICE_MAX_CONNECTIONS=1
 MODEL=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32

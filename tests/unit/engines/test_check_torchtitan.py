@@ -27,7 +27,7 @@ from search.check.job import job_of_launch
 from search.commands import check
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.reader import CheckedFile
-from search.engines.readers import read_checked, trainer_of
+from search.engines.table import engine_of, read_checked
 from search.engines.text import read_configuration
 from search.engines.torchtitan.read import read_titan
 from tests.step_cases import card_named, stack_named
@@ -513,4 +513,4 @@ def test_changes_are_keys_of_the_file(checked: Callable[..., CheckedFile]) -> No
 def test_owns_its_files_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(_H200, encoding="utf-8")
-    assert trainer_of(read_configuration(path)).name == "torchtitan"
+    assert engine_of(read_configuration(path)).title == "torchtitan"

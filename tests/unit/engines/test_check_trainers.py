@@ -13,10 +13,12 @@ from autopar.errors import DocumentError
 from autopar.run.launch import Launch
 from search.check.changes import MOVES, Changes, changes_of
 from search.commands import check
-from search.engines import readers as reading
+from search.engines import table
+from search.engines.engine import Engine
+from search.engines.megatron import check as megatron
 from search.engines.megatron.read import read_launch
-from search.engines.reader import Asked, CheckedFile, Trainer
-from search.engines.readers import TRAINERS, read_checked, trainer_of
+from search.engines.reader import Asked, CheckedFile
+from search.engines.table import ENGINES, engine_of, read_checked
 from search.engines.text import Configuration, read_configuration
 
 ARGUMENTS: dict[str, Any] = {
@@ -74,8 +76,13 @@ def _read_plain(source: Configuration, asked: Asked) -> CheckedFile:
     )
 
 
-PLAIN = Trainer(
-    name="plain", forms="TOML", owns=lambda source: "plain" in source.document, read=_read_plain
+READERS = [engine for engine in ENGINES if engine.owns is not None]
+PLAIN = Engine(
+    name="plain",
+    title="plain",
+    forms="TOML",
+    owns=lambda source: "plain" in source.document,
+    read=_read_plain,
 )
 
 
@@ -83,7 +90,7 @@ def test_another_trainer_is_shown_in_its_own_words(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its name, its software, only what it can change, and that as it spells it."""
-    monkeypatch.setattr(reading, "TRAINERS", (PLAIN, *TRAINERS))
+    monkeypatch.setattr(table, "ENGINES", (*ENGINES, PLAIN))
     path = tmp_path / "job.toml"
     path.write_text("[plain]\ntp = 8\n", encoding="utf-8")
     code, out, err = ask(str(path), "--hardware", "h100:4x8")
@@ -129,8 +136,8 @@ def test_a_file_of_nobody_names_who_is_read(
     with pytest.raises(DocumentError, match=said) as error:
         read_checked(str(path), world_size=8, gpu="h100-80gb")
     if said == "is no launch of":
-        for trainer in TRAINERS:
-            assert f"{trainer.name} ({trainer.forms})" in str(error.value)
+        for engine in READERS:
+            assert f"{engine.title} ({engine.forms})" in str(error.value)
     assert len(str(error.value)) - len(str(path)) < 270
 
 
@@ -147,8 +154,8 @@ def test_whose_a_file_is(name: str, text: str, trainer: str, tmp_path: Path) -> 
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     source = read_configuration(path)
-    assert trainer_of(source).name == trainer
-    assert {type(one.owns(source)) for one in TRAINERS} == {bool}
+    assert engine_of(source).title == trainer
+    assert {type(one.owns(source)) for one in READERS if one.owns} == {bool}
 
 
 def test_moves_are_those_of_neighbours(
@@ -161,13 +168,14 @@ def test_moves_are_those_of_neighbours(
     file = read_checked(str(path), world_size=32, gpu="h100-80gb")
     assert file.moves == MOVES
 
-    still = Trainer(
+    still = Engine(
         name="still",
+        title="still",
         forms="JSON",
         owns=lambda _: True,
         read=lambda source, asked: _still(source, asked),
     )
-    monkeypatch.setattr(reading, "TRAINERS", (still,))
+    monkeypatch.setattr(table, "ENGINES", (still,))
     _, out, _ = ask(str(path), "--hardware", "h100:4x8")
     assert "was found in 0 launches next to this one" in " ".join(out.split())
 
@@ -175,7 +183,7 @@ def test_moves_are_those_of_neighbours(
 def _still(source: Configuration, asked: Asked) -> CheckedFile:
     from autopar.records import replace
 
-    return replace(TRAINERS[-1].read(source, asked), moves=frozenset())
+    return replace(megatron.read(source, asked), moves=frozenset())
 
 
 def test_words_of_a_command_are_kept_as_they_stand(tmp_path: Path) -> None:

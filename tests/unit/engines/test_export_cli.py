@@ -14,9 +14,10 @@ from autopar.errors import INFEASIBLE
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
-from search.engines.engine import EXPORTERS, lower_for
 from search.engines.galvatron.plan import lower, strategy_text
-from search.engines.reprice import change_sentence
+from search.engines.handover import change_sentence
+from search.engines.plans import lower_for
+from search.engines.table import EXPORTERS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -81,7 +82,7 @@ def test_lossy_export_is_refused(folder: Path, capsys: pytest.CaptureFixture[str
 
     err = capsys.readouterr().err.splitlines()
     assert err[0] == "autopar-export: megatron cannot do all that the plan says:"
-    assert sum(line.startswith("autopar-export:   ") for line in err) == 5
+    assert sum(line.startswith("autopar-export:   ") for line in err) == 6
     assert err[-1].endswith("--allow-approx takes the nearest plan")
     assert not (folder / "exports").exists()
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
-from search.engines.megatron.arguments import LayoutError, layout_string, parse_layout, stage_sizes
+from autopar.run.launch import Degrees, chunks_of_sizes
+from search.engines.megatron.arguments import LayoutError, parse_layout, stage_sizes
+from search.engines.megatron.stages import layout_of
+
+
+def layout_string(sizes: Sequence[int]) -> str:
+    """Return the layout of stages of so many layers, as the writer spells it."""
+    stages = len(sizes)
+    return layout_of(Degrees(world=stages, pp=stages, chunks=chunks_of_sizes(sizes, stages)))
 
 
 def test_published_examples() -> None:

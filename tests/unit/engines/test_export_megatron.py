@@ -15,12 +15,13 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.engine import Lowered
 from search.engines.megatron.arguments import Arguments, import_megatron, violated_rules
-from search.engines.megatron.plan import checkpoints_first, lower, model_arguments
+from search.engines.megatron.plan import checkpoints_first
+from search.engines.plans import Lowered, lower_for
 from search.engines.text import Configuration, flags_of, script_command
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
 from tests.often import often
+from tests.unit.export_plans import check_read_back
 
 UNIFORM = Plan(
     world_size=16,
@@ -32,6 +33,9 @@ UNIFORM = Plan(
     num_microbatches=8,
     default_dp_type="zero2",
 )
+
+
+lower = lower_for("megatron")
 
 
 def arguments(lowered: Lowered) -> Arguments:
@@ -110,7 +114,14 @@ def test_base_of_rotary_positions_is_the_specs() -> None:
         ("llama3-405b", "500000", "8.0"),
         ("qwen2.5-7b", "1000000", None),
     ):
-        flags = dict(model_arguments(load_spec(name))[0])
+        spec = load_spec(name)
+        flat = replace(
+            UNIFORM,
+            num_stages=1,
+            stage_sizes=(spec.num_layers,),
+            layers=(LayerStrategy(tp=4),) * spec.num_layers,
+        )
+        flags = arguments(lower(job(flat, spec)))
         assert flags["rotary-base"] == (base,)
         assert flags.get("rope-scaling-factor", (None,)) == (factor,)
         assert ("use-rope-scaling" in flags) == (factor is not None)
@@ -264,6 +275,7 @@ def test_heterogeneous_plan() -> None:
 
     assert {loss.field for loss in lowered.losses} == {
         "dp_types_enc",
+        "embed_sdp",
         "checkpoint",
         "tp_sizes_enc",
         "use_sp",
@@ -287,6 +299,7 @@ def test_exports_are_legal_and_read_back(plan: Plan, degree: int | None) -> None
     assert not violated_rules(arguments(lowered), plan.world_size)
     assert (after.world_size, after.global_batch) == (plan.world_size, plan.global_batch)
     assert read(lowered, plan.world_size) == as_run(after)
+    check_read_back(lowered)
     assert lower(job(after, tensor_degree=degree)).losses == ()
 
 
@@ -317,13 +330,18 @@ def test_bash_sees_the_same_words(tmp_path: Path) -> None:
     done = subprocess.run(
         [bash, "-euc", program],
         cwd=tmp_path,
-        env={"DATA_PATH": "a b", "TOKENIZER_MODEL": "c", "ROTARY_BASE": "7"},
+        env={
+            "DATA_PATH": "a b",
+            "TOKENIZER_MODEL": "c",
+            "ROTARY_BASE": "7",
+            "TRAIN_ITERS": "9",
+        },
         capture_output=True,
         text=True,
         check=True,
     )
 
-    known = 'DATA_PATH="a b"\nTOKENIZER_MODEL=c\nROTARY_BASE=7\n'
+    known = 'DATA_PATH="a b"\nTOKENIZER_MODEL=c\nROTARY_BASE=7\nTRAIN_ITERS=9\n'
     command = script_command(known + text + 'python x.py "${MEGATRON_ARGS[@]}"\n', "x")
     assert done.stdout.splitlines() == list(command.arguments)
 

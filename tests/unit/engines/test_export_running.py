@@ -15,10 +15,11 @@ from autopar.errors import INFEASIBLE, UnsupportedError
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
-from search.engines import reprice
-from search.engines.engine import EXPORTERS, as_typed, different, lower_for
+from search.engines import handover
 from search.engines.galvatron.plan import strategy_text
-from search.engines.reprice import advised
+from search.engines.handover import advised
+from search.engines.plans import as_typed, different, lower_for
+from search.engines.table import EXPORTERS
 from search.request.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
@@ -295,7 +296,7 @@ def test_a_refusal_names_engines_that_take_the_plan(name: str, engine: str, stag
 
 def test_nobody_else_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then that is said, or what else can be done."""
-    monkeypatch.setattr(reprice, "EXPORTERS", ("megatron",))
+    monkeypatch.setattr(handover, "EXPORTERS", ("megatron",))
     for remedy, said in (("", "no other engine takes it either"), ("search again", "search again")):
         error = advised(job(ZERO3), "megatron", UnsupportedError("it is odd", remedy=remedy))
         assert str(error) == f"it is odd; {said}"

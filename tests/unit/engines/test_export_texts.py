@@ -14,8 +14,8 @@ from hypothesis import given, settings, strategies as st
 from autopar.errors import DocumentError
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, VocabStrategy
-from search.engines.engine import lower_for
-from search.engines.reprice import lowered_files
+from search.engines.files import with_script
+from search.engines.plans import lower_for
 from search.engines.text import dump_yaml, flags_of, load_yaml, script_command
 from tests.export_cases import HETEROGENEOUS, job
 from tests.often import often
@@ -262,7 +262,10 @@ def test_no_yaml_is_an_internal_error(text: str) -> None:
     ("engine", "asked"),
     [
         ("galvatron", ["DATA_PATH", "TOKENIZER_MODEL", "ROTARY_BASE", "GALVATRON_PATH"]),
-        ("megatron", ["ROTARY_BASE", "DATA_PATH", "TOKENIZER_MODEL", "MEGATRON_PATH"]),
+        (
+            "megatron",
+            ["ROTARY_BASE", "TRAIN_ITERS", "DATA_PATH", "TOKENIZER_MODEL", "MEGATRON_PATH"],
+        ),
         ("torchtitan", ["HF_ASSETS_PATH", "ROTARY_BASE"]),
     ],
 )
@@ -274,7 +277,7 @@ def test_launches_ask_for_what_is_unset(engine: str, asked: list[str], tmp_path:
     plan = replace(HETEROGENEOUS, world_size=2, num_stages=1, stage_sizes=(8,))
     plan = replace(plan, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
     lowered = lower_for(engine)(job(plan))
-    for name, text in lowered_files(lowered).items():
+    for name, text in with_script(lowered.files, lowered.launch).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     environment: dict[str, str] = {}
     for name in [*asked, None]:
@@ -301,19 +304,25 @@ def test_launches_ask_for_what_is_unset(engine: str, asked: list[str], tmp_path:
 def test_weights_come_and_go_where_the_environment_says(
     engine: str, file: str, load: str, save: str, tmp_path: Path
 ) -> None:
-    """LOAD and SAVE are options of the launch, one word each; without them it has none."""
+    """LOAD and SAVE are options of the launch, one word each.
+
+    Without LOAD a script names the configuration of its model.
+    """
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash on this machine")
     plan = replace(HETEROGENEOUS, world_size=2, num_stages=1, stage_sizes=(8,))
     plan = replace(plan, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
-    for name, text in lowered_files(lower_for(engine)(job(plan))).items():
+    lowered = lower_for(engine)(job(plan))
+    for name, text in with_script(lowered.files, lowered.launch).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     for name in ("torchrun", "accelerate", "python"):
         program = tmp_path / name
         program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
         program.chmod(0o755)
     asked = "DATA_PATH TOKENIZER_MODEL ROTARY_BASE MODEL_SIZE MEGATRON_PATH PADDLENLP_PATH DATA_DIR"
+    asked += " TRAIN_ITERS"
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **dict.fromkeys(asked.split(), "here")}
 
     def words(**more: str) -> list[str]:
@@ -324,7 +333,10 @@ def test_weights_come_and_go_where_the_environment_says(
         return done.stdout.splitlines()
 
     plain = words()
-    assert load not in plain
+    if load == "--model_name_or_path":
+        assert plain[plain.index(load) + 1] == "model"
+    else:
+        assert load not in plain
     assert "" not in plain
     full = words(LOAD="/my weights", SAVE="/my runs")
     assert full[full.index(load) + 1] == "/my weights"

@@ -31,7 +31,7 @@ from search.engines.files import LAUNCH, written
 from search.engines.megatron.write import environment_of
 from search.engines.place import Place
 from search.engines.space import Job, launch_of
-from search.engines.spaces import ENGINES
+from search.engines.table import spaces
 from search.engines.text import flags_of, script_command
 
 NODE = Place(num_nodes=1, gpus_per_node=8)
@@ -39,7 +39,7 @@ NODE = Place(num_nodes=1, gpus_per_node=8)
 
 def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
     """Return a launch as a search over trainers makes it, on eight H100."""
-    space = next(one for one in ENGINES if one.name == engine)
+    space = next(one for one in spaces() if one.name == engine)
     sizes = launch_model(load_spec(model))
     usual = {"zero": 1 if engine in ("megatron", "deepspeed") else 2, "global_batch": 64}
     chunks = even_chunks(
@@ -230,7 +230,7 @@ def test_what_a_trainer_cannot_say_is_a_sentence(
 
     found = written(launch, engine=engine, place=NODE)
 
-    assert found.losses == (loss,)
+    assert [one.what for one in found.losses] == [loss]
     assert without_effect(found.runs) != without_effect(launch)
 
 

@@ -36,8 +36,6 @@ SMALL = {  # modules that are one idea and shorter: name, and why it stands alon
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
     "profiler/hardware/command.py": "light, as that of models",
     "profiler/site/command.py": "light, as that of models",
-    "search/engines/spaces.py": "the table of spaces, which their modules must not import",
-    "search/engines/readers.py": "the table of trainers, whose modules must not import it",
 }
 TABLES = {"__init__.py", "__main__.py", "engine.py", "keys.py", "rules.py", "space.py"}
 """Names of files without a least length: faces, and tables of an engine."""

@@ -17,9 +17,8 @@ from autopar.price.account import account_of
 from autopar.price.profile import with_megatron_memory
 from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.engine import Job
-from search.engines.megatron.plan import lower
 from search.engines.megatron.read import launch_of_configuration
+from search.engines.plans import Job, lower_for
 from search.engines.text import read_configuration
 from search.planning.cost.memory import COMMUNICATOR_BYTES
 from search.planning.question import Session, open_session
@@ -91,7 +90,7 @@ def launched(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> 
         precision=asked.options.mixed_precision,
         tp_overlap=False,
     )
-    lowered = lower(job)
+    lowered = lower_for("megatron")(job)
     assert not lowered.losses
     path = folder / "arguments.sh"
     path.write_text(lowered.files["megatron_args.sh"])

@@ -192,7 +192,7 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
     assert found.best is not None
     place = Place(num_nodes=1, gpus_per_node=8, model="qwen3-8b")
     files = written(found.best.launch, engine=found.engine.name, place=place)  # type: ignore[arg-type]
-    assert [one for one in files.losses if "vocab" not in one] == []
+    assert [one for one in files.losses if "vocab" not in one.what] == []
 
 
 def test_adapters_are_no_loss_beside_others() -> None:

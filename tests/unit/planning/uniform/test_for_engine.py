@@ -14,7 +14,8 @@ from autopar.records import replace
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run
-from search.engines.engine import EXPORTERS, Space, space_of
+from search.engines.plans import Space, space_of
+from search.engines.table import EXPORTERS
 from search.planning import route
 from search.planning.best_plan import BestPart, EngineBest, choose, sweeps
 from search.planning.question import open_session

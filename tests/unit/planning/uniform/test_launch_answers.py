@@ -13,7 +13,6 @@ import pytest
 from autopar.errors import InputError, OptionError
 from search.commands import check, explain, export, search as search_command
 from search.engines.choice import PRECISIONS
-from search.engines.spaces import ENGINES
 from search.planning.route import TRAINERS, Route, route_of
 from search.planning.uniform.answer import Answer, answer, open_launches
 from search.planning.uniform.files import is_launch, launch_document, read_launch, result_document
@@ -634,11 +633,6 @@ def test_a_cluster_that_its_card_cannot_be_is_refused(given: dict[str, object], 
     """As for plans: launches were priced on nodes of any size."""
     with pytest.raises(InputError, match=said):
         open_launches(build_request({**_SMALL, **given}))
-
-
-def test_the_table_of_routes_names_every_trainer_with_launches() -> None:
-    """It stands apart, so that other questions do not load them."""
-    assert {engine.name for engine in ENGINES} == set(TRAINERS)
 
 
 def test_a_shape_beside_a_card_that_says_otherwise_is_refused() -> None:

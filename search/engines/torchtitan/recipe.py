@@ -1,0 +1,493 @@
+"""A launch as a recipe of torchtitan 0.3.0: one Python file whose function returns Trainer.Config.
+
+Keys: `torchtitan/config/configs.py`, `distributed/activation_checkpoint.py`, `trainer.py` of the
+wheel of 0.3.0. Stages of any size; recomputation of some layers by a subclass of `FullAC`.
+`docs/export-torchtitan.md` describes what is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autopar.errors import UnsupportedError
+from autopar.pipeline.schedules import TORCH_NAMES
+from autopar.records import replace
+from autopar.run.launch import Launch, Model, TorchTrainer
+from search.engines.place import Draft, Place, spec_of
+from search.engines.torchtitan.read import read_titan
+from search.engines.words import ROTARY_BASE, layer_ranges, required, torchrun
+
+VERSION = "0.3.0"
+FILE = "autopar_recipe.py"
+_TITLE = f"torchtitan {VERSION}"
+_MODULE = "autopar_recipe"
+_FUNCTION = "autopar_plan"
+
+
+def recipe(launch: Launch, trainer: TorchTrainer, place: Place) -> Draft:
+    """Return the recipe of a launch and the command that names it.
+
+    Raises UnsupportedError for a model that is none of Llama 3's blocks, and for what recipes are
+    not written with.
+    """
+    refuse_model(place.model or launch.name, beyond(launch.model))
+    others = {
+        "8-bit products": launch.precision.low,
+        "compiled layers": trainer.compiled,
+        "several chunks of a stage": launch.degrees.vpp > 1,
+        "recomputation of parts of layers": trainer.checkpoint in ("op", "layers"),
+        "states on the host": launch.optimizer.offload > 0,
+    }
+    found = [text for text, present in others.items() if present]
+    if found:
+        raise UnsupportedError(f"no recipe of {_TITLE} is written with {' and '.join(found)}")
+    text = _text(launch, trainer, place)
+    return Draft(
+        version=VERSION,
+        files={FILE: text},
+        launch=_command(launch, place),
+        notes=tuple(_notes(launch, trainer, place)),
+        read=lambda: _read(text, launch),
+    )
+
+
+def recomputed(launch: Launch, trainer: TorchTrainer, place: Place) -> list[int]:
+    """Return the layers of a launch that are computed again, by number."""
+    if trainer.checkpoint == "none":
+        return []
+    every = range(launch.model.num_layers)
+    return [layer for layer in every if place.recomputed is None or layer in place.recomputed]
+
+
+# --------------------------------------------------------------------------------------------------
+# The model of a torchtitan recipe, written out of torchtitan's blocks by the sizes of a launch.
+#
+# torchtitan's language models with the blocks that a launch describes are Llama 3's: RMSNorm,
+# rotary positions, grouped-query attention, SwiGLU, no biases. Llama 2 and Mistral are these with
+# other numbers, which `torchtitan/models/llama3/__init__.py` of 0.3.0 shows how to write. Its own
+# flavours (8B, 70B, 405B) are Llama 3.1, whose rotary frequencies are scaled, so none of them is
+# named.
+
+
+def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
+    """Raise UnsupportedError where a model has a part that the recipe's model lacks."""
+    found = [text for text, present in obstacles.items() if present]
+    if found:
+        raise UnsupportedError(
+            f"{_TITLE} has no model like {name}, which has {' and '.join(found)}"
+        )
+
+
+def beyond(model: Model) -> Mapping[str, bool]:
+    """Return the parts that the recipe's model lacks, and whether a model has them."""
+    attention = model.attention
+    return {
+        "experts": model.experts is not None,
+        "an MLP that is not gated": not model.gated,
+        "biases": model.biases,
+        "biases of the QKV projection": model.qkv_biases,
+        f"{model.positions} positions": model.positions != "rotary",
+        "positions in a part of each head": model.rotary_share != 1.0,
+        "norms other than two RMSNorms a layer": model.norm != "rms" or model.norms != 2,
+        "norms of queries and keys": attention.head_norms,
+        "latent attention": attention.latent is not None,
+        "windows of attention": attention.window is not None,
+        "modules of further tokens": model.mtp > 0,
+    }
+
+
+_BUILT = '''\
+DIM = {dim}
+NUM_HEADS = {heads}
+NUM_KV_HEADS = {kv_heads}
+HEAD_DIM = {head_dim}
+FFN_DIM = {ffn}
+VOCAB_SIZE = {vocab}
+{theta}
+_INIT = {{"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}}
+_EMBEDDING_INIT = {{"weight": {embedding_init}}}
+_ONES = {{"weight": nn.init.ones_}}
+
+
+def _layer() -> Llama3TransformerBlock.Config:
+    return Llama3TransformerBlock.Config(
+        attention_norm=RMSNorm.Config(normalized_shape=DIM, param_init=_ONES),
+        ffn_norm=RMSNorm.Config(normalized_shape=DIM, param_init=_ONES),
+        attention=make_gqa_config(
+            dim=DIM,
+            n_heads=NUM_HEADS,
+            n_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM,
+            fuse_qkv=True,
+            wqkv_param_init=_INIT,
+            wo_param_init=_INIT,
+            inner_attention=get_attention_config("flex"),
+            rope=ComplexRoPE.Config(
+                dim=HEAD_DIM, max_seq_len=SEQ_LEN, theta=ROPE_THETA{scaling}
+            ),
+        ),
+        feed_forward=make_ffn_config(
+            dim=DIM, hidden_dim=FFN_DIM, w1_param_init=_INIT, w2w3_param_init=_INIT
+        ),
+    )
+
+
+def model_spec() -> ModelSpec:
+    """Return {name} out of Llama 3's blocks."""
+    model = Llama3Model.Config(
+        dim=DIM,
+        vocab_size=VOCAB_SIZE,
+        enable_weight_tying={tied},
+        tok_embeddings=Embedding.Config(
+            num_embeddings=VOCAB_SIZE, embedding_dim=DIM, param_init=_EMBEDDING_INIT
+        ),
+        norm=RMSNorm.Config(normalized_shape=DIM, param_init=_ONES),
+        lm_head=Linear.Config(in_features=DIM, out_features=VOCAB_SIZE, param_init=_INIT),
+        layers=[_layer() for _ in range(NUM_LAYERS)],
+    )
+    return replace(model_registry("debugmodel"), flavor="{name}", model=model)
+'''
+
+_ASKED = """\
+if "ROTARY_BASE" not in environ:  # the model file that was planned with does not hold it
+    raise ValueError("{message}")
+ROPE_THETA = float(environ["ROTARY_BASE"])"""
+
+
+def plain(name: str) -> str:
+    """Return a name that any string or docstring of Python can hold."""
+    return re.sub(r"[^\w./+-]", "_", name)
+
+
+def _model(launch: Launch, place: Place) -> str:
+    """Return the source of `model_spec()`."""
+    model, spec = launch.model, spec_of(place, launch.model)
+    base = None if spec is None else spec.rotary_base
+    factor = None if spec is None else spec.rotary_scaling_factor
+    return _BUILT.format(
+        name=_name(launch, place),
+        dim=model.hidden,
+        heads=model.attention.heads,
+        kv_heads=model.attention.groups,
+        head_dim=model.attention.width,
+        ffn=model.ffn,
+        vocab=model.vocab,
+        theta=_ASKED.format(message=ROTARY_BASE) if base is None else f"ROPE_THETA = {base}",
+        scaling="" if factor is None else f', scaling="llama", scaling_factor={factor}',
+        tied=model.tied,
+        # A tied table is initialised once, as the head's weight.
+        embedding_init=("skip_param_init" if model.tied else "partial(nn.init.normal_, std=0.02)"),
+    )
+
+
+def _name(launch: Launch, place: Place) -> str:
+    return plain(place.model or launch.name or "model")
+
+
+def _asks_base(launch: Launch, place: Place) -> bool:
+    """Return whether the base of rotary positions is asked for: no description holds it."""
+    spec = spec_of(place, launch.model)
+    return spec is None or spec.rotary_base is None
+
+
+# --------------------------------------------------------------------------------------------------
+# The file and the command.
+
+
+def _command(launch: Launch, place: Place) -> str:
+    """Return the command; what the recipe takes from the environment is asked for before."""
+    asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with the tokenizer"}
+    if _asks_base(launch, place):
+        asked["ROTARY_BASE"] = ROTARY_BASE
+    words = [f'{name}="{required(name, message)}"' for name, message in asked.items()]
+    words.append('PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"')
+    words.append(
+        torchrun(place, ["-m", "torchtitan.train", "--module", _MODULE, "--config", _FUNCTION])
+    )
+    return " ".join(words)
+
+
+def _text(launch: Launch, trainer: TorchTrainer, place: Place) -> str:
+    model, layers = launch.model, recomputed(launch, trainer, place)
+    partly = 0 < len(layers) < model.num_layers
+    policies = {0: "None", model.num_layers: "FullAC.Config()"}
+    head = (
+        f'"""{_name(launch, place)} on {launch.degrees.world} GPUs.\n\n'
+        f"Written by autopar-export for {_TITLE}; other releases have other keys.\n"
+        '"""\n'
+    )
+    parts = [
+        head,
+        _imports(
+            _IMPORTS,
+            _TIED_IMPORTS if model.tied else {},
+            _FULL_AC if layers else {},
+            {"dataclasses": ("dataclass",)} if partly else {},
+        ),
+        _constants(launch),
+        "\n" + _model(launch, place),
+    ]
+    if partly:
+        parts.append("\n" + _LAYERS_AC.format(layers=_int_set(layers)))
+    policy = policies.get(len(layers), "LayersAC.Config()")
+    parts.append(_config(launch, trainer, place, policy))
+    return "\n".join(parts)
+
+
+# Names to import by module; a formatter lays them out.
+_IMPORTS = {
+    "dataclasses": ("replace",),
+    "functools": ("partial",),
+    "os": ("environ",),
+    "torch": ("nn",),
+    "torchtitan.components.checkpoint": ("CheckpointManager",),
+    "torchtitan.components.loss": ("ChunkedLossWrapper", "CrossEntropyLoss"),
+    "torchtitan.components.optimizer": ("default_adamw",),
+    "torchtitan.config": ("CompileConfig", "ParallelismConfig", "TrainingConfig"),
+    "torchtitan.hf_datasets.text_datasets": ("HuggingFaceTextDataLoader",),
+    "torchtitan.models.common": ("ComplexRoPE", "Embedding", "Linear", "RMSNorm"),
+    "torchtitan.models.common.config_utils": (
+        "decoder_vocab_size",
+        "get_attention_config",
+        "make_ffn_config",
+        "make_gqa_config",
+    ),
+    "torchtitan.models.llama3": ("model_registry",),
+    "torchtitan.models.llama3.model": ("Llama3Model", "Llama3TransformerBlock"),
+    "torchtitan.protocols.model_spec": ("ModelSpec",),
+    "torchtitan.trainer": ("Trainer",),
+}
+_TIED_IMPORTS = {"torchtitan.models.common.param_init": ("skip_param_init",)}
+_FULL_AC = {"torchtitan.distributed.activation_checkpoint": ("FullAC",)}
+
+
+def _imports(*tables: Mapping[str, tuple[str, ...]]) -> str:
+    """Return import lines, the standard library's first, sorted as formatters do it."""
+    names: dict[str, set[str]] = {}
+    for table in tables:
+        for module, wanted in table.items():
+            names.setdefault(module, set()).update(wanted)
+    standard: list[str] = []
+    others: list[str] = []
+    for module in sorted(names):
+        ordered = sorted(names[module], key=lambda name: (not name[0].isupper(), name))
+        line = f"from {module} import {', '.join(ordered)}"
+        # the recipe is Python that formatters leave as it is
+        if len(line) > 100:
+            line = "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
+        (standard if module in ("dataclasses", "functools", "os") else others).append(line)
+    return "\n".join([*standard, *([""] if standard else []), *others]) + "\n"
+
+
+def _stage_sizes(launch: Launch) -> list[int]:
+    return [sum(len(layers) for _, layers, _, _ in stage) for stage in launch.degrees.chunks]
+
+
+def _constants(launch: Launch) -> str:
+    lines = [f"NUM_LAYERS = {launch.model.num_layers}", f"SEQ_LEN = {launch.seq}"]
+    if launch.degrees.pp > 1:
+        lines += [f"STAGE_SIZES = {_stage_sizes(launch)}", "", "", _STAGE_MODULES.rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+_STAGE_MODULES = '''\
+def stage_modules() -> list[list[str]]:
+    """Return the modules of every stage: the layers in order, embedding first, head last."""
+    names = [f"layers.{i}" for i in range(NUM_LAYERS)]
+    stages = []
+    for size in STAGE_SIZES:
+        stages.append(names[:size])
+        del names[:size]
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "lm_head"]
+    return stages
+'''
+
+_LAYERS_AC = '''\
+CHECKPOINTED = {layers}
+
+
+class LayersAC(FullAC):
+    """Recomputes the layers in CHECKPOINTED and keeps the activations of the others."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FullAC.Config):
+        pass
+
+    def _wrap_block(self, module, *, base_fqn=None):
+        if int(base_fqn.removeprefix("layers.")) in CHECKPOINTED:
+            return super()._wrap_block(module, base_fqn=base_fqn)
+        return module
+'''
+
+
+def _int_set(numbers: list[int]) -> str:
+    """Return a set of layers as Python of at most 100 columns."""
+    text = ", ".join(map(str, numbers))
+    if len(text) < 80:
+        return f"{{{text}}}"
+    body = textwrap.fill(text + ",", width=96, initial_indent="    ", subsequent_indent="    ")
+    return f"{{\n{body}\n}}"
+
+
+def _config(launch: Launch, trainer: TorchTrainer, place: Place, policy: str) -> str:
+    degrees = launch.degrees
+    piped = degrees.pp > 1
+    # a mesh that shards holds all data ranks; ddp replicates over them
+    copies = trainer.replicas if trainer.zero else degrees.dp
+    # resharding after the forward is ZeRO-3; without it the weights stay, as in ZeRO-2
+    reshard = "always" if trainer.zero == 3 else "never"
+    parallelism: dict[str, object] = {
+        "data_parallel_replicate_degree": copies,
+        "data_parallel_shard_degree": degrees.dp // copies,
+        "fsdp_reshard_after_forward": f'"{reshard}"',
+        "tensor_parallel_degree": degrees.tp,
+        "enable_sequence_parallel": degrees.scattered or degrees.tp == 1,
+        "context_parallel_degree": degrees.cp,
+        "pipeline_parallel_degree": degrees.pp,
+    }
+    if piped:
+        parallelism |= {
+            "pipeline_parallel_schedule": f'"{TORCH_NAMES[degrees.pipeline]}"',
+            "pipeline_parallel_microbatch_size": launch.micro_batch,
+            "module_fqns_per_model_part": "stage_modules()",
+        }
+    training: dict[str, object] = {
+        # Without stages its micro-batches are steps of gradient accumulation.
+        "local_batch_size": launch.micro_batch * (launch.micro_batches if piped else 1),
+        "global_batch_size": launch.global_batch,
+        "seq_len": "SEQ_LEN",
+        "steps": launch.steps or 1000,
+        "mixed_precision_param": '"float32"' if launch.precision.kind == "fp32" else '"bfloat16"',
+    }
+    if piped:
+        training["disable_cuda_graphs"] = True  # its own rule for pipelines
+    return f'''
+def {_FUNCTION}() -> Trainer.Config:
+    """Return the configuration that `--module {_MODULE} --config {_FUNCTION}` names."""
+    spec = model_spec()
+    return Trainer.Config(
+        model_spec=spec,
+        loss=ChunkedLossWrapper.Config(
+            loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        ),
+        optimizer=default_adamw(lr=3e-4),
+        parallelism=ParallelismConfig(
+{_keys(parallelism)}
+        ),
+        training=TrainingConfig(
+{_keys(training)}
+        ),
+        activation_checkpoint={policy},
+        compile=CompileConfig(enable=False),
+        hf_assets_path=environ.get("HF_ASSETS_PATH", "./assets/hf/{_name(launch, place)}"),
+        # LOAD: Hugging Face safetensors to begin with; SAVE: the folder of checkpoints.
+        checkpoint=CheckpointManager.Config(
+            enable=bool(environ.get("LOAD") or environ.get("SAVE")),
+            initial_load_path=environ.get("LOAD") or None,
+            initial_load_in_hf=bool(environ.get("LOAD")),
+            folder=environ.get("SAVE") or "checkpoint",
+        ),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
+    )
+'''
+
+
+def _keys(values: Mapping[str, object]) -> str:
+    return "\n".join(f"            {key}={value}," for key, value in values.items())
+
+
+def _notes(launch: Launch, trainer: TorchTrainer, place: Place) -> Iterator[str]:
+    yield "set HF_ASSETS_PATH to the folder with the tokenizer"
+    yield (
+        "LOAD is the absolute path of Hugging Face weights to begin with, SAVE that of checkpoints"
+    )
+    yield "fill in dataset, steps and learning rate"
+    yield "the loss is computed in chunks: less memory on the last stage than predicted"
+    if _asks_base(launch, place):
+        yield "set ROTARY_BASE: the model description does not hold the base of rotary positions"
+    if launch.degrees.cp > 1:
+        yield "its context parallelism gathers keys and values instead of a ring"
+    layers = recomputed(launch, trainer, place)
+    if 0 < len(layers) < launch.model.num_layers:
+        yield f"LayersAC recomputes {layer_ranges(layers)}"
+    if launch.degrees.pp > 1:
+        yield (
+            f"{_TITLE} hands lists of micro-batches to torch's pipeline schedule: it "
+            "needs a torch later than 2.13.0, whose schedules refuse them"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The way back.
+
+
+def _read(text: str, launch: Launch) -> Launch:
+    """Return the launch that a recipe describes, of the sizes of its constants."""
+    calls: dict[str, dict[str, Any]] = {}
+    constants: dict[str, Any] = {}
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return constants.get(node.id)
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            return ast.unparse(node)
+
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            constants[node.targets[0].id] = value(node.value)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            calls[name] = {key.arg: value(key.value) for key in node.keywords if key.arg}
+    parallelism = dict(calls["ParallelismConfig"])
+    scattered = parallelism.pop("enable_sequence_parallel")
+    if "STAGE_SIZES" in constants:
+        parallelism["module_fqns_per_model_part"] = _stage_modules(constants["STAGE_SIZES"])
+    policy = calls["Trainer.Config"]["activation_checkpoint"]
+    document = {
+        "parallelism": parallelism,
+        "training": calls["TrainingConfig"],
+        "activation_checkpoint": {"mode": "none" if policy is None else "full"},
+        "compile": {"enable": calls["CompileConfig"]["enable"]},
+    }
+    model = replace(
+        launch.model,
+        hidden=constants["DIM"],
+        ffn=constants["FFN_DIM"],
+        vocab=constants["VOCAB_SIZE"],
+        expert_layers=(False,) * constants["NUM_LAYERS"],
+        tied=calls["Llama3Model.Config"]["enable_weight_tying"],
+        attention=replace(
+            launch.model.attention,
+            heads=constants["NUM_HEADS"],
+            groups=constants["NUM_KV_HEADS"],
+            width=constants["HEAD_DIM"],
+        ),
+    )
+    found = read_titan(
+        document, world_size=launch.degrees.world, gpu=launch.software.gpu, model=model
+    ).launch
+    # recipes have a switch, a default number of steps, and their precision beside every rank
+    wide = calls["TrainingConfig"]["mixed_precision_param"] == "float32"
+    return replace(
+        found,
+        degrees=replace(found.degrees, sequence_parallel=scattered and found.degrees.tp > 1),
+        precision=replace(found.precision, kind="fp32" if wide else "bf16"),
+        steps=launch.steps,
+    )
+
+
+def _stage_modules(sizes: list[int]) -> list[list[str]]:
+    """Return what the recipe's `stage_modules` returns, by the names of 0.2."""
+    names = [f"layers.{layer}" for layer in range(sum(sizes))]
+    stages = [[names.pop(0) for _ in range(size)] for size in sizes]
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "output"]
+    return stages

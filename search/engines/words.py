@@ -1,0 +1,96 @@
+"""Text that writers share: variables of a shell, commands in lines, layers as ranges."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+_H = TypeVar("_H", bound=Hashable)
+RENDEZVOUS = '"${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
+NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
+
+
+ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
+"""What is asked for where a spec does not hold it."""
+
+
+def required(name: str, message: str) -> str:
+    """Return a variable for a shell, which ends with a message where it is unset or empty."""
+    return f"${{{name}:?{message}}}"
+
+
+def one_line(name: str) -> str:
+    """Return a name that a comment of one line can hold."""
+    return " ".join(name.split())
+
+
+def inert(name: str) -> str:
+    """Return a name that OmegaConf leaves as it is: `${HOME}` stands for something in any text."""
+    return name.replace("${", "{")
+
+
+def layer_ranges(layers: Iterable[int]) -> str:
+    """Return layer numbers as text: `layer 3`, `layers 0-3 and 8`, `layers 0, 2 and 5-7`."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][-1] + 1 == layer:
+            runs[-1][1:] = [layer]
+        else:
+            runs.append([layer])
+    texts = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[1]}" for r in runs]
+    if len(texts) == 1:
+        return f"layer{'s' if '-' in texts[0] else ''} {texts[0]}"
+    return f"layers {', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def per_value(values: Sequence[_H], text: Callable[[_H], str] = str) -> str:
+    """Return per-layer values as text, in the order of layers: `2 (layers 0-3), 4 (layers 4-7)`."""
+    groups: dict[_H, list[int]] = {}
+    for layer, value in enumerate(values):
+        groups.setdefault(value, []).append(layer)
+    return ", ".join(
+        f"{text(value)} ({layer_ranges(layers)})"
+        for value, layers in sorted(groups.items(), key=lambda item: item[1][0])
+    )
+
+
+class Nodes(Protocol):
+    """The machines of a launch: a job has them, and so has a place."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each."""
+
+
+def torchrun(job: Nodes, script: Sequence[str] | str) -> str:
+    """Return the command of one node: torchrun over all nodes, then `script`.
+
+    Words are quoted, a text is taken as it is. On several nodes MASTER_ADDR, MASTER_PORT and
+    NODE_RANK come from the environment.
+    """
+    tail = script if isinstance(script, str) else " ".join(map(shlex.quote, script))
+    # one node needs no address to meet at
+    if job.num_nodes == 1:
+        where = ["--standalone"]
+    else:
+        where = [
+            f"--node-rank {NODE_RANK}",
+            f"--rdzv-backend c10d --rdzv-id autopar --rdzv-endpoint {RENDEZVOUS}",
+        ]
+    return shell_lines(
+        [
+            f"torchrun --nnodes {job.num_nodes} --nproc-per-node {job.gpus_per_node}",
+            *where,
+            tail,
+        ]
+    )
+
+
+def shell_lines(parts: Sequence[str]) -> str:
+    """Return one shell command over several lines; ends in a newline."""
+    return " \\\n    ".join(parts) + "\n"
