@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autopar.answer import Gain
 from autopar.command.fields import option, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
@@ -20,11 +21,11 @@ from search.request.options import PANELS
 from search.request.request import FILLS, build_request, stored_request
 
 if TYPE_CHECKING:
+    from autopar.answer import Priced
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import WhyNot
     from search.planning.uniform.answer import Question
     from search.planning.uniform.solve import Solution
-    from search.show.explain import Perturbation
 
 _NAME = "autopar-explain"
 
@@ -94,19 +95,14 @@ def _execute(raw: dict[str, Any]) -> int:
 
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
-    from search.planning.question import ask_why_not, evaluate_file, open_session
+    from search.planning.layered.summary import found_or_reason
+    from search.planning.question import WhyNot, ask_why_not, evaluate_file, open_session
+    from search.questions.gains import gains_of
     from search.request.options import option_record
-    from search.show.explain import (
-        explanation_document,
-        perturb,
-        show_best,
-        show_explanation,
-        show_why_not,
-    )
-    from search.show.files import evaluation_document
+    from search.show.files import evaluation_document, explanation_document
     from search.show.headline import SCREEN_WIDTH
     from search.show.pictures.files import pictures_of
-    from search.show.plan import show_evaluation
+    from search.show.terminal import show_against, show_categories, show_given, show_more
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
     json_path = request.output.json_path
@@ -126,12 +122,12 @@ def _execute(raw: dict[str, Any]) -> int:
     for picture in drawn:
         say(f"{_NAME}: wrote {picture}")
 
-    def search_again() -> tuple[SearchResult, list[tuple[str, WhyNot]], tuple[Perturbation, ...]]:
+    def search_again() -> tuple[SearchResult, list[tuple[str, WhyNot]], tuple[Gain, ...]]:
         best = planner.solve()
         pinned = [(rule, ask_why_not(session, rule, best)) for rule in why_not]
-        return best, pinned, perturb(session, best)
+        return best, pinned, gains_of(session, best)
 
-    baseline, pinned, perturbations = working("searching again", search_again)
+    baseline, pinned, gains = working("searching again", search_again)
     if json_path is not None:
         priced = evaluation_document(
             plan,
@@ -142,32 +138,30 @@ def _execute(raw: dict[str, Any]) -> int:
             options=option_record(session.options, session.options.memory_constraint_bytes),
             request={**session.named, **request.given},
         ).content()
-        told = priced | explanation_document(baseline, pinned, perturbations)
+        told = priced | explanation_document(baseline, pinned, gains)
         emit(json_path, told, command=_NAME)
     if json_path == "-":
         return 0
     console = make_console(sys.stdout, SCREEN_WIDTH)
     # what was asked comes before what is told of every plan
+    answer = session.summary(
+        plan, prediction, (*session.defaults, *session.calibrated), request.output.price
+    )
+    budget = session.options.memory_constraint_bytes
+    best, why = found_or_reason(WhyNot(result=baseline), baseline, budget)
+    first, what = (answer.best, "this one") if best is None else (best, "the best plan")
     for rule, found in pinned:
-        show_why_not(console, rule, baseline, found, session.options.memory_constraint_bytes)
+        heading = f"why not {rule}: the fastest plan with it"
+        if found.left_out:
+            heading += f", without {' and '.join(found.left_out)}"
+        other, reason = found_or_reason(found, baseline, budget)
+        show_against(console, heading, first, other, reason, what=what)
     if pinned:
         console.print()
-    show_evaluation(
-        console,
-        plan,
-        prediction,
-        path=path,
-        title=session.title,
-        estimated=session.estimated,
-        synthetic=session.synthetic,
-        defaults=(*session.defaults, *session.calibrated),
-        notes=session.notes,
-        sources=session.sources,
-        throughput=session.throughput(plan, prediction),
-        price=request.output.price,
-    )
-    show_explanation(console, prediction, perturbations=perturbations)
-    show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)
+    show_given(console, answer, path=path)
+    show_categories(console, prediction)
+    show_against(console, "the fastest plan", answer.best, best, why)
+    show_more(console, gains)
     return 0
 
 
@@ -180,9 +174,10 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     from search.planning.uniform.answer import Answer, answer, evaluated
     from search.planning.uniform.files import against_entry, launch_document
     from search.planning.uniform.imported import launch_in
+    from search.planning.uniform.summary import priced_of, summary_of
     from search.show.headline import SCREEN_WIDTH
-    from search.show.launches import show_against, show_evaluated, show_more_memory
     from search.show.pictures.files import pictures_of
+    from search.show.terminal import show_against, show_given, show_more
 
     request = build_request(raw)
     if request.engine is not None:
@@ -231,18 +226,27 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     if json_path == "-":
         return 0
     console = make_console(sys.stdout, SCREEN_WIDTH)
+    record = summary_of(shown)
+    given = record.best
+
+    def priced(solution: Solution | None) -> Priced | None:
+        return None if solution is None else priced_of(shown, one, solution)
+
     # what was asked comes before what is told of every launch
     for rule, fixed, other in others:
         freed = [f"--{name}" for name in question.fixed.options if name not in fixed.options]
         heading = f"why not {rule}: the fastest launch with it"
         if freed:
             heading += f", without {' and '.join(freed)} of the search"
-        show_against(console, shown, heading, *other)
+        show_against(console, heading, given, priced(other[0]), other[1])
     if others:
         console.print()
-    show_evaluated(console, shown, explained=True)
-    show_against(console, shown, "the fastest launch", *best)
-    show_more_memory(console, best[0], more)
+    show_given(console, record, explained=True)
+    show_against(console, "the fastest launch", given, priced(best[0]), best[1])
+    if best[0] is not None and more is not None:
+        gain = more.samples_per_s / best[0].samples_per_s - 1.0
+        same = more.choice == best[0].choice
+        show_more(console, [Gain("+1 GiB of memory per GPU", more.samples_per_s, gain, same)])
     return 0
 
 

@@ -12,7 +12,7 @@ from autopar.command.console import make_console
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say, visible
-from autopar.command.show import print_item, print_plain
+from autopar.command.show import print_heading, print_item, print_plain
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError, UnsupportedError
 from autopar.records import dataclass
@@ -24,7 +24,6 @@ from search.engines.reprice import Choice, change_sentence, export_document
 from search.request.options import PANELS
 from search.request.profiles import named_card
 from search.request.request import FILLS, Request, build_request, stored_request
-from search.show.plan import print_heading
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument

@@ -19,16 +19,16 @@ from search.request.options import PANELS
 from search.request.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
+    from autopar.answer import EngineBest, Priced
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
-    from search.planning.best_plan import BestPart, EngineBest
+    from search.planning.best_plan import BestPart
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
     from search.planning.route import Route
     from search.planning.uniform.answer import Answer
     from search.questions.goals import Reached
     from search.questions.suggestions import Remedy
-    from search.show.headline import Headline
     from search.show.pictures.files import Pictures
 
 _NAME = "autopar-search"
@@ -131,7 +131,8 @@ def _evaluate_launch(request: Request, path: str) -> int:
     from search.planning.uniform.answer import Answer, evaluated
     from search.planning.uniform.files import launch_document
     from search.planning.uniform.imported import launch_in
-    from search.show.launches import show_evaluated
+    from search.planning.uniform.summary import summary_of
+    from search.show.terminal import show_given
 
     if request.engine is not None:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
@@ -147,7 +148,7 @@ def _evaluate_launch(request: Request, path: str) -> int:
     asked = _portable(stored.request, request.output.json_path)
     _emit(request, launch_document(found, asked).model_dump() | {"status": "evaluated"})
     if request.output.json_path != "-":
-        show_evaluated(_console(), found)
+        show_given(_console(), summary_of(found))
     return 0
 
 
@@ -193,7 +194,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     if found.best is None:
         from search.planning.uniform.files import remedy_entry
         from search.questions.suggestions import remedies
-        from search.show.launches import infeasible_lines, remedy_line
+        from search.show.terminal import infeasible_lines, remedy_line
 
         ways = working("looking for what would fit", lambda: remedies(found.question))
         lines = [*infeasible_lines(found), *map(remedy_line, ways)]
@@ -208,16 +209,17 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         emit("-", document, exit_code, command=_NAME)
     if found.best is None:
         if json_path != "-":
-            from search.show.launches import show_infeasible
+            from search.show.terminal import show_infeasible
 
             show_infeasible(_console(), found, ways)
         return INFEASIBLE
     _say_batch(found)
     if request.output.json_path != "-":
-        from search.show.launches import show_answer
+        from search.planning.uniform.summary import summary_of
+        from search.show.terminal import show_answer
 
         goal = "" if reached is None else reached.words
-        show_answer(_console(), found, verbose=request.output.verbose, goal=goal)
+        show_answer(_console(), summary_of(found), verbose=request.output.verbose, goal=goal)
     for path in drawn:
         say(f"{_NAME}: wrote {path}")
     for path in files:
@@ -409,7 +411,7 @@ def _execute(
         ).content()
         document |= _goal_entry(reached)
     if result.infeasibility is not None:
-        from search.show.plan import infeasible_sentence
+        from search.planning.layered.summary import infeasible_sentence
 
         _emit(request, document, INFEASIBLE)
         budget = session.options.memory_constraint_bytes
@@ -442,7 +444,7 @@ def _execute(
         says = _write(request, session, result, paths, document, engines)
         if request.output.plot_path is not None and frontier is not None:
             from autopar.command.run import say_kept
-            from search.show.plan import save_frontier
+            from search.show.frontier import save_frontier
 
             plot = Path(request.output.plot_path)
             save_frontier(frontier, plot, session.title, say_kept(_NAME))
@@ -451,21 +453,22 @@ def _execute(
         # what was found is shown even where files cannot be written; stdout holds the document
         # and nothing else
         if request.output.json_path != "-":
-            from search.show.plan import show_frontier, show_result
+            from search.planning.layered.summary import summary_of
+            from search.show.frontier import show_frontier
+            from search.show.terminal import show_answer
 
             console = _console()
-            show_result(
-                console,
+            answer = summary_of(
                 result,
                 title=session.title,
-                engines=engines,
+                by_engine=engines,
                 tokens=tokens,
                 throughput=_throughput(session, result),
-                price=request.output.price,
-                uniform=_uniform(request, session, result, launches),
-                verbose=request.output.verbose,
-                goal="" if reached is None else reached.words,
+                gpu_hour_price=request.output.price,
+                uniform=_uniform(session, result, launches),
             )
+            goal = "" if reached is None else reached.words
+            show_answer(console, answer, verbose=request.output.verbose, goal=goal)
             if frontier is not None:
                 show_frontier(console, frontier)
     if request.output.json_path == "-":
@@ -485,9 +488,7 @@ def _throughput(session: Session, result: SearchResult) -> Throughput | None:
     return session.throughput(result.plan, result.prediction)
 
 
-def _uniform(
-    request: Request, session: Session, result: SearchResult, launches: Answer | None
-) -> Headline | None:
+def _uniform(session: Session, result: SearchResult, launches: Answer | None) -> Priced | None:
     """Return the best plan with one strategy for all layers; None where the answer is one.
 
     launches : that were searched beside plans; without them the same space is searched again with
@@ -495,10 +496,9 @@ def _uniform(
     """
     assert result.plan is not None, "there is a plan to compare with"
     if launches is not None and launches.best is not None:
-        from search.show.launches import launch_headline
+        from search.planning.uniform.summary import priced_of
 
-        best = launches.best
-        return launch_headline(launches, best, f"fastest uniform plan: {best.engine.title}")
+        return priced_of(launches, launches.best)
     options = session.options
     if len({*result.plan.layers}) == 1 or options.time_limit_s is not None:
         return None
@@ -509,15 +509,11 @@ def _uniform(
         )
     except InputError:  # such as rules for some of the layers
         return None
-    if found.plan in (None, result.plan) or found.prediction is None:
+    if found.plan in (None, result.plan):
         return None
-    assert found.plan is not None
-    from search.show.plan import plan_headline
+    from search.planning.layered.summary import priced_of_result
 
-    throughput = session.throughput(found.plan, found.prediction)
-    return plan_headline(
-        "fastest uniform plan", found.plan, found.prediction, throughput, request.output.price
-    )
+    return priced_of_result(found, _throughput(session, found))
 
 
 def _subject(session: Session) -> str:
@@ -564,22 +560,10 @@ def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
     # before anything is printed, which somebody may not read to its end
     _emit(request, document.content())
     if request.output.json_path != "-":
-        from search.show.plan import show_evaluation
+        from search.show.terminal import show_given
 
-        show_evaluation(
-            _console(),
-            plan,
-            prediction,
-            path=path,
-            title=session.title,
-            estimated=session.estimated,
-            synthetic=session.synthetic,
-            defaults=defaults,
-            notes=session.notes,
-            sources=session.sources,
-            throughput=session.throughput(plan, prediction),
-            price=request.output.price,
-        )
+        answer = session.summary(plan, prediction, defaults, request.output.price)
+        show_given(_console(), answer, path=path)
     return 0
 
 

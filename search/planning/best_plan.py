@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import groupby, product
 from typing import Any, Literal, cast
 
+from autopar.answer import EngineBest
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.records import dataclass
@@ -26,6 +27,7 @@ from autopar.run.plan import Plan
 from autopar.units import GIB
 from search.engines.engine import EXPORTERS, Job, Part, Space, lower_for, space_of
 from search.planning.layered.prediction import SearchResult
+from search.planning.layered.summary import one_line
 from search.planning.question import Session, open_session
 from search.planning.space import context_degrees, divisors
 from search.request.options import SPACE_PANEL, Engine, SearchOptions, Shares
@@ -38,23 +40,6 @@ _REASON_LENGTH = 160
 _LEAST_S = 1e-3
 """Of a search that begins when time is up: it takes a plan where the first look has one."""
 _NOTHING = " runs no plan of this search as it is: "
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineBest:
-    """The fastest plan or launch of one engine, or why there is none."""
-
-    engine: Engine
-    samples_per_s: float | None
-    plan: Plan | None = None
-    """Whose layers may differ."""
-    launch: Mapping[str, Any] | None = None
-    """Degrees of a launch, as its file has them."""
-    words: str = ""
-    """The launch as one says it."""
-    options: str = ""
-    """What the search of that plan has beside what was typed."""
-    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +181,7 @@ def choose_any(
                 engine=engine,
                 samples_per_s=found.samples_per_s,
                 plan=found.plan,
+                words=one_line(found.plan),
                 options=_typed(request, found.request),
             )
         )

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import dataclass
 from search.engines.engine import ALIKE, EXPORTERS
-from search.planning.best_plan import BestPart, EngineBest, choose_any, sweeps
+from search.planning.best_plan import BestPart, choose_any, sweeps
 from search.request.degrees import DegreeOptions, rules_of
 from search.request.options import Engine, Shares
 from search.request.profiles import card_shape, find_site_of, named_card

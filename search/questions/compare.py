@@ -131,9 +131,9 @@ def side_of_plan(
         own = launch_in(path, request.given if path.endswith(".json") else raw, notice)
         return _priced_launch(path, own.engine, own.question, own.choice, own.launch)
     from autopar.documents.plan import PlanDocument
+    from search.planning.layered.summary import one_line
     from search.planning.question import evaluate_file, open_session
     from search.request.request import build_request, stored_request
-    from search.show.headline import one_line
 
     document = PlanDocument.read(path)
     stored = stored_request(path, document, raw, notice)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console
-from autopar.command.show import make_table, print_item, print_plain
+from autopar.command.show import make_table, print_heading, print_item, print_plain
 from autopar.units import format_bytes, format_count, format_seconds
 from search.closed_form import calculon, tensor2d
 from search.closed_form.questions import (
@@ -22,7 +22,6 @@ from search.closed_form.questions import (
     tensor2d_memory,
     tensor2d_time,
 )
-from search.show.plan import print_heading
 
 if TYPE_CHECKING:
     from search.closed_form.files import Known

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar import __version__
+from autopar.answer import EngineBest, Gain
 from autopar.command.fields import read_values
 from autopar.documents.catalog import (
     hardware_names,
@@ -54,8 +55,9 @@ from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
-from search.planning.best_plan import EngineBest
 from search.planning.layered.prediction import Alternative, SearchResult
+from search.planning.layered.summary import priced_of_result
+from search.planning.question import WhyNot
 from search.request.options import SearchOptions
 from search.request.profiles import named_card
 from search.request.request import ROWS
@@ -171,6 +173,51 @@ def evaluation_document(
         **_where_it_applies(prediction, synthetic=synthetic),
         **_throughput(throughput, price),
     )
+
+
+def explanation_document(
+    baseline: SearchResult,
+    pinned: Sequence[tuple[str, WhyNot]],
+    gains: Sequence[Gain],
+) -> dict[str, Any]:
+    """Return what `autopar-explain --json` has beside the price of a plan.
+
+    baseline : the best plan of the search space. pinned : the best one under each rule.
+    """
+    return {
+        "best": _found(baseline),
+        "what_more_would_bring": [one._asdict() for one in gains],
+        "why_not": [{"rule": rule, **_against(baseline, found)} for rule, found in pinned],
+    }
+
+
+def _against(baseline: SearchResult, found: WhyNot) -> dict[str, Any]:
+    """Return the best plan under a rule, or why there is none, and where its time differs."""
+    result, terms = found.result, dict[str, float]()
+    other = None if result is None else priced_of_result(result)
+    best = priced_of_result(baseline)
+    if other is not None and best is not None:
+        more = other.price.terms_against(best.price)
+        # the largest loss first
+        terms = dict(sorted(more.items(), key=lambda item: -item[1]))
+    return {
+        **({"status": "infeasible"} if result is None else _found(result)),
+        "reason": found.reason,
+        "left_out": list(found.left_out),
+        "terms_s_per_sample": terms,
+    }
+
+
+def _found(result: SearchResult) -> dict[str, Any]:
+    """Return what a search found: its plan and speed, or what is missing."""
+    prediction = result.prediction
+    return {
+        "status": result.status,
+        "plan": None if result.plan is None else strategy_document(result.plan),
+        "step_time_s": None if prediction is None else prediction.step_time_s,
+        "samples_per_s": None if prediction is None else prediction.samples_per_s,
+        "infeasible": plain(result.infeasibility),
+    }
 
 
 def frontier_entries(results: Sequence[SearchResult]) -> list[FrontierEntry]:

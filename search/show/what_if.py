@@ -27,9 +27,9 @@ from autopar.command.show import (
 from autopar.errors import OptionError
 from autopar.output import Aside
 from autopar.units import GIB, format_count, format_seconds
+from search.planning.layered.summary import one_line
 from search.questions.explore import AXES, TRAINED, By, effects, leads
 from search.request.request import ROWS
-from search.show.headline import one_line
 
 if TYPE_CHECKING:
     from autopar.command.console import Console

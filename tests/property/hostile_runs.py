@@ -99,7 +99,7 @@ _USED = (
         "search.planning.question",
         "search.request.request",
     ),
-    *("search.planning.layered.planner", "search.show.plan", "search.show.explain"),
+    *("search.planning.layered.planner", "search.show.terminal", "search.questions.gains"),
     *("search.show.files", "search.show.closed_form", "search.closed_form.files"),
     *(
         "search.closed_form.session",

@@ -25,11 +25,11 @@ from search.request.profiles import card_shape
 from search.request.request import BATCH_OPTIONS, Request, model_spec
 
 if TYPE_CHECKING:
+    from autopar.answer import EngineBest
     from autopar.rates.card import Card
     from autopar.rates.site import Site
     from autopar.run.launch import Launch
     from search.check.assessment import Target
-    from search.planning.best_plan import EngineBest
     from search.planning.uniform.solve import Solution, Solved, Uniform
 
 _TOKENS = 4 << 20

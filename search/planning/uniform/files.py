@@ -32,6 +32,7 @@ from autopar.training.launch_file import (
 )
 from autopar.training.launch_settings import settings_of, with_settings
 from autopar.training.offload import OFFLOADED
+from search.check.assessment import price_of
 from search.engines.choice import FULL, MODULES, NONE, Choice
 from search.engines.space import launch_of
 from search.engines.spaces import engine_space
@@ -170,7 +171,9 @@ def against_entry(answer: Answer, other: Solution | None, reason: str) -> dict[s
         "launch": _launch(answer, one, other).model_dump(),
         "reason": None,
         "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
-        "terms_s_per_sample": other.terms_against(one.best),
+        "terms_s_per_sample": price_of(other.assessment, one.target).terms_against(
+            price_of(one.best.assessment, one.target)
+        ),
     }
 
 

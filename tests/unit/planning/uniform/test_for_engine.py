@@ -199,8 +199,8 @@ def test_explain_takes_options_that_are_switched_off(
     def first_gib(*arguments: str) -> str:
         assert explain([str(path), *arguments]) == 0
         lines = capsys.readouterr().out.splitlines()
-        at = next(k for k, line in enumerate(lines) if line.startswith("memory per GPU"))
-        return lines[at + 3].split()[1]
+        at = next(k for k, line in enumerate(lines) if line.startswith("memory of a GPU"))
+        return lines[at + 3].split()[3]
 
     assert float(first_gib("--no-sequence-parallel")) > float(first_gib())
 

@@ -19,7 +19,7 @@ from search.planning.uniform.answer import Answer, answer, open_launches
 from search.planning.uniform.files import is_launch, launch_document, read_launch, result_document
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
 from search.request.request import build_request
-from search.show.launches import infeasible_lines
+from search.show.terminal import infeasible_lines
 
 _SMALL = {
     "model": "mixtral-8x7b",
