@@ -144,6 +144,14 @@ class Gain(NamedTuple):
     same_plan: bool
 
 
+class Asked(NamedTuple):
+    """A plan that was asked for, or why there is none."""
+
+    heading: str
+    plan: Priced | None
+    reason: str
+
+
 class Alternative(NamedTuple):
     """A plan of other degrees."""
 

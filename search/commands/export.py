@@ -382,7 +382,7 @@ def _export_launch(own: ExportSpec, asked: Mapping[str, Any]) -> int:
     from autopar.training.throughput import throughput_entry
     from search.engines.files import LAUNCH, TITLES, written
     from search.engines.place import Place
-    from search.planning.route import refuse_options_of_plans
+    from search.planning.choose import refuse_options_of_plans
     from search.planning.uniform.files import read_launch
     from search.show.headline import figure_rows, print_rows
 
@@ -509,8 +509,8 @@ def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> i
     from autopar.documents.plan import document_text
     from search.engines.spaces import engine_space
     from search.planning.uniform.answer import Answer, evaluated
-    from search.planning.uniform.files import file_name, launch_document
     from search.planning.uniform.imported import import_launch
+    from search.show.files import launch_document, launch_file_name
 
     found = import_launch(source, own.plan, raw)
     for note in found.notes:
@@ -521,7 +521,7 @@ def _import_launch(own: ExportSpec, source: Engine, raw: Mapping[str, Any]) -> i
     files: dict[Path, str] = {}
     if own.out not in (None, "none"):
         target = Path(str(own.out))
-        target = target / file_name(answer, found.request) if target.is_dir() else target
+        target = target / launch_file_name(answer, found.request) if target.is_dir() else target
         asked = portable_options(found.request, target)
     document = launch_document(answer, asked).model_dump() | {"status": "evaluated"}
     text = document_text(document)

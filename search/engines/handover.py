@@ -14,7 +14,7 @@ from autopar.errors import DocumentError, OptionError
 from autopar.run.plan import Plan, Prediction, violations
 from search.engines.engine import Job, space_of
 from search.engines.reprice import Price
-from search.planning.best_plan import as_engine
+from search.planning.layered.parts import as_engine
 from search.planning.question import Session, check_known, open_session, read_plan_for
 from search.request.options import Engine, SearchOptions
 from search.request.request import Request, model_spec

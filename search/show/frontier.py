@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
 
 
-def show_frontier(console: Console, results: list[SearchResult]) -> None:
+def show_frontier(console: Console, results: Sequence[SearchResult]) -> None:
     """Print the best throughput by memory budget."""
     print_heading(console, "throughput by memory budget")
     table = make_table(

@@ -31,7 +31,7 @@ from search.show.headline import (
 )
 
 if TYPE_CHECKING:
-    from autopar.answer import Answer, Gain, Price, Priced, StagePrice
+    from autopar.answer import Answer, Asked, Gain, Price, Priced, StagePrice
     from autopar.run.plan import LayerStrategy, Plan, Prediction
     from search.planning.uniform.answer import Answer as Launches
     from search.questions.suggestions import Remedy
@@ -85,7 +85,7 @@ def show_given(
 ) -> None:
     """Print a plan that the user has: its time and memory, and whether it is legal and fits.
 
-    path : its file. explained : with the terms of the peak.
+    path : its file. explained : with the terms of the peak, or of all stages and layers.
     """
     if path is not None:
         # one line however long, so that it can be copied
@@ -106,13 +106,15 @@ def show_given(
     show_terms(console, given)
     show_layers(console, given)
     show_memory(console, price)
-    if explained:
+    if explained and given.layered is None:
         show_peak(console, price.fullest)
     for heading, found in (("assumed", answer.assumed), ("notes", answer.notes)):
         if found:
             print_heading(console, heading)
         for text in found:
             print_item(console, text)
+    if explained and given.layered is not None:
+        show_categories(console, given.layered[1])
 
 
 def _show_title(console: Console, answer: Answer) -> int:
@@ -444,22 +446,39 @@ _SHOWN_TERMS = 4
 """Terms in which two plans differ most."""
 
 
-def show_against(
+def show_explained(
     console: Console,
-    heading: str,
-    one: Priced,
-    other: Priced | None,
-    reason: str = "",
+    answer: Answer,
+    others: Sequence[Asked],
+    fastest: Asked,
+    gains: Sequence[Gain],
     *,
-    what: str = "this one",
+    best: Priced | None = None,
+    path: str | None = None,
 ) -> None:
+    """Print a given plan in full, how others compare, and what more of a resource would bring.
+
+    others : what was asked for, which comes first. best : compared with them; None: the given plan.
+    """
+    for asked in others:
+        what = "this one" if best is None else "the best plan"
+        show_against(console, asked, best or answer.best, what)
+    if others:
+        console.print()
+    show_given(console, answer, path=path, explained=True)
+    show_against(console, fastest, answer.best)
+    show_more(console, gains)
+
+
+def show_against(console: Console, asked: Asked, one: Priced, what: str = "this one") -> None:
     """Print how another plan compares with one, and the terms that make the difference.
 
-    other : None: there is none, for a reason. what : the first one in words.
+    what : that one in words.
     """
-    print_heading(console, heading)
+    other = asked.plan
+    print_heading(console, asked.heading)
     if other is None:
-        print_line(console, reason)
+        print_line(console, asked.reason)
         return
     if other.key == one.key:
         print_line(console, f"is {what}")

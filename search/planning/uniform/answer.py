@@ -107,6 +107,11 @@ class Answer:
         return self.engines[0] if self.engines and self.engines[0].best else None
 
     @property
+    def fastest(self) -> Solution | None:
+        """The fastest launch of all; None where nothing fits."""
+        return None if self.best is None else self.best.best
+
+    @property
     def cpu_s(self) -> float:
         """Of all searches."""
         return sum(one.solved.effort.cpu_s for one in self.engines if one.solved)

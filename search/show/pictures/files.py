@@ -56,15 +56,14 @@ class Pictures(NamedTuple):
 
         curves : the page also has other batches and clusters, which are searched for it.
         """
-        best = None if answer.best is None else answer.best.best
-        if not self.any or answer.best is None or best is None:
+        best, one = answer.fastest, answer.best
+        if not self.any or best is None or one is None:
             return {}
         from search.show.pictures.answers import answer_page
 
-        target, title = answer.best.target, answer.question.title
         return self._files(
             lambda: answer_page(answer, curves=curves),
-            lambda: _launch_trace(best.assessment, target, title),
+            lambda: _launch_trace(best.assessment, one.target, answer.question.title),
         )
 
     def of_launch(

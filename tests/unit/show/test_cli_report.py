@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autopar.answer import Asked
 from autopar.command.console import make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.output import write_files
@@ -140,7 +141,8 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
 def why_not(rule: str, baseline: SearchResult, asked: WhyNot) -> str:
     """Return what is printed of the best plan under a rule."""
     best, (other, reason) = priced_of_result(baseline), found_or_reason(asked, baseline, 24 * GIB)
-    return printed(show_against, f"why not {rule}", best, other, reason, what="the best plan")
+    asked = Asked(f"why not {rule}", other, reason)
+    return printed(show_against, asked, best, "the best plan")
 
 
 def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:

@@ -7,17 +7,16 @@ and its plan is handed to the exporter; where that loses something, the alternat
 are tried, and the first that loses nothing narrows the part to its stages and recomputed layers.
 The fastest of what the parts give is taken. A part whose best plan is lossy may hold a faster
 lossless plan than its alternatives: the answer is the best of the parts, no bound of the engine's
-whole space. Which requests are answered so, and which by launches, is `search.planning.route`'s.
+whole space. Which requests are answered so, and which by launches, is `search.planning.choose`'s.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, product
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from autopar.answer import EngineBest
 from autopar.command.fields import words_of
@@ -30,7 +29,7 @@ from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
 from search.planning.question import Session, open_session
 from search.planning.space import context_degrees, divisors
-from search.request.options import SPACE_PANEL, Engine, SearchOptions, Shares
+from search.request.options import Engine, SearchOptions, Shares
 from search.request.profiles import named_card
 from search.request.request import ROWS, Once, Request, extended, fill_options, with_places
 
@@ -39,7 +38,22 @@ _ALTERNATIVES = 5
 _REASON_LENGTH = 160
 _LEAST_S = 1e-3
 """Of a search that begins when time is up: it takes a plan where the first look has one."""
-_NOTHING = " runs no plan of this search as it is: "
+
+
+class NoPlanError(InfeasibleError):
+    """An engine runs no plan of a search as it is."""
+
+    def __init__(self, engine: str, reasons: Sequence[tuple[str, int]], tried: int) -> None:
+        """Keep the reasons with their numbers of parts, the first one alone, too."""
+        self.why = reasons[0][0]
+        shown = "; ".join(
+            f"{why} ({count} of {tried}{'' if at else ' parts of its space'})"
+            for at, (why, count) in enumerate(reasons)
+        )
+        super().__init__(
+            f"{engine} runs no plan of this search as it is: {shown}; search with --engine none "
+            "and let autopar-export --allow-approx take the nearest plan"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,35 +100,6 @@ class _Sessions:
             given = {*asked.given, "sequence-parallel"}
             self._opened[key] = open_session(asked.inputs, own, given, once=self._once)
         return self._opened[key]
-
-
-def answered(request: Request, *, unsaid: Literal["any", "none"]) -> BestPart:
-    """Return the request that answers one which may name an engine, `any` or `none`.
-
-    unsaid : what is done where `--engine` is not given. Errors as `choose`.
-    """
-    engine = request.engine or unsaid
-    if engine == "none":
-        return BestPart(request=replace(request, engine=None), notices=())
-    return choose_any(request) if engine == "any" else choose(request)
-
-
-def sweeps(request: Request) -> bool:
-    """Return whether a request without `--engine` means the best of all engines.
-
-    Where times are estimated, each engine has kernels of its own; measured times are of the
-    software that was measured, and so are those of a stack that is named. Who says what is searched
-    has that.
-    """
-    inputs, options = request.inputs, request.options
-    space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
-    if space & request.given.keys():
-        return False
-    if inputs.model is None or named_card(inputs.hardware) is None or inputs.stack is not None:
-        return False
-    if inputs.time_profiling_path is not None or options.memory_of is not None:
-        return False
-    return with_places(inputs, options)[1].times is None
 
 
 def choose(request: Request) -> BestPart:
@@ -170,11 +155,8 @@ def choose_any(
             else:
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
-            why = _short(refused).removeprefix(f"{engine}{_NOTHING}")
-            # in how many parts is for who asks that engine alone
-            why = re.sub(r" \([0-9]+ of [0-9]+ parts of its space\)", "", why)
-            line = EngineBest(engine=engine, samples_per_s=None, reason=why)
-            lines.append(line)
+            why = refused.why if isinstance(refused, NoPlanError) else _short(refused)
+            lines.append(EngineBest(engine=engine, samples_per_s=None, reason=why))
             continue
         lines.append(
             EngineBest(
@@ -263,14 +245,7 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             session.planner.solve()  # raises what is wrong without our additions too
         # the engine's before those of our own options, the commonest first: it may be shown alone
         often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))
-        shown = "; ".join(
-            f"{why} ({count} of {len(tried)}{'' if at else ' parts of its space'})"
-            for at, (why, count) in enumerate(often)
-        )
-        raise InfeasibleError(
-            f"{engine}{_NOTHING}{shown}; search with --engine none and "
-            "let autopar-export --allow-approx take the nearest plan"
-        )
+        raise NoPlanError(engine, often, len(tried))
     return best, len(tried)
 
 
