@@ -7,14 +7,13 @@ spans a space of plans whose layers may differ is of the planner of such plans
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from search.engines.engine import ALIKE, EXPORTERS
 from search.planning.layered.parts import BestPart, choose, choose_any
 from search.request.degrees import DegreeOptions, rules_of

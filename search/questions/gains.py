@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from autopar.answer import Gain
 from autopar.rates.measured import OPERATIONS, Curve, HardwareProfile
+from autopar.records import replace
 from autopar.units import GB, GIB
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_bandwidth(
             for (operation, size), curve in curves.items()
         }
 
-    return dataclasses.replace(
+    return replace(
         hardware,
         # documented values are bus bandwidths already
         allreduce_bytes_per_s={

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.answer import Answer
 from autopar.documents.plan import PlanDocument
-from autopar.records import dataclass
-from search.planning.question import Session, evaluate_file, open_session
+from autopar.records import dataclass, replace
 from search.request.request import Request
 
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
+    from search.planning.question import Session
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer
     from search.show.pictures.files import Pictures
 
@@ -162,6 +161,8 @@ def given_plan(
     path: str, request: Request, notice: Callable[[str], None], document: PlanDocument
 ) -> GivenPlan:
     """Return the plan of a file, read as a document; notice : says what its session assumes."""
+    from search.planning.question import evaluate_file, open_session
+
     session = open_session(request.inputs, request.options, request.given, has_plan=True)
     session = replace(session, defaults=(*request.found, *session.defaults))
     for text in session.notices:

@@ -16,12 +16,11 @@ from autopar.command.show import (
     print_pair,
 )
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.price.sharded import recipe_of_launch
 from autopar.rates.accuracy import probability_faster
-from autopar.training.throughput import throughput_entry
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 from search.check.assessment import price_of
+from search.show.files import assessed_entry
 from search.show.headline import print_rows, throughput_rows
 from search.show.terminal import show_memory, show_peak, terms_line
 
@@ -287,39 +286,6 @@ def check_document(
         }
         document["neighbours_tried"] = neighbours.tried
     return document
-
-
-def assessed_entry(
-    assessment: Assessment, target: Target, price: float | None = None
-) -> dict[str, Any]:
-    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
-    step = assessment.step
-    return {
-        "stages": [
-            {
-                "stage": account.stage,
-                "states_bytes": account.states_bytes,
-                "peak_bytes": account.peak_bytes,
-                "reserved_bytes": [
-                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
-                ],
-                "terms_bytes": {term.name: term.num_bytes for term in account.peak},
-            }
-            for account in assessment.accounts
-        ],
-        "capacity_bytes": target.capacity_bytes,
-        "odds_of_oom": assessment.odds_of_oom,
-        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
-        "step_time_s": None if step is None else step.total_s,
-        "step_time_interval_s": None
-        if assessment.interval_s is None
-        else list(assessment.interval_s),
-        "not_priced": assessment.untimed,
-        "terms_s": {} if step is None else dict(step.terms_s),
-        "tokens_per_s_per_gpu": assessment.tokens_per_s,
-        "mfu": assessment.mfu,
-        "throughput": throughput_entry(assessment.throughput, price) or None,
-    }
 
 
 def _neighbour(

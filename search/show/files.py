@@ -51,6 +51,7 @@ from autopar.documents.strategy import (
     unsaid_by_galvatron,
 )
 from autopar.output import safe_name
+from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.measured import HardwareProfile
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan, Prediction, violations
@@ -58,7 +59,7 @@ from autopar.training.launch_file import HardwareEntry, LaunchDocument, LaunchEn
 from autopar.training.launch_settings import settings_of
 from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
-from search.check.assessment import price_of
+from search.check.assessment import Assessment, Target, price_of
 from search.engines.space import launch_of
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
@@ -70,7 +71,6 @@ from search.questions.suggestions import Remedy
 from search.request.options import SearchOptions
 from search.request.profiles import named_card
 from search.request.request import ROWS
-from search.show.check import assessed_entry
 
 _NAMED = frozenset(
     {
@@ -296,6 +296,39 @@ def plan_document(
 
 # --------------------------------------------------------------------------------------------------
 # Launches.
+
+
+def assessed_entry(
+    assessment: Assessment, target: Target, price: float | None = None
+) -> dict[str, Any]:
+    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
+    step = assessment.step
+    return {
+        "stages": [
+            {
+                "stage": account.stage,
+                "states_bytes": account.states_bytes,
+                "peak_bytes": account.peak_bytes,
+                "reserved_bytes": [
+                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
+                ],
+                "terms_bytes": {term.name: term.num_bytes for term in account.peak},
+            }
+            for account in assessment.accounts
+        ],
+        "capacity_bytes": target.capacity_bytes,
+        "odds_of_oom": assessment.odds_of_oom,
+        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
+        "step_time_s": None if step is None else step.total_s,
+        "step_time_interval_s": None
+        if assessment.interval_s is None
+        else list(assessment.interval_s),
+        "not_priced": assessment.untimed,
+        "terms_s": {} if step is None else dict(step.terms_s),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "mfu": assessment.mfu,
+        "throughput": throughput_entry(assessment.throughput, price) or None,
+    }
 
 
 def _launch(answer: Launches, engine: EngineAnswer, solution: Solution) -> LaunchEntry:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby, product
 from typing import Any, cast
 
 from autopar.answer import EngineBest
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
-from autopar.records import dataclass
+from autopar.records import dataclass, replace
 from autopar.run.plan import Plan
 from autopar.units import GIB
 from search.engines.engine import EXPORTERS, Job, Part, Space, lower_for, space_of

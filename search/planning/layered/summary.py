@@ -105,7 +105,7 @@ def summary_of(
             note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))
         ),
         inputs=tuple(map(_input, dict.fromkeys(result.sources))),
-        effort=f"{format_seconds(stats.cpu_s)} of CPU",
+        effort=f"{format_seconds(stats.cpu_s)} of CPU time",
     )
 
 

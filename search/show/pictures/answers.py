@@ -7,7 +7,6 @@ the planner's prediction. What other batches and clusters would give is searched
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autopar.answer import Price, Priced
@@ -15,6 +14,7 @@ from autopar.documents.catalog import shipped_path
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.risk import odds_of_any
+from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.check.assessment import Assessment, Target, price_of
 from search.planning.layered.summary import one_line
