@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from autopar.answer import Answer as Record, EngineBest, Priced
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
-    from search.planning.choose import Chosen
+    from search.planning.layered.parts import Chosen
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
     from search.planning.uniform.answer import Answer

@@ -14,8 +14,8 @@ from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import dataclass, replace
-from search.engines.engine import ALIKE, EXPORTERS
-from search.planning.layered.parts import BestPart, choose, choose_any
+from search.engines.engine import EXPORTERS
+from search.planning.layered.parts import Chosen, choose, choose_any
 from search.request.degrees import DegreeOptions, rules_of
 from search.request.options import SPACE_PANEL, Engine, Shares
 from search.request.profiles import card_shape, find_site_of, named_card
@@ -31,8 +31,7 @@ from search.request.request import (
 if TYPE_CHECKING:
     from autopar.run.model import ModelSpec
     from search.engines.space import EngineSpace
-    from search.planning.layered.prediction import SearchResult
-    from search.planning.uniform.answer import Answer, EngineAnswer, Question
+    from search.planning.uniform.answer import EngineAnswer, Question
 
 TRAINERS = ("megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines with one set of degrees, as in `ENGINES` of `search.engines.spaces`, which
@@ -243,36 +242,6 @@ def sweeps(request: Request) -> bool:
 # The best of launches and of plans whose layers may differ.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """The plans that answer a request."""
-
-    request: Request
-    """Whose search finds the per-layer plan, where one answers."""
-    launches: Answer | None = None
-    """Uniform plans, the fastest first; None: a per-layer plan answers."""
-    lines: tuple[EngineBest, ...] = ()
-    """Best plan of each engine, the fastest first; none where one engine was asked."""
-    result: SearchResult | None = None
-    """The per-layer plan as it was found, without alternatives; None: it was not searched."""
-    notices: tuple[str, ...] = ()
-    why: str = ""
-    """Why a per-layer plan answers where one may have expected a uniform one."""
-
-    @property
-    def layers_differ(self) -> bool:
-        """True if the answer is a per-layer plan: faster by more than the two prices differ by."""
-        if self.launches is None:
-            return True
-        best = self.launches.fastest
-        plan = next((line for line in self.lines if line.plan is not None), None)
-        if plan is None or plan.samples_per_s is None:
-            return False
-        if best is None:
-            return True
-        return plan.samples_per_s / best.samples_per_s - 1.0 > ALIKE
-
-
 def chosen(request: Request, route: Route | None = None) -> Chosen:
     """Return the plans that answer a request; raises InputError, InfeasibleError.
 
@@ -287,14 +256,13 @@ def chosen(request: Request, route: Route | None = None) -> Chosen:
     shares = Shares(question.seconds, len(question.engines) + len(route.layered) + 1)
     found = answer(question, shares)
     lines = [_line(question, one) for one in found.engines]
-    part = BestPart(request=request, notices=())
+    layered = Chosen(request=request)
     if route.layered:
-        part = _plans(request, question, route.layered, shares)
-        lines += part.engines
+        layered = _plans(request, question, route.layered, shares)
+        lines += layered.lines
         lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
     every = tuple(lines) if len(lines) > 1 else ()
-    found = replace(found, lines=every)
-    return Chosen(request=part.request, launches=found, lines=every, result=part.result)
+    return replace(layered, launches=replace(found, lines=every), lines=every)
 
 
 def _per_layer(request: Request, route: Route) -> Chosen:
@@ -305,14 +273,8 @@ def _per_layer(request: Request, route: Route) -> Chosen:
     if request.output.frontier:
         raise OptionError("--engine: not together with --frontier; leave one of them out")
     one = len(route.layered) == 1
-    part = choose(request) if one else choose_any(request, route.layered)
-    return Chosen(
-        request=part.request,
-        lines=part.engines,
-        result=part.result,
-        notices=part.notices,
-        why=route.why,
-    )
+    found = choose(request) if one else choose_any(request, route.layered)
+    return replace(found, why=route.why)
 
 
 def _line(question: Question, one: EngineAnswer) -> EngineBest:
@@ -332,7 +294,7 @@ def _line(question: Question, one: EngineAnswer) -> EngineBest:
 
 def _plans(
     request: Request, question: Question, engines: tuple[Engine, ...], shares: Shares
-) -> BestPart:
+) -> Chosen:
     """Return the fastest plans of engines for the batch that launches have; why there are none."""
     parts = _modern_parts(question.spec)
     why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
@@ -343,7 +305,7 @@ def _plans(
         why, asked = why or str(error).partition("; ")[0], request
     if why:
         lines = tuple(EngineBest(engine=one, samples_per_s=None, reason=why) for one in engines)
-        return BestPart(request=request, notices=(), engines=lines)
+        return Chosen(request=request, lines=lines)
     if not BATCH_OPTIONS & request.given.keys():
         asked = extended(asked, {"settle_bsz": question.job.global_batches[0]})
     return choose_any(asked, engines, shares)

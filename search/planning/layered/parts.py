@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, product
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from autopar.answer import EngineBest
 from autopar.command.fields import words_of
@@ -23,7 +23,7 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.records import dataclass, replace
 from autopar.run.plan import Plan
 from autopar.units import GIB
-from search.engines.engine import EXPORTERS, Job, Part, Space, lower_for, space_of
+from search.engines.engine import ALIKE, EXPORTERS, Job, Part, Space, lower_for, space_of
 from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
 from search.planning.question import Session, open_session
@@ -31,6 +31,9 @@ from search.planning.space import context_degrees, divisors
 from search.request.options import Engine, SearchOptions, Shares
 from search.request.profiles import named_card
 from search.request.request import ROWS, Once, Request, extended, fill_options, with_places
+
+if TYPE_CHECKING:
+    from search.planning.uniform.answer import Answer
 
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
@@ -56,16 +59,33 @@ class NoPlanError(InfeasibleError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestPart:
-    """The part of an engine's space with the fastest plan."""
+class Chosen:
+    """The plans that answer a request."""
 
     request: Request
-    """As if the options of that part had been typed."""
-    notices: tuple[str, ...]
-    engines: tuple[EngineBest, ...] = ()
-    """Each engine's own fastest plan, where several were looked at."""
+    """Whose search finds the per-layer plan, where one answers."""
+    launches: Answer | None = None
+    """Uniform plans, the fastest first; None: a per-layer plan answers."""
+    lines: tuple[EngineBest, ...] = ()
+    """Best plan of each engine, the fastest first; none where one engine was asked."""
     result: SearchResult | None = None
-    """What its search has found, without alternatives; None: it was not searched."""
+    """The per-layer plan as it was found, without alternatives; None: it was not searched."""
+    notices: tuple[str, ...] = ()
+    why: str = ""
+    """Why a per-layer plan answers where one may have expected a uniform one."""
+
+    @property
+    def layers_differ(self) -> bool:
+        """True if the answer is a per-layer plan: faster by more than the two prices differ by."""
+        if self.launches is None:
+            return True
+        best = self.launches.fastest
+        plan = next((line for line in self.lines if line.plan is not None), None)
+        if plan is None or plan.samples_per_s is None:
+            return False
+        if best is None:
+            return True
+        return plan.samples_per_s / best.samples_per_s - 1.0 > ALIKE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +121,7 @@ class _Sessions:
         return self._opened[key]
 
 
-def choose(request: Request) -> BestPart:
+def choose(request: Request) -> Chosen:
     """Return the request whose search finds the fastest of the best plans of an engine's parts.
 
     What the request says itself is never changed: where that leaves its engine nothing, it is said.
@@ -113,20 +133,20 @@ def choose(request: Request) -> BestPart:
     engine = cast(Engine, request.engine)
     request = as_engine(request, engine)
     if not space_of(engine).parts:  # runs every plan
-        return BestPart(request=request, notices=())
+        return Chosen(request=request)
     best, tried = _best_part(request, engine, _Sessions(request))
     notice = (
         f"{engine}: of {tried} searches the fastest plan without losses, "
         f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
-    return BestPart(request=best.request, notices=(notice,), result=best.result)
+    return Chosen(request=best.request, notices=(notice,), result=best.result)
 
 
 def choose_any(
     request: Request,
     engines: Sequence[Engine] = cast(tuple[Engine, ...], EXPORTERS),
     shares: Shares | None = None,
-) -> BestPart:
+) -> Chosen:
     """Return the request that finds the fastest plan of engines, and each one's own fastest.
 
     Engines come from the fastest to those without a plan; where none has one, the request is as it
@@ -171,9 +191,9 @@ def choose_any(
     # equally fast ones stay in the order of EXPORTERS
     lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
     if best is None:
-        return BestPart(request=replace(request, engine=None), notices=(), engines=tuple(lines))
+        return Chosen(request=replace(request, engine=None), lines=tuple(lines))
     asked = replace(best.request, engine=chosen)
-    return BestPart(request=asked, notices=(), engines=tuple(lines), result=best.result)
+    return Chosen(request=asked, lines=tuple(lines), result=best.result)
 
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:

@@ -53,7 +53,6 @@ def summary_of(
     tokens: float | None = None,
     gpu_hour_price: float | None = None,
     uniform: Priced | None = None,
-    engine: str = "",
 ) -> Answer:
     """Return the record of a search that found a plan.
 
@@ -72,14 +71,7 @@ def summary_of(
         warnings=warnings_of(
             result.sources, estimated=result.estimated, synthetic=result.synthetic
         ),
-        best=priced_of(
-            plan,
-            prediction,
-            throughput,
-            result.sources,
-            estimated=result.estimated,
-            engine=engine,
-        ),
+        best=priced_of(plan, prediction, throughput, result.sources, estimated=result.estimated),
         uniform=uniform,
         others=tuple(
             Alternative(
@@ -116,7 +108,6 @@ def priced_of(
     sources: Sequence[Source],
     *,
     estimated: bool,
-    engine: str = "",
 ) -> Priced:
     """Return a per-layer plan with its price.
 
@@ -133,7 +124,6 @@ def priced_of(
         replayed = f"{format_seconds(prediction.replay_s)}, {share * 100:+.2f} %"
         notes.append(f"event replay of the step: {replayed}")
     return Priced(
-        engine=engine,
         words=one_line(plan),
         uniform=len({*plan.layers}) == 1,
         price=Price(

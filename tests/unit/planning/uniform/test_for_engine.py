@@ -17,8 +17,8 @@ from search.commands.export import run as export
 from search.commands.search import run
 from search.engines.engine import EXPORTERS, Space, space_of
 from search.planning import choose as choosing
-from search.planning.choose import Chosen, Route, chosen, sweeps
-from search.planning.layered.parts import BestPart, choose
+from search.planning.choose import Route, chosen, sweeps
+from search.planning.layered.parts import Chosen, choose
 from search.planning.question import open_session
 from search.request.request import Request, build_request
 
@@ -26,7 +26,7 @@ COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--global-batc
 RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "global-batch-size": "32"}
 
 
-def choice_of(engine: str, **changes: object) -> BestPart:
+def choice_of(engine: str, **changes: object) -> Chosen:
     """Return what is chosen for the common command line with options changed."""
     return choose(build_request({**RAW, **changes, "engine": engine}))
 
