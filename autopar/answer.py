@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
@@ -52,8 +52,7 @@ class StagePrice(NamedTuple):
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Price:
+class Price(Record):
     """Time and memory of one plan."""
 
     throughput: Throughput | None
@@ -111,8 +110,7 @@ class Price:
         return max(self.stages, key=lambda one: one.reserved_bytes[1] / max(one.budget_bytes, 1.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Priced:
+class Priced(Record):
     """A plan with its price."""
 
     engine: str = ""
@@ -163,8 +161,7 @@ class Alternative(NamedTuple):
     """Peak allocated; None: not counted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineBest:
+class EngineBest(Record):
     """The fastest plan of one engine, or why there is none."""
 
     engine: str
@@ -181,8 +178,7 @@ class EngineBest:
     """Why there is no plan."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Record):
     """What a search found, or what a given plan costs."""
 
     title: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 import sys
@@ -10,14 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
-from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
+from autopar.errors import INFEASIBLE, InputError, OptionError
+from autopar.records import replace
 from search.commands.app import (
     emit,
     files_read,
     leave,
+    unwritable,
     working,
     write_pictures,
     write_results,
@@ -148,11 +151,11 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
         # a strategy file says nothing but the plan
         stored = stored_request(path, document, raw, notice)
         request = with_rules(build_request({**stored, **raw}))
-        request = dataclasses.replace(request, engine=None)
+        request = replace(request, engine=None)
         given = given_plan(path, request, notice, document)
         _paths(request, given.session)
     pictures = _pictures(request, [path, request.inputs.model])
-    write_pictures(pictures, lambda: given.draw(pictures), _unwritable, command=_NAME)
+    write_pictures(pictures, lambda: given.draw(pictures), unwritable, command=_NAME)
     # before anything is printed, which somebody may not read to its end
     _emit(request, given.document(_portable(given.request, request.output.json_path)))
     if request.output.json_path != "-":
@@ -231,7 +234,7 @@ def _deliver(
     output = request.output
     try:
         # before anything is printed, which somebody may not read to its end
-        refusal = pictures.refusal(_unwritable)
+        refusal = pictures.refusal(unwritable)
         write_results(files, output.json_path, document, refusal, command=_NAME)
         plot()
         says = [*(f"wrote {path}" for path in files), *says]
@@ -293,7 +296,7 @@ def _say_batch_of_plan(request: Request, session: Session, result: SearchResult)
     better = next_batch(batch, world)
     if better is None:
         return
-    options = dataclasses.replace(session.options, settle_bsz=better, top=0)
+    options = replace(session.options, settle_bsz=better, top=0)
     planner = session.rebuilt(options=options)
     found = working("looking at the next batch", planner.solve).prediction
     now = prediction.samples_per_s
@@ -309,7 +312,7 @@ def _goal_entry(reached: Reached | None) -> dict[str, object]:
     """Return the clusters that a goal was chosen of, as the object of `--json` has them."""
     if reached is None:
         return {}
-    return {"clusters_tried": [dataclasses.asdict(one) for one in reached.tried]}
+    return {"clusters_tried": [asdict(one) for one in reached.tried]}
 
 
 def _console() -> Console:
@@ -340,7 +343,7 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
 
     request, engines = found.request, found.lines
     session = open_session(request.inputs, request.options, request.given)
-    session = dataclasses.replace(session, defaults=(*request.found, *session.defaults))
+    session = replace(session, defaults=(*request.found, *session.defaults))
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
@@ -443,7 +446,7 @@ def _uniform(session: Session, result: SearchResult, launches: Answer | None) ->
     options = session.options
     if len({*result.plan.layers}) == 1 or options.time_limit_s is not None:
         return None
-    one = dataclasses.replace(options, fine_grained_mode=False)
+    one = replace(options, fine_grained_mode=False)
     try:
         found = working(
             "searching uniform plans", lambda: session.rebuilt(options=one).solve(top=0)
@@ -470,7 +473,7 @@ def _solve(
 ) -> tuple[SearchResult, list[SearchResult] | None]:
     """Return the answer and the frontier; known : what stands, and is not searched again."""
     result = known or session.solve()
-    result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
+    result = replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
 
 
@@ -541,14 +544,6 @@ def _files(
     return files, says
 
 
-def _unwritable(error: OSError) -> DocumentError:
-    return DocumentError(
-        error.filename,
-        f"cannot be written ({error.strerror or error})",
-        remedy="choose another --output-config-path",
-    )
-
-
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
     """Say on stderr what the pins cost, against the same search without them."""
     if not (request.options.pin or request.options.forbid) or result.prediction is None:
@@ -556,7 +551,7 @@ def _report_pins(request: Request, session: Session, result: SearchResult) -> No
     # rules of an engine are what it can run, and cost what the others' lines say
     if request.engine is not None:
         return
-    unpinned = dataclasses.replace(session.options, pin=(), forbid=())
+    unpinned = replace(session.options, pin=(), forbid=())
     free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())
     if free.prediction is None:  # stopped by the time limit
         say(f"{_NAME}: what the pins cost is unknown, the search without them found nothing")

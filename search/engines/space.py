@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import Schedule
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import (
     BLACKWELL,
     HOPPER,
@@ -39,8 +39,7 @@ from search.engines.choice import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Record):
     """What is trained where, whatever the plan."""
 
     name: str
@@ -57,8 +56,7 @@ class Job:
     training: Training = Training()
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSpace:
+class EngineSpace(Record):
     """A trainer, and the values of a choice that it knows."""
 
     name: str

@@ -13,7 +13,7 @@ from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from search.engines.engine import EXPORTERS
 from search.planning.layered.parts import Chosen, choose, choose_any
 from search.request.degrees import DegreeOptions, rules_of
@@ -49,8 +49,7 @@ _OF_LAUNCHES = frozenset(
 """Options that a search over launches keeps to; all others are of plans whose layers may differ."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Route:
+class Route(Record):
     """Whose launches and plans answer a request."""
 
     launches: Question | None = None

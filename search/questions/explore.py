@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autopar.command.options import own_names
+from autopar.command.dialect import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import PUBLISHED_RUNS
 from autopar.training.throughput import BILLION
 from autopar.units import GIB
@@ -26,6 +25,7 @@ from search.request.request import ROWS, Request, build_request, model_spec
 
 if TYPE_CHECKING:
     from autopar.answer import Price, Priced
+    from autopar.exploration import EffectEntry, LeadEntry
     from autopar.rates.accuracy import RunClass
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
@@ -45,8 +45,7 @@ By = Literal["tokens", "step", "cost"]
 # What is asked: combinations of words.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Record):
     """One combination, as words and as the request that they are."""
 
     words: Mapping[str, str]
@@ -161,8 +160,7 @@ class Figures(NamedTuple):
     """Price of a million tokens, None without a price of the hardware."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class Answer(Record, eq=False):
     """What became of a combination."""
 
     choice: Choice
@@ -181,7 +179,7 @@ class Answer:
     """The fastest plan."""
     figures: Figures | None = None
     notices: tuple[str, ...] = ()
-    error: InputError | None = field(default=None, repr=False)
+    error: InputError | None = None
     """Why it was not tried, as it was raised."""
 
     @property
@@ -293,13 +291,10 @@ def search_one(
             result=result,
             notices=notices,
         )
-    early = "" if result.status == "optimal" else "stopped early: how far below the best is unknown"
-    if early and math.isfinite(result.gap):
-        early = f"stopped early: at most {result.gap * 100:.3g} % below the best"
     return Answer(
         choice=choice,
         status="found",
-        reason=early,
+        reason="" if result.status == "optimal" else _early(result.gap),
         request=request,
         session=session,
         result=result,
@@ -329,17 +324,23 @@ def _launched(
         )
     assert best.solved is not None, "it was searched"
     priced = priced_of(found, best)
-    early = f"stopped early: at most {best.solved.gap * 100:.3g} % below the best"
     return Answer(
         choice=choice,
         status="found",
-        reason="" if best.solved.complete else early,
+        reason="" if best.solved.complete else _early(best.solved.gap),
         request=choice.request,
         launches=found,
         priced=priced,
         figures=_figures(priced.price, choice.request.inputs.hardware, prices),
         notices=notices,
     )
+
+
+def _early(gap: float) -> str:
+    """Return how far a search that its time limit ended may be from the best."""
+    if not math.isfinite(gap):
+        return "stopped early: how far below the best is unknown"
+    return f"stopped early: at most {gap * 100:.3g} % below the best"
 
 
 def _why_no_launch(found: Launches) -> str:
@@ -423,8 +424,7 @@ def _ends(figures: Figures, by: By) -> tuple[float, float] | None:
     return interval[0] * scale, interval[1] * scale
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(Record):
     """Answers for one model at one length, which can be compared."""
 
     trained: Mapping[str, str]
@@ -457,21 +457,7 @@ def grouped(answers: Sequence[Answer], by: By) -> tuple[Group, ...]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lead:
-    """How far the first of a group is ahead of another answer, and how sure that is."""
-
-    over: int
-    """Place of the other one, from 2."""
-    ratio: float
-    """Value of the other over that of the first, 1 and more."""
-    intervals_overlap: bool | None = None
-    """Of their 90 % intervals; None where one has none, or where the next field says more."""
-    probability_faster: float | None = None
-    """Of the first, where both are of one cluster and trainer, whose errors they share."""
-
-
-def leads(group: Group, by: By) -> tuple[Lead, ...]:
+def leads(group: Group, by: By) -> tuple[LeadEntry, ...]:
     """Return how the first of a group compares with the second, and with the first elsewhere.
 
     Elsewhere is other hardware, which is another purchase; the second may be another trainer there.
@@ -484,21 +470,25 @@ def leads(group: Group, by: By) -> tuple[Lead, ...]:
     return tuple(_lead(group.ranked[0], group.ranked[place], place + 1, by) for place in places)
 
 
-def _lead(first: Answer, second: Answer, place: int, by: By) -> Lead:
+def _lead(first: Answer, second: Answer, place: int, by: By) -> LeadEntry:
+    from autopar.exploration import LeadEntry
     from autopar.rates.accuracy import probability_faster
 
     assert first.figures is not None
     assert second.figures is not None
     one, other = value_of(first.figures, by), value_of(second.figures, by)
-    runs = _shared_class(first, second)
-    if runs is not None:
-        share = probability_faster(one, other, runs.plan_spread)
-        return Lead(over=place, ratio=other / one, probability_faster=share)
+    runs, overlap = _shared_class(first, second), None
     ends = _ends(first.figures, by), _ends(second.figures, by)
-    overlap = None
-    if ends[0] is not None and ends[1] is not None:
+    if runs is None and ends[0] is not None and ends[1] is not None:
         overlap = ends[0][1] >= ends[1][0]
-    return Lead(over=place, ratio=other / one, intervals_overlap=overlap)
+    return LeadEntry(
+        over=place,
+        ratio=other / one,
+        intervals_overlap=overlap,
+        probability_faster=(
+            None if runs is None else probability_faster(one, other, runs.plan_spread)
+        ),
+    )
 
 
 def _shared_class(first: Answer, second: Answer) -> RunClass | None:
@@ -514,22 +504,10 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
     return first.runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effect:
-    """What a choice is worth: the best over the worst of its values, all else equal."""
-
-    option: str
-    ratio: float
-    """Geometric mean over `comparisons`."""
-    comparisons: int
-    """How many sets of answers differ in this option alone."""
-    best: str
-    """The value that is most often the best."""
-    wins: int
-
-
-def effects(answers: Sequence[Answer], by: By) -> tuple[Effect, ...]:
+def effects(answers: Sequence[Answer], by: By) -> tuple[EffectEntry, ...]:
     """Return the effects of the options that were varied, but what is trained; largest first."""
+    from autopar.exploration import EffectEntry
+
     found = []
     for option in AXES:
         if option in TRAINED:
@@ -551,7 +529,7 @@ def effects(answers: Sequence[Answer], by: By) -> tuple[Effect, ...]:
         winner = max(dict.fromkeys(best), key=best.count)
         logs = [math.log(own[-1][0] / own[0][0]) for own in sets]
         found.append(
-            Effect(
+            EffectEntry(
                 option=option,
                 ratio=math.exp(math.fsum(logs) / len(logs)),
                 comparisons=len(sets),

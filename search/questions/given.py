@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.answer import Answer
 from autopar.documents.plan import PlanDocument
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from search.request.request import Request
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _PRICING_DEFAULTS = (
 """Options of a price; others, such as the batch, are those of the file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GivenLaunch:
+class GivenLaunch(Record):
     """A uniform plan of a file with its price."""
 
     found: Launches
@@ -92,8 +91,7 @@ def given_launch(
     return GivenLaunch(found=Launches(question=question, engines=(one,)), request=own.request)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GivenPlan:
+class GivenPlan(Record, eq=False):
     """A per-layer plan of a file with its price."""
 
     path: str

@@ -11,7 +11,6 @@ import json
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,6 +52,7 @@ from autopar.documents.strategy import (
 from autopar.output import safe_name
 from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.measured import HardwareProfile
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.training.launch_file import HardwareEntry, LaunchDocument, LaunchEntry

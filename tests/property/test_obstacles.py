@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from search.check.assessment import Target
 from search.engines.choice import Fixed, Training
 from search.engines.space import EngineSpace, Job

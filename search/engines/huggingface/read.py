@@ -9,12 +9,12 @@ DeepSpeed; model, sequence and batch are the script's. What accelerate refuses i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from autopar.documents.json import load_object, shorten
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.launch import TorchTrainer
 from autopar.run.runtime import Zero
 from search.engines.deepspeed.read import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import BLACKWELL, Launch
 from search.engines.arguments import Ignored
 from search.engines.megatron.names import RELEASES, alike, concern_of
@@ -26,8 +26,7 @@ from search.engines.megatron.rules import (
 Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Record):
     """One thing to change in a launch, or to know of it."""
 
     kind: Kind

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from autopar.answer import EngineBest
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.plan import Plan
 from autopar.units import GIB
 from search.engines.engine import ALIKE, EXPORTERS, Job, Part, Space, lower_for, space_of
@@ -58,8 +58,7 @@ class NoPlanError(InfeasibleError):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
+class Chosen(Record):
     """The plans that answer a request."""
 
     request: Request
@@ -88,8 +87,7 @@ class Chosen:
         return plan.samples_per_s / best.samples_per_s - 1.0 > ALIKE
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
+class _Found(Record):
     """A plan without losses: its speed as the engine runs it, and the search that finds it."""
 
     samples_per_s: float

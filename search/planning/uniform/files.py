@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import cast
 
 from autopar.command.answers import is_answer
-from autopar.command.options import own_names
+from autopar.command.dialect import own_names
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch, chunks_of_sizes
 from autopar.run.runtime import Zero
 from autopar.training.launch_file import (
@@ -65,8 +65,7 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredLaunch:
+class StoredLaunch(Record):
     """A launch made again from its file."""
 
     engine: str

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from autopar.errors import InputError
@@ -20,7 +19,7 @@ from autopar.pipeline.schedules import (
     Engine as Trainer,
     schedule_problem,
 )
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import chunks_of_sizes
 from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
@@ -341,8 +340,7 @@ def _refused(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
     yield from engine.refused(job, Choice(**given))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rule:
+class _Rule(Record):
     """A rule, and the values that it is of; `partial`: it is asked as soon as there is one."""
 
     names: tuple[str, ...]
@@ -425,8 +423,7 @@ _NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "schedule": ("pp",), "etp": 
 """Of free values, those that they are made of."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
+class _Failure(Record):
     """Why no combination is legal."""
 
     sentence: str

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from autopar.records import dataclass
+from autopar.records import Record
 from search.show.pictures.terms import colour_of
 
 _LONG = 16
@@ -21,8 +21,7 @@ _WIDTH, _HEIGHT = 420, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """One mark of a chart."""
 
     x: float
@@ -32,8 +31,7 @@ class Point:
     """The answer itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Record):
     """Marks of one colour, joined in charts of lines."""
 
     name: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from autopar.command.console import make_console
 from autopar.documents.hardware import write_hardware
 from autopar.rates import estimate_hardware
+from autopar.records import replace
 from autopar.sources import Source
 from search.commands import search as cli
 from search.planning.layered.summary import summary_of
@@ -29,14 +29,14 @@ SPEC = Source(role="model spec", path="toy", estimated=True)
         ((CARD, SPEC), "ESTIMATES from datasheets"),
         ((CARD, MODEL), "ESTIMATES of the hardware from datasheets"),
         (
-            (HARDWARE, dataclasses.replace(MODEL, estimated=True)),
+            (HARDWARE, replace(MODEL, estimated=True)),
             "ESTIMATES of the model from datasheets",
         ),
         (
-            (dataclasses.replace(HARDWARE, synthetic=True), SPEC),
+            (replace(HARDWARE, synthetic=True), SPEC),
             "SYNTHETIC timings of the hardware, which describe no machine",
         ),
-        ((dataclasses.replace(HARDWARE, synthetic=True), SPEC), "ESTIMATES of the model from"),
+        ((replace(HARDWARE, synthetic=True), SPEC), "ESTIMATES of the model from"),
     ],
 )
 def test_the_report_says_which_inputs_are_estimated(sources: tuple[Source, ...], said: str) -> None:
@@ -50,11 +50,11 @@ def test_the_report_says_which_inputs_are_estimated(sources: tuple[Source, ...],
         console = make_console(stream)
         if evaluation:
             session = make_session()
-            own = dataclasses.replace(session.hardware, sources=sources, **marks)
-            session = dataclasses.replace(session, hardware=own)
+            own = replace(session.hardware, sources=sources, **marks)
+            session = replace(session, hardware=own)
             show_given(console, session.summary(PLAN, PREDICTION, (), None))
         else:
-            found = dataclasses.replace(RESULT, sources=sources, **marks)
+            found = replace(RESULT, sources=sources, **marks)
             show_answer(console, summary_of(found, title="toy"))
         assert f"rests on {said}" in stream.getvalue()
 
@@ -84,10 +84,10 @@ def test_an_evaluation_shows_what_is_odd_about_the_files(
 
 def test_a_spread_that_no_digit_shows_is_no_interval() -> None:
     """A plan whose communication is hidden, or that has none, stays where it is."""
-    still = dataclasses.replace(PREDICTION, step_time_s=0.16, step_time_interval_s=(0.16, 0.160001))
+    still = replace(PREDICTION, step_time_s=0.16, step_time_interval_s=(0.16, 0.160001))
     stream = io.StringIO()
     session = make_session()
-    found = dataclasses.replace(RESULT, prediction=still)
+    found = replace(RESULT, prediction=still)
     throughput = session.throughput(PLAN, still)
     show_answer(make_console(stream), summary_of(found, title="toy", throughput=throughput))
     shown = stream.getvalue()
