@@ -35,8 +35,8 @@ from profiler.plan.arithmetic import first_shapes, held, last_shapes, layer_shap
 from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
 from search.planning.layered.planner import Planner
+from search.planning.layered.summary import one_line
 from search.request.interface import open_documents
-from search.show.headline import one_line
 
 __all__ = ["CASES", "DEFAULTS", "Case", "Row", "default_rows", "full_size", "main", "rows"]
 

@@ -8,12 +8,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
 from autopar.command.answers import answers_stdout, give, headed, without_head
 from autopar.command.options import Command
 from autopar.errors import INTERRUPTED, DocumentError, InputError, OptionError, did_you_mean
+
+if TYPE_CHECKING:
+    from search.show.pictures.files import Pictures
 
 _Result = TypeVar("_Result")
 
@@ -135,6 +138,20 @@ def _is_same_answer(path: Path, document: Mapping[str, object]) -> bool:
         return False
     effort = {"search": None}
     return document_text(without_head(found) | effort) == document_text({**document, **effort})
+
+
+def write_pictures(
+    pictures: Pictures,
+    draw: Callable[[], Mapping[Path, str]],
+    refusal: Callable[[OSError], Exception] = lambda error: error,
+    *,
+    command: str,
+) -> None:
+    """Write pictures before anything is printed, which somebody may not read to its end."""
+    files = working("drawing", draw) if pictures.any else {}
+    write_results(files, None, {}, pictures.refusal(refusal), command=command)
+    for path in files:
+        commands.say(f"{command}: wrote {path}")
 
 
 def unwritable(error: OSError) -> DocumentError:

@@ -11,7 +11,7 @@ from autopar.command.fields import json_option, make, option, read_values, rows_
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import FAILED, UNUSABLE
-from search.commands.app import files_read, leave, working, write_answer, write_results
+from search.commands.app import files_read, leave, working, write_answer, write_pictures
 
 if TYPE_CHECKING:
     from autopar.rates.accuracy import Accuracy
@@ -184,12 +184,12 @@ def _draw(
         why = "it cannot run" if assessment is None else str(assessment.untimed)
         raise InputError(f"{file.path}: has no step to draw: {why}")
     title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
-    files = pictures.of_launch(
-        assessment, target, title=title, line=degrees_line(assessment.launch)
+    line = degrees_line(assessment.launch)
+    write_pictures(
+        pictures,
+        lambda: pictures.of_launch(assessment, target, title=title, line=line),
+        command=_NAME,
     )
-    write_results(files, None, {}, pictures.refusal(lambda error: error), command=_NAME)
-    for path in files:
-        say(f"{_NAME}: wrote {path}")
 
 
 def _require_model(name: str) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autopar.answer import Asked, Gain
 from autopar.command.fields import option, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import replace
 from autopar.units import GIB
-from search.commands.app import emit, files_read, leave, working, write_results
+from search.commands.app import emit, files_read, leave, working, write_pictures
 from search.engines.choice import Fixed
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request, stored_request
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from search.planning.question import WhyNot
     from search.planning.uniform.answer import Question
     from search.planning.uniform.solve import Solution
-    from search.show.explain import Perturbation
 
 _NAME = "autopar-explain"
 
@@ -81,121 +81,98 @@ def run(arguments: Sequence[str]) -> int:
 def _execute(raw: dict[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
 
+    def notice(text: str) -> None:
+        say(f"{_NAME}: {text}")
+
     path = str(raw.pop("plan"))
     why_not = tuple(raw.pop("why-not", ()))
     from search.planning.uniform.imported import holds_launch
 
     if holds_launch(path):
-        return _explain_launch(path, raw, why_not)
+        return _explain_launch(path, raw, why_not, notice)
     document = PlanDocument.read(path)
-    stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
+    stored = stored_request(path, document, raw, notice)
     request = build_request({**stored, **raw})
     _check_rules(why_not)
 
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
-    from search.planning.question import ask_why_not, evaluate_file, open_session
-    from search.request.options import option_record
-    from search.show.explain import (
-        explanation_document,
-        perturb,
-        show_best,
-        show_explanation,
-        show_why_not,
-    )
-    from search.show.files import evaluation_document
+    from search.planning.layered.summary import found_or_reason
+    from search.planning.question import WhyNot, ask_why_not
+    from search.questions.gains import gains_of
+    from search.questions.given import given_plan
+    from search.show.files import explanation_document
     from search.show.headline import SCREEN_WIDTH
     from search.show.pictures.files import pictures_of
-    from search.show.plan import show_evaluation
+    from search.show.terminal import show_explained
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
     json_path = request.output.json_path
     refuse_clashes(
         {"--json": json_path, **pictures.outputs}, files_read([path, request.inputs.model])
     )
-    session = open_session(request.inputs, request.options, request.given, has_plan=True)
-    for notice in session.notices:
-        say(f"{_NAME}: {notice}")
-    for name in document.changed_inputs(session.sources):
-        say(f"{_NAME}: {name} has changed since the plan was made")
-    plan, prediction = evaluate_file(document, session, path=path)
-    planner = session.planner
-    # before anything is printed, which somebody may not read to its end
-    drawn = pictures.of_plan(session, plan, prediction, state=f"{path}, explained")
-    write_results(drawn, None, {}, pictures.refusal(lambda error: error), command=_NAME)
-    for picture in drawn:
-        say(f"{_NAME}: wrote {picture}")
+    given = given_plan(path, request, notice, document)
+    session = given.session
+    write_pictures(pictures, lambda: given.draw(pictures), command=_NAME)
 
-    def search_again() -> tuple[SearchResult, list[tuple[str, WhyNot]], tuple[Perturbation, ...]]:
-        best = planner.solve()
+    def search_again() -> tuple[SearchResult, list[tuple[str, WhyNot]], tuple[Gain, ...]]:
+        best = session.planner.solve()
         pinned = [(rule, ask_why_not(session, rule, best)) for rule in why_not]
-        return best, pinned, perturb(session, best)
+        return best, pinned, gains_of(session, best)
 
-    baseline, pinned, perturbations = working("searching again", search_again)
+    baseline, pinned, gains = working("searching again", search_again)
     if json_path is not None:
-        priced = evaluation_document(
-            plan,
-            prediction,
-            defaults=(*session.defaults, *session.calibrated),
-            synthetic=session.synthetic,
-            estimated=session.estimated,
-            options=option_record(session.options, session.options.memory_constraint_bytes),
-            request={**session.named, **request.given},
-        ).content()
-        told = priced | explanation_document(baseline, pinned, perturbations)
+        told = given.document(given.request) | explanation_document(baseline, pinned, gains)
         emit(json_path, told, command=_NAME)
     if json_path == "-":
         return 0
     console = make_console(sys.stdout, SCREEN_WIDTH)
-    # what was asked comes before what is told of every plan
+    budget = session.options.memory_constraint_bytes
+    others = []
     for rule, found in pinned:
-        show_why_not(console, rule, baseline, found, session.options.memory_constraint_bytes)
-    if pinned:
-        console.print()
-    show_evaluation(
+        heading = f"why not {rule}: the fastest plan with it"
+        if found.left_out:
+            heading += f", without {' and '.join(found.left_out)}"
+        others.append(Asked(heading, *found_or_reason(found, baseline, budget)))
+    fastest = found_or_reason(WhyNot(result=baseline), baseline, budget)
+    show_explained(
         console,
-        plan,
-        prediction,
+        given.answer,
+        others,
+        Asked("the fastest plan", *fastest),
+        gains,
+        best=fastest[0],
         path=path,
-        title=session.title,
-        estimated=session.estimated,
-        synthetic=session.synthetic,
-        defaults=(*session.defaults, *session.calibrated),
-        notes=session.notes,
-        sources=session.sources,
-        throughput=session.throughput(plan, prediction),
-        price=request.output.price,
     )
-    show_explanation(console, prediction, perturbations=perturbations)
-    show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)
     return 0
 
 
-def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> int:
+def _explain_launch(
+    path: str, raw: dict[str, Any], why_not: Sequence[str], notice: Callable[[str], None]
+) -> int:
     """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
-    from search.engines.table import engine_space
-    from search.planning.route import refuse_options_of_plans
-    from search.planning.uniform.answer import Answer, answer, evaluated
-    from search.planning.uniform.files import against_entry, launch_document
-    from search.planning.uniform.imported import launch_in
+    from search.planning.choose import refuse_options_of_plans
+    from search.planning.uniform.answer import answer
+    from search.planning.uniform.summary import priced_of
+    from search.questions.given import given_launch
+    from search.show.files import against_entry
     from search.show.headline import SCREEN_WIDTH
-    from search.show.launches import show_against, show_evaluated, show_more_memory
     from search.show.pictures.files import pictures_of
+    from search.show.terminal import show_explained
 
     request = build_request(raw)
     if request.engine is not None:
         raise OptionError(f"--engine: {path} is a launch of its trainer; leave it out")
     refuse_options_of_plans(path, request)
-    stored = launch_in(path, request.given, lambda text: say(f"{_NAME}: {text}"))
-    engine = engine_space(stored.engine)
-    question = replace(stored.question, engines=(engine,), top=0, price=request.output.price)
-    asked = [(rule, _fixed(rule, question.fixed)) for rule in why_not]
+    given = given_launch(path, request.given, notice, request.output.price)
+    shown, one = given.found, given.one
+    question = shown.question
+    rules = [(rule, _fixed(rule, question.fixed)) for rule in why_not]
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
     json_path = request.output.json_path
     refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
-    one = evaluated(question, engine, stored.choice, stored.launch)
 
     def solved(question: Question) -> tuple[Solution | None, str]:
         try:
@@ -204,23 +181,16 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
             return None, str(error)
         return found.best, found.reason
 
-    shown = Answer(question=question, engines=(one,))
-    if pictures.any:
-        # before anything is printed, which somebody may not read to its end
-        drawn = working("drawing", lambda: pictures.of_answer(shown, curves=False))
-        write_results(drawn, None, {}, pictures.refusal(lambda error: error), command=_NAME)
-        for picture in drawn:
-            say(f"{_NAME}: wrote {picture}")
+    write_pictures(pictures, lambda: given.draw(pictures), command=_NAME)
     larger = replace(question.card, memory_bytes=question.card.memory_bytes + GIB)
     best = working("searching again", lambda: solved(question))
     more, _ = working("searching again", lambda: solved(replace(question, card=larger)))
     others = [
         (rule, fixed, working("searching again", partial(solved, replace(question, fixed=fixed))))
-        for rule, fixed in asked
+        for rule, fixed in rules
     ]
     if json_path is not None:
-        document = launch_document(shown, stored.request).model_dump() | {
-            "status": "evaluated",
+        document = given.document(given.request) | {
             "best": against_entry(shown, *best),
             "one_more_gib": None if more is None else against_entry(shown, more, ""),
             "why_not": [
@@ -230,19 +200,26 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
         emit(json_path, document, command=_NAME)
     if json_path == "-":
         return 0
-    console = make_console(sys.stdout, SCREEN_WIDTH)
-    # what was asked comes before what is told of every launch
+
+    def told(heading: str, solution: Solution | None, reason: str) -> Asked:
+        plan = None if solution is None else priced_of(shown, one, solution)
+        return Asked(heading, plan, reason)
+
+    asked = []
     for rule, fixed, other in others:
         freed = [f"--{name}" for name in question.fixed.options if name not in fixed.options]
         heading = f"why not {rule}: the fastest launch with it"
         if freed:
             heading += f", without {' and '.join(freed)} of the search"
-        show_against(console, shown, heading, *other)
-    if others:
-        console.print()
-    show_evaluated(console, shown, explained=True)
-    show_against(console, shown, "the fastest launch", *best)
-    show_more_memory(console, best[0], more)
+        asked.append(told(heading, *other))
+    gains = []
+    if best[0] is not None and more is not None:
+        gain = more.samples_per_s / best[0].samples_per_s - 1.0
+        same = more.choice == best[0].choice
+        gains.append(Gain("+1 GiB of memory per GPU", more.samples_per_s, gain, same))
+    console = make_console(sys.stdout, SCREEN_WIDTH)
+    fastest = told("the fastest launch", *best)
+    show_explained(console, given.answer, asked, fastest, gains)
     return 0
 
 

@@ -13,7 +13,7 @@ from autopar.command.console import make_console
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say, visible
-from autopar.command.show import print_item, print_plain
+from autopar.command.show import print_heading, print_item, print_plain
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
 from autopar.records import replace
@@ -22,7 +22,6 @@ from search.engines.table import EXPORTERS, IMPORTERS, WRITERS
 from search.request.options import PANELS
 from search.request.profiles import named_card
 from search.request.request import FILLS, Request, build_request, stored_request
-from search.show.plan import print_heading
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -276,7 +275,7 @@ def _with_own_bytes(export: Export, path: str, document: PlanDocument) -> Export
 def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path]]:
     """Return what an engine makes of a launch, and the files that were read."""
     from search.engines.handover import launch_export
-    from search.planning.route import refuse_options_of_plans
+    from search.planning.choose import refuse_options_of_plans
     from search.planning.uniform.files import read_launch
 
     request = build_request(raw)
@@ -353,8 +352,8 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     from autopar.documents.plan import document_text
     from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer, evaluated
-    from search.planning.uniform.files import file_name, launch_document
     from search.planning.uniform.imported import import_launch
+    from search.show.files import launch_document, launch_file_name
 
     found = import_launch(source, own.plan, raw)
     for note in found.notes:
@@ -365,7 +364,7 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     files: dict[Path, str] = {}
     if own.out not in (None, "none"):
         target = Path(str(own.out))
-        target = target / file_name(answer, found.request) if target.is_dir() else target
+        target = target / launch_file_name(answer, found.request) if target.is_dir() else target
         asked = portable_options(found.request, target)
     document = launch_document(answer, asked).model_dump() | {"status": "evaluated"}
     text = document_text(document)

@@ -16,28 +16,30 @@ from autopar.command.run import say
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError
 from autopar.records import replace
-from search.commands.app import emit, files_read, leave, unwritable, working, write_results
+from search.commands.app import (
+    emit,
+    files_read,
+    leave,
+    unwritable,
+    working,
+    write_pictures,
+    write_results,
+)
 from search.request.options import PANELS
 from search.request.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
+    from autopar.answer import Answer as Record, EngineBest, Priced
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
-    from search.planning.best_plan import BestPart, EngineBest
+    from search.planning.layered.parts import Chosen
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
-    from search.planning.route import Route
     from search.planning.uniform.answer import Answer
     from search.questions.goals import Reached
-    from search.questions.suggestions import Remedy
-    from search.show.headline import Headline
     from search.show.pictures.files import Pictures
 
 _NAME = "autopar-search"
-_PRICING_DEFAULTS = (
-    *("--hardware", "--time-profiling-path", "--memory-constraint", "--time-profile-mode"),
-    *("--sequence-parallel", "--no-sequence-parallel"),
-)
 COMMAND = Command(
     name=_NAME,
     fills=FILLS,
@@ -77,12 +79,8 @@ def _answered(raw: Mapping[str, object]) -> int:
     path = request.output.evaluate
     _check_goal(request)
     if path is not None:
-        from search.planning.uniform.imported import holds_launch
-
-        if holds_launch(path):
-            return _evaluate_launch(request, path)
-        return _execute(_priced(request, path, raw))
-    from search.planning.route import route_of, with_site
+        return _evaluate(request, path, raw)
+    from search.planning.choose import chosen, with_site
 
     request, says = with_site(request)
     for line in says:
@@ -93,13 +91,15 @@ def _answered(raw: Mapping[str, object]) -> int:
 
         reached = working("searching clusters", lambda: chosen_cluster(raw, request))
         request = build_request(reached.options)
-    route = route_of(request)
-    if route.launches is not None:
-        return _launches(request, route, reached)
-    code = _plans(request, route)
-    if route.why and code == 0:
+    found = working("searching", lambda: chosen(request))
+    for notice in found.notices:
+        say(f"{_NAME}: {notice}")
+    if found.launches is not None and not found.layers_differ:
+        return _show_launches(request, found.launches, reached)
+    code = _show_plan(found, reached)
+    if found.why and code == 0:
         # beside an answer: what is unusable is one sentence
-        say(f"{_NAME}: answered with {route.why}")
+        say(f"{_NAME}: answered with {found.why}")
     return code
 
 
@@ -126,106 +126,133 @@ def _check_goal(request: Request) -> None:
             raise OptionError(f"--goal {goal}: not together with {option}; leave one of them out")
 
 
-def _evaluate_launch(request: Request, path: str) -> int:
-    """Price the launch of a file anew, with what is typed in place of its own options."""
-    from search.engines.table import engine_space
-    from search.planning.route import refuse_options_of_plans
-    from search.planning.uniform.answer import Answer, evaluated
-    from search.planning.uniform.files import launch_document
-    from search.planning.uniform.imported import launch_in
-    from search.show.launches import show_evaluated
+def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
+    """Price the plan of a file with typed options in place of its own; show and write it."""
+    from search.planning.choose import refuse_options_of_plans, with_rules
+    from search.planning.uniform.imported import holds_launch
+    from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
+    from search.show.terminal import show_given
 
-    if request.engine is not None:
+    def notice(text: str) -> None:
+        say(f"{_NAME}: {text}")
+
+    is_launch = holds_launch(path)
+    if request.engine not in ((None,) if is_launch else (None, "none")):
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
-    refuse_options_of_plans(path, request)
-    stored = launch_in(path, request.given, lambda text: say(f"{_NAME}: {text}"))
-    question = replace(stored.question, price=request.output.price)
-    pictures = _pictures(request, [path])
-    engine = engine_space(stored.engine)
-    one = evaluated(question, engine, stored.choice, stored.launch)
-    found = Answer(question=question, engines=(one,))
-    _write_pictures(pictures, lambda: pictures.of_answer(found, curves=False))
+    given: GivenLaunch | GivenPlan
+    if is_launch:
+        refuse_options_of_plans(path, request)
+        given = given_launch(path, request.given, notice, request.output.price)
+    else:
+        from autopar.documents.plan import PlanDocument
+
+        with_rules(request)
+        document = PlanDocument.read(path)
+        # a strategy file says nothing but the plan
+        stored = stored_request(path, document, raw, notice)
+        request = with_rules(build_request({**stored, **raw}))
+        request = replace(request, engine=None)
+        given = given_plan(path, request, notice, document)
+        _paths(request, given.session)
+    pictures = _pictures(request, [path, request.inputs.model])
+    write_pictures(pictures, lambda: given.draw(pictures), unwritable, command=_NAME)
     # before anything is printed, which somebody may not read to its end
-    asked = _portable(stored.request, request.output.json_path)
-    _emit(request, launch_document(found, asked).model_dump() | {"status": "evaluated"})
+    _emit(request, given.document(_portable(given.request, request.output.json_path)))
     if request.output.json_path != "-":
-        show_evaluated(_console(), found)
+        show_given(_console(), given.answer, path=None if is_launch else path)
     return 0
-
-
-def _launches(request: Request, route: Route, reached: Reached | None = None) -> int:
-    """Search launches, and plans beside them where these are asked for; show and write the best."""
-    from search.planning.route import best_of_both
-
-    both = working("searching launches", lambda: best_of_both(request, route))
-    if both.layers_differ:
-        assert both.part is not None, "somebody has the plan"
-        job = both.answer.question.job
-        part = replace(both.part, engines=both.lines)
-        return _execute(part.request, part, job.seq / job.world, both.answer, reached)
-    return _show_launches(request, both.answer, reached)
 
 
 def _show_launches(request: Request, found: Answer, reached: Reached | None) -> int:
     """Show the best launch and write it, or say why there is none."""
     from autopar.output import refuse_clashes
-    from search.planning.uniform.files import file_name, launch_document, result_document
+    from search.planning.uniform.summary import summary_of
+    from search.show.files import launch_document, launch_file_name, launch_result
 
     pictures = _pictures(request, [request.inputs.model])
     json_path = request.output.json_path
     asked = _portable(request.given, json_path)
-    document = result_document(found, asked) if json_path is not None else {}
+    document = launch_result(found, asked) if json_path is not None else {}
     document |= _goal_entry(reached)
+    if found.best is None:
+        return _show_none(request, found, document)
     files: dict[Path, str] = {}
-    if found.best is not None and request.output.config_path is not None:
+    says = []
+    if request.output.config_path is not None:
         from autopar.documents.plan import document_text
 
         target = Path(request.output.config_path)
         if target.suffix != ".json" or target.is_dir():
-            target = target / file_name(found, request.given)
+            target = target / launch_file_name(found, request.given)
         asked = portable_options(request.given, target)
         files[target] = document_text(launch_document(found, asked).model_dump())
-        outputs = {"--json": request.output.json_path, "--output-config-path": target}
+        outputs = {"--json": json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
+        says.append(f"to run it: autopar-export {shlex.quote(str(target))}")
     # which takes longer than drawing: somebody who waits is told for what
     doing = "drawing" if pictures.html is None else "searching other batches and clusters"
-    drawn = _drawn(pictures, lambda: pictures.of_answer(found, curves=True), doing)
-    exit_code = 0 if found.best is not None else INFEASIBLE
-    ways: tuple[Remedy, ...] = ()
-    if found.best is None:
-        from search.planning.uniform.files import remedy_entry
-        from search.questions.suggestions import remedies
-        from search.show.launches import infeasible_lines, remedy_line
-
-        ways = working("looking for what would fit", lambda: remedies(found.question))
-        lines = [*infeasible_lines(found), *map(remedy_line, ways)]
-        # before the object of --json, of which they are the notices; else on one screen below
-        for line in lines if json_path == "-" else lines[:1]:
-            say(f"{_NAME}: {line}")
-        if json_path is not None:
-            document["remedies"] = [remedy_entry(one) for one in ways]
-    refusal = pictures.refusal(unwritable)
-    write_results(files | drawn, json_path, document, refusal, exit_code=exit_code, command=_NAME)
-    if json_path == "-":
-        emit("-", document, exit_code, command=_NAME)
-    if found.best is None:
-        if json_path != "-":
-            from search.show.launches import show_infeasible
-
-            show_infeasible(_console(), found, ways)
-        return INFEASIBLE
-    _say_batch(found)
-    if request.output.json_path != "-":
-        from search.show.launches import show_answer
-
-        goal = "" if reached is None else reached.words
-        show_answer(_console(), found, verbose=request.output.verbose, goal=goal)
-    for path in drawn:
-        say(f"{_NAME}: wrote {path}")
-    for path in files:
-        say(f"{_NAME}: wrote {path}")
-        say(f"{_NAME}: to run it: autopar-export {shlex.quote(str(path))}")
+    drawn = working(doing, lambda: pictures.of_answer(found, curves=True))
+    says += _batch_lines(found)
+    _deliver(request, lambda: summary_of(found), pictures, drawn | files, document, says, reached)
     return 0
+
+
+def _show_none(request: Request, found: Answer, document: dict[str, object]) -> int:
+    """Say why no engine has a plan, and what would make one fit."""
+    from search.questions.suggestions import remedies
+    from search.show.files import remedy_entry
+    from search.show.terminal import infeasible_lines, remedy_line, show_infeasible
+
+    ways = working("looking for what would fit", lambda: remedies(found.question))
+    lines = [*infeasible_lines(found), *map(remedy_line, ways)]
+    on_stdout = request.output.json_path == "-"
+    # before the object of --json, of which they are the notices; else on one screen below
+    for line in lines if on_stdout else lines[:1]:
+        say(f"{_NAME}: {line}")
+    _emit(request, document | {"remedies": [remedy_entry(one) for one in ways]}, INFEASIBLE)
+    if not on_stdout:
+        show_infeasible(_console(), found, ways)
+    return INFEASIBLE
+
+
+def _deliver(
+    request: Request,
+    answer: Callable[[], Record],
+    pictures: Pictures,
+    files: Mapping[Path, str],
+    document: Mapping[str, object],
+    says: Sequence[str],
+    reached: Reached | None,
+    frontier: Sequence[SearchResult] | None = None,
+    plot: Callable[[], None] = lambda: None,
+) -> None:
+    """Write files and the object of `--json`, print the answer, and say what was written.
+
+    says : lines about files, behind their names. frontier : results by budget, printed last.
+    plot : draws them.
+    """
+    output = request.output
+    try:
+        # before anything is printed, which somebody may not read to its end
+        refusal = pictures.refusal(unwritable)
+        write_results(files, output.json_path, document, refusal, command=_NAME)
+        plot()
+        says = [*(f"wrote {path}" for path in files), *says]
+    finally:
+        # what was found is shown even where files cannot be written; stdout holds the document
+        # and nothing else
+        if output.json_path != "-":
+            from search.show.frontier import show_frontier
+            from search.show.terminal import show_answer
+
+            goal = "" if reached is None else reached.words
+            show_answer(_console(), answer(), verbose=output.verbose, goal=goal)
+            if frontier is not None:
+                show_frontier(_console(), frontier)
+    if output.json_path == "-":
+        emit("-", document, command=_NAME)
+    for line in says:
+        say(f"{_NAME}: {line}")
 
 
 def _is_warning(note: str) -> bool:
@@ -238,22 +265,19 @@ def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, o
     return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
 
 
-def _say_batch(found: Answer) -> None:
-    """Say on stderr that ranks cannot share the batch, where the next one is worth more."""
+def _batch_lines(found: Answer) -> list[str]:
+    """Return that ranks cannot share the batch, where the next one is worth more."""
     from search.planning.uniform.answer import better_batch
 
-    assert found.best is not None, "there is a launch"
-    assert found.best.best is not None, "it is the fastest"
-    best, job = found.best.best, found.question.job
+    best, job = found.fastest, found.question.job
+    assert best is not None, "there is a launch"
     other = working("looking at the next batch", lambda: better_batch(found))
     if other is None:
-        return
+        return []
     shared = _shared(best.choice.global_batch, job.world)
     now, then = best.assessment.tokens_per_s or 0.0, other.assessment.tokens_per_s or 0.0
-    say(
-        f"{_NAME}: {shared}; --global-batch-size {other.choice.global_batch} trains {then:,.0f} "
-        f"tokens/s per GPU instead of {now:,.0f}"
-    )
+    better = f"--global-batch-size {other.choice.global_batch} trains {then:,.0f} tokens/s per GPU"
+    return [f"{shared}; {better} instead of {now:,.0f}"]
 
 
 def _shared(batch: int, world: int) -> str:
@@ -310,96 +334,22 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     return found
 
 
-def _drawn(
-    pictures: Pictures, draw: Callable[[], dict[Path, str]], doing: str = "drawing"
-) -> dict[Path, str]:
-    return working(doing, draw) if pictures.any else {}
+def _show_plan(found: Chosen, reached: Reached | None) -> int:
+    """Search the per-layer plan that answers with its alternatives, show and write it.
 
-
-def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
-    """Write pictures before anything is printed, which somebody may not read to its end."""
-    files = _drawn(pictures, draw)
-    write_results(files, None, {}, pictures.refusal(unwritable), command=_NAME)
-    for path in files:
-        say(f"{_NAME}: wrote {path}")
-
-
-def _plans(request: Request, route: Route) -> int:
-    """Search plans whose layers may differ: of the engines of a route, or whatever runs them."""
-    from search.planning.route import with_rules
-
-    request = with_rules(request, route.why)
-    if not route.layered:
-        return _execute(replace(request, engine=None))
-    if request.output.frontier:
-        raise OptionError("--engine: not together with --frontier; leave one of them out")
-    from search.planning.best_plan import choose, choose_any
-
-    def chosen() -> BestPart:
-        if len(route.layered) == 1:
-            return choose(request)
-        return choose_any(request, route.layered)
-
-    part = working("searching engines' spaces", chosen)
-    for notice in part.notices:
-        say(f"{_NAME}: {notice}")
-    return _execute(part.request, part)
-
-
-def _priced(request: Request, path: str, raw: Mapping[str, object]) -> Request:
-    """Return the request that prices a plan: with what its file was made with, as if typed."""
-    from search.planning.route import with_rules
-
-    if request.engine not in (None, "none"):
-        raise OptionError("--engine: not together with --evaluate; leave one of them out")
-    with_rules(request)
-    request = with_rules(build_request(_with_plan(path, raw)))
-    return replace(request, engine=None)
-
-
-def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
-    """Return options with those that the plan file of `--evaluate` was made with, as if typed.
-
-    What is typed stays. A strategy file says nothing but the plan.
-    """
-    from autopar.documents.plan import PlanDocument
-
-    document = PlanDocument.read(path)
-    stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
-    return {**stored, **raw}
-
-
-def _execute(
-    request: Request,
-    part: BestPart | None = None,
-    tokens: float | None = None,
-    launches: Answer | None = None,
-    reached: Reached | None = None,
-) -> int:
-    """Search plans or price one, show and write the answer.
-
-    part : what was searched of engines before, which stands where time is limited. tokens : as
-    `show_result` has it. launches : that were searched beside plans, none as fast. reached : the
-    cluster that a goal has chosen.
+    reached : the cluster that a goal has chosen.
     """
     from search.planning.question import open_session
 
-    engines = () if part is None else part.engines
-
-    session = open_session(
-        request.inputs,
-        request.options,
-        request.given,
-        has_plan=request.output.evaluate is not None,
-    )
+    request, engines = found.request, found.lines
+    session = open_session(request.inputs, request.options, request.given)
     session = replace(session, defaults=(*request.found, *session.defaults))
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
-    pictures = _pictures(request, [request.output.evaluate, request.inputs.model])
-    if request.output.evaluate is not None:
-        return _evaluate(request, session, pictures)
-    known = None if part is None or request.options.time_limit_s is None else part.result
+    pictures = _pictures(request, [request.inputs.model])
+    # what was found stands where time is limited
+    known = None if request.options.time_limit_s is None else found.result
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier, known))
     # the object of --json is made where it is asked for
     document: dict[str, object] = {}
@@ -411,7 +361,7 @@ def _execute(
         ).content()
         document |= _goal_entry(reached)
     if result.infeasibility is not None:
-        from search.show.plan import infeasible_sentence
+        from search.planning.layered.summary import infeasible_sentence
 
         _emit(request, document, INFEASIBLE)
         budget = session.options.memory_constraint_bytes
@@ -427,8 +377,8 @@ def _execute(
         return INFEASIBLE
     plan, prediction = result.plan, result.prediction
     assert prediction is not None, "a plan has a prediction"
-    _write_pictures(
-        pictures,
+    drawn = working(
+        "drawing",
         lambda: pictures.of_plan(
             session,
             plan,
@@ -438,47 +388,42 @@ def _execute(
             frontier=frontier or (),
         ),
     )
-    says: list[str] = []
-    try:
-        # before anything is printed, which somebody may not read to its end
-        says = _write(request, session, result, paths, document, engines)
-        if request.output.plot_path is not None and frontier is not None:
-            from autopar.command.run import say_kept
-            from search.show.plan import save_frontier
-
-            plot = Path(request.output.plot_path)
-            save_frontier(frontier, plot, session.title, say_kept(_NAME))
-            says.insert(0, f"wrote {plot}")
-    finally:
-        # what was found is shown even where files cannot be written; stdout holds the document
-        # and nothing else
-        if request.output.json_path != "-":
-            from search.show.plan import show_frontier, show_result
-
-            console = _console()
-            show_result(
-                console,
-                result,
-                title=session.title,
-                engines=engines,
-                tokens=tokens,
-                throughput=_throughput(session, result),
-                price=request.output.price,
-                uniform=_uniform(request, session, result, launches),
-                verbose=request.output.verbose,
-                goal="" if reached is None else reached.words,
-            )
-            if frontier is not None:
-                show_frontier(console, frontier)
-    if request.output.json_path == "-":
-        emit("-", document, command=_NAME)
+    files, says = _files(request, session, result, paths, engines)
     # a first screen has no room for what is wrong with inputs, and nobody may miss it
     says += [] if request.output.verbose else [note for note in result.notes if _is_warning(note)]
-    for line in says:
-        say(f"{_NAME}: {line}")
+
+    def answer() -> Record:
+        from search.planning.layered.summary import summary_of
+
+        return summary_of(
+            result,
+            title=session.title,
+            by_engine=engines,
+            tokens=_tokens(found.launches),
+            throughput=_throughput(session, result),
+            gpu_hour_price=request.output.price,
+            uniform=_uniform(session, result, found.launches),
+        )
+
+    def plot() -> None:
+        if request.output.plot_path is not None and frontier is not None:
+            from autopar.command.run import say_kept
+            from search.show.frontier import save_frontier
+
+            path = Path(request.output.plot_path)
+            save_frontier(frontier, path, session.title, say_kept(_NAME))
+            says.insert(0, f"wrote {path}")
+
+    files |= drawn
+    _deliver(request, answer, pictures, files, document, says, reached, frontier, plot)
     _report_pins(request, session, result)
     _say_batch_of_plan(request, session, result)
     return 0
+
+
+def _tokens(launches: Answer | None) -> float | None:
+    """Return the tokens of a sample over all GPUs, where trainers were asked."""
+    return None if launches is None else launches.question.job.seq / launches.question.job.world
 
 
 def _throughput(session: Session, result: SearchResult) -> Throughput | None:
@@ -487,9 +432,7 @@ def _throughput(session: Session, result: SearchResult) -> Throughput | None:
     return session.throughput(result.plan, result.prediction)
 
 
-def _uniform(
-    request: Request, session: Session, result: SearchResult, launches: Answer | None
-) -> Headline | None:
+def _uniform(session: Session, result: SearchResult, launches: Answer | None) -> Priced | None:
     """Return the best plan with one strategy for all layers; None where the answer is one.
 
     launches : that were searched beside plans; without them the same space is searched again with
@@ -497,10 +440,9 @@ def _uniform(
     """
     assert result.plan is not None, "there is a plan to compare with"
     if launches is not None and launches.best is not None:
-        from search.show.launches import launch_headline
+        from search.planning.uniform.summary import priced_of
 
-        best = launches.best
-        return launch_headline(launches, best, f"fastest uniform plan: {best.engine.title}")
+        return priced_of(launches, launches.best)
     options = session.options
     if len({*result.plan.layers}) == 1 or options.time_limit_s is not None:
         return None
@@ -511,15 +453,11 @@ def _uniform(
         )
     except InputError:  # such as rules for some of the layers
         return None
-    if found.plan in (None, result.plan) or found.prediction is None:
+    if found.plan in (None, result.plan):
         return None
-    assert found.plan is not None
-    from search.show.plan import plan_headline
+    from search.planning.layered.summary import priced_of_result
 
-    throughput = session.throughput(found.plan, found.prediction)
-    return plan_headline(
-        "fastest uniform plan", found.plan, found.prediction, throughput, request.output.price
-    )
+    return priced_of_result(found, _throughput(session, found))
 
 
 def _subject(session: Session) -> str:
@@ -537,52 +475,6 @@ def _solve(
     result = known or session.solve()
     result = replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
-
-
-def _evaluate(request: Request, session: Session, pictures: Pictures) -> int:
-    from search.planning.question import evaluate_file
-    from search.request.options import option_record
-    from search.show.files import evaluation_document
-
-    path = request.output.evaluate
-    assert path is not None
-    plan, prediction = working("pricing", lambda: evaluate_file(path, session))
-    state = f"{path}, priced"
-    _write_pictures(pictures, lambda: pictures.of_plan(session, plan, prediction, state=state))
-    # Batch and data-parallel type are those of the file.
-    defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
-    defaults += session.calibrated
-    document = evaluation_document(
-        plan,
-        prediction,
-        defaults=defaults,
-        synthetic=session.synthetic,
-        estimated=session.estimated,
-        options=option_record(session.options, session.options.memory_constraint_bytes),
-        request=_portable({**session.named, **request.given}, request.output.json_path),
-        throughput=session.throughput(plan, prediction),
-        price=request.output.price,
-    )
-    # before anything is printed, which somebody may not read to its end
-    _emit(request, document.content())
-    if request.output.json_path != "-":
-        from search.show.plan import show_evaluation
-
-        show_evaluation(
-            _console(),
-            plan,
-            prediction,
-            path=path,
-            title=session.title,
-            estimated=session.estimated,
-            synthetic=session.synthetic,
-            defaults=defaults,
-            notes=session.notes,
-            sources=session.sources,
-            throughput=session.throughput(plan, prediction),
-            price=request.output.price,
-        )
-    return 0
 
 
 def _emit(request: Request, document: Mapping[str, object], exit_code: int = 0) -> None:
@@ -619,40 +511,37 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
     return paths
 
 
-def _write(
+def _files(
     request: Request,
     session: Session,
     result: SearchResult,
     paths: tuple[Path, Path] | None,
-    document: Mapping[str, object],
     engines: Sequence[EngineBest],
-) -> list[str]:
-    """Write the files of a plan and the object of `--json`; return what is said of them."""
-    files: dict[Path, str] = {}
-    if paths is not None:
-        from autopar.documents.strategy import unsaid_by_galvatron
-        from search.show.files import output_texts
+) -> tuple[dict[Path, str], list[str]]:
+    """Return the files of a plan and the lines about them."""
+    if paths is None or result.plan is None:
+        return {}, []
+    from autopar.documents.strategy import unsaid_by_galvatron
+    from search.show.files import output_texts
 
-        files = output_texts(
-            result,
-            paths,
-            spec=session.spec,
-            options=session.options,
-            request={**session.named, **request.given},
-            engine=request.engine,
-            engines=engines,
-            throughput=_throughput(session, result),
-        )
-    write_results(files, request.output.json_path, document, unwritable, command=_NAME)
-    says = [f"wrote {path}" for path in files]
-    if result.plan is not None and files and paths is not None and paths[0] not in files:
+    files = output_texts(
+        result,
+        paths,
+        spec=session.spec,
+        options=session.options,
+        request={**session.named, **request.given},
+        engine=request.engine,
+        engines=engines,
+        throughput=_throughput(session, result),
+    )
+    says = []
+    if paths[0] not in files:
         beyond = ", ".join(unsaid_by_galvatron(result.plan))
         says.append(f"no strategy file, since Galvatron's cannot say {beyond} of this plan")
-    if paths is not None and files:
-        plan = shlex.quote(str(paths[-1]))
-        says.append(f"for the reasons: autopar-explain {plan}")
-        says.append(f"whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
-    return says
+    plan = shlex.quote(str(paths[-1]))
+    says.append(f"for the reasons: autopar-explain {plan}")
+    says.append(f"whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
+    return files, says
 
 
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:

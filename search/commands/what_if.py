@@ -311,7 +311,7 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
     if answer.launches is not None:
         from autopar.documents.catalog import portable_options
         from autopar.documents.plan import document_text
-        from search.planning.uniform.files import launch_document
+        from search.show.files import launch_document
 
         own = _own_file(path)
         asked = portable_options(answer.request.given, own)

@@ -28,7 +28,7 @@ from search.engines.place import Loss, Place
 from search.engines.plans import Job, Lower, Lowered, as_typed, lower_for, search_words, space_of
 from search.engines.space import launch_of
 from search.engines.table import EXPORTERS, engine_named, engine_space
-from search.planning.best_plan import as_engine
+from search.planning.layered.parts import as_engine
 from search.planning.question import Session, check_known, open_session, read_plan_for
 from search.planning.space import divisors
 from search.planning.uniform.answer import Question, evaluated, target_of

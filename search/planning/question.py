@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from search.request.request import (
 )
 
 if TYPE_CHECKING:
+    from autopar.answer import Answer, Priced, WarningKind
     from autopar.documents.plan import PlanDocument
     from autopar.rates.card import Card
     from autopar.run.plan import Plan, Prediction
@@ -203,6 +204,39 @@ class Session(Record, eq=False):
             model_flop=flop,
             hardware_flop=again,
             peak_flop_per_s=peak,
+        )
+
+    def priced(self, plan: Plan, prediction: Prediction) -> Priced:
+        """Return a plan as the record that reports share."""
+        from search.planning.layered.summary import priced_of
+
+        found = self.throughput(plan, prediction)
+        return priced_of(plan, prediction, found, self.sources, estimated=self.estimated)
+
+    @property
+    def warnings(self) -> tuple[tuple[WarningKind, str], ...]:
+        """Inputs that were not measured, one line each."""
+        from search.planning.layered.summary import warnings_of
+
+        return warnings_of(self.sources, estimated=self.estimated, synthetic=self.synthetic)
+
+    def summary(
+        self,
+        plan: Plan,
+        prediction: Prediction,
+        assumed: Sequence[str],
+        gpu_hour_price: float | None,
+    ) -> Answer:
+        """Return the record of a given plan; assumed : defaults that were used."""
+        from autopar.answer import Answer
+
+        return Answer(
+            title=self.title,
+            warnings=self.warnings,
+            best=self.priced(plan, prediction),
+            gpu_hour_price=gpu_hour_price,
+            assumed=tuple(assumed),
+            notes=self.notes,
         )
 
     @property

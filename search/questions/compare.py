@@ -21,9 +21,6 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import Record
 
 if TYPE_CHECKING:
-    from autopar.run.launch import Launch
-    from search.engines.choice import Choice
-    from search.planning.uniform.answer import Question
     from search.request.request import Request
     from search.show.pictures.files import Pictures
 
@@ -123,101 +120,38 @@ def side_of_plan(
     raw : options that stand before those of the file; of a trainer's file they ask the question.
     Raises InputError.
     """
-    from search.planning.uniform.imported import holds_launch, launch_in
-
-    if holds_launch(path):
-        own = launch_in(path, request.given if path.endswith(".json") else raw, notice)
-        return _priced_launch(path, own.engine, own.question, own.choice, own.launch)
     from autopar.documents.plan import PlanDocument
-    from search.planning.question import evaluate_file, open_session
+    from search.planning.uniform.imported import holds_launch
+    from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
     from search.request.request import build_request, stored_request
-    from search.show.headline import one_line
 
-    document = PlanDocument.read(path)
-    stored = stored_request(path, document, raw, notice)
-    asked = build_request({**stored, **raw})
-    session = open_session(asked.inputs, asked.options, asked.given, has_plan=True)
-    plan, prediction = evaluate_file(document, session, path=path)
-    if not prediction.stages:
-        raise InputError(f"{path}: cannot run: {'; '.join(prediction.problems)}")
-    fullest = max(prediction.stages, key=lambda stage: stage.reserved_bytes)
-    layers = plan.layers
-    degrees: dict[str, Any] = {
-        name: _only([getattr(layer, name) for layer in layers])
-        for name in ("tp", "cp", "ep", "zero3", "checkpoint")
-    }
-    degrees |= {
-        "pp": plan.num_stages,
-        "global_batch_size": plan.global_batch,
-        "num_microbatches": plan.num_microbatches,
-    }
-    throughput = session.throughput(plan, prediction)
+    given: GivenLaunch | GivenPlan
+    if holds_launch(path):
+        given = given_launch(path, request.given if path.endswith(".json") else raw, notice)
+    else:
+        document = PlanDocument.read(path)
+        stored = stored_request(path, document, raw, notice)
+        asked = build_request({**stored, **raw})
+        given = given_plan(path, asked, lambda text: None, document)
+    priced = given.answer.best
+    price = priced.price
+    if price.throughput is None:
+        raise InputError(f"{path}: cannot run: {'; '.join(price.problems)}")
     return Side(
         name=path,
-        kind="plan",
-        line=one_line(plan),
-        subject=_subject(
-            session.spec.name, session.hardware.name, session.spec.layers[0].seq_length
-        ),
-        tokens_per_s=None if throughput is None else throughput.tokens_per_s,
-        fits=prediction.fits,
-        odds_of_oom=max(stage.odds_of_oom for stage in prediction.stages),
-        degrees=degrees,
-        step_time_s=prediction.step_time_s,
-        global_batch=plan.global_batch,
-        terms_s=dict(prediction.waterfall_s),
-        memory_bytes=dict(fullest.memory_bytes),
-        peak_bytes=fullest.allocated_bytes,
-        draw=lambda pictures: pictures.of_plan(session, plan, prediction, state=path),
-    )
-
-
-def _subject(model: str, cluster: str, tokens: int) -> dict[str, Any]:
-    return {"model": model, "cluster": cluster, "seq_length": tokens}
-
-
-def _only(values: Sequence[Any]) -> Any:
-    """Return the value of all layers, or each with how many layers have it."""
-    kinds = dict.fromkeys(values)
-    if len(kinds) == 1:
-        return values[0]
-    return ", ".join(f"{kind} in {values.count(kind)}" for kind in kinds)
-
-
-def _priced_launch(
-    path: str, engine: str, question: Question, choice: Choice, launch: Launch
-) -> Side:
-    from search.engines.table import engine_space
-    from search.planning.uniform.answer import Answer, evaluated
-    from search.planning.uniform.files import degrees_entry
-
-    one = evaluated(question, engine_space(engine), choice, launch)
-    found = Answer(question=question, engines=(one,))
-    assert one.best is not None, "it was priced"
-    assessment = one.best.assessment
-    assert assessment.step is not None, "what was priced has a step"
-    fullest = assessment.fullest
-    job = question.job
-    entry = degrees_entry(choice, job.world).model_dump()
-    return Side(
-        name=path,
-        kind="launch",
-        line=choice.line(job.world, experts=job.model.experts is not None),
-        subject=_subject(
-            question.spec.name,
-            f"{question.card.name}_{question.num_nodes}x{question.gpus_per_node}",
-            job.seq,
-        ),
-        tokens_per_s=assessment.tokens_per_s,
-        fits=assessment.fits(one.target),
-        odds_of_oom=assessment.odds_of_oom,
-        degrees={"engine": engine, **entry},
-        step_time_s=assessment.step.total_s,
-        global_batch=choice.global_batch,
-        terms_s=dict(assessment.step.terms_s),
-        memory_bytes={term.name: term.num_bytes for term in fullest.peak},
-        peak_bytes=fullest.peak_bytes,
-        draw=lambda pictures: pictures.of_answer(found, curves=False),
+        kind="launch" if isinstance(given, GivenLaunch) else "plan",
+        line=priced.words,
+        subject=dict(zip(("model", "cluster", "seq_length"), given.subject, strict=True)),
+        tokens_per_s=price.throughput.tokens_per_s,
+        fits=price.fits,
+        odds_of_oom=price.oom_probability,
+        degrees=given.degrees,
+        step_time_s=price.throughput.step_s,
+        global_batch=price.global_batch,
+        terms_s=dict(price.terms_s),
+        memory_bytes=price.fullest.terms_bytes,
+        peak_bytes=price.fullest.peak_bytes,
+        draw=given.draw,
     )
 
 

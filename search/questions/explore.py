@@ -18,17 +18,17 @@ from autopar.command.dialect import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
 from autopar.records import Record, replace
 from autopar.run.plan import PUBLISHED_RUNS
-from autopar.training.throughput import BILLION, Throughput
+from autopar.training.throughput import BILLION
 from autopar.units import GIB
 from search.request.profiles import named_card
 from search.request.request import ROWS, Request, build_request, model_spec
 
 if TYPE_CHECKING:
+    from autopar.answer import Price, Priced
     from autopar.exploration import EffectEntry, LeadEntry
     from autopar.rates.accuracy import RunClass
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
-    from search.planning.route import Both
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer
 
 AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
@@ -175,6 +175,8 @@ class Answer(Record, eq=False):
     """Of plans whose layers may differ."""
     launches: Launches | None = None
     """Where a launch of a trainer answers: what `autopar-search` shows of it."""
+    priced: Priced | None = None
+    """The fastest plan."""
     figures: Figures | None = None
     notices: tuple[str, ...] = ()
     error: InputError | None = None
@@ -264,12 +266,13 @@ def search_one(
 
     request, notices = choice.request, tuple[str, ...]()
     try:
-        from search.planning.route import with_site
+        from search.planning.choose import chosen, with_site
 
         request, notices = with_site(request)
-        request, both = _routed(request)
-        if both is not None and not both.layers_differ:
-            return _launched(choice, both.answer, notices, prices or {})
+        found = chosen(request)
+        if found.launches is not None and not found.layers_differ:
+            return _launched(choice, found.launches, notices, prices or {})
+        request = found.request
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
         result = session.solve() if alternatives else session.planner.solve(top=0)
     except InputError as error:
@@ -288,7 +291,6 @@ def search_one(
             result=result,
             notices=notices,
         )
-    full = max(result.prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
     return Answer(
         choice=choice,
         status="found",
@@ -296,36 +298,10 @@ def search_one(
         request=request,
         session=session,
         result=result,
-        figures=_figures(
-            session.throughput(result.plan, result.prediction),
-            price_of(request.inputs.hardware, prices or {}),
-            global_batch=result.plan.global_batch,
-            tokens_per_sample=session.tokens_per_sample,
-            reserved_bytes=full.reserved_bytes,
-            budget_bytes=full.budget_bytes,
-        ),
+        priced=(priced := session.priced(result.plan, result.prediction)),
+        figures=_figures(priced.price, request.inputs.hardware, prices or {}),
         notices=notices,
     )
-
-
-def _routed(request: Request) -> tuple[Request, Both | None]:
-    """Return the request of the plans that answer, and what launches and plans have together.
-
-    As `autopar-search` has it: without the second plans whose layers may differ answer alone.
-    """
-    from search.planning.best_plan import choose, choose_any
-    from search.planning.route import best_of_both, route_of, with_rules
-
-    route = route_of(request)
-    if route.launches is not None:
-        both = best_of_both(request, route)
-        return (both.part.request if both.part is not None else request), both
-    request = with_rules(request, route.why)
-    if not route.layered:
-        return replace(request, engine=None), None
-    if len(route.layered) == 1:
-        return choose(request).request, None
-    return choose_any(request, route.layered).request, None
 
 
 def _launched(
@@ -335,6 +311,8 @@ def _launched(
     prices: Mapping[str, float],
 ) -> Answer:
     """Return the answer of a combination that a launch answers, or that has none."""
+    from search.planning.uniform.summary import priced_of
+
     best = found.best
     if best is None:
         return Answer(
@@ -344,23 +322,16 @@ def _launched(
             launches=found,
             notices=notices,
         )
-    assert best.best is not None, "it is the fastest"
     assert best.solved is not None, "it was searched"
-    assessment, job = best.best.assessment, found.question.job
+    priced = priced_of(found, best)
     return Answer(
         choice=choice,
         status="found",
         reason="" if best.solved.complete else _early(best.solved.gap),
         request=choice.request,
         launches=found,
-        figures=_figures(
-            assessment.throughput,
-            price_of(choice.request.inputs.hardware, prices),
-            global_batch=best.best.choice.global_batch,
-            tokens_per_sample=job.seq,
-            reserved_bytes=round(assessment.fullest.peak_bytes),
-            budget_bytes=round(best.target.capacity_bytes),
-        ),
+        priced=priced,
+        figures=_figures(priced.price, choice.request.inputs.hardware, prices),
         notices=notices,
     )
 
@@ -409,30 +380,25 @@ def price_of(hardware: str | None, prices: Mapping[str, float]) -> float | None:
     return prices.get(name, prices.get(name.rpartition(":")[0]))
 
 
-def _figures(
-    found: Throughput | None,
-    price: float | None,
-    *,
-    global_batch: int,
-    tokens_per_sample: int,
-    reserved_bytes: int,
-    budget_bytes: int,
-) -> Figures:
-    """Return the figures of a plan or launch; `price` is that of a GPU hour."""
+def _figures(price: Price, hardware: str | None, prices: Mapping[str, float]) -> Figures:
+    """Return the figures of a plan; prices : of a GPU hour, by hardware as typed or by card."""
+    found, full, hour = price.throughput, price.fullest, price_of(hardware, prices)
     assert found is not None, "what was searched has a step time"
     speed, ends = found.tokens_per_s, found.ends
+    low, high = full.reserved_bytes
     return Figures(
         num_gpus=found.gpus,
-        global_batch=global_batch,
-        tokens_per_sample=tokens_per_sample,
+        global_batch=price.global_batch,
+        tokens_per_sample=round(found.tokens / price.global_batch),
         step_time_s=found.step_s,
         step_time_interval_s=found.interval_s,
         tokens_per_s_per_gpu=speed,
         interval_tokens_per_s_per_gpu=None if ends is None else (speed * ends[0], speed * ends[1]),
         mfu=found.mfu,
-        reserved_bytes=reserved_bytes,
-        budget_bytes=budget_bytes,
-        cost_per_mtoken=None if price is None else found.cost(price) / (BILLION / 1e6),
+        # of an interval no one end is the figure
+        reserved_bytes=round(high if low == high else full.peak_bytes),
+        budget_bytes=round(full.budget_bytes),
+        cost_per_mtoken=None if hour is None else found.cost(hour) / (BILLION / 1e6),
     )
 
 

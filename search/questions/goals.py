@@ -14,7 +14,7 @@ from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.units import format_bytes
 from search.engines.choice import Training
-from search.planning.route import best_of_both, route_of
+from search.planning.choose import chosen, route_of
 from search.planning.space import divisors
 from search.planning.uniform.answer import Question
 from search.request.profiles import card_shape
@@ -121,11 +121,11 @@ def _tried(options: Mapping[str, object], spec: ModelSpec) -> Tried:
         gpus = route.launches.job.world
         reason = too_small(route.launches, spec)
         if not reason:
-            both = best_of_both(request, route)
-            rates = [line.samples_per_s or 0.0 for line in both.lines]
-            best = both.answer.best
-            if best is not None and best.best is not None:
-                rates.append(best.best.samples_per_s)
+            found = chosen(request, route)
+            rates = [line.samples_per_s or 0.0 for line in found.lines]
+            best = None if found.launches is None else found.launches.fastest
+            if best is not None:
+                rates.append(best.samples_per_s)
             if any(rates):
                 rate = max(rates) * route.launches.job.seq
                 return Tried(hardware=hardware, gpus=gpus, tokens_per_s=rate)

@@ -683,7 +683,7 @@ class Request(Record):
     """Option name -> value as typed, for all options that shape the result; a plan file keeps
     them, so that the same question can be asked again."""
     engine: EngineChoice | None = None
-    """Whose plans alone are wanted; what that means is in `search.planning.best_plan`."""
+    """Whose plans alone are wanted; what that means is in `search.planning.layered.parts`."""
     degrees: DegreeOptions = DegreeOptions()
     found: tuple[str, ...] = ()
     """Files that lay in a default folder and stand in for options, as lines of what is assumed."""

@@ -5,34 +5,30 @@ What is shown is found in `search.check`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
 from autopar.command.show import (
-    make_table,
     print_heading,
     print_item,
     print_line,
     print_pair,
 )
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.price.sharded import recipe_of_launch
 from autopar.rates.accuracy import probability_faster
-from autopar.training.throughput import throughput_entry
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
+from search.check.assessment import price_of
+from search.show.files import assessed_entry
 from search.show.headline import print_rows, throughput_rows
+from search.show.terminal import show_memory, show_peak, terms_line
 
 if TYPE_CHECKING:
-    from autopar.price.account import Account
     from autopar.run.launch import Launch, TorchTrainer
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbour, Neighbours
     from search.engines.reader import CheckedFile
-
-_SMALL = 0.005
-"""Share of a peak below which terms are shown in one line."""
 
 
 def show_check(
@@ -60,7 +56,9 @@ def show_check(
         names = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
         print_line(console, f"no price depends on {names}", style="dim")
     if assessment is not None:
-        _show_memory(console, file, assessment, target)
+        price = price_of(assessment, target)
+        show_memory(console, price, _measured(assessment.launch))
+        show_peak(console, price.fullest, file.worded)
         _show_time(console, assessment, target)
     if neighbours is not None and assessment is not None:
         _show_neighbours(console, file, assessment, neighbours, target)
@@ -165,64 +163,11 @@ def _again(trainer: TorchTrainer) -> str:
 # What it needs and takes.
 
 
-def _show_memory(
-    console: Console, file: CheckedFile, assessment: Assessment, target: Target
-) -> None:
-    print_heading(console, "memory of a GPU")
-    table = make_table(
-        "stage", "after a step", "peak", "9 of 10 reserve", "out of memory", spaced=True
-    )
-    for account in _shown(assessment.accounts):
-        low, high = reserved_interval(assessment.launch, account.peak_bytes)
-        table.add_row(
-            str(account.stage),
-            format_bytes(account.states_bytes),
-            format_bytes(account.peak_bytes),
-            f"{format_bytes(low)} to {format_bytes(high)}",
-            format_odds(target.odds(assessment.launch, account.peak_bytes)),
-        )
-    console.print(table)
-    print_line(
-        console,
-        f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL; "
-        + _measured(assessment.launch),
-        style="dim",
-    )
-    seldom = ", ".join(few_runs_of(assessment.launch))
-    if seldom:
-        print_line(console, f"wider than most, as few measured runs have {seldom}", style="dim")
-    show_peak(console, assessment.fullest, file.worded)
-
-
-def show_peak(console: Console, fullest: Account, worded: Callable[[str], str] = str) -> None:
-    """Print the terms of a stage's peak; worded : returns what changes one in a trainer's words."""
-    print_heading(console, f"peak of stage {fullest.stage}")
-    table = make_table("term", "size", "changed by", words_last=True, spaced=True)
-    small = 0
-    for term in sorted(fullest.peak, key=lambda term: -abs(term.num_bytes)):
-        if abs(term.num_bytes) < _SMALL * fullest.peak_bytes:
-            small += term.num_bytes
-        else:
-            table.add_row(
-                escape(term.name), format_bytes(term.num_bytes), escape(worded(term.switch))
-            )
-    if small:
-        table.add_row("others", format_bytes(small), "")
-    console.print(table)
-
-
 def _measured(launch: Launch) -> str:
     """Return of what the measured peaks are that the interval is made of."""
     if launch.trainer is None:
         return "measured runs are of the last stage and the first"
     return "measured runs are torchtitan's"
-
-
-def _shown(accounts: Sequence[Account]) -> list[Account]:
-    """Return first, last and fullest stage."""
-    fullest = max(accounts, key=lambda account: account.peak_bytes)
-    found = {account.stage: account for account in (accounts[0], fullest, accounts[-1])}
-    return [found[stage] for stage in sorted(found)]
 
 
 def _show_time(console: Console, assessment: Assessment, target: Target) -> None:
@@ -240,9 +185,7 @@ def _show_time(console: Console, assessment: Assessment, target: Target) -> None
     )
     assert assessment.throughput is not None, "as every step has"
     print_rows(console, throughput_rows(assessment.throughput))
-    terms = sorted(step.terms_s.items(), key=lambda item: -item[1])
-    shown = [f"{name} {_percent(value / step.total_s)}" for name, value in terms if value > 0]
-    print_line(console, ", ".join(text for text in shown if not text.endswith(" 0.0 %")))
+    print_line(console, terms_line(step.terms_s))
 
 
 def _show_neighbours(
@@ -309,10 +252,6 @@ def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
     return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
-
-
 # --------------------------------------------------------------------------------------------------
 # JSON.
 
@@ -347,39 +286,6 @@ def check_document(
         }
         document["neighbours_tried"] = neighbours.tried
     return document
-
-
-def assessed_entry(
-    assessment: Assessment, target: Target, price: float | None = None
-) -> dict[str, Any]:
-    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
-    step = assessment.step
-    return {
-        "stages": [
-            {
-                "stage": account.stage,
-                "states_bytes": account.states_bytes,
-                "peak_bytes": account.peak_bytes,
-                "reserved_bytes": [
-                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
-                ],
-                "terms_bytes": {term.name: term.num_bytes for term in account.peak},
-            }
-            for account in assessment.accounts
-        ],
-        "capacity_bytes": target.capacity_bytes,
-        "odds_of_oom": assessment.odds_of_oom,
-        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
-        "step_time_s": None if step is None else step.total_s,
-        "step_time_interval_s": None
-        if assessment.interval_s is None
-        else list(assessment.interval_s),
-        "not_priced": assessment.untimed,
-        "terms_s": {} if step is None else dict(step.terms_s),
-        "tokens_per_s_per_gpu": assessment.tokens_per_s,
-        "mfu": assessment.mfu,
-        "throughput": throughput_entry(assessment.throughput, price) or None,
-    }
 
 
 def _neighbour(

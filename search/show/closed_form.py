@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 
 from autopar.command.console import Console
-from autopar.command.show import make_table, print_item, print_plain
+from autopar.command.show import make_table, print_heading, print_item, print_plain
 from autopar.records import replace
 from autopar.units import format_bytes, format_count, format_seconds
 from search.closed_form import calculon, tensor2d
 from search.closed_form.calculon import exploration as calculon_points
 from search.closed_form.tensor2d import exploration as tensor2d_points
-from search.show.plan import print_heading
 
 if TYPE_CHECKING:
     from search.closed_form.answers import Answer, Part, Point

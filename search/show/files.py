@@ -12,9 +12,10 @@ import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from autopar import __version__
+from autopar.answer import EngineBest, Gain
 from autopar.command.fields import read_values
 from autopar.documents.catalog import (
     hardware_names,
@@ -48,14 +49,25 @@ from autopar.documents.strategy import (
     strategy_file_name,
     unsaid_by_galvatron,
 )
+from autopar.output import safe_name
+from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.measured import HardwareProfile
 from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan, Prediction, violations
+from autopar.training.launch_file import HardwareEntry, LaunchDocument, LaunchEntry
+from autopar.training.launch_settings import settings_of
 from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
-from search.planning.best_plan import EngineBest
+from search.check.assessment import Assessment, Target, price_of
+from search.engines.space import launch_of
 from search.planning.layered.prediction import Alternative, SearchResult
+from search.planning.layered.summary import priced_of_result
+from search.planning.question import WhyNot
+from search.planning.uniform.answer import Answer as Launches, EngineAnswer
+from search.planning.uniform.files import degrees_entry
+from search.planning.uniform.solve import Solution
+from search.questions.suggestions import Remedy
 from search.request.options import SearchOptions
 from search.request.profiles import named_card
 from search.request.request import ROWS
@@ -173,6 +185,51 @@ def evaluation_document(
     )
 
 
+def explanation_document(
+    baseline: SearchResult,
+    pinned: Sequence[tuple[str, WhyNot]],
+    gains: Sequence[Gain],
+) -> dict[str, Any]:
+    """Return what `autopar-explain --json` has beside the price of a plan.
+
+    baseline : the best plan of the search space. pinned : the best one under each rule.
+    """
+    return {
+        "best": _found(baseline),
+        "what_more_would_bring": [one._asdict() for one in gains],
+        "why_not": [{"rule": rule, **_against(baseline, found)} for rule, found in pinned],
+    }
+
+
+def _against(baseline: SearchResult, found: WhyNot) -> dict[str, Any]:
+    """Return the best plan under a rule, or why there is none, and where its time differs."""
+    result, terms = found.result, dict[str, float]()
+    other = None if result is None else priced_of_result(result)
+    best = priced_of_result(baseline)
+    if other is not None and best is not None:
+        more = other.price.terms_against(best.price)
+        # the largest loss first
+        terms = dict(sorted(more.items(), key=lambda item: -item[1]))
+    return {
+        **({"status": "infeasible"} if result is None else _found(result)),
+        "reason": found.reason,
+        "left_out": list(found.left_out),
+        "terms_s_per_sample": terms,
+    }
+
+
+def _found(result: SearchResult) -> dict[str, Any]:
+    """Return what a search found: its plan and speed, or what is missing."""
+    prediction = result.prediction
+    return {
+        "status": result.status,
+        "plan": None if result.plan is None else strategy_document(result.plan),
+        "step_time_s": None if prediction is None else prediction.step_time_s,
+        "samples_per_s": None if prediction is None else prediction.samples_per_s,
+        "infeasible": plain(result.infeasibility),
+    }
+
+
 def frontier_entries(results: Sequence[SearchResult]) -> list[FrontierEntry]:
     """Return the frontier as budgets with their throughput and plan."""
     return [
@@ -235,6 +292,176 @@ def plan_document(
         **there,
         versions=_versions(),
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Launches.
+
+
+def assessed_entry(
+    assessment: Assessment, target: Target, price: float | None = None
+) -> dict[str, Any]:
+    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
+    step = assessment.step
+    return {
+        "stages": [
+            {
+                "stage": account.stage,
+                "states_bytes": account.states_bytes,
+                "peak_bytes": account.peak_bytes,
+                "reserved_bytes": [
+                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
+                ],
+                "terms_bytes": {term.name: term.num_bytes for term in account.peak},
+            }
+            for account in assessment.accounts
+        ],
+        "capacity_bytes": target.capacity_bytes,
+        "odds_of_oom": assessment.odds_of_oom,
+        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
+        "step_time_s": None if step is None else step.total_s,
+        "step_time_interval_s": None
+        if assessment.interval_s is None
+        else list(assessment.interval_s),
+        "not_priced": assessment.untimed,
+        "terms_s": {} if step is None else dict(step.terms_s),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "mfu": assessment.mfu,
+        "throughput": throughput_entry(assessment.throughput, price) or None,
+    }
+
+
+def _launch(answer: Launches, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
+    job = answer.question.job
+    usual = launch_of(engine.engine, job, solution.choice)
+    return LaunchEntry(
+        engine=cast(Any, engine.engine.name),
+        degrees=degrees_entry(solution.choice, job.world),
+        settings=settings_of(solution.launch, usual),
+        samples_per_s=solution.samples_per_s,
+        predicted=assessed_entry(solution.assessment, engine.target, answer.question.price),
+    )
+
+
+def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDocument:
+    """Return the file of the best launch: the question, the degrees, what is predicted of it."""
+    question, one, best = answer.question, answer.best, answer.fastest
+    launch = None if one is None or best is None else _launch(answer, one, best)
+    return LaunchDocument(
+        format="autopar-launch",
+        version=1,
+        autopar=__version__,
+        status="optimal" if launch else "infeasible",
+        request={name: request[name] for name in sorted(request)},
+        model=question.spec.name,
+        hardware=HardwareEntry(
+            card=question.card.name,
+            num_nodes=question.num_nodes,
+            num_gpus_per_node=question.gpus_per_node,
+        ),
+        seq_length=question.job.seq,
+        launch=launch,
+        assumed=list(question.assumed),
+        engines=engine_entries(answer.lines),
+    )
+
+
+def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, Any]:
+    """Return what `--json` prints: the file of the best launch, and what each trainer has."""
+    found: dict[str, Any] = launch_document(answer, request).model_dump()
+    searched = {one.engine.name: one for one in answer.engines}
+    # of one trainer alone there are no lines
+    lines = found["engines"] or [{"engine": name} for name in searched]
+    found["engines"] = [
+        line | (_searched(answer, searched[line["engine"]]) if line["engine"] in searched else {})
+        for line in lines
+    ]
+    return found
+
+
+def remedy_entry(remedy: Remedy) -> dict[str, Any]:
+    """Return what would make a launch fit: the options that say it, and what it has then."""
+    assessment = remedy.solution.assessment
+    return {
+        "options": remedy.words,
+        "engine": remedy.engine.name,
+        "degrees": degrees_entry(remedy.solution.choice, remedy.world).model_dump(),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "peak_bytes": round(assessment.fullest.peak_bytes),
+        "host_bytes": round(remedy.host_bytes),
+    }
+
+
+def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
+    """Return the launches of a trainer, and how they were found."""
+    solved = one.solved
+    return {
+        "stack": one.target.machine.stack.name,
+        "reason": one.reason or None,
+        "launches": []
+        if solved is None
+        else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
+        "search": None
+        if solved is None
+        else {
+            "degrees": solved.effort.degrees,
+            "launches": solved.effort.choices,
+            "complete": solved.complete,
+            "gap": solved.gap,
+            "timed": solved.effort.timed,
+            "counted": solved.effort.counted,
+        },
+    }
+
+
+def against_entry(answer: Launches, other: Solution | None, reason: str) -> dict[str, Any]:
+    """Return another launch beside the one of an answer, and the terms that make the difference.
+
+    reason : why there is none. Seconds are of a sequence, since global batches may differ.
+    """
+    (one,) = answer.engines
+    assert one.best is not None, "a launch is shown"
+    if other is None:
+        return {"launch": None, "reason": reason, "gain": None, "terms_s_per_sample": {}}
+    return {
+        "launch": _launch(answer, one, other).model_dump(),
+        "reason": None,
+        "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
+        "terms_s_per_sample": price_of(other.assessment, one.target).terms_against(
+            price_of(one.best.assessment, one.target)
+        ),
+    }
+
+
+_OF_LAUNCH_NAME = frozenset(
+    {*("nodes", "gpus-per-node", "gpus", "seq-length", "global-batch-size", "engine")}
+)
+"""Options that the name of a launch's file says."""
+
+
+def launch_file_name(answer: Launches, request: Mapping[str, object]) -> Path:
+    """Return the name of a launch's file: all that makes the launch another one.
+
+    request : options as typed.
+    """
+    question, best = answer.question, answer.best
+    assert best is not None, "nothing is written where nothing fits"
+    assert best.best is not None, "the fastest engine has a launch"
+    choice = best.best.choice
+    card = safe_name(question.card.name, most=40)
+    parts = (
+        safe_name(question.spec.name),
+        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{card}",
+        best.engine.name,
+        choice.precision,
+        f"seq{question.job.seq}_bsz{choice.global_batch}",
+        *filter(None, [options_digest(request, _OF_LAUNCH_NAME)]),
+    )
+    return Path(f"autopar_launch_{'_'.join(parts)}.json")
+
+
+# --------------------------------------------------------------------------------------------------
+# Names of files.
 
 
 def options_digest(request: Mapping[str, object], named: Collection[str]) -> str:

@@ -1,14 +1,12 @@
 """What an answer says first, in 80 columns: a plan as one says it, its step in the units of logs.
 
-Figures of launches and of plans whose layers may differ are set alike here; tables of stages,
-terms and alternatives, which come behind, are those of `plan` and `launches`.
+Tables of stages, terms and alternatives, which come behind, are those of `terminal`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from autopar.command.console import Console, escape
 from autopar.command.show import (
@@ -23,139 +21,13 @@ from autopar.units import GIB, format_bytes, format_figure, format_odds, format_
 from search.engines.table import ALIKE
 
 if TYPE_CHECKING:
-    from autopar.run.plan import LayerStrategy, Plan, Prediction
+    from autopar.answer import EngineBest, Price, Priced
     from autopar.training.throughput import Throughput
-    from search.planning.best_plan import EngineBest
-    from search.planning.layered.prediction import SearchResult
 
 SCREEN_WIDTH, SCREEN_HEIGHT = 80, 24
 """What somebody sees at once of an answer."""
 NEXT = "autopar-explain FILE (why), autopar-export FILE (run), --verbose"
 """What somebody does with an answer."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Plans in words
-
-
-def one_line(plan: Plan, *, batch: bool = False) -> str:
-    """Return a plan as one says it: `tp4 pp2 dp8, ZeRO-1, micro-batch 1`.
-
-    Where layers differ, each strategy has its number of layers, the most first, in front of what
-    all have in common; embedding and head are named where most layers are divided otherwise.
-    batch : with the global batch.
-    """
-    counts = Counter(
-        (strategy, plan.data_degree(layer)) for layer, strategy in enumerate(plan.layers)
-    ).most_common()
-    pipeline = f"pp{plan.num_stages}" if plan.num_stages > 1 else ""
-    (usual, dp), _ = counts[0]
-    sharing = {_sharing(plan, one, dp) for (one, dp), _ in counts}
-    again = {_again(one) for (one, _), _ in counts}
-    if len(counts) == 1:
-        first = _degrees(usual, dp, pipeline)
-    else:
-        runs = [
-            _joined(
-                f"{number} layer{'s' if number > 1 else ''} {_degrees(one, dp, '')}",
-                _sharing(plan, one, dp) if len(sharing) > 1 else "",
-                _again(one) if len(again) > 1 else "",
-                by=" ",
-            )
-            for (one, dp), number in counts
-        ]
-        first = f"{pipeline}: " * bool(pipeline) + ", ".join(runs)
-    vocab, others = plan.vocab.as_layer(), ""
-    if _spread_as(vocab) != _spread_as(usual):
-        whole = plan.num_stages * max(vocab.tp * vocab.cp, 1)
-        spread = _degrees(vocab, plan.world_size // whole, "")
-        others = f"embedding and head {spread}{' ZeRO-3' if vocab.zero3 else ''}"
-    schedule = ""
-    if plan.num_stages > 1 and plan.pipeline_type not in ("1f1b", "interleaved"):
-        schedule = "GPipe" if plan.pipeline_type == "gpipe" else plan.pipeline_type
-    return _joined(
-        first,
-        sharing.pop() if len(sharing) == 1 else "",
-        f"micro-batch {_micro_batch(plan, (dp for (_, dp), _ in counts))}",
-        f"v{plan.num_chunks}" if plan.num_chunks > 1 else "",
-        schedule,
-        again.pop() if len(again) == 1 else "",
-        f"batch {plan.global_batch}" if batch else "",
-        others,
-    )
-
-
-def _joined(*parts: str, by: str = ", ") -> str:
-    return by.join(filter(None, parts))
-
-
-def _spread_as(strategy: LayerStrategy) -> tuple[object, ...]:
-    return strategy.tp, strategy.ulysses, strategy.cp, strategy.zero3
-
-
-def _degrees(strategy: LayerStrategy, dp: int, pipeline: str) -> str:
-    name = "ulysses" if strategy.ulysses else "tp"
-    parts = [f"{name}{strategy.tp}"] if strategy.tp > 1 else []
-    parts += [f"cp{strategy.cp}"] if strategy.cp > 1 else []
-    parts += [pipeline] if pipeline else []
-    parts += [f"ep{strategy.ep}"] if strategy.ep > 1 else []
-    parts += [f"etp{strategy.etp}"] if strategy.etp is not None else []
-    parts += [f"dp{dp}"] if dp > 1 or not parts else []
-    return " ".join(parts) + (" strided" if strategy.strided else "")
-
-
-def _sharing(plan: Plan, strategy: LayerStrategy, dp: int) -> str:
-    """Return who shares states: nobody where there is nobody to share with."""
-    if strategy.zero3:
-        return "ZeRO-3"
-    if dp == 1 and strategy.cp == 1 and not strategy.ulysses:
-        return ""
-    return {"ddp": "replicas", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}[plan.default_dp_type]
-
-
-def _again(strategy: LayerStrategy) -> str:
-    if strategy.checkpoint:
-        return "recompute full"
-    return f"recompute {'+'.join(strategy.recompute)}" if strategy.recompute else ""
-
-
-def _micro_batch(plan: Plan, dps: Iterable[int]) -> str:
-    """Return the samples of a micro-batch on one data rank, from fewest to most of all layers."""
-    whole = plan.global_batch / max(plan.num_microbatches, 1)
-    sizes = sorted({whole / max(dp, 1) for dp in dps})
-    return f"{sizes[0]:g}" if len(sizes) == 1 else f"{sizes[0]:g} to {sizes[-1]:g}"
-
-
-def result_words(result: SearchResult) -> str:
-    """Return the answer of a search in a line: its plan and figures, or why there is none."""
-    plan, found = result.plan, result.prediction
-    if plan is None or found is None:
-        why = result.infeasibility
-        return f"{result.status}: {'no plan was found in time' if why is None else why.reason}"
-    speed = f"{format_seconds(found.step_time_s)}, {found.samples_per_s:,.5g} samples/s"
-    return f"{result.status}: {one_line(plan)}: {speed}"
-
-
-def result_rows(result: SearchResult) -> list[dict[str, Any]]:
-    """Return the plan of a search and its alternatives as rows, best first."""
-    if result.plan is None or result.prediction is None:
-        return []
-    best = {
-        "plan": one_line(result.plan),
-        "step_time_s": result.prediction.step_time_s,
-        "samples_per_s": result.prediction.samples_per_s,
-        "probability_faster": None,
-    }
-    others = [
-        {
-            "plan": one_line(other.plan),
-            "step_time_s": other.step_time_s,
-            "samples_per_s": other.samples_per_s,
-            "probability_faster": other.probability_faster,
-        }
-        for other in result.alternatives
-    ]
-    return [best, *others]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -173,7 +45,6 @@ class Headline(Record):
     line: str
     """The plan as one says it."""
     rows: Rows
-    samples_per_s: float
 
     def height(self, console: Console) -> int:
         """Return how many lines it takes, without the blank one in front."""
@@ -261,14 +132,26 @@ def _between(
     return f" ({unit}{low} to {unit}{high})"
 
 
-def plan_memory_rows(prediction: Prediction) -> Rows:
-    """Return what the fullest stage of a plan needs, what there is, and the odds of too little."""
-    if not prediction.stages:
-        return []
-    full = max(prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
-    where = f" on stage {full.stage}" if len(prediction.stages) > 1 else ""
-    text = f"{full.reserved_bytes / GIB:.2f} of {format_bytes(full.budget_bytes)} reserved{where}"
-    return [("memory", f"{text}; out of memory {format_odds(full.odds_of_oom)}")]
+def memory_row(price: Price) -> tuple[str, str]:
+    """Return the memory of the peak stage, the budget, and the probability of running out of it."""
+    full = price.fullest
+    low, high = full.reserved_bytes
+    reserved = f"{high / GIB:.2f}" if low == high else f"{low / GIB:.4g} to {high / GIB:.4g}"
+    odds = f"out of memory {format_odds(price.oom_probability)}"
+    used = f"{full.peak_bytes / GIB:.2f} of {format_bytes(full.budget_bytes)}"
+    return "memory", f"{used} ({reserved} reserved); {odds}"
+
+
+def headline_of(priced: Priced, heading: str, gpu_hour_price: float | None) -> Headline:
+    """Return a plan and its figures under a heading, which the engine's name follows."""
+    price = priced.price
+    rows = [("step", "has no step time, because it cannot run")]
+    if price.throughput is not None:
+        rows = figure_rows(price.throughput, price.samples_per_s, gpu_hour_price)
+    if price.stages:
+        rows.append(memory_row(price))
+    name = f": {priced.title}" if priced.title else ""
+    return Headline(heading=heading + name, line=priced.words, rows=[*rows, *priced.rows])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -300,9 +183,7 @@ def show_engines(
     # two lines are the names of the columns, one says how many are left out
     shown_engines = engines if room is None or room >= len(engines) + 2 else engines[: room - 3]
     for line in shown_engines:
-        words = line.words or (one_line(line.plan) if line.plan is not None else "")
-        if line.samples_per_s is None:
-            words = f"none: {line.reason}"
+        words = line.words if line.samples_per_s is not None else f"none: {line.reason}"
         shown = escape(words if whole else shortened(words, _PLAN_COLUMN))
         if line.samples_per_s is None:
             table.add_row(line.engine, "", "", shown, style="dim")

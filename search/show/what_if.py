@@ -27,7 +27,6 @@ from autopar.output import Aside
 from autopar.units import GIB, format_count, format_seconds
 from search.questions.explore import AXES, TRAINED, By, effects, leads
 from search.request.request import ROWS
-from search.show.headline import one_line
 
 if TYPE_CHECKING:
     from autopar.command.console import Console
@@ -192,16 +191,8 @@ def _show_plans(console: Console, group: Group, axes: Sequence[str]) -> None:
 
 def _summary(answer: Answer) -> str:
     """Return a plan in a line: degrees of a launch, else layers and how they are divided."""
-    launch = answer.launch
-    if launch is None:
-        assert answer.result is not None, "a plan was found"
-        assert answer.result.plan is not None, "a plan was found"
-        return one_line(answer.result.plan)
-    assert launch.best is not None, "it is the fastest"
-    assert answer.launches is not None, "the launch is of them"
-    job = answer.launches.question.job
-    words = launch.best.choice.line(job.world, experts=job.model.experts is not None)
-    return f"{launch.engine.name} {words}"
+    assert answer.priced is not None, "a plan was found"
+    return " ".join(filter(None, (answer.priced.engine, answer.priced.words)))
 
 
 def _cells(answer: Answer, *, priced: bool) -> list[str]:

@@ -260,7 +260,7 @@ def test_what_was_profiled_here_is_planned_without_paths(folder: Path) -> None:
     done = ran(f"{question} --verbose", folder)
     assert "planning with the hardware of hardware; --hardware CARD:NxG estimates" in done.stderr
     assert "times of models/tiny/configs/cpu and memory of models/tiny/configs" in done.stderr
-    assert "  - --hardware hardware (hardware of hardware)\n" in done.stdout
+    assert "  - assumed: --hardware hardware (hardware of hardware)\n" in done.stdout
     (path,) = (folder / "configs").glob("autopar_plan_*.json")
     plan = PlanDocument.read(path)
     assert plan.request["hardware"] == "../hardware"

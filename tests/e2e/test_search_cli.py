@@ -129,7 +129,7 @@ def test_explain_needs_no_options_for_our_own_plan_file(tmp_path: Path) -> None:
     done = run("autopar-explain", str(own), cwd=tmp_path)
 
     assert done.stderr == ""
-    assert "this is the best plan of the search space" in done.stdout
+    assert "the fastest plan\n  is this one\n" in done.stdout
 
 
 def test_fewer_samples_than_gpus_is_said(tmp_path: Path) -> None:
@@ -251,5 +251,6 @@ def test_explain_asks_again_and_answers_why_not(tmp_path: Path, published: list[
     done = run("autopar-explain", str(own), "--why-not", "tp=8", cwd=tmp_path)
 
     assert "what more would bring" in done.stdout
-    assert "best with tp=8" in done.stdout
-    assert "makes the difference" in done.stdout
+    assert "why not tp=8: the fastest plan with it" in done.stdout
+    assert "% against the best plan" in done.stdout
+    assert "of a sequence: " in done.stdout

@@ -99,7 +99,7 @@ _USED = (
         "search.planning.question",
         "search.request.request",
     ),
-    *("search.planning.layered.planner", "search.show.plan", "search.show.explain"),
+    *("search.planning.layered.planner", "search.show.terminal", "search.questions.gains"),
     *("search.show.files", "search.show.closed_form", "search.closed_form.files"),
     *(
         "search.closed_form.session",
@@ -108,7 +108,11 @@ _USED = (
     ),
     *("search.closed_form.calculon.exploration", "search.closed_form.tensor2d.exploration"),
     *("search.closed_form.tuners.tune", "search.engines.text", "search.engines.handover"),
-    *("search.engines.galvatron.plan", "search.engines.megatron.plan", "search.planning.best_plan"),
+    *(
+        "search.engines.galvatron.plan",
+        "search.engines.megatron.plan",
+        "search.planning.layered.parts",
+    ),
     *(
         "search.engines.torchtitan.plan",
         "search.engines.deepspeed.plan",

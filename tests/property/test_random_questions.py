@@ -18,9 +18,9 @@ from autopar.units import GB, GIB
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
 from search.planning.question import Session, open_session
+from search.questions.gains import add_bandwidth
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
-from search.show.explain import add_bandwidth
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 

@@ -43,6 +43,7 @@ from search.planning.cost.pipeline import (
 )
 from search.planning.cost.tables import LayerRows, PlanTables
 from search.planning.cost.vocabulary import VocabRows
+from search.planning.layered.summary import result_rows, result_words
 
 # --------------------------------------------------------------------------------------------------
 # What a search returns; the prediction of its plan is `autopar.run.plan.Prediction`.
@@ -119,28 +120,24 @@ class SearchResult(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints of it, without a head."""
-        found: dict[str, Any] = _reports("files").result_document(self).content()
+        # reports import results: that way round nothing is imported
+        reports = import_module("search.show.files")
+        found: dict[str, Any] = reports.result_document(self).content()
         return found
 
     def rows(self) -> list[dict[str, Any]]:
         """Return its plans, best first: how one says it, seconds of a step, samples/s."""
-        found: list[dict[str, Any]] = _reports("headline").result_rows(self)
-        return found
+        return result_rows(self)
 
     def to_frame(self) -> Any:
         """Return its plans as a pandas.DataFrame; raises InstallError without pandas."""
         return frame(self.rows())
 
     def __repr__(self) -> str:
-        return f"SearchResult({_reports('headline').result_words(self)})"
+        return f"SearchResult({result_words(self)})"
 
     def _repr_html_(self) -> str:
-        return shown_table(_reports("headline").result_words(self), self.rows())
-
-
-def _reports(name: str) -> Any:
-    """Return a module of the reports, which know results: that way round nothing is imported."""
-    return import_module(f"search.show.{name}")
+        return shown_table(result_words(self), self.rows())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,11 +24,11 @@ from search.request.profiles import card_shape
 from search.request.request import BATCH_OPTIONS, Request, model_spec
 
 if TYPE_CHECKING:
+    from autopar.answer import EngineBest
     from autopar.rates.card import Card
     from autopar.rates.site import Site
     from autopar.run.launch import Launch
     from search.check.assessment import Target
-    from search.planning.best_plan import EngineBest
     from search.planning.uniform.solve import Solution, Solved, Uniform
 
 _TOKENS = 4 << 20
@@ -101,6 +101,11 @@ class Answer(Record):
     def best(self) -> EngineAnswer | None:
         """The trainer with the fastest launch; None where nothing fits."""
         return self.engines[0] if self.engines and self.engines[0].best else None
+
+    @property
+    def fastest(self) -> Solution | None:
+        """The fastest launch of all; None where nothing fits."""
+        return None if self.best is None else self.best.best
 
     @property
     def cpu_s(self) -> float:

@@ -1,23 +1,20 @@
-"""What a search over launches writes: the object of `--json`, and a file that holds one launch.
+"""Reads the file of a launch, `autopar-launch`: the question and every degree of it.
 
-The same inputs give the same bytes: neither depends on the clock or on where the program runs. A
-file holds the question and every degree, so that the launch can be made again; what it is in a
-trainer's words is `search.engines`'s.
+What a launch is in the words of an engine is `search.engines`'s; files are written in
+`search.show.files`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from autopar import __version__
 from autopar.command.answers import is_answer
 from autopar.command.dialect import own_names
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.output import safe_name
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import Record
@@ -26,22 +23,16 @@ from autopar.run.runtime import Zero
 from autopar.training.launch_file import (
     FORMAT,
     DegreesEntry,
-    HardwareEntry,
     LaunchDocument,
-    LaunchEntry,
 )
-from autopar.training.launch_settings import settings_of, with_settings
+from autopar.training.launch_settings import with_settings
 from autopar.training.offload import OFFLOADED
 from search.engines.choice import FULL, MODULES, NONE, Choice
 from search.engines.space import launch_of
 from search.engines.table import engine_space
-from search.planning.uniform.answer import Answer, EngineAnswer, Question, open_launches
-from search.planning.uniform.solve import Solution
-from search.questions.suggestions import Remedy
+from search.planning.uniform.answer import Question, open_launches
 from search.request.degrees import fixed_of
 from search.request.request import ROWS, build_request, located_request
-from search.show.check import assessed_entry
-from search.show.files import engine_entries, options_digest
 
 
 def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
@@ -72,137 +63,6 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
         overlap_experts=choice.overlap_experts,
         layers_of_chunks=[[len(chunk[1]) for chunk in stage] for stage in choice.chunks],
     )
-
-
-def _launch(answer: Answer, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
-    job = answer.question.job
-    usual = launch_of(engine.engine, job, solution.choice)
-    return LaunchEntry(
-        engine=cast(Any, engine.engine.name),
-        degrees=degrees_entry(solution.choice, job.world),
-        settings=settings_of(solution.launch, usual),
-        samples_per_s=solution.samples_per_s,
-        predicted=assessed_entry(solution.assessment, engine.target, answer.question.price),
-    )
-
-
-def launch_document(answer: Answer, request: Mapping[str, object]) -> LaunchDocument:
-    """Return the file of the best launch: the question, the degrees, what is predicted of it."""
-    question, best = answer.question, answer.best
-    launch = None if best is None or best.best is None else _launch(answer, best, best.best)
-    return LaunchDocument(
-        format="autopar-launch",
-        version=1,
-        autopar=__version__,
-        status="optimal" if launch else "infeasible",
-        request={name: request[name] for name in sorted(request)},
-        model=question.spec.name,
-        hardware=HardwareEntry(
-            card=question.card.name,
-            num_nodes=question.num_nodes,
-            num_gpus_per_node=question.gpus_per_node,
-        ),
-        seq_length=question.job.seq,
-        launch=launch,
-        assumed=list(question.assumed),
-        engines=engine_entries(answer.lines),
-    )
-
-
-def result_document(answer: Answer, request: Mapping[str, object]) -> dict[str, Any]:
-    """Return what `--json` prints: the file of the best launch, and what each trainer has."""
-    found: dict[str, Any] = launch_document(answer, request).model_dump()
-    searched = {one.engine.name: one for one in answer.engines}
-    # of one trainer alone there are no lines
-    lines = found["engines"] or [{"engine": name} for name in searched]
-    found["engines"] = [
-        line | (_searched(answer, searched[line["engine"]]) if line["engine"] in searched else {})
-        for line in lines
-    ]
-    return found
-
-
-def remedy_entry(remedy: Remedy) -> dict[str, Any]:
-    """Return what would make a launch fit: the options that say it, and what it has then."""
-    assessment = remedy.solution.assessment
-    return {
-        "options": remedy.words,
-        "engine": remedy.engine.name,
-        "degrees": degrees_entry(remedy.solution.choice, remedy.world).model_dump(),
-        "tokens_per_s_per_gpu": assessment.tokens_per_s,
-        "peak_bytes": round(assessment.fullest.peak_bytes),
-        "host_bytes": round(remedy.host_bytes),
-    }
-
-
-def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
-    """Return the launches of a trainer, and how they were found."""
-    solved = one.solved
-    return {
-        "stack": one.target.machine.stack.name,
-        "reason": one.reason or None,
-        "launches": []
-        if solved is None
-        else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
-        "search": None
-        if solved is None
-        else {
-            "degrees": solved.effort.degrees,
-            "launches": solved.effort.choices,
-            "complete": solved.complete,
-            "gap": solved.gap,
-            "timed": solved.effort.timed,
-            "counted": solved.effort.counted,
-        },
-    }
-
-
-def against_entry(answer: Answer, other: Solution | None, reason: str) -> dict[str, Any]:
-    """Return another launch beside the one of an answer, and the terms that make the difference.
-
-    reason : why there is none. Seconds are of a sequence, since global batches may differ.
-    """
-    (one,) = answer.engines
-    assert one.best is not None, "a launch is shown"
-    if other is None:
-        return {"launch": None, "reason": reason, "gain": None, "terms_s_per_sample": {}}
-    return {
-        "launch": _launch(answer, one, other).model_dump(),
-        "reason": None,
-        "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
-        "terms_s_per_sample": other.terms_against(one.best),
-    }
-
-
-_NAMED = frozenset(
-    {*("nodes", "gpus-per-node", "gpus", "seq-length", "global-batch-size", "engine")}
-)
-"""Options that the name of a launch's file says."""
-
-
-def file_name(answer: Answer, request: Mapping[str, object]) -> Path:
-    """Return the name of a launch's file: all that makes the launch another one.
-
-    request : options as typed.
-    """
-    question, best = answer.question, answer.best
-    assert best is not None, "nothing is written where nothing fits"
-    assert best.best is not None, "the best trainer has a launch"
-    choice = best.best.choice
-    card = safe_name(question.card.name, most=40)
-    parts = (
-        safe_name(question.spec.name),
-        f"{question.num_nodes}nodes_{question.gpus_per_node}gpus_{card}",
-        best.engine.name,
-        choice.precision,
-        f"seq{question.job.seq}_bsz{choice.global_batch}",
-        *filter(None, [options_digest(request, _NAMED)]),
-    )
-    return Path(f"autopar_launch_{'_'.join(parts)}.json")
-
-
-# --------------------------------------------------------------------------------------------------
-# Reading.
 
 
 class StoredLaunch(Record):

@@ -49,20 +49,6 @@ class Solution(Record):
         """Seconds of a step for each of its sequences."""
         return self._step_s / self.choice.global_batch
 
-    def terms_against(self, other: Solution) -> dict[str, float]:
-        """Return by term of the step what it takes more than another one, in seconds.
-
-        Of a sequence, since global batches may differ.
-        """
-        step, its = self.assessment.step, other.assessment.step
-        assert step is not None, "a solution has a step time"
-        assert its is not None, "a solution has a step time"
-        return {
-            name: step.terms_s.get(name, 0.0) / self.choice.global_batch
-            - its.terms_s.get(name, 0.0) / other.choice.global_batch
-            for name in (*its.terms_s, *step.terms_s)
-        }
-
     @property
     def _step_s(self) -> float:
         step = self.assessment.step

@@ -12,46 +12,13 @@ from html import escape
 from typing import NamedTuple
 
 from autopar.records import Record
+from search.show.pictures.terms import colour_of
 
-_COLOURS = {
-    "gemm": "c1",
-    "forward": "c1",
-    "attention": "c2",
-    "backward": "c2",
-    "memory": "c3",
-    "vocab": "c3",
-    "cast": "c4",
-    "recompute": "c5",
-    "tensor": "c6",
-    "tp": "c6",
-    "ulysses": "c6",
-    "context": "c7",
-    "cp": "c7",
-    "experts": "c8",
-    "redistribution": "c8",
-    "transfer": "c9",
-    "sharding": "c10",
-    "zero3": "c10",
-    "gradients": "c10",
-    "gradient_sync": "c10",
-    "optimizer": "c11",
-    "bubble": "c12",
-    "host": "c12",
-    "stragglers": "c13",
-    "offload": "c13",
-    "fixed": "c13",
-}
-_PLAIN = "c0"
 _LONG = 16
 _NEAR = 0.7
 """From this share of the highest on, an axis of points does not begin at 0."""
 _WIDTH, _HEIGHT = 420, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
-
-
-def colour_of(term: str) -> str:
-    """Return the class of a term of a step."""
-    return _COLOURS.get(term, _PLAIN)
 
 
 class Point(Record):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
     from search.planning.uniform.answer import Answer
+    from search.show.pictures.page import Page
 
 
 class Pictures(NamedTuple):
@@ -55,39 +56,26 @@ class Pictures(NamedTuple):
 
         curves : the page also has other batches and clusters, which are searched for it.
         """
-        best = answer.best
-        if not self.any or best is None or best.best is None:
+        best, one = answer.fastest, answer.best
+        if not self.any or best is None or one is None:
             return {}
-        from search.show.pictures.launches import answer_page
-        from search.show.pictures.page import page_text
+        from search.show.pictures.answers import answer_page
 
-        found = {}
-        if self.html is not None:
-            found[self.html] = page_text(answer_page(answer, curves=curves))
-        title = answer.question.title
-        return found | self._launch_trace(best.best.assessment, best.target, title)
+        return self._files(
+            lambda: answer_page(answer, curves=curves),
+            lambda: _launch_trace(best.assessment, one.target, answer.question.title),
+        )
 
     def of_launch(
         self, assessment: Assessment, target: Target, *, title: str, line: str
     ) -> dict[Path, str]:
         """Return the files of a launch that was read; raises InputError for one without a step."""
-        found = {}
-        if self.html is not None:
-            from search.show.pictures.launches import checked_page
-            from search.show.pictures.page import page_text
+        from search.show.pictures.answers import checked_page
 
-            page = checked_page(assessment, target, title=title, line=line)
-            found[self.html] = page_text(page)
-        return found | self._launch_trace(assessment, target, title)
-
-    def _launch_trace(self, assessment: Assessment, target: Target, title: str) -> dict[Path, str]:
-        if self.trace is None:
-            return {}
-        from search.show.pictures.timeline import launch_timeline
-        from search.show.pictures.trace import names_of, trace_text
-
-        names = names_of(assessment.launch, target.machine.card.name)
-        return {self.trace: trace_text(launch_timeline(assessment, target), names, title)}
+        return self._files(
+            lambda: checked_page(assessment, target, title=title, line=line),
+            lambda: _launch_trace(assessment, target, title),
+        )
 
     def of_plan(
         self,
@@ -100,29 +88,48 @@ class Pictures(NamedTuple):
         frontier: Sequence[SearchResult] = (),
     ) -> dict[Path, str]:
         """Return the files of a plan; raises InputError for one that cannot run."""
+        if not self.any:
+            return {}
+        from search.show.pictures.answers import plan_page
+
+        return self._files(
+            lambda: plan_page(
+                session, plan, prediction, state=state, result=result, frontier=frontier
+            ),
+            lambda: _plan_trace(session, plan, prediction),
+        )
+
+    def _files(self, page: Callable[[], Page], trace: Callable[[], str]) -> dict[Path, str]:
         found = {}
         if self.html is not None:
             from search.show.pictures.page import page_text
-            from search.show.pictures.plans import plan_page
 
-            page = plan_page(
-                session, plan, prediction, state=state, result=result, frontier=frontier
-            )
-            found[self.html] = page_text(page)
+            found[self.html] = page_text(page())
         if self.trace is not None:
-            from search.show.pictures.timeline import plan_timeline
-            from search.show.pictures.trace import TraceNames, trace_text
-
-            names = TraceNames(
-                dialect="torch",
-                device=session.hardware.name,
-                gradient="f32" if session.options.fp32_gradients else "bf16",
-                scattered=session.options.sequence_parallel,
-                stages=plan.num_stages,
-            )
-            timeline = plan_timeline(plan, prediction)
-            found[self.trace] = trace_text(timeline, names, session.title)
+            found[self.trace] = trace()
         return found
+
+
+def _launch_trace(assessment: Assessment, target: Target, title: str) -> str:
+    from search.show.pictures.timeline import launch_timeline
+    from search.show.pictures.trace import names_of, trace_text
+
+    names = names_of(assessment.launch, target.machine.card.name)
+    return trace_text(launch_timeline(assessment, target), names, title)
+
+
+def _plan_trace(session: Session, plan: Plan, prediction: Prediction) -> str:
+    from search.show.pictures.timeline import plan_timeline
+    from search.show.pictures.trace import TraceNames, trace_text
+
+    names = TraceNames(
+        dialect="torch",
+        device=session.hardware.name,
+        gradient="f32" if session.options.fp32_gradients else "bf16",
+        scattered=session.options.sequence_parallel,
+        stages=plan.num_stages,
+    )
+    return trace_text(plan_timeline(plan, prediction), names, session.title)
 
 
 def pictures_of(html: str | None, trace: str | None) -> Pictures:

@@ -1,7 +1,7 @@
 """A page that shows one answer: a file that holds its style, script and numbers, and loads nothing.
 
-What is on it is collected by `search.show.pictures.launches` and `search.show.pictures.plans`; here
-it becomes HTML. The step's events are packed as binary columns, so that pipelines of many
+What is on it is collected by `search.show.pictures.answers`; here it becomes
+HTML. The step's events are packed as binary columns, so that pipelines of many
 micro-batches stay small: 8 bytes for each piece of work, and one column for its memory.
 """
 
@@ -18,10 +18,11 @@ import numpy as np
 
 from autopar.records import Record
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
-from search.show.pictures.charts import bars, colour_of, stacks, table
+from search.show.pictures.charts import bars, stacks, table
 from search.show.pictures.layers import Piece
 from search.show.pictures.memory import StageMemory
-from search.show.pictures.timeline import STREAMS, Span, Timeline, Track, stream_of
+from search.show.pictures.terms import STREAMS, colour_of, stream_of
+from search.show.pictures.timeline import Span, Timeline, Track
 
 _FOLDER = Path(__file__).parent
 _KINDS = "FBIW"

@@ -8,7 +8,7 @@ apportioned, which `Timeline.notes` says, so that the last span ends with the pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import field
 
@@ -24,40 +24,13 @@ from autopar.run.plan import Plan, Prediction
 from search.check.assessment import Assessment, Target
 from search.check.job import job_of_launch
 from search.show.pictures.layers import Piece, layer_pieces
-from search.show.plan import PARTS
+from search.show.pictures.terms import Stream, stream_of, words_of
 
 if TYPE_CHECKING:
     from search.planning.cost.pipeline import Event
 
-Stream = Literal["compute", "tensor", "context", "experts", "pipeline", "data", "host"]
-"""Of a rank: its kernels, collectives by axis, and what it waits for of its host."""
-STREAMS: tuple[Stream, ...] = get_args(Stream)
-
-_STREAM_OF: dict[str, Stream] = {
-    "tensor": "tensor",
-    "tp": "tensor",
-    "ulysses": "tensor",
-    "redistribution": "tensor",
-    "context": "context",
-    "cp": "context",
-    "experts": "experts",
-    "transfer": "pipeline",
-    "sharding": "data",
-    "zero3": "data",
-    "gradients": "data",
-    "gradient_sync": "data",
-    "stragglers": "data",
-    "host": "host",
-    "offload": "host",
-    "fixed": "host",
-}
 _EPSILON = 1e-9
 """Of a step: differences of rounding."""
-
-
-def stream_of(term: str) -> Stream:
-    """Return the stream of a term of a step; what is no transfer and no waiting is computed."""
-    return _STREAM_OF.get(term, "compute")
 
 
 class Work(NamedTuple):
@@ -172,20 +145,6 @@ def _parts(work: Work, shares: Iterable[Piece]) -> Iterator[Span]:
 # Launches
 
 
-_WORDS = {
-    "gemm": "products",
-    "attention": "attention",
-    "memory": "elementwise",
-    "cast": "casts",
-    "recompute": "recomputation",
-    "tensor": "tensor parallel",
-    "context": "context parallel",
-    "experts": "dispatch and combine",
-    "transfer": "transfer between stages",
-    "host": "waits for the host",
-    "offload": "copies to and from the host",
-    "sharding": "gather and scatter of weights",
-}
 _FRONT = ("transfer", "sharding")
 """Terms of a micro-batch that are drawn before its computation."""
 
@@ -348,7 +307,7 @@ def _shares(phases: _Phases, kind: str, early_s: float) -> tuple[Piece, ...]:
         return ()
     first = [name for name in _FRONT if name in seconds]
     order = [*first, *(name for name in seconds if name not in first)]
-    found = [Piece(name, _WORDS.get(name, name), seconds[name] / total) for name in order]
+    found = [Piece(name, words_of(name), seconds[name] / total) for name in order]
     if late:
         found.append(Piece("gradients", "sum of gradients", late / total))
     return tuple(found)
@@ -547,9 +506,7 @@ def _plan_shares(
         parts |= {name: rest * value / total for name, value in shared.items()}
         whole = sum(parts.values())
         found[kind] = tuple(
-            Piece(name, PARTS.get(name, name.replace("_", " ")), value / whole)
-            for name, value in parts.items()
-            if value > 0
+            Piece(name, words_of(name), value / whole) for name, value in parts.items() if value > 0
         )
     return found
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from autopar.records import Record
 from autopar.run.launch import Launch
-from search.show.pictures.timeline import Span, Stream, Timeline, Track, Work
+from search.show.pictures.terms import Stream
+from search.show.pictures.timeline import Span, Timeline, Track, Work
 
 Dialect = Literal["megatron", "torch"]
 

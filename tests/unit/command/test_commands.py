@@ -80,7 +80,7 @@ def test_every_command_ends_in_one_sentence(command: str) -> None:
         "def broken(name, *rest, **kwargs):\n"
         "    if name in ('autopar.errors', 'autopar.rates.card', 'profiler.environment',\n"
         "                'search.planning.question', 'profiler.show.read',\n"
-        "                'search.show.explain'):\n"
+        "                'search.show.terminal'):\n"
         "        raise RuntimeError('boom')\n"
         "    return real(name, *rest, **kwargs)\n"
         "builtins.__import__ = broken\n"

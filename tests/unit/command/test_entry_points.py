@@ -85,7 +85,7 @@ EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1
         (
             "search",
             ["--json", "-", "--output-config-path", "none"],
-            (*UNUSED, "search.show.plan"),
+            (*UNUSED, "search.show.terminal"),
         ),
         (
             "estimate",

@@ -253,7 +253,7 @@ def test_imported_plan_is_priced(folder: Path, capsys: pytest.CaptureFixture[str
     )
 
     assert code == 0
-    assert "legal: yes" in capsys.readouterr().out
+    assert "fits: out of memory" in capsys.readouterr().out
 
 
 GLOBAL = """runtime:

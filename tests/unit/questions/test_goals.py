@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from search.commands import search as search_command
-from search.planning.route import route_of
+from search.planning.choose import route_of
 from search.questions.goals import clusters_of, too_small
 from search.request.request import build_request
 

@@ -22,8 +22,8 @@ from autopar.records import replace
 from autopar.training.throughput import spec_flop
 from search.commands import search as search_command, what_if as what_if_command
 from search.commands.explore import run
+from search.planning.choose import TRAINERS
 from search.planning.layered.planner import Planner
-from search.planning.route import TRAINERS
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ("--num-layers", "4")

@@ -14,7 +14,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import OptionError
 from profiler.model.options import ModelOptions
 from profiler.model.run import profile_paths
-from search.planning.route import with_site
+from search.planning.choose import with_site
 from search.planning.uniform.answer import open_launches
 from search.request.interface import open_documents
 from search.request.options import SearchOptions

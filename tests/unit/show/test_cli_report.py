@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autopar.answer import Asked
 from autopar.command.console import make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.output import write_files
@@ -23,9 +24,16 @@ from autopar.units import GB, GIB
 from search.commands import search as search_command
 from search.planning.layered.core import ABI_VERSION
 from search.planning.layered.prediction import SearchResult
+from search.planning.layered.summary import (
+    found_or_reason,
+    infeasible_sentence,
+    one_line,
+    priced_of_result,
+    summary_of,
+)
 from search.planning.question import WhyNot
+from search.questions.gains import add_bandwidth, gains_of
 from search.request.options import SearchOptions, option_record
-from search.show.explain import add_bandwidth, perturb, show_explanation, show_why_not
 from search.show.files import (
     evaluation_document,
     frontier_entries,
@@ -34,13 +42,15 @@ from search.show.files import (
     plan_document,
     result_document,
 )
-from search.show.headline import SCREEN_WIDTH, one_line
-from search.show.plan import (
-    infeasible_sentence,
+from search.show.frontier import show_frontier
+from search.show.headline import SCREEN_WIDTH
+from search.show.terminal import (
     plan_runs,
-    show_evaluation,
-    show_frontier,
-    show_result,
+    show_against,
+    show_answer,
+    show_categories,
+    show_given,
+    show_more,
 )
 from tests.unit.cli_results import (
     HARDWARE,
@@ -90,12 +100,13 @@ def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
 def test_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
     """Plan, waterfall, memory, alternatives, bound, defaults and inputs, within 80 columns."""
     found = make_session().throughput(PLAN, PREDICTION)
-    text = printed(show_result, RESULT, title="toy on box", throughput=found, price=2.0)
+    answer = summary_of(RESULT, title="toy on box", throughput=found, gpu_hour_price=2.0)
+    text = printed(show_answer, answer)
 
     golden("search_report.txt", text)
     assert max(len(line) for line in text.splitlines()) <= SCREEN_WIDTH
     assert "\x1b" not in text
-    for needed in ("ESTIMATES", "2-3", "bubble", "tp2 dp4", "-20.00 %", "gap 0 %", "replay", "$"):
+    for needed in ("ESTIMATES", "2-3", "bubble", "tp2 dp4", "25.00 %", "gap 0 %", "replay", "$"):
         assert needed in text
 
 
@@ -109,43 +120,42 @@ def test_evaluation_report_is_the_golden_one(golden: Callable[[str, str], None])
         stages=(stage, PREDICTION.stages[1]),
         problems=("layers 0-3: heads(16) % tp(3) = 1 != 0", "stage 0: 30 GiB > 24 GiB"),
     )
-    found = make_session().throughput(PLAN, bad)
-    text = printed(
-        show_evaluation, PLAN, bad, title="x.json: toy", estimated=False, throughput=found
-    )
+    text = printed(show_given, make_session().summary(PLAN, bad, (), None), path="x.json")
 
     golden("evaluate_report.txt", text)
-    assert "legal: NO   fits: NO" in text
+    assert "is illegal: out of memory 0.4 %" in text
     assert "heads(16) % tp(3) = 1 != 0" in text
 
 
 def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
     """Categories per stage and run, what one more GiB brings, and the term behind a why-not."""
     session = make_session()
-    perturbations = perturb(session, RESULT)
-    text = printed(show_explanation, PREDICTION, perturbations=perturbations)
-    pinned = session.planner.why_not("tp=8", RESULT)
-    text += printed(show_why_not, "tp=8", RESULT, WhyNot(result=pinned), 24 * GIB)
+    text = printed(show_categories, PREDICTION) + printed(show_more, gains_of(session, RESULT))
+    text += why_not("tp=8", RESULT, WhyNot(result=session.planner.why_not("tp=8", RESULT)))
 
     golden("explain_report.txt", text)
     assert "+1 GiB of memory per GPU: +10.000 %" in text
-    assert "gradient sync makes the difference: +2.5 ms per sample" in text
+    assert "-20.00 % against the best plan" in text
+    assert "of a sequence: gradient sync +2.5 ms" in text
+
+
+def why_not(rule: str, baseline: SearchResult, asked: WhyNot) -> str:
+    """Return what is printed of the best plan under a rule."""
+    best, (other, reason) = priced_of_result(baseline), found_or_reason(asked, baseline, 24 * GIB)
+    asked = Asked(f"why not {rule}", other, reason)
+    return printed(show_against, asked, best, "the best plan")
 
 
 def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
     """A rule that holds already, and one that leaves nothing."""
-    assert "obeys tp=2 already" in printed(
-        show_why_not, "tp=2", RESULT, WhyNot(result=RESULT), 24 * GIB
-    )
-    assert "no plan fits in 24 GiB" in printed(
-        show_why_not, "tp=1", RESULT, WhyNot(result=INFEASIBLE), 24 * GIB
-    )
+    assert "is the best plan" in why_not("tp=2", RESULT, WhyNot(result=RESULT))
+    assert "no plan fits in 24 GiB" in why_not("tp=1", RESULT, WhyNot(result=INFEASIBLE))
 
 
 def test_plan_that_cannot_run_has_no_price() -> None:
     """An unpriced plan is shown without bars or numbers."""
     unpriced = replace(PREDICTION, step_time_s=math.nan, samples_per_s=math.nan)
-    text = printed(show_evaluation, PLAN, unpriced, title="x", estimated=False)
+    text = printed(show_given, make_session().summary(PLAN, unpriced, (), None))
 
     assert "no step time" in text
     assert "nan" not in text
@@ -210,9 +220,9 @@ def test_why_not_names_the_options_of_the_search() -> None:
         infeasibility=replace(infeasibility, smallest_budget_bytes=0),
     )
 
-    text = printed(show_why_not, "tp=2", baseline, WhyNot(result=never), 24 * GIB)
+    text = why_not("tp=2", baseline, WhyNot(result=never))
 
-    assert "with tp=2: there is no plan with --search-space dp, with any" in text
+    assert "there is no plan with --search-space dp, with any" in text
     assert "--pin" not in text
 
 

@@ -219,7 +219,7 @@ def test_explain_reads_its_own_plan_file(
     out = capsys.readouterr().out
     assert "what more would bring" in out
     assert "why not tp=8" in out
-    assert "the best plan obeys tp=8 already" in out
+    assert "why not tp=8: the fastest plan with it\n  is the best plan" in out
 
 
 @pytest.mark.parametrize(

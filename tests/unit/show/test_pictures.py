@@ -27,11 +27,10 @@ from search.check.assessment import Assessment, Target, assess
 from search.planning.question import Session, open_session
 from search.planning.uniform.answer import Answer, EngineAnswer, answer, open_launches
 from search.request.request import build_request
+from search.show.pictures.answers import answer_page, checked_page, plan_page
 from search.show.pictures.charts import ticks
-from search.show.pictures.launches import answer_page, checked_page
 from search.show.pictures.memory import launch_memory, plan_memory
 from search.show.pictures.page import Page, page_text
-from search.show.pictures.plans import plan_page
 from search.show.pictures.timeline import Span, Timeline, launch_timeline, plan_timeline
 from tests.launch_cases import megatron_launches, some, titan_launches
 from tests.unit.cli_results import PLAN, PREDICTION

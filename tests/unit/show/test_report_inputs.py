@@ -13,7 +13,8 @@ from autopar.rates import estimate_hardware
 from autopar.records import replace
 from autopar.sources import Source
 from search.commands import search as cli
-from search.show.plan import show_evaluation, show_result
+from search.planning.layered.summary import summary_of
+from search.show.terminal import show_answer, show_given
 from tests.unit.cli_results import PLAN, PREDICTION, RESULT, make_session
 
 MODEL = Source(role="computation", path="c.json")
@@ -48,10 +49,13 @@ def test_the_report_says_which_inputs_are_estimated(sources: tuple[Source, ...],
         stream = io.StringIO()
         console = make_console(stream)
         if evaluation:
-            show_evaluation(console, PLAN, PREDICTION, title="toy", sources=sources, **marks)
+            session = make_session()
+            own = replace(session.hardware, sources=sources, **marks)
+            session = replace(session, hardware=own)
+            show_given(console, session.summary(PLAN, PREDICTION, (), None))
         else:
             found = replace(RESULT, sources=sources, **marks)
-            show_result(console, found, title="toy")
+            show_answer(console, summary_of(found, title="toy"))
         assert f"rests on {said}" in stream.getvalue()
 
 
@@ -83,12 +87,9 @@ def test_a_spread_that_no_digit_shows_is_no_interval() -> None:
     still = replace(PREDICTION, step_time_s=0.16, step_time_interval_s=(0.16, 0.160001))
     stream = io.StringIO()
     session = make_session()
-    show_result(
-        make_console(stream),
-        replace(RESULT, prediction=still),
-        title="toy",
-        throughput=session.throughput(PLAN, still),
-    )
+    found = replace(RESULT, prediction=still)
+    throughput = session.throughput(PLAN, still)
+    show_answer(make_console(stream), summary_of(found, title="toy", throughput=throughput))
     shown = stream.getvalue()
     assert "  step       160 ms (stays 160 ms), 100 samples/s\n" in shown
     assert "in ( ): the measured spread of communication\n" in shown

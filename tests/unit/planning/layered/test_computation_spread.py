@@ -16,10 +16,10 @@ from autopar.run.plan import LayerStrategy, Plan, Prediction
 from search.planning.cost.model import CostModel
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import interval_s, predict, probabilities_faster
+from search.planning.layered.summary import summary_of
 from search.request.options import SearchOptions
-from search.show.explain import show_explanation
 from search.show.files import evaluation_document, plan_document, result_document
-from search.show.plan import show_result
+from search.show.terminal import show_answer, show_categories
 from tests.cost_cases import TOY_PLAN as PLAN, toy_hardware, toy_model, toy_spec
 from tests.unit.planning.uniform.test_spread import measured as spread_hardware
 
@@ -184,10 +184,8 @@ def test_reports_show_the_spread_of_computation() -> None:
     assert result.prediction is not None
     assert result.prediction.widest_cell is not None
     cell = result.prediction.widest_cell
-    shown = text_of(lambda console: show_result(console, result, title="toy"))
-    explained = text_of(
-        lambda console: show_explanation(console, result.prediction, perturbations=())
-    )
+    shown = text_of(lambda console: show_answer(console, summary_of(result, title="toy")))
+    explained = text_of(lambda console: show_categories(console, result.prediction))
 
     assert "the measured spread of computation" in shown
     assert "faster in" in shown
@@ -210,7 +208,7 @@ def test_reports_without_spread_are_as_before() -> None:
     result = Planner.from_documents(
         toy_spec(), toy_model(), toy_hardware(), replace(OPTIONS, settle_bsz=16)
     ).solve()
-    shown = text_of(lambda console: show_result(console, result, title="toy"))
+    shown = text_of(lambda console: show_answer(console, summary_of(result, title="toy")))
     document = result_document(result).content()
 
     assert "measured spread" not in shown

@@ -12,8 +12,8 @@ from autopar.rates.measured import Curve, HardwareProfile
 from search.planning.cost.communication import Groups, curve_s, half_allreduces
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
+from search.questions.gains import add_bandwidth
 from search.request.options import SearchOptions
-from search.show.explain import add_bandwidth
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 

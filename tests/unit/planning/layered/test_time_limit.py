@@ -18,10 +18,11 @@ from autopar.records import replace
 from autopar.units import GIB
 from search.planning.layered.core import TableSolution, solve_tables
 from search.planning.layered.planner import Planner
+from search.planning.layered.summary import summary_of
 from search.planning.question import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
-from search.show.plan import show_result
+from search.show.terminal import show_answer
 from tests.oracles.instances import Shape, random_tables
 from tests.oracles.reference import evaluate
 
@@ -148,7 +149,7 @@ def test_a_limit_while_tables_are_priced() -> None:
     assert result.gap == math.inf
     assert "sizes of micro-batches and numbers of stages were not priced" in result.unfinished[0]
     console = Console(record=True, width=200, file=StringIO())
-    show_result(console, result, title="t")
+    show_answer(console, summary_of(result, title="t"))
     text = console.export_text()
     assert "stopped at the time limit: how far below the best is not known" in text
     assert "were not priced" in text

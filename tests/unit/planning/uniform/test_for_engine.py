@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autopar.answer import EngineBest
 from autopar.errors import InfeasibleError, OptionError
 from autopar.records import replace
 from search.commands.explain import run as explain
@@ -16,17 +17,17 @@ from search.commands.export import run as export
 from search.commands.search import run
 from search.engines.plans import Space, space_of
 from search.engines.table import EXPORTERS
-from search.planning import route
-from search.planning.best_plan import BestPart, EngineBest, choose, sweeps
+from search.planning import choose as choosing
+from search.planning.choose import Route, chosen, sweeps
+from search.planning.layered.parts import Chosen, choose
 from search.planning.question import open_session
-from search.planning.route import Both, Route, best_of_both, route_of
 from search.request.request import Request, build_request
 
 COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--global-batch-size", "32"]
 RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "global-batch-size": "32"}
 
 
-def choice_of(engine: str, **changes: object) -> BestPart:
+def choice_of(engine: str, **changes: object) -> Chosen:
     """Return what is chosen for the common command line with options changed."""
     return choose(build_request({**RAW, **changes, "engine": engine}))
 
@@ -200,8 +201,8 @@ def test_explain_takes_options_that_are_switched_off(
     def first_gib(*arguments: str) -> str:
         assert explain([str(path), *arguments]) == 0
         lines = capsys.readouterr().out.splitlines()
-        at = next(k for k, line in enumerate(lines) if line.startswith("memory per GPU"))
-        return lines[at + 3].split()[1]
+        at = next(k for k, line in enumerate(lines) if line.startswith("memory of a GPU"))
+        return lines[at + 3].split()[3]
 
     assert float(first_gib("--no-sequence-parallel")) > float(first_gib())
 
@@ -325,12 +326,13 @@ def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
 ) -> None:
     """Then its report and its files are the answer, with the launch and the gain over it."""
 
-    def scaled(request: Request, way: Route) -> Both:
-        both = best_of_both(request, way)
-        lines = with_rates(both.lines, faster)
-        return replace(both, lines=lines, answer=replace(both.answer, lines=lines))
+    def scaled(request: Request, route: Route | None = None) -> Chosen:
+        found = chosen(request, route)
+        lines = with_rates(found.lines, faster)
+        assert found.launches is not None
+        return replace(found, lines=lines, launches=replace(found.launches, lines=lines))
 
-    monkeypatch.setattr(route, "best_of_both", scaled)
+    monkeypatch.setattr(choosing, "chosen", scaled)
     out = tmp_path / "found.json"
     assert run([*SAID, "--json", str(out), "--output-config-path", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -369,19 +371,19 @@ def test_a_limit_of_time_is_of_all_engines_together() -> None:
     """And every engine that has begun says what it has found by then."""
     request = build_request({**LLAMA, "hardware": "h100:8x8", "time-limit": "0.5"})
     began = time.perf_counter()
-    both = best_of_both(request, route_of(request))
+    found = chosen(request)
     # inputs are read, and smallest launches priced, whatever the limit
     assert time.perf_counter() - began < 20.0
-    assert len(both.lines) == len(EXPORTERS)
-    assert both.answer.best is not None
+    assert len(found.lines) == len(EXPORTERS)
+    assert found.launches is not None
+    assert found.launches.best is not None
 
 
 def test_a_degree_is_a_rule_for_plans_beside_launches() -> None:
     """One that they do not have leaves them out, with the reason."""
     for given, expected in (({"tp": "2"}, True), ({"vpp": "2"}, False)):
         request = build_request({**LLAMA, **given})
-        both = best_of_both(request, route_of(request))
-        line = next(line for line in both.lines if line.engine == "galvatron")
+        line = next(line for line in chosen(request).lines if line.engine == "galvatron")
         assert (line.plan is not None) == expected
         if line.plan is not None:
             assert {strategy.tp for strategy in line.plan.layers} == {2}

@@ -13,12 +13,13 @@ import pytest
 from autopar.errors import InputError, OptionError
 from search.commands import check, explain, export, search as search_command
 from search.engines.choice import PRECISIONS
-from search.planning.route import TRAINERS, Route, route_of
+from search.planning.choose import TRAINERS, Route, route_of
 from search.planning.uniform.answer import Answer, answer, open_launches
-from search.planning.uniform.files import is_launch, launch_document, read_launch, result_document
+from search.planning.uniform.files import is_launch, read_launch
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
 from search.request.request import build_request
-from search.show.launches import infeasible_lines
+from search.show.files import launch_document, launch_result
+from search.show.terminal import infeasible_lines
 
 _SMALL = {
     "model": "mixtral-8x7b",
@@ -128,7 +129,7 @@ def test_a_file_that_contradicts_itself_is_refused_by_its_key(
 
 
 def test_the_object_of_json_names_every_degree(small: Answer) -> None:
-    document = result_document(small, {**_SMALL, **_FIXED})
+    document = launch_result(small, {**_SMALL, **_FIXED})
     degrees = document["launch"]["degrees"]
     world = degrees["tp"] * degrees["cp"] * degrees["dp"] * degrees["pp"]
     assert world == 8

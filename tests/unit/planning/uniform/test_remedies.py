@@ -11,7 +11,7 @@ import pytest
 
 from autopar.records import replace
 from search.commands import search as search_command
-from search.planning.route import route_of
+from search.planning.choose import route_of
 from search.planning.uniform import solve
 from search.planning.uniform.answer import Question, answer, open_launches, target_of
 from search.questions.suggestions import Remedy, remedies

@@ -21,9 +21,10 @@ from search.planning.cost.communication import curve_s
 from search.planning.cost.model import CostModel
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import predict
+from search.planning.layered.summary import summary_of
 from search.request.options import SearchOptions
 from search.show.files import evaluation_document, plan_document, result_document
-from search.show.plan import show_evaluation, show_result
+from search.show.terminal import show_answer, show_given
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.cli_results import PLAN, PREDICTION, RESULT, make_session
 
@@ -226,7 +227,7 @@ def test_reports_say_the_interval_and_that_timings_are_synthetic() -> None:
     """One line each, in a search and in an evaluation; neither where they do not apply."""
     stream = io.StringIO()
     found = make_session().throughput(PLAN, KNOWN)
-    show_result(make_console(stream), SYNTHETIC, title="toy on box", throughput=found)
+    show_answer(make_console(stream), summary_of(SYNTHETIC, title="toy on box", throughput=found))
     text = stream.getvalue()
 
     assert text.splitlines()[1] == "rests on SYNTHETIC timings, which describe no machine"
@@ -234,20 +235,15 @@ def test_reports_say_the_interval_and_that_timings_are_synthetic() -> None:
     assert "in ( ): the measured spread of communication\n" in text
     assert "ESTIMATES" not in text
     stream = io.StringIO()
-    show_evaluation(
-        make_console(stream),
-        PLAN,
-        KNOWN,
-        title="x",
-        estimated=True,
-        synthetic=True,
-        throughput=found,
-    )
+    session = make_session()
+    own = replace(session.hardware, estimated=True, synthetic=True)
+    session = replace(session, hardware=own)
+    show_given(make_console(stream), session.summary(PLAN, KNOWN, (), None))
     assert "SYNTHETIC" in stream.getvalue()
     assert "ESTIMATES" in stream.getvalue()
     assert "(150 ms to 180 ms)" in stream.getvalue()
     stream = io.StringIO()
-    show_result(make_console(stream), RESULT, title="toy on box")
+    show_answer(make_console(stream), summary_of(RESULT, title="toy on box"))
     assert "SYNTHETIC" not in stream.getvalue()
     assert "spread" not in stream.getvalue()
 

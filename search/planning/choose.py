@@ -2,29 +2,36 @@
 
 Trainers with one set of degrees for a whole model have launches (`search.planning.uniform`); what
 spans a space of plans whose layers may differ is of the planner of such plans
-(`search.planning.best_plan` and `search.planning.question`). Nothing is searched here but where
-both are asked.
+(`search.planning.layered.parts` and `search.planning.question`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
-from search.engines.table import ALIKE, ENGINES, EXPORTERS
-from search.planning.best_plan import BestPart, EngineBest, choose_any, sweeps
+from search.engines.table import ENGINES, EXPORTERS
+from search.planning.layered.parts import Chosen, choose, choose_any
 from search.request.degrees import DegreeOptions, rules_of
-from search.request.options import Engine, Shares
+from search.request.options import SPACE_PANEL, Engine, Shares
 from search.request.profiles import card_shape, find_site_of, named_card
-from search.request.request import BATCH_OPTIONS, Request, extended, model_spec, with_places
+from search.request.request import (
+    BATCH_OPTIONS,
+    ROWS,
+    Request,
+    extended,
+    model_spec,
+    with_places,
+)
 
 if TYPE_CHECKING:
     from autopar.run.model import ModelSpec
     from search.engines.space import EngineSpace
-    from search.planning.uniform.answer import Answer, EngineAnswer, Question
+    from search.planning.uniform.answer import EngineAnswer, Question
 
 TRAINERS = tuple(one.name for one in ENGINES if one.spaces is not None)
 """Engines with one set of degrees."""
@@ -165,12 +172,17 @@ def _unnamed(request: Request) -> str:
     return "give --hardware CARD:NxG to ask trainers"
 
 
-def _estimated(request: Request) -> bool:
-    """Return whether model and card are named, and no measured table stands for either."""
+def _estimated(request: Request, *, any_memory: bool = False) -> bool:
+    """Return whether model and card are named, and no measured table stands for either.
+
+    any_memory : memory may be measured.
+    """
     inputs = request.inputs
     if named_card(inputs.hardware) is None or inputs.model is None:
         return False
-    if inputs.time_profiling_path is not None or inputs.memory_profiling_path is not None:
+    if inputs.time_profiling_path is not None:
+        return False
+    if inputs.memory_profiling_path is not None and not any_memory:
         return False
     return with_places(inputs, request.options)[1].times is None
 
@@ -209,61 +221,58 @@ def _layered(request: Request, why: str = "") -> Route:
     return Route(layered=(named,), why=why and f"plans of {named} whose layers may differ: {why}")
 
 
+def sweeps(request: Request) -> bool:
+    """Return whether a request without `--engine` means the best of all engines.
+
+    Where times are estimated, each engine has kernels of its own; measured times are of the
+    software that was measured, and so are those of a stack that is named. Who says what is searched
+    has that.
+    """
+    space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
+    if space & request.given.keys():
+        return False
+    if request.inputs.stack is not None or request.options.memory_of is not None:
+        return False
+    return _estimated(request, any_memory=True)
+
+
 # --------------------------------------------------------------------------------------------------
 # The best of launches and of plans whose layers may differ.
 
 
-class Both(Record):
-    """Launches and plans that answer one question."""
-
-    answer: Answer
-    """Launches, the fastest first."""
-    part: BestPart | None
-    """The fastest plan whose layers may differ; None: nobody was asked for one, or has one."""
-    lines: tuple[EngineBest, ...]
-    """Each engine's own best, the fastest first; none where one trainer was asked."""
-
-    @property
-    def layered(self) -> EngineBest | None:
-        """The fastest plan whose layers may differ."""
-        return next((line for line in self.lines if line.plan is not None), None)
-
-    @property
-    def gain(self) -> float | None:
-        """By how much that plan is faster than the fastest launch; None without both."""
-        best, plan = self.answer.best, self.layered
-        if best is None or best.best is None or plan is None or plan.samples_per_s is None:
-            return None
-        return plan.samples_per_s / best.best.samples_per_s - 1.0
-
-    @property
-    def layers_differ(self) -> bool:
-        """Whether the answer is the plan: it is faster by more than the two prices differ by."""
-        return self.layered is not None and (self.gain is None or self.gain > ALIKE)
-
-
-def best_of_both(request: Request, route: Route) -> Both:
-    """Return what launches and plans answer a request whose route has launches; raises InputError.
+def chosen(request: Request, route: Route | None = None) -> Chosen:
+    """Return the plans that answer a request; raises InputError, InfeasibleError.
 
     A limit of time is shared by all engines, the last share is that of what the best has besides.
     """
     from search.planning.uniform.answer import answer
 
+    route = route or route_of(request)
     question = route.launches
-    assert question is not None, "plans alone are of other commands"
-    number = len(question.engines) + len(route.layered) + 1
-    shares = Shares(question.seconds, number)
+    if question is None:
+        return _per_layer(request, route)
+    shares = Shares(question.seconds, len(question.engines) + len(route.layered) + 1)
     found = answer(question, shares)
     lines = [_line(question, one) for one in found.engines]
-    part = None
+    layered = Chosen(request=request)
     if route.layered:
-        part = _plans(request, question, route.layered, shares)
-        lines += part.engines
+        layered = _plans(request, question, route.layered, shares)
+        lines += layered.lines
         lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
-    if len(lines) == 1:
-        lines = []
-    found = replace(found, lines=tuple(lines))
-    return Both(answer=found, part=part, lines=tuple(lines))
+    every = tuple(lines) if len(lines) > 1 else ()
+    return replace(layered, launches=replace(found, lines=every), lines=every)
+
+
+def _per_layer(request: Request, route: Route) -> Chosen:
+    """Return the per-layer plan of the engines of a route, or of whatever runs it."""
+    request = with_rules(request, route.why)
+    if not route.layered:
+        return Chosen(request=replace(request, engine=None), why=route.why)
+    if request.output.frontier:
+        raise OptionError("--engine: not together with --frontier; leave one of them out")
+    one = len(route.layered) == 1
+    found = choose(request) if one else choose_any(request, route.layered)
+    return replace(found, why=route.why)
 
 
 def _line(question: Question, one: EngineAnswer) -> EngineBest:
@@ -283,7 +292,7 @@ def _line(question: Question, one: EngineAnswer) -> EngineBest:
 
 def _plans(
     request: Request, question: Question, engines: tuple[Engine, ...], shares: Shares
-) -> BestPart:
+) -> Chosen:
     """Return the fastest plans of engines for the batch that launches have; why there are none."""
     parts = _modern_parts(question.spec)
     why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
@@ -294,7 +303,7 @@ def _plans(
         why, asked = why or str(error).partition("; ")[0], request
     if why:
         lines = tuple(EngineBest(engine=one, samples_per_s=None, reason=why) for one in engines)
-        return BestPart(request=request, notices=(), engines=lines)
+        return Chosen(request=request, lines=lines)
     if not BATCH_OPTIONS & request.given.keys():
         asked = extended(asked, {"settle_bsz": question.job.global_batches[0]})
     return choose_any(asked, engines, shares)

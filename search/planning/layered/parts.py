@@ -7,65 +7,85 @@ and its plan is handed to the exporter; where that loses something, the alternat
 are tried, and the first that loses nothing narrows the part to its stages and recomputed layers.
 The fastest of what the parts give is taken. A part whose best plan is lossy may hold a faster
 lossless plan than its alternatives: the answer is the best of the parts, no bound of the engine's
-whole space. Which requests are answered so, and which by launches, is `search.planning.route`'s.
+whole space. Which requests are answered so, and which by launches, is `search.planning.choose`'s.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, product
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from autopar.answer import EngineBest
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.records import Record, replace
 from autopar.run.plan import Plan
 from autopar.units import GIB
 from search.engines.plans import Job, Part, Space, lower_for, space_of
-from search.engines.table import EXPORTERS
+from search.engines.table import ALIKE, EXPORTERS
 from search.planning.layered.prediction import SearchResult
+from search.planning.layered.summary import one_line
 from search.planning.question import Session, open_session
 from search.planning.space import context_degrees, divisors
-from search.request.options import SPACE_PANEL, Engine, SearchOptions, Shares
+from search.request.options import Engine, SearchOptions, Shares
 from search.request.profiles import named_card
 from search.request.request import ROWS, Once, Request, extended, fill_options, with_places
+
+if TYPE_CHECKING:
+    from search.planning.uniform.answer import Answer
 
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160
 _LEAST_S = 1e-3
 """Of a search that begins when time is up: it takes a plan where the first look has one."""
-_NOTHING = " runs no plan of this search as it is: "
 
 
-class EngineBest(Record):
-    """The fastest plan or launch of one engine, or why there is none."""
+class NoPlanError(InfeasibleError):
+    """An engine runs no plan of a search as it is."""
 
-    engine: Engine
-    samples_per_s: float | None
-    plan: Plan | None = None
-    """Whose layers may differ."""
-    launch: Mapping[str, Any] | None = None
-    """Degrees of a launch, as its file has them."""
-    words: str = ""
-    """The launch as one says it."""
-    options: str = ""
-    """What the search of that plan has beside what was typed."""
-    reason: str = ""
+    def __init__(self, engine: str, reasons: Sequence[tuple[str, int]], tried: int) -> None:
+        """Keep the reasons with their numbers of parts, the first one alone, too."""
+        self.why = reasons[0][0]
+        shown = "; ".join(
+            f"{why} ({count} of {tried}{'' if at else ' parts of its space'})"
+            for at, (why, count) in enumerate(reasons)
+        )
+        super().__init__(
+            f"{engine} runs no plan of this search as it is: {shown}; search with --engine none "
+            "and let autopar-export --allow-approx take the nearest plan"
+        )
 
 
-class BestPart(Record):
-    """The part of an engine's space with the fastest plan."""
+class Chosen(Record):
+    """The plans that answer a request."""
 
     request: Request
-    """As if the options of that part had been typed."""
-    notices: tuple[str, ...]
-    engines: tuple[EngineBest, ...] = ()
-    """Each engine's own fastest plan, where several were looked at."""
+    """Whose search finds the per-layer plan, where one answers."""
+    launches: Answer | None = None
+    """Uniform plans, the fastest first; None: a per-layer plan answers."""
+    lines: tuple[EngineBest, ...] = ()
+    """Best plan of each engine, the fastest first; none where one engine was asked."""
     result: SearchResult | None = None
-    """What its search has found, without alternatives; None: it was not searched."""
+    """The per-layer plan as it was found, without alternatives; None: it was not searched."""
+    notices: tuple[str, ...] = ()
+    why: str = ""
+    """Why a per-layer plan answers where one may have expected a uniform one."""
+
+    @property
+    def layers_differ(self) -> bool:
+        """True if the answer is a per-layer plan: faster by more than the two prices differ by."""
+        if self.launches is None:
+            return True
+        best = self.launches.fastest
+        plan = next((line for line in self.lines if line.plan is not None), None)
+        if plan is None or plan.samples_per_s is None:
+            return False
+        if best is None:
+            return True
+        return plan.samples_per_s / best.samples_per_s - 1.0 > ALIKE
 
 
 class _Found(Record):
@@ -100,36 +120,7 @@ class _Sessions:
         return self._opened[key]
 
 
-def answered(request: Request, *, unsaid: Literal["any", "none"]) -> BestPart:
-    """Return the request that answers one which may name an engine, `any` or `none`.
-
-    unsaid : what is done where `--engine` is not given. Errors as `choose`.
-    """
-    engine = request.engine or unsaid
-    if engine == "none":
-        return BestPart(request=replace(request, engine=None), notices=())
-    return choose_any(request) if engine == "any" else choose(request)
-
-
-def sweeps(request: Request) -> bool:
-    """Return whether a request without `--engine` means the best of all engines.
-
-    Where times are estimated, each engine has kernels of its own; measured times are of the
-    software that was measured, and so are those of a stack that is named. Who says what is searched
-    has that.
-    """
-    inputs, options = request.inputs, request.options
-    space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
-    if space & request.given.keys():
-        return False
-    if inputs.model is None or named_card(inputs.hardware) is None or inputs.stack is not None:
-        return False
-    if inputs.time_profiling_path is not None or options.memory_of is not None:
-        return False
-    return with_places(inputs, options)[1].times is None
-
-
-def choose(request: Request) -> BestPart:
+def choose(request: Request) -> Chosen:
     """Return the request whose search finds the fastest of the best plans of an engine's parts.
 
     What the request says itself is never changed: where that leaves its engine nothing, it is said.
@@ -141,20 +132,20 @@ def choose(request: Request) -> BestPart:
     engine = cast(Engine, request.engine)
     request = as_engine(request, engine)
     if not space_of(engine).parts:  # runs every plan
-        return BestPart(request=request, notices=())
+        return Chosen(request=request)
     best, tried = _best_part(request, engine, _Sessions(request))
     notice = (
         f"{engine}: of {tried} searches the fastest plan without losses, "
         f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
-    return BestPart(request=best.request, notices=(notice,), result=best.result)
+    return Chosen(request=best.request, notices=(notice,), result=best.result)
 
 
 def choose_any(
     request: Request,
     engines: Sequence[Engine] = cast(tuple[Engine, ...], EXPORTERS),
     shares: Shares | None = None,
-) -> BestPart:
+) -> Chosen:
     """Return the request that finds the fastest plan of engines, and each one's own fastest.
 
     Engines come from the fastest to those without a plan; where none has one, the request is as it
@@ -182,17 +173,15 @@ def choose_any(
             else:
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
-            why = _short(refused).removeprefix(f"{engine}{_NOTHING}")
-            # in how many parts is for who asks that engine alone
-            why = re.sub(r" \([0-9]+ of [0-9]+ parts of its space\)", "", why)
-            line = EngineBest(engine=engine, samples_per_s=None, reason=why)
-            lines.append(line)
+            why = refused.why if isinstance(refused, NoPlanError) else _short(refused)
+            lines.append(EngineBest(engine=engine, samples_per_s=None, reason=why))
             continue
         lines.append(
             EngineBest(
                 engine=engine,
                 samples_per_s=found.samples_per_s,
                 plan=found.plan,
+                words=one_line(found.plan),
                 options=_typed(request, found.request),
             )
         )
@@ -201,9 +190,9 @@ def choose_any(
     # equally fast ones stay in the order of EXPORTERS
     lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
     if best is None:
-        return BestPart(request=replace(request, engine=None), notices=(), engines=tuple(lines))
+        return Chosen(request=replace(request, engine=None), lines=tuple(lines))
     asked = replace(best.request, engine=chosen)
-    return BestPart(request=asked, notices=(), engines=tuple(lines), result=best.result)
+    return Chosen(request=asked, lines=tuple(lines), result=best.result)
 
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:
@@ -274,14 +263,7 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             session.planner.solve()  # raises what is wrong without our additions too
         # the engine's before those of our own options, the commonest first: it may be shown alone
         often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))
-        shown = "; ".join(
-            f"{why} ({count} of {len(tried)}{'' if at else ' parts of its space'})"
-            for at, (why, count) in enumerate(often)
-        )
-        raise InfeasibleError(
-            f"{engine}{_NOTHING}{shown}; search with --engine none and "
-            "let autopar-export --allow-approx take the nearest plan"
-        )
+        raise NoPlanError(engine, often, len(tried))
     return best, len(tried)
 
 

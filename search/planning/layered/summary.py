@@ -1,0 +1,453 @@
+"""The answer of a per-layer search as the record that reports share, and plans in words.
+
+Figures are those of a `SearchResult` and of `Prediction`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.answer import (
+    Alternative,
+    Answer,
+    EngineBest,
+    MemoryTerm,
+    Price,
+    Priced,
+    StagePrice,
+    WarningKind,
+)
+from autopar.run.plan import PUBLISHED_RUNS
+from autopar.sources import stack_source, stacks_of
+from autopar.units import GIB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from autopar.run.plan import LayerStrategy, Plan, Prediction, StagePrediction
+    from autopar.sources import Source
+    from autopar.training.throughput import Throughput
+    from search.planning.layered.prediction import Infeasibility, SearchResult
+    from search.planning.question import WhyNot
+
+# --------------------------------------------------------------------------------------------------
+# The record.
+
+
+_STEADY = ("states", "vocab_states", "fixed", "shared")
+"""Categories of memory that stay between steps."""
+_MODEL_ROLES = ("model", "computation", "memory")
+"""What the roles of the inputs that describe the model begin with."""
+_COUNTED = "counted exactly"
+"""How the sidecar of a memory file that rests on no device begins to say where it comes from."""
+
+
+def summary_of(
+    result: SearchResult,
+    *,
+    title: str,
+    throughput: Throughput | None = None,
+    by_engine: Sequence[EngineBest] = (),
+    tokens: float | None = None,
+    gpu_hour_price: float | None = None,
+    uniform: Priced | None = None,
+) -> Answer:
+    """Return the record of a search that found a plan.
+
+    Parameters
+    ----------
+    title : model and cluster. throughput : of the plan. uniform : the best plan with one strategy
+        for all layers, where the plan is another one. Others as `Answer`.
+    """
+    plan, prediction = result.plan, result.prediction
+    assert plan is not None, "there is a plan"
+    assert prediction is not None, "a plan has a prediction"
+    batches = {plan.global_batch, *(one.plan.global_batch for one in result.alternatives)}
+    stats = result.stats
+    return Answer(
+        title=f"{title}, global batch {plan.global_batch}",
+        warnings=warnings_of(
+            result.sources, estimated=result.estimated, synthetic=result.synthetic
+        ),
+        best=priced_of(plan, prediction, throughput, result.sources, estimated=result.estimated),
+        uniform=uniform,
+        others=tuple(
+            Alternative(
+                one_line(one.plan, batch=len(batches) > 1),
+                one.samples_per_s,
+                one.probability_faster,
+                None,
+            )
+            for one in result.alternatives
+        ),
+        by_engine=tuple(by_engine),
+        tokens=tokens,
+        gpu_hour_price=gpu_hour_price,
+        searched=_proof(result),
+        unfinished=result.unfinished,
+        space=(
+            f"{stats.candidates} combinations of batch, micro-batches, stages and vocabulary "
+            f"degree, {stats.opened} of them exactly"
+        ),
+        assumed=result.defaults_used,
+        # what is estimated or synthetic is among the warnings and inputs
+        notes=tuple(
+            note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))
+        ),
+        inputs=tuple(map(_input, dict.fromkeys(result.sources))),
+        effort=f"{format_seconds(stats.cpu_s)} of CPU time",
+    )
+
+
+def priced_of(
+    plan: Plan,
+    prediction: Prediction,
+    throughput: Throughput | None,
+    sources: Sequence[Source],
+    *,
+    estimated: bool,
+) -> Priced:
+    """Return a per-layer plan with its price.
+
+    throughput : of it, None where it cannot run. sources : of the inputs. estimated : whether some
+    of them were not measured.
+    """
+    stages = tuple(map(_stage_price, prediction.stages))
+    verdict = "fits" if prediction.fits else "does not fit"
+    fullest = max(prediction.stages, key=lambda stage: stage.reserved_bytes, default=None)
+    reserve = 0 if fullest is None else fullest.reserved_bytes - fullest.allocated_bytes
+    notes = []
+    if prediction.replay_s > 0 and math.isfinite(prediction.replay_s):
+        share = prediction.replay_s / prediction.step_time_s - 1
+        replayed = f"{format_seconds(prediction.replay_s)}, {share * 100:+.2f} %"
+        notes.append(f"event replay of the step: {replayed}")
+    return Priced(
+        words=one_line(plan),
+        uniform=len({*plan.layers}) == 1,
+        price=Price(
+            throughput=throughput,
+            samples_per_s=prediction.samples_per_s,
+            terms_s=prediction.waterfall_s,
+            stage_s=tuple(stage.forward_s + stage.backward_s for stage in prediction.stages),
+            global_batch=plan.global_batch,
+            micro_batches=plan.num_microbatches,
+            stages=stages,
+            oom_probability=max((stage.oom_probability for stage in stages), default=1.0),
+            verdict=verdict if prediction.legal else "is illegal",
+            problems=prediction.problems,
+            basis=tuple(_basis(prediction, sources, estimated)),
+            interval=_interval(prediction),
+            notes=tuple(notes),
+            reserve_bytes=reserve,
+            reserve_of="the context and the allocator",
+        ),
+        layered=(plan, prediction),
+        key=plan,
+    )
+
+
+def priced_of_result(result: SearchResult, throughput: Throughput | None = None) -> Priced | None:
+    """Return the plan of a search with its price, None where there is none."""
+    if result.plan is None or result.prediction is None:
+        return None
+    return priced_of(
+        result.plan, result.prediction, throughput, result.sources, estimated=result.estimated
+    )
+
+
+def _stage_price(stage: StagePrediction) -> StagePrice:
+    return StagePrice(
+        stage=stage.stage,
+        steady_bytes=sum(stage.memory_bytes.get(name, 0) for name in _STEADY),
+        peak_bytes=stage.allocated_bytes,
+        reserved_bytes=(stage.reserved_bytes, stage.reserved_bytes),
+        budget_bytes=stage.budget_bytes,
+        oom_probability=stage.odds_of_oom,
+        terms=tuple(MemoryTerm(name, size) for name, size in stage.memory_bytes.items()),
+    )
+
+
+def _input(source: Source) -> str:
+    marks = [name for name in ("estimated", "synthetic") if getattr(source, name)]
+    return f"{source.role}: {source.path}" + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _proof(result: SearchResult) -> str:
+    """Return the size of the space, and whether the plan is proven to be its fastest."""
+    what = f"{result.stats.candidates:,} combinations of batch, stages and embedding"
+    # one stage that is too large to be searched ends a search without any limit of time
+    early = "stopped early" if result.too_large else "stopped at the time limit"
+    if not math.isfinite(result.gap):
+        return f"{what}; {early}: how far below the best is not known"
+    if result.status == "time_limit":
+        return f"{what}; {early}: at most {result.gap * 100:.3g} % below the best"
+    if result.gap > 0:
+        return f"{what}; at most {result.gap * 100:.3g} % below the best"
+    return f"{what}, proven: gap 0 %"
+
+
+def _basis(prediction: Prediction, sources: Sequence[Source], estimated: bool) -> list[str]:
+    """Return the basis of a plan's interval, or why there is none; empty without a step."""
+    if prediction.step_time_interval_s is not None:
+        if PUBLISHED_RUNS in prediction.interval_of:
+            return [f"in ( ): 9 of 10 published runs; {_software(sources)}"]
+        return [f"in ( ): the measured spread of {' and '.join(prediction.interval_of)}"]
+    if math.isfinite(prediction.step_time_s) and "calibration" not in {s.role for s in sources}:
+        # published runs say how far estimates are off, which is not how far measurements are
+        why = "of software that no file names; --stack names it" if estimated else "without spread"
+        return [f"no interval: times were measured {why}"]
+    return []
+
+
+def _interval(prediction: Prediction) -> str:
+    interval = prediction.step_time_interval_s
+    if interval is None:
+        return ""
+    low, high = map(format_seconds, interval)
+    of = " and ".join(prediction.interval_of)
+    if of == PUBLISHED_RUNS:
+        return f"{low} to {high}, as 9 of 10 published runs were off"
+    return f"{low} to {high}, the measured spread of {of}"
+
+
+def _software(sources: Sequence[Source]) -> str:
+    """Return the software of estimates and its source where that is known, in words."""
+    stacks = stacks_of(sources)
+    if len(stacks) > 1:
+        return f"the widest class: files are of {' and '.join(stacks)}"
+    known = stack_source(sources)
+    if known is None:
+        return "the widest class: no file names its software; --stack names it"
+    return ", ".join((f"software: {stacks[0]}", *known.notes[:1]))
+
+
+def warnings_of(
+    sources: Sequence[Source], *, estimated: bool, synthetic: bool
+) -> tuple[tuple[WarningKind, str], ...]:
+    """Return which inputs were not measured, one line each."""
+    lines: list[tuple[WarningKind, str]] = []
+    if synthetic:
+        whose = _whose(s.role for s in sources if s.synthetic)
+        text = f"rests on SYNTHETIC timings{whose}, which describe no machine"
+        lines.append(("synthetic", text))
+    if estimated:
+        whose = _whose(s.role for s in sources if s.estimated)
+        text = f"rests on ESTIMATES{whose} from datasheets, not on measurements"
+        lines.append(("estimated", text))
+    times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
+    counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
+    own = next((s.path for s in sources if s.role == "memory" and s.estimated), None)
+    if own is not None:
+        lines.append(("estimated", f"memory is that of {own}"))
+    elif times and counted:
+        lines.append(("exact", "memory is counted exactly"))
+    return tuple(lines)
+
+
+def _whose(roles: Iterable[str]) -> str:
+    """Return ` of the model` or ` of the hardware` where only inputs of one have these roles."""
+    names = {"model" if role.startswith(_MODEL_ROLES) else "hardware" for role in roles}
+    return f" of the {names.pop()}" if len(names) == 1 else ""
+
+
+# --------------------------------------------------------------------------------------------------
+# Why there is no plan.
+
+
+_NAMED = 6
+"""Restricting options that a sentence names, at most."""
+
+
+def found_or_reason(
+    asked: WhyNot, baseline: SearchResult, budget_bytes: float
+) -> tuple[Priced | None, str]:
+    """Return the plan that a search has found, or why there is none.
+
+    baseline : the search without the rule that is asked about. budget_bytes : of a GPU.
+    """
+    result = asked.result
+    if result is None:
+        return None, asked.reason
+    if result.infeasibility is not None:
+        # options that were left out restrict nothing
+        options = result.options if asked.left_out else baseline.options
+        return None, infeasible_sentence(result.infeasibility, budget_bytes, options=options)
+    return priced_of_result(result), "no plan was found before the time limit"
+
+
+def infeasible_sentence(
+    infeasibility: Infeasibility,
+    budget_bytes: float,
+    *,
+    options: Mapping[str, object] | None = None,
+    subject: str = "",
+) -> str:
+    """Return why nothing fits: stage, missing bytes, smallest budget that works.
+
+    Parameters
+    ----------
+    options : those of the search; the ones that restrict it are named where no budget helps.
+    subject : what was planned for, such as `gpt2-xl (25 heads) on 8 GPUs`.
+    """
+    smallest = infeasibility.smallest_budget_bytes
+    # 0: no budget helps
+    if smallest <= 0:
+        restricting = _restricting(options or {})
+        what = (f" for {subject}" if subject else "") + (
+            f" with {' '.join(restricting)}" if restricting else ""
+        )
+        return f"there is no plan{what}, with any --memory-constraint: {infeasibility.reason}"
+    stages = infeasibility.num_stages
+    where = "the one stage" if stages == 1 else f"stage {infeasibility.stage} of 0-{stages - 1}"
+    missing = (
+        f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan "
+        f"misses {format_bytes(infeasibility.missing_bytes)} ({infeasibility.missing_bytes} bytes)"
+    )
+    # Rounded up, so that the number shown does work.
+    gib = math.ceil(smallest / GIB * 100) / 100
+    return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
+
+
+def _restricting(options: Mapping[str, object]) -> list[str]:
+    """Return the options that leave parts of the search space out, as they are written."""
+    found = []
+    if options.get("search_space", "full") != "full":
+        found.append(f"--search-space {options['search_space']}")
+    found += [
+        f"--{name.replace('_', '-')}"
+        for name, value in options.items()
+        if name.startswith("disable_") and value is True
+    ]
+    for name in ("pin", "forbid"):
+        rules = options.get(name)
+        if isinstance(rules, list | tuple):
+            found += [f"--{name} {shlex.quote(str(rule))}" for rule in rules]
+    if len(found) > _NAMED:
+        found[_NAMED:] = [f"and {len(found) - _NAMED} more"]
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans in words
+
+
+def one_line(plan: Plan, *, batch: bool = False) -> str:
+    """Return a plan as one says it: `tp4 pp2 dp8, ZeRO-1, micro-batch 1`.
+
+    Where layers differ, each strategy has its number of layers, the most first, in front of what
+    all have in common; embedding and head are named where most layers are divided otherwise.
+    batch : with the global batch.
+    """
+    counts = Counter(
+        (strategy, plan.data_degree(layer)) for layer, strategy in enumerate(plan.layers)
+    ).most_common()
+    pipeline = f"pp{plan.num_stages}" if plan.num_stages > 1 else ""
+    (usual, dp), _ = counts[0]
+    sharing = {_sharing(plan, one, dp) for (one, dp), _ in counts}
+    again = {_again(one) for (one, _), _ in counts}
+    if len(counts) == 1:
+        first = _degrees(usual, dp, pipeline)
+    else:
+        runs = [
+            _joined(
+                f"{number} layer{'s' if number > 1 else ''} {_degrees(one, dp, '')}",
+                _sharing(plan, one, dp) if len(sharing) > 1 else "",
+                _again(one) if len(again) > 1 else "",
+                by=" ",
+            )
+            for (one, dp), number in counts
+        ]
+        first = f"{pipeline}: " * bool(pipeline) + ", ".join(runs)
+    vocab, others = plan.vocab.as_layer(), ""
+    if _spread_as(vocab) != _spread_as(usual):
+        whole = plan.num_stages * max(vocab.tp * vocab.cp, 1)
+        spread = _degrees(vocab, plan.world_size // whole, "")
+        others = f"embedding and head {spread}{' ZeRO-3' if vocab.zero3 else ''}"
+    schedule = ""
+    if plan.num_stages > 1 and plan.pipeline_type not in ("1f1b", "interleaved"):
+        schedule = "GPipe" if plan.pipeline_type == "gpipe" else plan.pipeline_type
+    return _joined(
+        first,
+        sharing.pop() if len(sharing) == 1 else "",
+        f"micro-batch {_micro_batch(plan, (dp for (_, dp), _ in counts))}",
+        f"v{plan.num_chunks}" if plan.num_chunks > 1 else "",
+        schedule,
+        again.pop() if len(again) == 1 else "",
+        f"batch {plan.global_batch}" if batch else "",
+        others,
+    )
+
+
+def _joined(*parts: str, by: str = ", ") -> str:
+    return by.join(filter(None, parts))
+
+
+def _spread_as(strategy: LayerStrategy) -> tuple[object, ...]:
+    return strategy.tp, strategy.ulysses, strategy.cp, strategy.zero3
+
+
+def _degrees(strategy: LayerStrategy, dp: int, pipeline: str) -> str:
+    name = "ulysses" if strategy.ulysses else "tp"
+    parts = [f"{name}{strategy.tp}"] if strategy.tp > 1 else []
+    parts += [f"cp{strategy.cp}"] if strategy.cp > 1 else []
+    parts += [pipeline] if pipeline else []
+    parts += [f"ep{strategy.ep}"] if strategy.ep > 1 else []
+    parts += [f"etp{strategy.etp}"] if strategy.etp is not None else []
+    parts += [f"dp{dp}"] if dp > 1 or not parts else []
+    return " ".join(parts) + (" strided" if strategy.strided else "")
+
+
+def _sharing(plan: Plan, strategy: LayerStrategy, dp: int) -> str:
+    """Return who shares states: nobody where there is nobody to share with."""
+    if strategy.zero3:
+        return "ZeRO-3"
+    if dp == 1 and strategy.cp == 1 and not strategy.ulysses:
+        return ""
+    return {"ddp": "replicas", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}[plan.default_dp_type]
+
+
+def _again(strategy: LayerStrategy) -> str:
+    if strategy.checkpoint:
+        return "recompute full"
+    return f"recompute {'+'.join(strategy.recompute)}" if strategy.recompute else ""
+
+
+def _micro_batch(plan: Plan, dps: Iterable[int]) -> str:
+    """Return the samples of a micro-batch on one data rank, from fewest to most of all layers."""
+    whole = plan.global_batch / max(plan.num_microbatches, 1)
+    sizes = sorted({whole / max(dp, 1) for dp in dps})
+    return f"{sizes[0]:g}" if len(sizes) == 1 else f"{sizes[0]:g} to {sizes[-1]:g}"
+
+
+def result_words(result: SearchResult) -> str:
+    """Return the answer of a search in a line: its plan and figures, or why there is none."""
+    plan, found = result.plan, result.prediction
+    if plan is None or found is None:
+        why = result.infeasibility
+        return f"{result.status}: {'no plan was found in time' if why is None else why.reason}"
+    speed = f"{format_seconds(found.step_time_s)}, {found.samples_per_s:,.5g} samples/s"
+    return f"{result.status}: {one_line(plan)}: {speed}"
+
+
+def result_rows(result: SearchResult) -> list[dict[str, Any]]:
+    """Return the plan of a search and its alternatives as rows, best first."""
+    if result.plan is None or result.prediction is None:
+        return []
+    best = {
+        "plan": one_line(result.plan),
+        "step_time_s": result.prediction.step_time_s,
+        "samples_per_s": result.prediction.samples_per_s,
+        "probability_faster": None,
+    }
+    others = [
+        {
+            "plan": one_line(other.plan),
+            "step_time_s": other.step_time_s,
+            "samples_per_s": other.samples_per_s,
+            "probability_faster": other.probability_faster,
+        }
+        for other in result.alternatives
+    ]
+    return [best, *others]

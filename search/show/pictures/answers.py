@@ -1,0 +1,507 @@
+"""What a page shows of an answer: searched, evaluated or checked, uniform or layer by layer.
+
+Figures are those of a `Price`; the timeline and the layers are those of the engine's launch or of
+the planner's prediction. What other batches and clusters would give is searched here on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from autopar.answer import Price, Priced
+from autopar.documents.catalog import shipped_path
+from autopar.errors import InputError
+from autopar.price.account import account_of
+from autopar.price.risk import odds_of_any
+from autopar.records import replace
+from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from search.check.assessment import Assessment, Target, price_of
+from search.planning.layered.summary import one_line
+from search.planning.uniform.summary import priced_of, words_of as line_of
+from search.show.pictures.charts import Point, Series, lines, scatter, table
+from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
+from search.show.pictures.page import Fact, Page, Section
+from search.show.pictures.terms import TERMS, sends, words_of
+from search.show.pictures.timeline import Timeline, launch_timeline, plan_timeline
+
+if TYPE_CHECKING:
+    from autopar.run.plan import Plan, Prediction
+    from search.planning.layered.prediction import SearchResult
+    from search.planning.question import Session
+    from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
+    from search.planning.uniform.solve import Solution
+
+_BATCHES = (0.25, 0.5, 2.0, 4.0)
+_CLUSTERS = (0.25, 0.5, 2.0, 4.0)
+"""Other batches and numbers of machines whose fastest launch is looked for, over the question's."""
+_SECONDS = 5.0
+"""Of CPU that each of these searches may take."""
+_ALIKE = "the timeline has one rank of each stage: all ranks of a stage are taken to be alike"
+
+
+def answer_page(found: Launches, *, curves: bool) -> Page:
+    """Return the page of the best uniform plan of a search, or of the one that was evaluated.
+
+    curves : also search for other batches and numbers of machines.
+    """
+    one, question = found.engines[0], found.question
+    solution = one.best
+    assert solution is not None, "there is a launch to show"
+    assert one.solved is not None, "it was searched"
+    searched = one.solved.effort.degrees > 1
+    candidates: list[tuple[Priced, float | None]] = [
+        (priced_of(found, each, other), None)
+        for each in found.engines
+        for other in (each.solved.solutions if each.solved is not None else ())
+    ]
+    none = [each for each in found.engines if each.best is None]
+    refused = "".join(f"<p>{each.engine.title} has none: {each.reason}</p>" for each in none)
+    sections = _alternatives(candidates, solution.choice, refused)
+    if curves:
+        sections += _curves(question, one, solution)
+    left_out = [f"{_ALIKE}, stragglers are one wait"]
+    if searched:
+        left_out.insert(
+            0, "CUDA graphs, and degrees, recomputation or offloading by layer, were not searched"
+        )
+    page = checked_page(
+        solution.assessment,
+        one.target,
+        title=question.title,
+        line=f"{one.engine.title}: {line_of(question, solution)}",
+        state=_state(one) if searched else "a launch that was given, priced",
+    )
+    return replace(
+        page,
+        sections=tuple(sections),
+        assumptions=question.assumed,
+        inputs=tuple(_inputs(question, one)),
+        left_out=tuple(left_out),
+    )
+
+
+def checked_page(
+    assessment: Assessment,
+    target: Target,
+    *,
+    title: str,
+    line: str,
+    state: str = "a launch that was read, not run",
+) -> Page:
+    """Return the page of a launch that a file holds; raises InputError where it has no step."""
+    found = _counted(assessment, target)
+    timeline = launch_timeline(found, target)
+    price = price_of(found, target)
+    odds = [stage.oom_probability for stage in price.stages]
+    return _page(
+        price,
+        timeline,
+        launch_memory(found.launch, found.accounts, timeline, odds),
+        _stages(found),
+        title=title,
+        line=line,
+        state=state,
+    )
+
+
+def plan_page(
+    session: Session,
+    plan: Plan,
+    prediction: Prediction,
+    *,
+    state: str,
+    result: SearchResult | None = None,
+    frontier: Sequence[SearchResult] = (),
+) -> Page:
+    """Return the page of a per-layer plan; raises InputError for one that cannot run.
+
+    result : of the search that found it, with its alternatives. frontier : results by budget.
+    """
+    timeline = plan_timeline(plan, prediction)
+    priced = session.priced(plan, prediction)
+    candidates: list[tuple[Priced, float | None]] = [(priced, None)]
+    candidates += [
+        (session.priced(one.plan, session.planner.evaluate(one.plan)), one.probability_faster)
+        for one in (result.alternatives if result is not None else ())
+    ]
+    sections = _alternatives(candidates, plan)
+    if len(frontier) > 1:
+        sections.append(Section(heading="Throughput by memory", content=_frontier(frontier)))
+    page = _page(
+        priced.price,
+        timeline,
+        plan_memory(prediction, timeline),
+        _layers(prediction),
+        title=session.title,
+        line=priced.words,
+        state=state,
+    )
+    based = [text for kind, text in session.warnings if kind != "exact"]
+    return replace(
+        page,
+        sections=tuple(sections),
+        assumptions=(*session.defaults, *session.calibrated),
+        inputs=tuple(
+            # a page is sent to others, who have no use for where something is installed
+            (
+                source.role,
+                (shipped_path(source.path) or source.path) + " (estimated)" * source.estimated,
+            )
+            for source in session.sources
+        ),
+        intervals=(*page.intervals, *based),
+        left_out=(_ALIKE, *session.notes),
+    )
+
+
+def _state(best: EngineAnswer) -> str:
+    solved = best.solved
+    assert solved is not None, "it was searched"
+    number = f"{solved.effort.choices:,} launches"
+    if solved.complete:
+        return f"the fastest of {number} that fits, proven"
+    return f"of {number}; time was up: at most {solved.gap * 100:.1f} % slower than the fastest"
+
+
+def _counted(assessment: Assessment, target: Target) -> Assessment:
+    """Return an assessment with the memory of every stage; a search counts the fullest ones."""
+    launch = assessment.launch
+    if len(assessment.accounts) == launch.degrees.pp:
+        return assessment
+    known = {account.stage: account for account in assessment.accounts}
+    accounts = tuple(
+        known.get(stage) or account_of(launch, stage) for stage in range(launch.degrees.pp)
+    )
+    peaks = [account.peak_bytes for account in accounts]
+    odds = odds_of_any(launch, peaks, target.capacity_bytes)
+    return replace(assessment, accounts=accounts, odds_of_oom=odds)
+
+
+# --------------------------------------------------------------------------------------------------
+# What every page has
+
+
+def _page(
+    price: Price,
+    timeline: Timeline,
+    memory: tuple[StageMemory, ...],
+    layers: str,
+    *,
+    title: str,
+    line: str,
+    state: str,
+) -> Page:
+    fullest = price.fullest
+    known = [name for name in TERMS if name in price.terms_s]
+    names = [*known, *(name for name in price.terms_s if name not in TERMS)]
+    return Page(
+        title=title,
+        line=line,
+        state=state,
+        facts=tuple(_facts(price)),
+        timeline=timeline,
+        memory=memory,
+        budget_bytes=fullest.budget_bytes - price.reserve_bytes,
+        budget_words=(
+            f"The limit is what {format_bytes(fullest.budget_bytes)} leave beside "
+            f"{format_bytes(price.reserve_bytes)} for {price.reserve_of}; bars are what is "
+            "allocated."
+        ),
+        waterfall=tuple((name, words_of(name), price.terms_s[name]) for name in names),
+        layers=layers,
+        bounds=tuple(_bounds(price)),
+        intervals=tuple(_intervals(price)),
+    )
+
+
+def _facts(price: Price) -> Iterator[Fact]:
+    found, fullest = price.throughput, price.fullest
+    assert found is not None, "a timeline is of a step"
+    step, note = format_seconds(found.step_s), ""
+    if found.interval_s is not None:
+        low, high = map(format_seconds, found.interval_s)
+        note = f"{low} to {high}, 90 % interval"
+    yield Fact(label="step", value=step, note=note)
+    # the slowest step has the lowest rate
+    least, most = found.ends or (1.0, 1.0)
+    tokens, between = found.tokens_per_s, ""
+    if least < most:
+        between = f"{tokens * least:,.0f} to {tokens * most:,.0f}; "
+    yield Fact(
+        label="tokens/s per GPU",
+        value=f"{tokens:,.0f}",
+        note=f"{between}{tokens * found.gpus:,.0f} on {found.gpus:,} GPUs",
+    )
+    if found.mfu is not None:
+        share = found.mfu * 100
+        between = f"{share * least:.1f} to {share * most:.1f}, " if least < most else ""
+        yield Fact(label="MFU", value=f"{share:.1f} %", note=f"{between}of the 16-bit peak")
+    reserved = " to ".join(dict.fromkeys(map(format_bytes, fullest.reserved_bytes)))
+    yield Fact(
+        label="peak memory",
+        value=format_bytes(fullest.peak_bytes),
+        note=f"reserved {reserved} of {format_bytes(fullest.budget_bytes)}",
+    )
+    asked = "" if price.oom_risk is None else f"; {format_odds(price.oom_risk)} is asked for"
+    yield Fact(
+        label="out of memory",
+        value=format_odds(price.oom_probability),
+        note=f"odds; {price.verdict}{asked}",
+    )
+
+
+def _bounds(price: Price) -> Iterator[str]:
+    terms, total = price.terms_s, sum(price.terms_s.values())
+    ranked = sorted(terms.items(), key=lambda item: -item[1])[:3]
+    told = ", ".join(f"{words_of(name)} {s / total * 100:.0f} %" for name, s in ranked)
+    yield f"time: {told} of the step"
+    times = price.stage_s
+    if len(times) > 1:
+        longest = max(range(len(times)), key=times.__getitem__)
+        mean = sum(times) / len(times)
+        yield (
+            f"pipeline: stage {longest} is the longest, {(times[longest] / mean - 1) * 100:.1f} % "
+            f"above the mean; the bubble is {terms.get('bubble', 0.0) / total * 100:.1f} % of the "
+            f"step with {price.micro_batches:,} micro-batches"
+        )
+    moved = sum(value for name, value in terms.items() if sends(name))
+    yield f"communication that nothing hides: {moved / total * 100:.1f} % of the step"
+    fullest = price.fullest
+    largest = sorted(fullest.terms, key=lambda term: -term.num_bytes)[:2]
+    parts = " and ".join(f"{term.name} {format_bytes(term.num_bytes)}" for term in largest)
+    free = fullest.budget_bytes - price.reserve_bytes - fullest.peak_bytes
+    yield (
+        f"memory: stage {fullest.stage} is the fullest, with {parts}; "
+        + (f"{format_bytes(free)} are free" if free >= 0 else f"{format_bytes(-free)} are missing")
+    )
+    yield from price.problems
+
+
+def _intervals(price: Price) -> Iterator[str]:
+    if price.interval:
+        yield f"step: {price.interval}"
+    else:
+        yield "no interval: nothing says how far these times are off"
+    low, high = map(format_bytes, price.fullest.reserved_bytes)
+    if low != high:
+        few = ", ".join(price.few_runs)
+        wide = f"; wider than most, as few measured runs have {few}" if few else ""
+        yield f"memory: 9 of 10 launches with such a peak reserve {low} to {high}{wide}"
+    yield from price.notes
+
+
+def _stages(assessment: Assessment) -> str:
+    degrees = assessment.launch.degrees
+    step = assessment.step
+    assert step is not None, "a timeline is of a step"
+    rows = []
+    for at, stage in enumerate(degrees.chunks):
+        parts = []
+        for embeds, layers, mtp, head in stage:
+            span = "no layer" if not layers else f"{layers[0]}-{layers[-1]}"
+            span = span if len(layers) != 1 else f"{layers[0]}"
+            ends = [*(["embedding"] if embeds else []), span, *(["MTP"] if mtp else [])]
+            parts.append(" + ".join([*ends, *(["head"] if head else [])]))
+        number = sum(len(chunk[1]) for chunk in stage)
+        longest = step.stage_s[at] / max(step.stage_s)
+        rows.append((str(at), str(number), f"{longest * 100:.1f} %", "; ".join(parts)))
+    return table(("stage", "layers", "time of the longest", "chunks"), rows, words=(0, 3))
+
+
+def _layers(prediction: Prediction) -> str:
+    rows = []
+    for stage in prediction.stages:
+        for run in stage.runs:
+            last = run.first_layer + run.num_layers - 1
+            span = str(last) if run.num_layers == 1 else f"{run.first_layer}-{last}"
+            once = run.time_s.get("tail", 0.0) + run.time_s.get("optimizer", 0.0)
+            rows.append(
+                (
+                    str(stage.stage),
+                    span,
+                    run.label,
+                    format_seconds(sum(run.time_s.values()) - once),
+                    format_seconds(once),
+                    format_bytes(run.memory_bytes.get("states", 0.0)),
+                    format_bytes(run.memory_bytes.get("activations", 0.0)),
+                )
+            )
+    heads = (
+        *("stage", "layers", "strategy", "a micro-batch", "once a step", "states"),
+        "activations in flight",
+    )
+    return table(heads, rows, words=(0, 1, 2))
+
+
+# --------------------------------------------------------------------------------------------------
+# What else there is
+
+
+def _alternatives(
+    candidates: Sequence[tuple[Priced, float | None]], chosen: object, below: str = ""
+) -> list[Section]:
+    """Return plans as a chart over their peak and as a table, empty where there is but one.
+
+    candidates : with their probability of being the fastest one. chosen : the key of the answer.
+    below : HTML behind the table.
+    """
+    if len(candidates) < 2:
+        return []
+    best = next(one for one, _ in candidates if one.key == chosen)
+    points: dict[str, list[Point]] = {}
+    rows = []
+    for one, odds in sorted(candidates, key=lambda each: -each[0].price.samples_per_s):
+        price = one.price
+        tokens = 0.0 if price.throughput is None else price.throughput.tokens_per_s
+        peak, rate = price.fullest.peak_bytes, f"{tokens:,.0f}"
+        name = f"{one.engine}: " if one.engine else ""
+        words = f"{name}{one.words}, {rate} tokens/s per GPU, {format_bytes(peak)}"
+        point = Point(x=peak / GIB, y=tokens, words=words, chosen=one is best)
+        points.setdefault(one.title, []).append(point)
+        share = price.samples_per_s / best.price.samples_per_s - 1
+        rows.append(
+            (
+                one.words,
+                one.engine,
+                rate,
+                "" if one is best else f"{share * 100:+.2f} %",
+                "" if odds is None else format_odds(odds),
+                format_bytes(peak),
+                format_odds(price.oom_probability),
+            )
+        )
+    heads = ("plan", "engine", "tokens/s/GPU", "vs best", "odds of being faster", "peak", "OOM")
+    # columns that no plan has are left out
+    kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+    listed = table(
+        [heads[at] for at in kept],
+        [[row[at] for at in kept] for row in rows],
+        words={kept.index(at) for at in (0, 1) if at in kept},
+    )
+    fullest = best.price.fullest
+    chart = scatter(
+        [Series(name=name, points=tuple(own)) for name, own in points.items()],
+        title="Throughput over peak memory",
+        x_label="allocated at the peak, GiB",
+        y_label="tokens/s per GPU",
+        limit=((fullest.budget_bytes - best.price.reserve_bytes) / GIB, "limit"),
+    )
+    content = f'<div class="charts">{chart}</div>{listed}{below}'
+    return [Section(heading="Alternatives", content=content)]
+
+
+def _frontier(frontier: Sequence[SearchResult]) -> str:
+    points, rows = [], []
+    for result in frontier:
+        if result.plan is None or result.prediction is None:
+            continue
+        budget = result.prediction.stages[0].budget_bytes
+        line = one_line(result.plan)
+        rate = result.prediction.samples_per_s
+        points.append(Point(x=budget / GIB, y=rate, words=f"{format_bytes(budget)}: {line}"))
+        rows.append((format_bytes(budget), f"{rate:,.4g}", line))
+    chart = scatter(
+        [Series(name="", points=tuple(points))],
+        title="Best throughput by memory budget",
+        x_label="budget, GiB",
+        y_label="samples/s",
+    )
+    listed = table(("budget", "samples/s", "plan"), rows, words=(2,))
+    return f'<div class="charts">{chart}</div>{listed}'
+
+
+def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[Section]:
+    """Return what other batches and numbers of machines give, each with its own fastest launch."""
+    batch = solution.choice.global_batch
+    here = (solution, question)
+    batches = [(float(batch), *here)]
+    batches += _searched(
+        (batch * factor, _asked(question, best, question.num_nodes, round(batch * factor)))
+        for factor in _BATCHES
+        if (batch * factor).is_integer()
+    )
+    nodes = question.num_nodes
+    clusters = [(float(question.job.world), *here)]
+    clusters += _searched(
+        (question.job.world * factor, _asked(question, best, round(nodes * factor), batch))
+        for factor in _CLUSTERS
+        if (nodes * factor).is_integer() and nodes * factor >= 1
+    )
+    charts = []
+    for found, title, label in (
+        (batches, "Throughput over the global batch", "sequences of a step"),
+        (clusters, f"Throughput over GPUs, global batch {batch:,}", "GPUs"),
+    ):
+        if len(found) < 2:
+            continue
+        found.sort(key=lambda one: one[0])
+        points = tuple(
+            Point(
+                x=x,
+                y=one.assessment.tokens_per_s or 0.0,
+                words=f"{x:,.0f}: {line_of(asked, one)}, "
+                f"{one.assessment.tokens_per_s or 0.0:,.0f} tokens/s per GPU",
+                chosen=one is solution,
+            )
+            for x, one, asked in found
+        )
+        chart = lines(
+            [Series(name="", points=points)],
+            title=title,
+            x_label=label,
+            y_label="tokens/s per GPU",
+        )
+        rows = [
+            (
+                f"{x:,.0f}",
+                f"{one.assessment.tokens_per_s or 0.0:,.0f}",
+                format_seconds(one.choice.global_batch / one.samples_per_s),
+                line_of(asked, one),
+            )
+            for x, one, asked in found
+        ]
+        heads = (label, "tokens/s/GPU", "step", f"fastest launch of {best.engine.title}")
+        charts.append(f"<div>{chart}{table(heads, rows, words=(3,))}</div>")
+    if not charts:
+        return []
+    content = f'<div class="charts">{"".join(charts)}</div>'
+    return [Section(heading="Other batches, other clusters", content=content)]
+
+
+def _searched(
+    asked: Iterable[tuple[float, Question]],
+) -> list[tuple[float, Solution, Question]]:
+    """Return the fastest launch of each question that has one."""
+    from search.planning.uniform.answer import answer
+
+    found = []
+    for x, question in asked:
+        try:
+            best = answer(question).fastest
+        except InputError:
+            continue  # such as a batch that no data degree divides
+        if best is not None:
+            found.append((x, best, question))
+    return found
+
+
+def _asked(question: Question, best: EngineAnswer, nodes: int, batch: int) -> Question:
+    """Return the question of one trainer with another cluster or batch."""
+    world = nodes * question.gpus_per_node
+    job = replace(question.job, world=world, global_batches=(batch,))
+    return replace(
+        question, job=job, num_nodes=nodes, engines=(best.engine,), seconds=_SECONDS, top=0
+    )
+
+
+def _inputs(question: Question, best: EngineAnswer) -> Iterator[tuple[str, str]]:
+    spec, job = question.spec, question.job
+    yield "model", f"{spec.name}, {spec.num_layers} layers, {job.seq:,} tokens a sequence"
+    world = f"{question.num_nodes} x {question.gpus_per_node} {question.card.name}"
+    yield "hardware", f"{world}, {format_bytes(question.card.memory_bytes)} each"
+    yield "software", best.target.machine.stack.name
+    yield "site", "none" if question.site is None else question.site.name
+    yield "odds of running out of memory, at most", format_odds(question.oom_risk)
+    if words := job.training.words:
+        yield "training", words
