@@ -17,6 +17,7 @@ from autopar.run.plan import (
     layer_problems,
     violations,
 )
+from autopar.run.rules import broken
 from search.engines.engine import (
     EVERY_MICROBATCH,
     ONE_DEGREE,
@@ -45,9 +46,7 @@ from search.engines.megatron.arguments import (
     MegatronDegrees,
     communication,
     engine_vocab,
-    exchange_problems,
     layout_string,
-    violated_rules,
 )
 from search.engines.megatron.files import (
     DATA,
@@ -62,6 +61,7 @@ from search.engines.megatron.files import (
     script_text,
     yaml_text,
 )
+from search.engines.megatron.rules import EXCHANGE, violated_rules
 from search.planning.space import divisors
 
 # --------------------------------------------------------------------------------------------------
@@ -395,7 +395,15 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
     exchanged = max((s.tp for s in plan.layers if s.ulysses), default=1)
     return not violations(plan, job.spec, sequence_parallel=sp) and not any(
         any(layer_problems(layer, ring, sequence_parallel=sp))
-        or any(exchange_problems(layer.num_heads, layer.num_kv_heads, 1, exchanged))
+        or broken(
+            EXCHANGE,
+            {
+                "heads": layer.num_heads,
+                "kv_heads": layer.num_kv_heads,
+                "tp": 1,
+                "exchange": exchanged,
+            },
+        )
         for layer in job.spec.layers
     )
 
@@ -491,8 +499,8 @@ def lower(job: Job) -> Lowered:
     }
     arguments = {flag: words for part in sections.values() for flag, words in part}
     # refused on the cluster otherwise; the nearest plan keeps to all rules, so this is our mistake
-    broken = violated_rules(arguments, near.plan.world_size)
-    assert not broken, broken
+    wrong = violated_rules(arguments, near.plan.world_size)
+    assert not wrong, wrong
     return Lowered(
         engine="megatron",
         engine_version=ENGINE_VERSION,

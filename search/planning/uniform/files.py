@@ -7,7 +7,7 @@ trainer's words is `search.engines`'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import dataclass
 from autopar.run.launch import Launch, chunks_of_sizes
+from autopar.run.rules import Notice
 from autopar.run.runtime import Zero
 from autopar.training.launch_file import (
     FORMAT,
@@ -141,6 +142,7 @@ def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
     return {
         "stack": one.target.machine.stack.name,
         "reason": one.reason or None,
+        "rules": [rule.entry for rule in one.broken] or None,
         "launches": []
         if solved is None
         else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
@@ -157,18 +159,24 @@ def _searched(answer: Answer, one: EngineAnswer) -> dict[str, Any]:
     }
 
 
-def against_entry(answer: Answer, other: Solution | None, reason: str) -> dict[str, Any]:
+def against_entry(
+    answer: Answer, other: Solution | None, reason: str, broken: Sequence[Notice] = ()
+) -> dict[str, Any]:
     """Return another launch beside the one of an answer, and the terms that make the difference.
 
-    reason : why there is none. Seconds are of a sequence, since global batches may differ.
+    reason : why there is none; broken : the rules that leave none. Seconds are of a sequence, since
+    global batches may differ.
     """
     (one,) = answer.engines
     assert one.best is not None, "a launch is shown"
     if other is None:
-        return {"launch": None, "reason": reason, "gain": None, "terms_s_per_sample": {}}
+        rules = [one.entry for one in broken] or None
+        found: dict[str, Any] = {"launch": None, "reason": reason, "rules": rules}
+        return found | {"gain": None, "terms_s_per_sample": {}}
     return {
         "launch": _launch(answer, one, other).model_dump(),
         "reason": None,
+        "rules": None,
         "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
         "terms_s_per_sample": other.terms_against(one.best),
     }
