@@ -13,6 +13,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import dataclass
+from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.choice import Fixed
@@ -197,12 +198,14 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
     refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
     one = evaluated(question, engine, stored.choice, stored.launch)
 
-    def solved(question: Question) -> tuple[Solution | None, str]:
+    def solved(question: Question) -> tuple[Solution | None, str, tuple[Notice, ...]]:
         try:
             (found,) = answer(question).engines
-        except InputError as error:  # no such launch, whatever the memory
-            return None, str(error)
-        return found.best, found.reason
+        except RuleError as error:  # no such launch, whatever the memory
+            return None, str(error), error.broken
+        except InputError as error:
+            return None, str(error), ()
+        return found.best, found.reason, found.broken
 
     shown = Answer(question=question, engines=(one,))
     if pictures.any:
@@ -213,7 +216,7 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
             say(f"{_NAME}: wrote {picture}")
     larger = replace(question.card, memory_bytes=question.card.memory_bytes + GIB)
     best = working("searching again", lambda: solved(question))
-    more, _ = working("searching again", lambda: solved(replace(question, card=larger)))
+    more, _, _ = working("searching again", lambda: solved(replace(question, card=larger)))
     others = [
         (rule, fixed, working("searching again", partial(solved, replace(question, fixed=fixed))))
         for rule, fixed in asked
@@ -237,11 +240,11 @@ def _explain_launch(path: str, raw: dict[str, Any], why_not: Sequence[str]) -> i
         heading = f"why not {rule}: the fastest launch with it"
         if freed:
             heading += f", without {' and '.join(freed)} of the search"
-        show_against(console, shown, heading, *other)
+        show_against(console, shown, heading, *other[:2])
     if others:
         console.print()
     show_evaluated(console, shown, explained=True)
-    show_against(console, shown, "the fastest launch", *best)
+    show_against(console, shown, "the fastest launch", *best[:2])
     show_more_memory(console, best[0], more)
     return 0
 

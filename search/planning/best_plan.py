@@ -23,6 +23,7 @@ from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.records import dataclass
 from autopar.run.plan import Plan
+from autopar.run.rules import Notice
 from autopar.units import GIB
 from search.engines.engine import EXPORTERS, Job, Part, Space, lower_for, space_of
 from search.planning.layered.prediction import SearchResult
@@ -55,6 +56,8 @@ class EngineBest:
     options: str = ""
     """What the search of that plan has beside what was typed."""
     reason: str = ""
+    broken: tuple[Notice, ...] = ()
+    """Rules that leave no launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,8 +309,7 @@ def as_engine(request: Request, engine: Engine) -> Request:
 
 def _short(error: InputError | InfeasibleError) -> str:
     """Return the problem of an error, without its remedy: options that nobody typed."""
-    # a remedy follows the first `; `
-    text = str(error).partition("; ")[0]
+    text = error.short
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 

@@ -26,6 +26,7 @@ from autopar.documents.catalog import (
 )
 from autopar.documents.plan import (
     AlternativeEntry,
+    BrokenRuleEntry,
     EngineEntry,
     FrontierEntry,
     InfeasibilityEntry,
@@ -132,6 +133,7 @@ def engine_entries(engines: Sequence[EngineBest]) -> list[EngineEntry]:
             launch=None if line.launch is None else dict(line.launch),
             options=line.options or None,
             reason=line.reason or None,
+            rules=[BrokenRuleEntry(**one.entry) for one in line.broken] or None,
         )
         for line in engines
     ]
