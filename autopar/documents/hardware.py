@@ -39,6 +39,7 @@ from autopar.documents.sidecar import (
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel
 from autopar.plausible import (
+    Caution,
     Doubt,
     Figure,
     Law,
@@ -316,7 +317,8 @@ def read_hardware(
     if coefficient > BUSY:
         usual = "1.1 to 1.3 is usual; the hosts may have been busy, measure it again"
         name = overlap_file.path.name
-        suspicious += (f"suspicious: in {name} overlap_coe is {coefficient:g}, and {usual}",)
+        text = f"suspicious: in {name} overlap_coe is {coefficient:g}, and {usual}"
+        suspicious += (Caution(text),)
 
     files = [
         _with_notes(ar_file, ar_notes),

@@ -14,6 +14,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
+from autopar.plausible import Caution
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.request.options import PANELS
 from search.request.request import FILLS, Request, build_request, stored_request
@@ -226,11 +227,6 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     return 0
 
 
-def _is_warning(note: str) -> bool:
-    """Return whether a note says that an input is most likely wrong."""
-    return note.startswith(("suspicious: ", "at odds: "))
-
-
 def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, object]:
     """Return options as a file of `--json` holds them; on stdout paths are seen from here."""
     return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
@@ -326,7 +322,7 @@ def _plans(request: Request, route: Route) -> int:
     """Search plans whose layers may differ: of the engines of a route, or whatever runs them."""
     from search.planning.route import with_rules
 
-    request = with_rules(request, route.why)
+    request = with_rules(request, route.reason)
     if not route.layered:
         return _execute(dataclasses.replace(request, engine=None))
     if request.output.frontier:
@@ -471,7 +467,9 @@ def _execute(
     if request.output.json_path == "-":
         emit("-", document, command=_NAME)
     # a first screen has no room for what is wrong with inputs, and nobody may miss it
-    says += [] if request.output.verbose else [note for note in result.notes if _is_warning(note)]
+    says += (
+        [] if request.output.verbose else [one for one in result.notes if isinstance(one, Caution)]
+    )
     for line in says:
         say(f"{_NAME}: {line}")
     _report_pins(request, session, result)

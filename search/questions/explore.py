@@ -317,7 +317,7 @@ def _routed(request: Request) -> tuple[Request, Both | None]:
     if route.launches is not None:
         both = best_of_both(request, route)
         return (both.part.request if both.part is not None else request), both
-    request = with_rules(request, route.why)
+    request = with_rules(request, route.reason)
     if not route.layered:
         return replace(request, engine=None), None
     if len(route.layered) == 1:
