@@ -86,6 +86,8 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "sites": ("autopar sites", "autopar.command.shipped", "list the sites of single clusters"),
     "stacks": ("autopar stacks", "autopar.command.shipped", "list the stacks of trainers"),
 }
+COMPLETION = "_AUTOPAR_COMPLETE"
+"""Environment variable that the script of a shell sets when it asks for words; typer's name."""
 _RANKS = {"plan", "profile hardware", "profile site"}
 """Of several processes that torchrun starts, one says Ctrl-C."""
 
@@ -143,71 +145,13 @@ profile_estimate = partial(run_subcommand, "profile estimate")
 
 def main() -> None:
     """Entry point of `autopar`: hands over to the command that the first words name."""
-    if "_AUTOPAR_COMPLETE" in os.environ:  # what the script of --show-completion sets
-        import_module("autopar.command.completion").complete()
-        return
     arguments = sys.argv[1:]
     # two words first: `profile show` is no command `profile`
-    for words in (2, 1):
+    for words in () if COMPLETION in os.environ else (2, 1):
         name = " ".join(arguments[:words])
         if name in SUBCOMMANDS:
             # a command reads the words behind this name, which tells the lists apart as well
             sys.argv[:] = [f"autopar {name}", *arguments[words:]]
             run_subcommand(name)
             return
-    from autopar.command.run import guarded, say
-
-    sys.exit(guarded(lambda: _answer(arguments), lambda text: say(text, command="autopar")))
-
-
-def _answer(arguments: list[str]) -> int:
-    """Do what no command does: help, version, completion, and the refusal of other words."""
-    first = arguments[0] if arguments else "--help"
-    if first in ("--help", "-h", "help"):
-        sys.stdout.write(_help())
-    elif first == "--version":
-        from autopar import __version__
-
-        sys.stdout.write(f"autopar {__version__}\n")
-    elif first == "--show-completion":
-        import_module("autopar.command.completion").show(arguments[1:])
-    else:
-        return _refuse(arguments)
-    return 0
-
-
-def _help() -> str:
-    width = max(map(len, SUBCOMMANDS)) + 2
-    lines = [
-        "usage: autopar COMMAND [OPTIONS]",
-        "",
-        "How to train a large transformer in parallel: the fastest plan that fits in memory, how",
-        "good it is, and how to launch it.",
-        "",
-        "Commands",
-        *(f"  {name:<{width}}{text}" for name, (_, _, text) in SUBCOMMANDS.items()),
-        "",
-        "Options",
-        f"  {'--version':<{width}}print the version",
-        f"  {'--show-completion':<{width}}print the script that completes words in bash, zsh or",
-        f'  {"":<{width}}fish: eval "$(autopar --show-completion bash)"',
-        "",
-        "autopar COMMAND --help says the options of a command. Each has a name of its own as well,",
-        "such as autopar-search and profile-model.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _refuse(arguments: list[str]) -> int:
-    """Return 2 after one sentence: the first words name no command."""
-    from autopar.command.run import say
-    from autopar.errors import did_you_mean
-
-    inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
-    if arguments[0] == "profile":
-        said = "autopar profile: say what to profile, one of " + ", ".join(inner)
-    else:
-        said = f"autopar: the command {arguments[0]!r:.60} is unknown"
-        said += did_you_mean(arguments[0], SUBCOMMANDS, 0.5, otherwise="see autopar --help")
-    say(said)
-    return 2
+    enter("autopar", "autopar.command.parser")

@@ -97,10 +97,11 @@ class LeadEntry(_Entry):
     over: int
     """Rank of the other."""
     ratio: float
+    """Value of the other over that of the first, 1 and more."""
     intervals_overlap: bool | None = None
     """Of their 90 %; null where the next one says more, or an interval is not known."""
     probability_faster: float | None = None
-    """Of two plans of one cluster and trainer."""
+    """Of two plans of one cluster and trainer, whose errors they share."""
 
 
 class GroupEntry(_Entry):

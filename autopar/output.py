@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import itertools
 import os
 import re
@@ -27,6 +28,8 @@ Aside = Callable[[Path, Path], None]
 _OPEN = re.compile(r"/dev/(stdout|stderr|fd/([0-9]{1,4}))")
 """Names of what is open already."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_PART = ".part"
+"""What temporary names end in."""
 _NAME_BYTES = 100
 """Of a file's name, how much its temporary name repeats; file systems end at 255 bytes."""
 
@@ -101,6 +104,17 @@ def _named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove what a process that was killed while it wrote a file has left beside it."""
+    for leftover in path.parent.glob(f"{glob.escape(_part_prefix(path))}*{_PART}"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+
+
+def _part_prefix(path: Path) -> str:
+    return os.fsencode(f".{path.name}")[:_NAME_BYTES].decode("utf-8", "ignore") + "."
+
+
 class Begun:
     """A file that gets its name with `end`; until then its content has another beside it.
 
@@ -122,10 +136,10 @@ class Begun:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, since a file is renamed inside one file system only; a name that
         # nobody can foresee, since a link that waited there would be followed.
-        prefix = os.fsencode(f".{self.path.name}")[:_NAME_BYTES].decode("utf-8", "ignore")
         import tempfile  # every command imports this module, and few write
 
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f"{prefix}.", suffix=".part")
+        prefix = _part_prefix(self.path)
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=prefix, suffix=_PART)
         self.part = Path(name)
         self.stream = os.fdopen(handle, "wb")
 

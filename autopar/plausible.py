@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
 from autopar.errors import DocumentError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 
 AGAIN = "measure it again, or remove the key where the others suffice"
 IMPOSSIBLE = 10.0
@@ -39,8 +38,7 @@ _BRIDGE = 15.0
 """Pairs may be faster than larger groups by this much: bridges connect pairs, and PCIe the rest."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
+class Figure(Record):
     """One value of a file and where it lies on a curve."""
 
     key: str
@@ -53,8 +51,7 @@ class Figure:
     unit: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Law:
+class Law(Record):
     """What holds between two cells: with r = x_j / x_i > 1, y_j / y_i is r**least to r**most."""
 
     least: float
@@ -63,8 +60,7 @@ class Law:
     """How far beyond a value may be before it is said; noise of measured files is below it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Doubt:
+class Doubt(Record):
     """One value that is unlikely or impossible."""
 
     key: str
@@ -72,6 +68,9 @@ class Doubt:
     """A clause that goes behind `the value is ...`."""
     remedy: str = AGAIN
     impossible: bool = False
+    """A reader refuses it."""
+    certain: bool = False
+    """Whatever the neighbours are, the value is wrong; a reader takes it all the same."""
     factor: float = 1.0
     """How far it is beyond what is plausible."""
 
@@ -271,6 +270,7 @@ def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | Non
         key=cell.key,
         problem=f"{cell.written:.4g}{_unit(cell)}, more than {what} ({limit / 1e9:.4g} GB/s)",
         remedy="it is probably in another unit, such as Gbit/s: measure it again",
+        certain=True,
         factor=cell.y / limit,
     )
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
-from autopar.records import dataclass
+from autopar.records import Record, replace
 
 STACK_ROLE = "software stack"
 """Role of the trainer's software that numbers are of."""
@@ -16,8 +15,7 @@ NAMED_BY_DEFAULT = "by default"
 """Notes of such a source: from where the software is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Record):
     """One input: its role, its path or name, and the SHA-256 of its bytes ('' if estimated)."""
 
     role: str

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64
 from autopar.documents.sidecar import Form, Term
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_seconds
 
 # --------------------------------------------------------------------------------------------------
@@ -29,8 +29,7 @@ from autopar.units import format_seconds
 # found exactly and deterministically.
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatencyBandwidth:
+class LatencyBandwidth(Record):
     """The line time = latency_s + size * seconds_per_byte through measured times."""
 
     latency_s: float
@@ -250,8 +249,7 @@ _POWERS: dict[Term, tuple[int, int]] = {
 """Exponents of batch and sequence length."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FittedTimes:
+class FittedTimes(Record, eq=False):
     """Non-negative coefficients of the terms of times, and how far they are from each."""
 
     terms: tuple[Term, ...]
@@ -380,8 +378,7 @@ _DRIFT_RATIO = 1.05
 _DRIFT_DEVIATIONS = 2.85  # 2.88 is six samples all above six others
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(Record):
     """What a set of samples says about one time, in seconds."""
 
     num_samples: int
@@ -397,6 +394,11 @@ class Summary:
     """Standard deviation (of n - 1) over mean."""
     half_width: float
     """Half the 95 % confidence interval of the median over the median; inf below 6 samples."""
+
+    @property
+    def spread(self) -> float:
+        """Half of the range from the 5th to the 95th percentile over the median; inf around 0."""
+        return relative_spread(self.low_s, self.median_s, self.high_s)
 
 
 def summarize(samples: Sequence[float]) -> Summary:

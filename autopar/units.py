@@ -7,6 +7,8 @@ readers and writers use the factors below.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MS = 1e-3
 """Seconds in a millisecond."""
 KIB = 1 << 10
@@ -69,6 +71,11 @@ def format_count(count: int, one: str, several: str | None = None) -> str:
     several : what follows every count but 1; by default `one` with an s.
     """
     return f"{count} {one if count == 1 else several or f'{one}s'}"
+
+
+def format_list(items: Sequence[object], most: int = 8) -> str:
+    """Return items by commas, the first of them where there are more than `most`: `1, 2, ...`."""
+    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
 
 
 def format_figure(value: float, digits: int = 4) -> str:

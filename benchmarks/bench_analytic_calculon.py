@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleExecution
 from benchmarks.metadata import append, metadata, timed
+from search.closed_form.answers import Answer
 from search.closed_form.calculon import Application, System, evaluate_many
 from search.closed_form.calculon.engine import unpack_execution
-from search.closed_form.calculon.exploration import Exploration, Space, explore
+from search.closed_form.calculon.exploration import Space, explore
 from search.closed_form.files import calculon_system
 from tests.oracles.calculon import evaluate
 
@@ -117,13 +118,13 @@ def searches(repeats: int) -> list[dict[str, Any]]:
         space = _space(num_procs, batch, "true")
         search = partial(explore, APPLICATIONS[name], system, space, top=10)
         found, run = timed(search, repeats)
-        assert found.counts["considered"] == points, found.counts
+        assert found.considered == points, found.considered
         _check_best(APPLICATIONS[name], system, found)
         rows.append(
             {
                 "search": f"{name}, {num_procs} processors",
                 "points": points,
-                "feasible": found.counts["feasible"],
+                "feasible": found.feasible,
                 "target_s": target_s,
                 "cpu_s": run.cpu_s,
                 "wall_s": run.wall_s,
@@ -158,17 +159,17 @@ def _check(application: Application, system: System, executions: NDArray[Any]) -
         assert abs(fast["tier1_bytes"] / slow["proc_mem_tier1_cap_req"] - 1) < 1e-9
 
 
-def _check_best(application: Application, system: System, found: Exploration) -> None:
+def _check_best(application: Application, system: System, found: Answer) -> None:
     """Compare the best with a model in plain Python, and their order."""
-    rates = [best.sample_rate_per_s for best in found.top]
+    rates = [best.rate_per_s for best in found.best]
     assert len(rates) == 10, len(rates)
     assert rates == sorted(rates, reverse=True)
-    for best in found.top:
+    for best in found.best:
         try:
             slow = evaluate(application, best.execution, system)
         except InfeasibleExecution as error:
             raise AssertionError(f"the best cannot run: {error}") from error
-        assert abs(best.sample_rate_per_s / slow["sample_rate"] - 1) < 1e-9
+        assert abs(best.rate_per_s / slow["sample_rate"] - 1) < 1e-9
 
 
 def _one_of_each(executions: NDArray[Any]) -> NDArray[np.int64]:

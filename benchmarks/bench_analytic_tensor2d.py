@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.metadata import append, metadata, summary, timed
+from search.closed_form.answers import Point
 from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import (
     CANDIDATE,
     STRATEGIES,
     Model,
-    PricedCandidate,
     Strategy,
     System,
     evaluate_many,
@@ -107,12 +107,12 @@ def searches(repeats: int) -> list[dict[str, Any]]:
                         BATCH,
                         _system(),
                         compat=compat,
-                        keep_all=keep_all,
+                        each=(lambda *_: None) if keep_all else None,
                     )
                     found, run = timed(search, repeats)
                     # the default space leaves out panels without effect
                     points = POINTS[strategy]
-                    assert found.candidates == points if compat else found.candidates <= points
+                    assert found.considered == points if compat else found.considered <= points
                     _check_best(strategy, model, found.best, compat=compat)
                     rows.append(
                         {
@@ -120,7 +120,7 @@ def searches(repeats: int) -> list[dict[str, Any]]:
                             "strategy": strategy,
                             "compat": compat,
                             "keep_all": keep_all,
-                            "candidates": found.candidates,
+                            "candidates": found.considered,
                             "feasible": found.feasible,
                             "bounded": found.bounded,
                             "cpu_s": run.cpu_s,
@@ -137,8 +137,9 @@ def _system() -> System:
 
 def _orders(model: Model, count: int) -> dict[str, NDArray[Any]]:
     """Return feasible candidates as enumerated, shuffled, and one for each layer."""
-    found = survey("2d", model, GPUS, BATCH, _system(), keep_all=True).all["candidate"]
-    packed = np.ascontiguousarray(found, dtype=CANDIDATE)
+    every: list[NDArray[Any]] = []
+    survey("2d", model, GPUS, BATCH, _system(), each=lambda candidates, _: every.append(candidates))
+    packed = np.ascontiguousarray(every[0], dtype=CANDIDATE)
     layers = np.stack([packed[name] for name in _LAYER], axis=1)
     _, first = np.unique(layers, axis=0, return_index=True)
     rng = np.random.default_rng(0)
@@ -169,25 +170,23 @@ def _check(strategy: Strategy, model: Model, candidates: NDArray[Any]) -> None:
         assert abs(ours["memory_bytes"] / (slow["mem"] * 1e9) - 1) < 1e-9
 
 
-def _check_best(
-    strategy: Strategy, model: Model, best: list[PricedCandidate], *, compat: bool
-) -> None:
+def _check_best(strategy: Strategy, model: Model, best: tuple[Point, ...], *, compat: bool) -> None:
     """Compare the best with the readable model, and their order."""
-    rates = [found.throughput for found in best]
+    rates = [found.rate_per_s for found in best]
     assert len(rates) == 10, len(rates)
     assert rates == sorted(rates, reverse=True)
     for found in best:
         slow = readable(
             strategy,
             model,
-            found.config,
-            found.placement,
+            found.execution["config"],
+            found.execution["placement"],
             GPUS,
             BATCH,
             _system(),
             compat=compat,
         )
-        assert abs(found.throughput * slow["t"] / BATCH - 1) < 1e-9
+        assert abs(found.rate_per_s * slow["t"] / BATCH - 1) < 1e-9
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ import numpy as np
 
 import search
 from autopar.rates import estimate_hardware, estimate_model
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.units import GIB
 from benchmarks.growth_cases import CASES, Case

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from autopar.records import replace
 from autopar.units import GIB
 from benchmarks.metadata import Timed, append, summary, timed
 from search.planning.layered import planner as module

@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Model
 from autopar.units import GIB
 from benchmarks.bench_growth import exponent
@@ -42,8 +41,7 @@ __all__ = ["CASES", "Case", "main", "measure"]
 _H100 = "h100-80gb"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Record):
     """A question, and the line of growth that it is a point of."""
 
     model: tuple[str, str]

@@ -15,7 +15,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
@@ -29,6 +29,7 @@ from autopar.rates.collectives import (
     moe_exchange_time_s,
     p2p_time_s,
 )
+from autopar.records import replace
 from autopar.units import MIB
 from benchmarks.metadata import ROOT
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.model import read_model_profile
 from autopar.documents.spec import load_spec
+from autopar.records import replace
 from autopar.run.model import (
     LayerProfile,
     ModelProfile,

@@ -7,7 +7,6 @@ runs on these sums. What is fitted to which rows is said by `ledger_fit` and `le
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from autopar.rates.card import load_card
 from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
 from autopar.rates.parts.operations import Machine
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.job import Experts
 from benchmarks.ledger import group_of, read_runs
 from benchmarks.ledger_rows import Run, UnusableError, run_of
@@ -98,20 +98,18 @@ class Constant(NamedTuple):
 
 def _section(machine: Machine, **changes: object) -> Machine:
     section = machine.kernels.section.model_copy(update=changes)
-    return dataclasses.replace(
-        machine, kernels=dataclasses.replace(machine.kernels, section=section)
-    )
+    return replace(machine, kernels=replace(machine.kernels, section=section))
 
 
 def _stack(machine: Machine, figure: str, key: str, value: float) -> Machine:
     old = getattr(machine.stack.figures, figure)
-    new = dataclasses.replace(old, values={**old.values, key: value})
+    new = replace(old, values={**old.values, key: value})
     figures = machine.stack.figures.model_copy(update={figure: new})
-    return dataclasses.replace(machine, stack=dataclasses.replace(machine.stack, figures=figures))
+    return replace(machine, stack=replace(machine.stack, figures=figures))
 
 
 def _put_clock(machine: Machine, value: float) -> Machine:
-    return dataclasses.replace(machine, clock=value)
+    return replace(machine, clock=value)
 
 
 def _put_memory(machine: Machine, value: float) -> Machine:
@@ -119,7 +117,7 @@ def _put_memory(machine: Machine, value: float) -> Machine:
     shares = machine.kernels.section.memory
     scale = value / shares["elementwise"]["share"]
     scaled = {
-        kind: dataclasses.replace(figure, values={"share": min(1.0, scale * figure["share"])})
+        kind: replace(figure, values={"share": min(1.0, scale * figure["share"])})
         for kind, figure in shares.items()
     }
     return _section(machine, memory=scaled)
@@ -128,16 +126,12 @@ def _put_memory(machine: Machine, value: float) -> Machine:
 def _put_low_clock(machine: Machine, value: float) -> Machine:
     old = machine.kernels.section.low_precision_clock
     assert old is not None, machine.card.name
-    return _section(
-        machine, low_precision_clock=dataclasses.replace(old, values={"share": min(1.0, value)})
-    )
+    return _section(machine, low_precision_clock=replace(old, values={"share": min(1.0, value)}))
 
 
 def _put_grouped(machine: Machine, value: float) -> Machine:
     old = machine.kernels.section.grouped_gemm
-    return _section(
-        machine, grouped_gemm=dataclasses.replace(old, values={"share": min(1.0, value)})
-    )
+    return _section(machine, grouped_gemm=replace(old, values={"share": min(1.0, value)}))
 
 
 def _put_exposed(machine: Machine, value: float) -> Machine:

@@ -8,7 +8,6 @@ sight: bytes per element, the shape of the formulas, GEMM surfaces.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from autopar.price.step import step_time
 from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.collectives import SiteFactors
 from autopar.rates.parts.operations import Machine
+from autopar.records import replace
 from benchmarks.ledger import classes_of, statistics_of
 from benchmarks.ledger_constants import (
     CONSTANTS,
@@ -103,9 +103,7 @@ def leave_out_each() -> Iterator[Case]:
         yield Case(name, _statistics(exact, accuracy), mape)
         if name == "BLOOM":
             # what a datasheet says is no fit: its nodes have four adapters of 100 Gb/s
-            machines = [
-                dataclasses.replace(put(e.run, values), factors=SiteFactors()) for e in rows
-            ]
+            machines = [replace(put(e.run, values), factors=SiteFactors()) for e in rows]
             # and leaves the site as little known as it was
             known = [_estimated(e.run, m) for e, m in zip(without, machines, strict=True)]
             yield Case(
@@ -158,7 +156,7 @@ def _from_three_runs(entries: Sequence[Entry], machines: Sequence[Machine]) -> I
             factors = SiteFactors(**{key: float(factor)})
             columns.append(
                 [
-                    step_time(dataclasses.replace(machine, factors=factors), entry.run.job).total_s
+                    step_time(replace(machine, factors=factors), entry.run.job).total_s
                     for entry, machine in zip(entries, machines, strict=True)
                 ]
             )

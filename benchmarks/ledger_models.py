@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.job import Attention, Block, Experts, LatentAttention, Mamba, Mlp
 
 __all__ = ["Architecture", "known_architecture"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
+class Architecture(Record):
     """Blocks of a model, in execution order, and its tables."""
 
     blocks: tuple[Block, ...]

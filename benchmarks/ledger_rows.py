@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
 from functools import cache
 from typing import Any
+
+from msgspec import field
 
 from autopar.rates.card import Card, load_card
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.rates.site import Site, load_site
 from autopar.rates.stack import Stack, load_stack
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.job import Attention, Block, Experts, Job, Mlp
 from autopar.training.adapters import Adapters
 from autopar.training.mixtures import NATURAL_SKEW
@@ -34,8 +35,7 @@ class UnusableError(Exception):
     """A row lacks what a time needs; the text is the reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Record):
     """One published run: a job, the machine it ran on, and how long a step took."""
 
     source: str
@@ -47,8 +47,7 @@ class Run:
     taken: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
+class _Source(Record):
     """What the rows of a source have in common and do not say."""
 
     stack: str

@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from autopar.documents.spec import load_spec
+from autopar.records import replace
 from autopar.run.model import padded_vocab_size
 from autopar.units import MIB
 from benchmarks.metadata import ROOT, append

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from msgspec.structs import asdict
+
 from autopar.documents.json import load_object, write_json
 from autopar.documents.strategy import strategy_document
 from autopar.errors import AutoparError, OptionError
@@ -296,7 +298,7 @@ def _main(arguments: argparse.Namespace, device: Device) -> int:
         print("plan_on_device: no plan ran", file=sys.stderr)
         return 1
     fine = _summary(rows, device)
-    values = [{**vars(each), "cell": vars(each.cell)} for each in rows]
+    values = [{**asdict(each), "cell": asdict(each.cell)} for each in rows]
     described = {"device": device, "model": arguments.model, "rows": values, "failed": failed}
     append(arguments.json, "plan_on_device", described)
     return 0 if fine and not failed else 1

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from autopar.documents.spec import load_spec
+from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim, padded_vocab_size
 from autopar.units import MIB
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run

@@ -10,14 +10,13 @@ import contextlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from autopar import errors
-from autopar.command.aliases import ALIASES, FAMILIES
-from autopar.command.fields import Row, written
+from autopar.command.aliases import alias_tables
+from autopar.command.fields import Row
 from autopar.command.options import MOST_USED, Command
 from autopar.documents.schemas import json_schemas
 from autopar.entry import SUBCOMMANDS
@@ -111,7 +110,7 @@ def _command_page(page: str, commands: Sequence[Command]) -> Iterator[str]:
 
 def _option_row(row: Row) -> tuple[str, str, str, str]:
     name = f"--[no-]{row.name}" if row.kind == "switch" else row.label
-    default = _default(row)
+    default = row.default_text
     return (
         f"`{name}`",
         _takes(row),
@@ -132,24 +131,11 @@ def _takes(row: Row) -> str:
     return ", ".join([kind, *bounds])
 
 
-def _default(row: Row) -> str:
-    """Return the default as it is typed, or in the words that the option has for it."""
-    if row.shown is not None:
-        return row.shown
-    if row.default is None or row.default is MISSING or row.default == () or row.kind == "flag":
-        return ""
-    if row.kind == "switch":
-        return "on" if row.default else "off"
-    if isinstance(row.default, tuple) and row.kind != "choice":
-        return ",".join(map(str, row.default))
-    return str(written(row, row.default))
-
-
 def _spellings(command: Command, nested: bool) -> Iterator[str]:
     """Yield what else an option may be called, and what is answered to those of the peers."""
     names = {row.name for row in command.rows}
     others = []
-    for alias, targets in sorted(ALIASES.items()):
+    for alias, targets in sorted(alias_tables().aliases.items()):
         target = next((one for one in targets if one.partition("=")[0] in names), None)
         if target is not None and alias not in names:
             others.append((f"`--{alias}`", f"`--{target}`"))
@@ -157,7 +143,7 @@ def _spellings(command: Command, nested: bool) -> Iterator[str]:
     if others:
         yield f"{mark} Other spellings\n\n"
         yield from _table(("also written", "is"), others)
-    family = FAMILIES[command.family]
+    family = alias_tables().families[command.family]
     said = [
         *((name, "ignored", why) for name, why in family.ignored.items()),
         *((name, "refused", why.format(n="N")) for name, why in family.planned.items()),

@@ -15,16 +15,17 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from msgspec.structs import asdict
+
 from autopar import __version__
 from autopar.errors import InputError, InstallError
-from autopar.records import dataclass
-from profiler.hardware.options import HardwareOptions
+from autopar.records import Record
+from autopar.units import format_list
 
 # --------------------------------------------------------------------------------------------------
 # The circumstances that a run records, and which of them make two runs incomparable.
@@ -49,8 +50,7 @@ _TUNING = re.compile(
 """Variables that change times; compared as `resume`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetadataRow:
+class MetadataRow(Record):
     """One circumstance: its key, its meaning, its unit or format, and whether runs must agree."""
 
     key: str
@@ -110,19 +110,29 @@ METADATA: tuple[MetadataRow, ...] = (
 
 
 def comparable(
-    a: Mapping[str, object], b: Mapping[str, object], *, resume: bool = False
+    a: Mapping[str, object],
+    b: Mapping[str, object],
+    *,
+    resume: bool = False,
+    own: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return what makes two runs incomparable, one clause each; empty when they are comparable.
 
     Parameters
     ----------
     resume : True to ask whether their cells may stand in one file, which is stricter.
+    own : keys that must be equal besides those of `METADATA`, and their meaning.
     """
-    found = [
-        _clause(f"{row.meaning} ({row.key})", a, b, row.key)
+    rows = dict(own or {})
+    rows |= {
+        row.key: row.meaning
         for row in METADATA
         if row.compared == "always" or (resume and row.compared == "resume")
-        if a.get(row.key) != b.get(row.key)
+    }
+    found = [
+        _clause(f"{meaning} ({key})", a, b, key)
+        for key, meaning in rows.items()
+        if a.get(key) != b.get(key)
     ]
     if resume:
         found += [
@@ -308,8 +318,7 @@ _SET, _HIDDEN = "(set)", "(hidden)"
 _LABEL_DIGITS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankInfo:
+class RankInfo(Record):
     """One rank of a run: its process, its host, its device and its software."""
 
     rank: int
@@ -342,7 +351,7 @@ class RankInfo:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return what `to_dict` made."""
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        return cls(**{name: data[name] for name in cls.__struct_fields__})
 
 
 def require_torch() -> None:
@@ -451,44 +460,19 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
         again = next(host for i, host in enumerate(blocks) if host in blocks[:i])
         ranks = [info.rank for info in infos if info.host == again]
         raise InputError(
-            f"the ranks of host {again} ({', '.join(map(str, ranks[:8]))}) do not follow one "
+            f"the ranks of host {again} ({format_list(ranks)}) do not follow one "
             f"another, expected {ranks[0]} to {ranks[0] + len(ranks) - 1}; start one torchrun per "
             "host, and give them their --node-rank by host"
         )
 
 
-def run_metadata(
-    infos: Sequence[RankInfo],
-    argv: Sequence[str],
-    backend: str,
-    options: HardwareOptions,
-    *,
-    dtype: str | None = None,
-) -> Metadata:
-    """Return the circumstances of a run, by the keys of `METADATA`; called on rank 0.
-
-    Parameters
-    ----------
-    argv : arguments of the command.
-    backend, dtype : those in use, which `auto` became.
-    """
-    command = shlex.join(["torchrun", "...", "-m", "profiler.hardware", *argv])
-    return {
-        **machine_metadata(infos, command, folder=None if options.host_names else options.out),
-        "backend": backend,
-        "dtype": dtype or options.dtype,
-        "isolated": options.isolated,
-        "cuda_graph": options.cuda_graph,
-        "reference_bytes": options.reference_bytes,
-    }
-
-
 def machine_metadata(
-    infos: Sequence[RankInfo], command: str, *, folder: Path | str | None
+    infos: Sequence[RankInfo], command: Sequence[str], *, folder: Path | str | None
 ) -> Metadata:
     """Return the circumstances that any run has: its time, command, machine and software.
 
-    folder : of the run, whose labels stand for the names of hosts; None records the names.
+    command : its words. folder : of the run, whose labels stand for the names of hosts; None
+    records the names.
     """
     first = infos[0]
     labels = {} if folder is None else host_labels((info.host for info in infos), folder)
@@ -497,7 +481,7 @@ def machine_metadata(
     per_gpu = Counter(info.device_uuid for info in infos).values() if on_gpu else ()
     return {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
+        "command": shlex.join(command),
         "autopar": __version__,
         "python": first.python,
         "torch": first.torch,

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from random import Random
 from statistics import NormalDist
 from types import TracebackType
@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.command.run import say
-from autopar.errors import OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
 from profiler.options import MeasuringOptions
@@ -145,19 +144,10 @@ class DeviceTimer:
 
 
 def make_timer(device: torch.device, cuda_graph: bool = False) -> Timer:
-    """Return the timer of a device.
-
-    Raises
-    ------
-    OptionError: a graph is asked for on a device that has none.
-    """
+    """Return the timer of a device, with graphs of a CUDA device alone."""
     if device.type == "cuda":
         return DeviceTimer(device, cuda_graph=cuda_graph)
-    if cuda_graph:
-        raise OptionError(
-            f"--cuda-graph needs a CUDA device, and this run measures on {device.type}; leave the "
-            "option out"
-        )
+    assert not cuda_graph, "options refuse graphs without a CUDA device"
     return HostTimer()
 
 
@@ -184,18 +174,21 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the element type of `bf16`, `fp16` or `fp32`.
-
-    Raises
-    ------
-    OptionError: it has another name.
-    """
+    """Return the element type of `bf16`, `fp16` or `fp32`."""
     import torch
 
-    if name not in _DTYPES:
-        raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
     result: torch.dtype = getattr(torch, _DTYPES[name])
     return result
+
+
+@cache
+def renamed(name: str, older: str) -> Callable[..., Any]:
+    """Return a function of torch.distributed, by the name it had before torch 2.13 if need be."""
+    import torch.distributed as dist
+
+    # torch warns about the older names
+    found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -209,8 +202,7 @@ _PREDICTIONS = 16
 _WARMUP_SHARE = 0.25
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Record):
     """When the samples of a cell are enough."""
 
     iters: int = 50
@@ -231,13 +223,8 @@ class Policy:
     """Most operations in a repetition."""
 
     def __post_init__(self) -> None:
-        for option, value in (("--iters", self.iters), ("--warmup", self.warmup)):
-            if value < 1:
-                raise OptionError(f"{option} is {value}; give at least 1")
-        if not (math.isfinite(self.max_seconds) and self.max_seconds > 0.0):
-            raise OptionError(
-                f"--max-seconds is {self.max_seconds:g}; give a number of seconds above 0"
-            )
+        assert min(self.iters, self.warmup) >= 1, "a cell has repetitions"
+        assert 0.0 < self.max_seconds < math.inf, "a cell ends"
         assert 1 <= self.least <= self.fewest, "a cell may end early, but not late"
         assert self.half_width >= 0.0, "a width is not negative"
         assert self.sample_s >= 0.0, "a duration is not negative"
@@ -372,8 +359,7 @@ class ForecastPart(NamedTuple):
     remark: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Record):
     """What a run would do."""
 
     heading: str
@@ -386,6 +372,12 @@ class Forecast:
     def seconds(self) -> float:
         """Expected duration of the whole run."""
         return sum(part.seconds for part in self.parts)
+
+    def show(self) -> int:
+        """Print the forecast; return the exit code of a run that does no more."""
+        sys.stdout.write(self.describe())
+        sys.stdout.flush()
+        return 0
 
     def describe(self) -> str:
         """Return the forecast as lines of text."""

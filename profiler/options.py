@@ -1,36 +1,60 @@
-"""Options that several profilers share: of clusters, of models, of plans.
+"""Options that several profilers share: of clusters, sites, models and plans.
 
-What only one of them is asked stands in `hardware.options`, `model.options` and `plan.job`.
+Options of a single profiler are in its `options`, those of plans in `plan.job`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
-from autopar.records import dataclass
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 
-HOW, FILES, SIZES = "How to measure", "Files", "Sizes of the model"
+WHAT, HOW, MACHINE = "What to measure", "How to measure", "Machine"
+FILES, SIZES = "Files", "Sizes of the model"
 """Headings of the help that several have."""
-SECONDS = "seconds above {above} up to {high}"
-"""How an error says the bounds of a duration."""
-_MAX_REPETITIONS = 10**6
-_MAX_SIZE = 1 << 28
+MAX_RANKS = 1 << 20
+MAX_REPETITIONS = 10**6
+MAX_SIZE = 1 << 28
+"""Largest size of a model, and longest sequence."""
+
+Backend = Literal["auto", "nccl", "gloo"]
+DeviceChoice = Literal["auto", "cuda", "cpu"]
+Precision = Literal["bf16", "fp16", "fp32"]
+Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+"""Of messages and matrices; auto: as the device has it."""
+
+
+def duration(default: float, *, help: str, high: float = 100_000, **how: Any) -> Any:
+    """Return the field of an option in seconds, above 0 and up to `high`; `how` as `option`."""
+    expects = "seconds above {above} up to {high}"
+    given = {"panel": HOW, **how}
+    return option(default, help=help, metavar="S", above=0, high=high, expects=expects, **given)
+
+
+def budget(default: float) -> Any:
+    """Return the field of `--max-seconds`."""
+    return duration(
+        default, help="after so long no further repetition of the same measurement begins"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringOptions:
     """How often to measure, and what becomes of the files that are there."""
 
+    PANEL: ClassVar[str] = FILES
+
     iters: int = option(
         50,
         help="most timed repetitions",
         panel=HOW,
-        between=(1, _MAX_REPETITIONS),
+        between=(1, MAX_REPETITIONS),
         of="repetitions",
     )
     """Of a cell."""
@@ -38,33 +62,22 @@ class MeasuringOptions:
         5,
         help="most untimed repetitions",
         panel=HOW,
-        between=(1, _MAX_REPETITIONS),
+        between=(1, MAX_REPETITIONS),
         of="repetitions",
     )
     """Of a cell; slow cells take fewer, at least one."""
-    max_seconds: float = option(
-        2.0,
-        help="after so long no further repetition of the same measurement begins",
-        panel=HOW,
-        metavar="S",
-        above=0,
-        high=100_000,
-        expects=SECONDS,
-    )
+    max_seconds: float = budget(2.0)
     """A cell goes on until it has the fewest repetitions allowed."""
-    resume: bool = option(
-        False, help="measure only what the files do not have yet", panel=FILES, most_used=True
-    )
-    force: bool = option(False, help="measure again and replace what there is", panel=FILES)
+    resume: bool = option(False, help="measure only what the files do not have yet", most_used=True)
+    force: bool = option(False, help="measure again and replace what there is")
     dry_run: bool = option(
         False,
         help="print what would be measured and how long it takes; write nothing",
-        panel=FILES,
         most_used=True,
     )
 
     host_names: bool = option(
-        False, help="store the names of hosts instead of labels such as host-3fa2", panel=FILES
+        False, help="store the names of hosts instead of labels such as host-3fa2"
     )
 
     def __post_init__(self) -> None:
@@ -76,30 +89,50 @@ class MeasuringOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankOptions(MeasuringOptions):
+    """How the ranks of a cluster measure together."""
+
+    PANEL: ClassVar[str] = MACHINE
+
+    dtype: Dtype = option(
+        "auto", help="element type; auto: bf16 on GPUs, fp32 on CPUs", panel=WHAT, place=1
+    )
+    timeout_s: float = duration(
+        60.0,
+        name="timeout",
+        help="a single operation that takes longer has failed, and ends the run",
+    )
+    check: bool = option(
+        True, help="compare the result of every operation with the expected one, once", panel=HOW
+    )
+    backend: Backend = option(
+        "auto", help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU", most_used=True
+    )
+    allow_shared_gpu: bool = option(
+        False, help="run several ranks on one GPU to exercise the code; files are marked synthetic"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SizeOptions:
     """Sizes in place of the model's own; None is its own, or what follows from the others."""
 
+    PANEL: ClassVar[str] = SIZES
+
     hidden_size: int | None = option(
-        None, help="hidden size", panel=SIZES, shown="the model's own", between=(1, _MAX_SIZE)
+        None, help="hidden size", shown="the model's own", between=(1, MAX_SIZE)
     )
-    num_heads: int | None = option(
-        None, help="attention heads", panel=SIZES, between=(1, _MAX_SIZE)
-    )
+    num_heads: int | None = option(None, help="attention heads", between=(1, MAX_SIZE))
     num_kv_heads: int | None = option(
-        None, help="key-value heads; else in proportion", panel=SIZES, between=(1, _MAX_SIZE)
+        None, help="key-value heads; else in proportion", between=(1, MAX_SIZE)
     )
     head_dim: int | None = option(
-        None,
-        help="width of a head; else hidden size / heads",
-        panel=SIZES,
-        between=(1, _MAX_SIZE),
+        None, help="width of a head; else hidden size / heads", between=(1, MAX_SIZE)
     )
     ffn_hidden_size: int | None = option(
-        None, help="width of the MLP; else in proportion", panel=SIZES, between=(1, _MAX_SIZE)
+        None, help="width of the MLP; else in proportion", between=(1, MAX_SIZE)
     )
-    vocab_size: int | None = option(
-        None, help="words of the vocabulary", panel=SIZES, between=(1, _MAX_SIZE)
-    )
+    vocab_size: int | None = option(None, help="words of the vocabulary", between=(1, MAX_SIZE))
 
     def __post_init__(self) -> None:
         validate(self)

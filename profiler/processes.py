@@ -7,18 +7,23 @@ import math
 import os
 import secrets
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InputError, OptionError
+from autopar.records import Record
+from autopar.units import format_list
 from profiler.environment import RankInfo, check_alike, collect
-from profiler.hardware.options import Cluster, Group, HardwareOptions, Round
-from profiler.measure import Timer, make_timer, torch_dtype
+from profiler.hardware.options import Cluster, Group, Round
+from profiler.measure import Timer, make_timer, renamed, torch_dtype
+from profiler.options import RankOptions
+from profiler.watch import Trouble, Watch
 
 if TYPE_CHECKING:
     import torch
@@ -106,15 +111,112 @@ def _collected(store: Any, start: str, world: int, timeout: timedelta) -> list[R
         store.wait(keys, timeout)
     except Exception:  # of different types, by store and by version
         absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        listed = ", ".join(absent[:8]) + (", ..." if len(absent) > 8 else "")
         raise InputError(
-            f"rank{'s' if len(absent) > 1 else ''} {listed} of {world} did not start within "
-            f"{timeout.total_seconds():g} s; {_REMEDY}"
+            f"rank{'s' if len(absent) > 1 else ''} {format_list(absent)} of {world} did not start "
+            f"within {timeout.total_seconds():g} s; {_REMEDY}"
         ) from None
     # once for all, so that the others ask one question each
     entries = [json.loads(store.get(key)) for key in keys]
     store.set(f"{start}/infos", json.dumps(entries))
     return [RankInfo.from_dict(entry) for entry in entries]
+
+
+class Meeting(Record):
+    """The ranks of one start, and the stores that they share."""
+
+    rank: int
+    infos: tuple[RankInfo, ...]
+    store: Any
+    watch_store: Any
+    """Of another connection, so that the watch never waits for this rank."""
+    groups_store: Any
+
+    def open_groups(self, backend: str, timeout_s: float) -> None:
+        """Make the process group of all ranks."""
+        import torch.distributed as dist
+
+        claim_errors(os.environ)
+        # Without device_id, which would bind the ranks to one NCCL communicator from which torch
+        # splits those of groups, a collective of all ranks: each group has one of its own, made on
+        # first use.
+        dist.init_process_group(
+            backend,
+            store=self.groups_store,
+            rank=self.rank,
+            world_size=len(self.infos),
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+
+def claim_errors(environment: MutableMapping[str, str]) -> None:
+    """Keep torch from ending this process when NCCL fails: our watch decides, and says why.
+
+    torchrun sets the variable in all of its ranks, so that a default would have no effect.
+    """
+    environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+
+
+def meet(name: str, device: torch.device, timeout_s: float) -> Meeting:
+    """Return this rank's meeting with all others that torchrun started.
+
+    name : of what they do, in front of their keys in the launcher's store.
+
+    Raises
+    ------
+    InputError: there is no store, or ranks are missing.
+    """
+    from torch.distributed import PrefixStore
+
+    timeout = timedelta(seconds=timeout_s)
+    base, other, rank, world = connect(timeout)
+    own = collect(rank, int(os.environ["LOCAL_RANK"]), device)
+    infos, start = introduce(PrefixStore(name, base), own, world, timeout)
+    prefix = f"{name}/{start}"
+    return Meeting(
+        rank=rank,
+        infos=tuple(infos),
+        store=PrefixStore(prefix, base),
+        watch_store=PrefixStore(f"{prefix}/watch", other),
+        groups_store=PrefixStore(f"{prefix}/groups", base),
+    )
+
+
+class _Met(Protocol):
+    """A meeting, or a session."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def infos(self) -> Sequence[RankInfo]: ...
+    @property
+    def watch_store(self) -> Any: ...
+
+
+@contextmanager
+def watched(of: _Met, *, timeout_s: float, finish: Callable[[Trouble], None]) -> Iterator[Watch]:
+    """Watch this rank until all have left the process groups; trouble ends the process.
+
+    timeout_s : no step of the watch takes longer; finish : as `Watch`.
+    """
+    import torch.distributed as dist
+
+    watch = Watch(
+        of.watch_store,
+        rank=of.rank,
+        hosts=[info.host for info in of.infos],
+        pids=[info.pid for info in of.infos],
+        timeout_s=timeout_s,
+        finish=finish,
+    )
+    watch.start()
+    try:
+        yield watch
+        watch.step("the end of the process groups")
+        dist.destroy_process_group()  # under watch: NCCL lets nobody leave before all do
+    except BaseException as error:
+        watch.fail(error)
+        raise
+    watch.close()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,16 +274,11 @@ def refusal(infos: Sequence[RankInfo]) -> InputError:
     host = next(info.host for info in infos if info.device_uuid == uuid)
     num_gpus = len({info.device_uuid for info in infos if info.host == host})
     return InputError(
-        f"{len(ranks)} ranks ({_listed(ranks)}) share 1 GPU on host {host}; such timings describe "
-        f"no machine; start at most {num_gpus} rank{'s' if num_gpus > 1 else ''} per host "
+        f"{len(ranks)} ranks ({format_list(ranks)}) share 1 GPU on host {host}; such timings "
+        f"describe no machine; start at most {num_gpus} rank{'s' if num_gpus > 1 else ''} per host "
         f"(--nproc-per-node {num_gpus}), or add --allow-shared-gpu to exercise the code, marked "
         "synthetic"
     )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    text = ", ".join(map(str, ranks[:8]))
-    return text + (", ..." if len(ranks) > 8 else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,25 +356,20 @@ class Session:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         import torch
-        import torch.distributed as dist
 
+        barrier(self.device)
         if self.device.type == "cuda":
-            dist.barrier(device_ids=[self.device.index])
             # NCCL's barrier is over for the host when it is queued
             torch.cuda.synchronize(self.device)
-        else:
-            dist.barrier()
 
     def gather(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Return the values of all ranks, shape (world, n); n is the same on every rank."""
         import torch
-        import torch.distributed as dist
 
         own = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         found = own.new_empty(self.world_size * own.numel())
         # one tensor: a list of them costs a copy for every rank
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(found, own)
+        renamed("all_gather_single", "all_gather_into_tensor")(found, own)
         result: NDArray[np.float64] = found.cpu().numpy().reshape(self.world_size, -1)
         return result
 
@@ -316,11 +408,12 @@ class Session:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def close(self) -> None:
-        """Leave the process groups."""
-        import torch.distributed as dist
 
-        dist.destroy_process_group()
+def barrier(device: torch.device) -> None:
+    """Let all ranks wait for each other; on a GPU what is queued behind it waits."""
+    import torch.distributed as dist
+
+    dist.barrier(**({"device_ids": [device.index]} if device.type == "cuda" else {}))
 
 
 def available_bytes() -> float:
@@ -364,16 +457,10 @@ def choose_backend(backend: str) -> str:
     return backend
 
 
-def claim_errors(environment: MutableMapping[str, str]) -> None:
-    """Keep torch from ending this process when NCCL fails: our watch decides, and says why.
-
-    torchrun sets the variable in all of its ranks, so that a default would have no effect.
-    """
-    environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-
-
-def open_session(options: HardwareOptions) -> Session:
+def open_session(options: RankOptions, *, cuda_graph: bool = False) -> Session:
     """Return the session of this rank, once all ranks have met.
+
+    cuda_graph : whether operations will be captured in graphs.
 
     Raises
     ------
@@ -381,52 +468,38 @@ def open_session(options: HardwareOptions) -> Session:
     OptionError: the backend does not exist here.
     """
     import torch
-    import torch.distributed as dist
 
     backend = choose_backend(options.backend)
-    if options.cuda_graph and backend != "nccl":
+    if cuda_graph and backend != "nccl":
         raise OptionError("--cuda-graph needs --backend nccl, and this run uses gloo")
-    timeout = timedelta(seconds=options.timeout_s)
-    base, other, rank, world = connect(timeout)
-    local_rank = int(os.environ["LOCAL_RANK"])
     if backend == "nccl":
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
         torch.set_num_threads(1)  # ranks share the cores; more threads only disturb each other
 
-    own = collect(rank, local_rank, device)
-    infos, start = introduce(dist.PrefixStore("autopar", base), own, world, timeout)
-    prefix = f"autopar/{start}"
-    check_alike(infos)
-    shared = sharing(infos)
+    met = meet("autopar", device, options.timeout_s)
+    check_alike(met.infos)
+    shared = sharing(met.infos)
     if shared:
         if not options.allow_shared_gpu:
-            raise refusal(infos)
-        apply(rank, infos[rank].host)
-    claim_errors(os.environ)
-    # Without device_id, which would bind the ranks to one NCCL communicator from which torch splits
-    # those of groups, a collective of all ranks: each group has one of its own, made on first use.
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore(f"{prefix}/groups", base),
-        rank=rank,
-        world_size=world,
-        # longer than our watch, which says who is missing
-        timeout=timeout + timedelta(seconds=5),
-    )
+            raise refusal(met.infos)
+        apply(met.rank, met.infos[met.rank].host)
+    # longer than our watch, which says who is missing
+    timeout_s = options.timeout_s + 5
+    met.open_groups(backend, timeout_s)
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bf16" if backend == "nccl" else "fp32"
     return Session(
-        rank=rank,
-        infos=infos,
+        rank=met.rank,
+        infos=met.infos,
         device=device,
         backend=backend,
         dtype=dtype,
-        store=dist.PrefixStore(prefix, base),
-        watch_store=dist.PrefixStore(f"{prefix}/watch", other),
-        timeout_s=options.timeout_s + 5,
+        store=met.store,
+        watch_store=met.watch_store,
+        timeout_s=timeout_s,
         synthetic=bool(shared),
     )

@@ -10,31 +10,36 @@ rests on, and what is derived of them, is said by `hardware.record` and `model.r
 from __future__ import annotations
 
 import secrets
-import shutil
+import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
+from autopar.command.run import say, visible
 from autopar.documents.json import load_object, write_json
 from autopar.documents.sidecar import (
+    REPLACES,
     DocumentKind,
     Measurement,
     ModelMeasurement,
     Run,
     Sidecar,
+    counting_runs,
     read_sidecar,
     sidecar_path,
 )
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.records import dataclass
-from profiler.environment import Metadata
+from autopar.output import remove_leftovers
+from autopar.units import format_count
+from profiler.environment import Metadata, comparable
 
 # --------------------------------------------------------------------------------------------------
 # Care for files: a directory is probed and locked, and what stands in the way is kept.
@@ -42,15 +47,16 @@ from profiler.environment import Metadata
 
 _DAMAGED = ".damaged"
 """What the name of a damaged file that was moved aside ends in, but for a number."""
-_BEFORE = ".before"
 _LOCK_NAME = ".profiler.lock"
 
 
 class Lock:
     """Keeps other runs out of a directory until it is released or the process ends."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, option: str = "--out") -> None:
         """Take the lock of a directory.
+
+        option : that names it.
 
         Raises
         ------
@@ -64,8 +70,8 @@ class Lock:
             self._lock.acquire()
         except Timeout:
             raise OptionError(
-                f"--out {out}: another run is writing there; wait for its end, or choose another "
-                "--out"
+                f"{option} {out}: another run is writing there; wait for its end, or choose "
+                f"another {option}"
             ) from None
         except (NotImplementedError, OSError) as error:  # some cluster file systems have no locks
             self.note = f"{out} cannot be locked ({error}): let no other run write there"
@@ -103,28 +109,10 @@ def read_document(path: Path) -> dict[str, object] | None:
         return None
 
 
-def _free_name(path: Path, suffix: str) -> Path:
-    """Return the first of PATH.suffix, PATH.suffix-1, ... that does not exist."""
-    number = 0
-    while True:
-        found = path.with_name(path.name + suffix + (f"-{number}" if number else ""))
-        if not found.exists():
-            return found
-        number += 1
-
-
-def _keep_copy(path: Path) -> Path:
-    """Give a file that is about to be replaced a second, free name; return that name."""
-    target = _free_name(path, _BEFORE)
-    try:
-        target.hardlink_to(path)
-    except OSError:  # not every file system has links
-        try:
-            shutil.copy2(path, target)
-        except OSError:
-            target.unlink(missing_ok=True)
-            raise
-    return target
+def _damaged_name(path: Path) -> Path:
+    """Return the first of PATH.damaged, PATH.damaged-1, ... that does not exist."""
+    names = (path.name + _DAMAGED + (f"-{number}" if number else "") for number in count())
+    return next(found for name in names if not (found := path.with_name(name)).exists())
 
 
 @contextmanager
@@ -161,7 +149,7 @@ class DocumentFile:
     written: Mapping[str, object] | None = None
     """Content of the document, where this run knows it."""
     to_keep: list[Path] = field(default_factory=list)
-    """What another program wrote: copied before it is replaced."""
+    """What another program wrote: kept under another name when it is replaced."""
 
     @classmethod
     def read(cls, kind: DocumentKind, path: Path) -> Self:
@@ -303,6 +291,10 @@ class Content(NamedTuple):
 class Record(ABC, Generic[_M]):
     """The measurements of one run and those before it; its directories belong to this process."""
 
+    OWN_ROWS: ClassVar[Mapping[str, str]] = {}
+    """Keys of the metadata besides those of `profiler.environment`, and their meaning; equal in all
+    runs of a file."""
+
     def __init__(
         self,
         paths: Mapping[DocumentKind, Path],
@@ -333,7 +325,9 @@ class Record(ABC, Generic[_M]):
                 stack.callback(lock.release)
                 self.notes += [lock.note] if lock.note is not None else []
             # under the lock: no other run's file in the making is removed
-            _remove_leftovers(p for path in paths.values() for p in (path, sidecar_path(path)))
+            for document in paths.values():
+                remove_leftovers(document)
+                remove_leftovers(sidecar_path(document))
             self._files = {kind: DocumentFile.read(kind, path) for kind, path in paths.items()}
             self._asked = [file for kind, file in self._files.items() if kind in asked]
             for file in () if force else self._asked:
@@ -349,7 +343,6 @@ class Record(ABC, Generic[_M]):
             # from here on the record releases the locks
             self._locks = stack.pop_all()
 
-    @abstractmethod
     def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
         """Return the metadata of this run, with what it says of the runs before it.
 
@@ -357,6 +350,30 @@ class Record(ABC, Generic[_M]):
         ------
         InputError: earlier runs that count are not comparable, and not to be replaced.
         """
+        if force:
+            # all of it counts no more; it stays in the sidecar
+            replaces = any(self._before(file) for file in self._asked)
+            return {**metadata, REPLACES: True} if replaces else metadata
+        for file in self._asked:
+            found: dict[str, None] = {}
+            for run in counting_runs(self._before(file)):
+                if "ok" in {cell.status for cell in self._cells(run)}:
+                    found |= dict.fromkeys(self._differences(file.kind, run.metadata, metadata))
+            if found:
+                raise incomparable(file.path, found)
+        return metadata
+
+    @abstractmethod
+    def _cells(self, run: Run) -> Sequence[_M]:
+        """Return the measurements of a run."""
+
+    def _before(self, file: DocumentFile) -> Sequence[Run]:
+        """Return the runs before this one that a file rests on."""
+        return file.earlier
+
+    def _differences(self, kind: DocumentKind, earlier: Metadata, now: Metadata) -> list[str]:
+        """Return why cells of two runs may not stand in one file, one clause each."""
+        return comparable(earlier, now, resume=True, own=self.OWN_ROWS)
 
     @abstractmethod
     def _contents(self, measurement: _M | None = None) -> Iterator[Content]:
@@ -416,12 +433,30 @@ class Record(ABC, Generic[_M]):
         statuses = [found[key].status for key in keys]
         return Counts(statuses.count("ok"), statuses.count("failed"), statuses.count("skipped"))
 
+    def conclude(
+        self, sentences: Iterable[str], cells: Iterable[_Keyed] | None = None, *, more: str = ""
+    ) -> int:
+        """Say sentences, print the paths of the files and say how the cells ended.
+
+        cells : those that are counted, all without them; more : what is said behind the counts.
+        Returns 1 if cells failed, else 0.
+        """
+        counts = self.counts(cells)
+        for sentence in sentences:
+            say(sentence)
+        for path in self.paths():
+            sys.stdout.write(visible(f"{path}\n"))
+        sys.stdout.flush()
+        ok = format_count(counts.ok, "cell")
+        say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out{more}")
+        return 1 if counts.failed else 0
+
     def _move_damaged_aside(self) -> None:
         for file in self._asked:
             if file.damage is None:
                 continue
             with _sentences():
-                target = _free_name(sidecar_path(file.path), _DAMAGED)
+                target = _damaged_name(sidecar_path(file.path))
                 sidecar_path(file.path).rename(target)
             self.notes.append(
                 f"{file.damage}; it is kept as {target.name} and its cells are measured again"
@@ -451,26 +486,20 @@ class Record(ABC, Generic[_M]):
 
     def _write(self, content: Content) -> None:
         file, data, sidecar = content
-        while file.to_keep:
-            old = file.to_keep[0]
-            with _sentences(old):
-                self.notes.append(f"{old} was kept as {_keep_copy(old).name}")
-            # after the copy, so that one that failed is tried again
-            del file.to_keep[0]
-        with _sentences(sidecar_path(file.path)):
-            write_json(
-                sidecar_path(file.path), sidecar.model_dump(exclude_none=True), number_rows=True
-            )
+        described = sidecar.model_dump(exclude_none=True)
+        self._write_file(file, sidecar_path(file.path), described, number_rows=True)
         # a document whose values stay the same is not replaced after every cell
         if data is not None and file.written != data:
-            with _sentences(file.path):
-                write_json(file.path, dict(data))
-                file.written = data
+            self._write_file(file, file.path, dict(data))
+            file.written = data
 
+    def _write_file(
+        self, file: DocumentFile, path: Path, data: dict[str, Any], *, number_rows: bool = False
+    ) -> None:
+        def tell(path: Path, kept: Path) -> None:
+            self.notes.append(f"{path} was kept as {kept.name}")
 
-def _remove_leftovers(paths: Iterable[Path]) -> None:
-    """Remove the temporary files of a run that was killed while it wrote."""
-    for path in paths:
-        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-            with suppress(OSError):
-                leftover.unlink()
+        with _sentences(path):
+            aside = tell if path in file.to_keep else None
+            write_json(path, data, number_rows=number_rows, aside=aside)
+        file.to_keep = [other for other in file.to_keep if other != path]

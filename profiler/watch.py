@@ -17,13 +17,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import AutoparError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -37,8 +36,7 @@ _PATIENCE_S = 15.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trouble:
+class Trouble(Record):
     """Why a run ends early."""
 
     sentence: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autopar.command.aliases import ALIASES
+from autopar.command.aliases import alias_tables
 
 __all__ = ["last_said"]
 
@@ -30,7 +30,7 @@ def last_said(words: Iterable[object], command: str = "") -> list[str]:
     for group in reversed(groups[1:]):
         name = group[0][2:].partition("=")[0].replace("_", "-").lower()
         # profilers have lengths in two ways, whose names are one elsewhere
-        others = () if command == "profile-model" else ALIASES.get(name, ())
+        others = () if command == "profile-model" else alias_tables().aliases.get(name, ())
         own = {name, *others} - _REPEAT
         if not own & seen:
             kept.append(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.records import replace
 from autopar.run.launch import (
     Attention,
     Chunk,

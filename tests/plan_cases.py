@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.job import PlanJob

@@ -23,7 +23,7 @@ from profiler.plan.arithmetic import Cube, Layout, check_job
 from profiler.plan.exchange import fill, global_tokens, local_batch, pieces_of, shapes
 from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.run import Trainer, run_in_world
-from profiler.plan.stage import Stage, build_stage, build_stages, open_groups, padded_spec
+from profiler.plan.stage import Stage, build_stages, open_groups, padded_spec
 from profiler.plan.units import gradient_of
 
 __all__ = ["BREAKS", "Compared", "compare_all", "compare_broken", "overflow_on_rank", "run_all"]
@@ -110,7 +110,7 @@ def overflow_on_rank(job: PlanJob, where: int) -> list[tuple[float, float, bool]
     """
     device = torch.device("cpu")
     groups = open_groups(job, check_job(job), rank=dist.get_rank(), device_type="cpu")
-    stage = build_stage(job, groups, device=device)
+    (stage,) = build_stages(job, groups, device=device)
     trainer = Trainer([stage], job, device)
     finish, found = stage.finish_backward, []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from autopar.rates.collectives import SiteFactors
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.rates.site import Site as Cluster, read_site
 from autopar.rates.stack import Stack, load_stack
+from autopar.records import replace
 from autopar.run.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
 from tests.oracles.step import Site
 

@@ -7,12 +7,12 @@ given, and keeps the rest with its sources.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autopar.command.fields import option
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
 from autopar.units import GIB
 
 _PANEL = "A card of one's own: what differs from a shipped one"

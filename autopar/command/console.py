@@ -11,12 +11,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from msgspec import field
+
 from autopar.command.run import reader_left, visible
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     import rich.console
@@ -33,8 +34,7 @@ _STEERING = ("FORCE_COLOR", "TTY_COMPATIBLE")
 """Variables that tell rich to take a pipe for a terminal."""
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Record, kw_only=False):
     """How the cells of a column are set."""
 
     name: str
@@ -43,8 +43,7 @@ class Column:
     """To the left and over several lines, where numbers stand to the right and are not broken."""
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Record, kw_only=False):
     """Cells in columns under a line of names; what is in a cell is marked up: see `escape`."""
 
     columns: tuple[Column, ...]

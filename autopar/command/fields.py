@@ -13,14 +13,15 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from autopar.command.meaning import meant
+from autopar.command.aliases import suggestion
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import dataclass
+from autopar.records import Record
 
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
@@ -30,8 +31,7 @@ _KEY = "option"
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Record, kw_only=False):
     """One option as commands see it: what a field says, with the name, kind and default of it."""
 
     name: str
@@ -86,26 +86,40 @@ class Row:
         return (self.metavar or self.name.upper()) if self.positional else f"--{self.name}"
 
     @property
+    def default_text(self) -> str:
+        """The default as it is typed or described; empty: there is none to show."""
+        if self.shown is not None:
+            return self.shown
+        value = self.default
+        if value is None or value is MISSING or value == () or self.kind == "flag":
+            return ""
+        if self.kind == "switch":
+            return "on" if value else "off"
+        if isinstance(value, tuple) and self.kind != "choice":
+            return ",".join(map(str, value))
+        return str(written(self, value))
+
+    @property
     def flaglike(self) -> bool:
         """True when it needs no value."""
         return self.kind in ("flag", "switch")
 
 
-def option(default: Any = MISSING, *, help: str, panel: str = "", **how: Any) -> Any:
+def option(default: Any = MISSING, *, help: str, **how: Any) -> Any:
     """Return a field of a dataclass that is an option.
 
     Parameters
     ----------
     default : of the field, in base units; without one the option has to be given.
-    help, panel : what the help says, and under which heading.
-    how : `name` where it is not that of the field, `switch` for a flag that is off and has a
-        `--no-` form, and what `Row` says of `choices` (words, or a mapping of words to values; a
-        Literal has its own), `low`, `above`, `high`, `too_high`, `scale`, `off`, `expects`,
-        `parse`, `shown`, `metavar`, `alone`, `brief`, `also`, `most_used`, `positional` and
-        `place`. `between` has `low` and `high` of what is counted, and `of` its name, for errors
-        such as `expected 1 to 9 steps`.
+    help : what the help says.
+    how : `panel` is its heading, that of the class (`PANEL`) if none is given; `name` where it is
+        not that of the field, `switch` for a flag that is off and has a `--no-` form, and what
+        `Row` says of `choices` (words, or a mapping of words to values; a Literal has its own),
+        `low`, `above`, `high`, `too_high`, `scale`, `off`, `expects`, `parse`, `shown`, `metavar`,
+        `alone`, `brief`, `also`, `most_used`, `positional` and `place`. `between` has `low` and
+        `high` of what is counted, and `of` its name, for errors such as `expected 1 to 9 steps`.
     """
-    said = {"help": help, "panel": panel, **how}
+    said = {"help": help, **how}
     if "between" in said:
         said["low"], said["high"] = said.pop("between")
         said["expects"] = f"{{low}} to {{high}} {said.pop('of', '')}".rstrip()
@@ -135,17 +149,17 @@ _ROWS: dict[type, tuple[Row, ...]] = {}
 
 
 def _rows(cls: type) -> tuple[Row, ...]:
-    # annotations are texts; those of fields that are no options may name what is not imported
-    space = vars(sys.modules[cls.__module__])
-    return tuple(
-        _row(field, field.type if not isinstance(field.type, str) else eval(field.type, space))
-        for field in dataclasses.fields(cls)
-        if _KEY in field.metadata
-    )
+    return tuple(_row(field, cls) for field in dataclasses.fields(cls) if _KEY in field.metadata)
 
 
-def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
-    said = dict(field.metadata[_KEY])
+def _row(field: dataclasses.Field[Any], cls: type) -> Row:
+    """Return the option of a field of a class, or of a class that it inherits from."""
+    owner = next(base for base in cls.__mro__ if field.name in get_annotations(base))
+    hint: Any = field.type
+    if isinstance(hint, str):
+        # annotations are texts; those of fields that are no options may name what is not imported
+        hint = eval(hint, vars(sys.modules[owner.__module__]))
+    said = {"panel": getattr(owner, "PANEL", ""), **field.metadata[_KEY]}
     if get_origin(hint) in (Union, types.UnionType):
         said["optional"] = True
         # None only says that the option may be absent
@@ -175,25 +189,14 @@ def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
     )
 
 
-def unknown(written: str, name: str, rows: Sequence[Row]) -> OptionError:
-    """Return the error of an option that nobody knows, with the one that may be meant."""
-    hint = meant(name, {row.name: row.help for row in rows})
-    return OptionError(f"--{written}: this option is unknown{hint}")
+def unknown(written: str, name: str, known: Iterable[str]) -> OptionError:
+    """Return the error of an unknown option, with the known one of a similar name."""
+    return OptionError(f"--{written}: this option is unknown{suggestion(name, known)}")
 
 
 def missing(row: Row) -> OptionError:
     """Return the error of a place or an option that nothing is given for."""
     return OptionError(f"{row.label} is missing; it takes: {row.help}")
-
-
-def given_options(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the raw values of what is given: a flag that is off is not."""
-    flags = {row.name for row in rows if row.kind == "flag"}
-    return {
-        name: value
-        for name, value in raw.items()
-        if value is not None and value != [] and not (value is False and name in flags)
-    }
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -211,7 +214,7 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
     names = [row.name for row in rows]
     for name in raw:
         if name not in names:
-            raise unknown(name, name, rows)
+            raise unknown(name, name, names)
     found: dict[str, Any] = {}
     for row in rows:
         value = raw.get(row.name)
@@ -225,6 +228,15 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[row.name] = convert(row, value) if isinstance(value, str) else value
     return found
+
+
+def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
+    """Return option name -> value in base units of the options of dataclasses that are given.
+
+    given : option, with hyphens or underscores -> text, or value. Errors as `read_values`.
+    """
+    raw = {name.replace("_", "-"): value for name, value in given.items()}
+    return read_values([row for cls in classes for row in rows_of(cls)], raw)
 
 
 def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
@@ -19,7 +20,6 @@ from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
 from autopar.command.run import describe_failure
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from autopar.command.card import CardSpec, is_asked, write_card
 from autopar.command.fields import json_option, make, read_values
 from autopar.command.options import Command
-from autopar.records import dataclass
 from autopar.units import GIB
 
 What = Literal["models", "cards", "stacks", "sites"]
@@ -80,13 +80,10 @@ def _print(listed: _List, raw: dict[str, Any]) -> int:
         spec = make(CardSpec, read_values(listed.command.rows, raw))
         if is_asked(spec):
             card = write_card(spec, command=listed.command.name)
-            if asked.json is not None:
-                write_result(asked.json, {"card": card}, command=listed.command.name)
+            write_result(asked.json, {"card": card}, command=listed.command.name)
             return 0
     rows = listed.rows()
-    if asked.json is not None:
-        write_result(asked.json, {listed.what: rows}, command=listed.command.name)
-    if asked.json == "-":
+    if not write_result(asked.json, {listed.what: rows}, command=listed.command.name):
         return 0
     columns, cells = listed.table(rows)
     console = make_console(sys.stdout)

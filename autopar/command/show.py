@@ -10,7 +10,7 @@ import importlib.util
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -84,22 +84,58 @@ def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None
         ) from None
 
 
+def refuse_file(option: str, folder: str) -> None:
+    """Raise OptionError where the folder of an option is a file."""
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise OptionError(f"{option}: {folder} is a file, expected a folder")
+
+
+def save_figures(
+    folder: str,
+    drawings: Mapping[str, Callable[[Any], Any]],
+    formats: Sequence[str],
+    aside: Aside | None = None,
+) -> list[Path]:
+    """Write pictures into the folder of `--plot`, in each format, and return the files.
+
+    drawings : name of the file without its suffix -> what draws, of the class of figures. aside :
+    as `autopar.output` has it.
+
+    Raises
+    ------
+    InstallError: matplotlib is not installed.
+    OptionError: a file cannot be written.
+    """
+    refuse_file("--plot", folder)
+    written = []
+    with drawn("--plot") as figures:
+        for name, draw in drawings.items():
+            for kind in formats:
+                # drawn anew: a figure that was laid out once is laid out differently again
+                written.append(Path(folder) / f"{name}.{kind}")
+                save_figure(draw(figures), written[-1], "--plot", aside)
+    return written
+
+
 # --------------------------------------------------------------------------------------------------
 # The document of a result.
 
 
 def write_result(
-    path: str, document: Mapping[str, Any], exit_code: int = 0, *, command: str
-) -> None:
-    """Write the answer of `--json` to a file, atomically, or to stdout for `-`.
+    path: str | None, document: Mapping[str, Any], exit_code: int = 0, *, command: str
+) -> bool:
+    """Write the answer of `--json` to a file, atomically, or to stdout for `-`; None: nowhere.
 
-    What is there with another content is kept beside it, and the command says so.
+    What is there with another content is kept beside it, and the command says so. Returns whether
+    stdout is left for tables.
 
     exit_code : of the command, which the answer says.
     """
+    if path is None:
+        return True
     if path == "-":
         give(document, exit_code)
-        return
+        return False
     try:
         aside = say_kept(command)
         write_json(Path(path), headed(document, exit_code), number_rows=True, aside=aside)
@@ -108,6 +144,7 @@ def write_result(
             f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
             "another path, or - for stdout"
         ) from None
+    return True
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,6 +180,11 @@ def print_line(console: Console, text: str, *, style: str | None = None) -> None
     """Print a sentence, wrapped and indented like everything under a heading."""
     for line in wrapped(text, console.width - 2):
         console.print("  " + escape(line), style=style, soft_wrap=True)
+
+
+def print_note(console: Console, text: str) -> None:
+    """Print a sentence that explains what is above it."""
+    print_line(console, text, style="dim")
 
 
 def print_item(console: Console, text: str) -> None:

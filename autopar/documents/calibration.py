@@ -24,7 +24,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import load_object, write_json
 from autopar.errors import OptionError
 from autopar.objects import ConfigDict, Field, model_validator
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.sources import Source
 from autopar.units import format_seconds
 
@@ -155,8 +155,7 @@ class CalibrationDocument(StrictObject):
     notes: list[str] = Field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interval:
+class Interval(Record):
     """A fitted number and its 95 % interval; ends None where the data do not say them."""
 
     value: float
@@ -167,8 +166,7 @@ class Interval:
 _ONE = Interval(value=1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Record):
     """What a search applies; the default changes nothing."""
 
     computation: Interval = _ONE

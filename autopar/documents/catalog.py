@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from autopar.errors import DocumentError, InputError, nearest_words
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec
 
 # --------------------------------------------------------------------------------------------------
@@ -28,8 +28,7 @@ _OTHER_UNITS = ("_attention", "_mlp", "_first", "_last")
 """Ends of names of files that hold a part of a model (or of a measurement) only."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tier:
+class _Tier(Record):
     """File names that are equally good."""
 
     paths: tuple[Path, ...]

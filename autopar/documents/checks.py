@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_args
 
-from autopar.documents.json import load_object, shorten
+from autopar.documents.json import load_object, read_record, shorten
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.objects import (
     BaseModel,
@@ -26,7 +26,7 @@ from autopar.objects import (
     model_validator,
     refusal,
 )
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -36,8 +36,7 @@ INT = "[1-9][0-9]{0,8}"
 """A positive integer inside a key; bounded, so that int() of it cannot fail."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
+class Quantity(Record):
     """A number with its unit and plausible range, used as `Annotated[float, Quantity(...)]`.
 
     A value outside the range is refused with `suspect`, the unit it was probably written in.
@@ -94,8 +93,7 @@ class Quantity:
         return {"type": "number", low: self.minimum, "maximum": self.maximum, "description": text}
 
 
-@dataclass(frozen=True, eq=False)  # by identity: types have to be hashable, and schemas are not
-class Value:
+class Value(Record, kw_only=False, eq=False):
     """A value that a function knows, used as `Annotated[bool, Value(...)]`; it stays as it is.
 
     Unlike pydantic's own kinds it makes no float of an int, so that what is read is what is
@@ -169,8 +167,7 @@ def number(least: float, most: float) -> Value:
     )
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Record, kw_only=False, dict=True):
     """One kind of key: the pattern of the whole key, an example, the type and the meaning."""
 
     pattern: str
@@ -277,19 +274,20 @@ class StrictObject(BaseModel):
 
 
 _Document = TypeVar("_Document", bound=BaseModel)
+_Published = TypeVar("_Published", bound=BaseModel | Record)
 
-DOCUMENTS: dict[str, type[BaseModel]] = {}
-"""Model of every kind of document, by its role, as far as their modules are imported."""
+DOCUMENTS: dict[str, type[Any]] = {}
+"""Model or record of every kind of document, by its role, as far as their modules are imported."""
 
 
-def published(role: str) -> Callable[[type[_Document]], type[_Document]]:
-    """Return the decorator of the model of a kind of document, whose JSON Schema is published.
+def published(role: str) -> Callable[[type[_Published]], type[_Published]]:
+    """Return the decorator of the model or record of a document, whose JSON Schema is published.
 
     role : how plans, sidecars and docs/schemas call it. What docs/formats.md does not show carries
     an example: `json_schema_extra={"examples": [...]}` of its `model_config`.
     """
 
-    def known(kind: type[_Document]) -> type[_Document]:
+    def known(kind: type[_Published]) -> type[_Published]:
         assert role not in DOCUMENTS, f"two documents are called {role!r}"
         DOCUMENTS[role] = kind
         return kind
@@ -305,6 +303,8 @@ def validate_document(
     remedy: str | None = None,
 ) -> _Document:
     """Return the validated document, or raise a DocumentError that names key, value and remedy."""
+    if issubclass(kind, Record):
+        return read_record(kind, path, data)
     try:
         return kind.model_validate(data)
     except refusal() as error:

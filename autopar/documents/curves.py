@@ -7,24 +7,27 @@ and a folder may hold files of two runs. Files themselves are read in `hardware`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
+from autopar.documents.schemas import allreduce_key, p2p_key, sp_time_key
 from autopar.documents.sidecar import (
     SIDECAR_VERSION,
     CurveData,
     DocumentKind,
     HidingData,
     Sidecar,
+    documented_unit,
     sidecar_path,
 )
 from autopar.errors import DocumentError
 from autopar.plausible import Caution
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 
@@ -36,8 +39,7 @@ from autopar.units import GB, MIB, MS
 # sidecars.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SidecarCurves:
+class SidecarCurves(Record, eq=False):
     """Curves of one sidecar by where they belong in `HardwareProfile`."""
 
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
@@ -99,8 +101,6 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
     Strided curves go beside the all-reduce bandwidths, transfers beside theirs, the rest beside
     the collective times unless the documented keys say all of it.
     """
-    # the coefficient is a ratio
-    unit = {"allreduce": "GB/s", "p2p": "GB/s", "overlap": "1", "sp_time": "ms"}[kind]
     curves: list[CurveData] = []
     if kind == "allreduce":
         curves = [
@@ -121,7 +121,7 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
     return Sidecar(
         version=SIDECAR_VERSION,
         document=kind,
-        unit=unit,
+        unit=documented_unit(kind),
         stack=next(iter(stacks_of(profile.sources)), None),
         hiding=hiding,
         source="estimated from datasheets" if profile.estimated else profile.name,
@@ -178,8 +178,7 @@ def _data(operation: str, size: int, curve: Curve, *, consecutive: bool = True) 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareFile:
+class HardwareFile(Record):
     """One validated file with its sidecar and where it came from."""
 
     kind: DocumentKind
@@ -217,8 +216,7 @@ def reference_bytes(file: HardwareFile) -> float | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PricedCurves:
+class PricedCurves(Record, eq=False):
     """Which measured times price what, where documents hold values of the same groups."""
 
     curves: Mapping[tuple[str, int], Curve]
@@ -259,7 +257,7 @@ def priced_curves(
     times = dict(files["sp_time"].curves.curves) if "sp_time" in files else {}
     for key, documented in documented_times.items():
         curve = curves.get(key) if related else times.get(key)
-        differences = [] if curve is None else _times(f"{key[0]}_size_{key[1]}", documented, curve)
+        differences = [] if curve is None else _times(*key, documented, curve)
         odd["sp_time"] += differences
         times[key] = documented if curve is None or differences else curve
     curves.update(times)
@@ -270,7 +268,7 @@ def priced_curves(
         if not consecutive and size == world_size:
             continue
         key, factor = ("allreduce", size), OPERATIONS["allreduce"].bus_factor(size)
-        name = f"{key[0]}_size_{size}_consec_{int(consecutive)}"
+        name = allreduce_key(size, consecutive)
         table = curves if consecutive else strided
         documented_for = times.get(key) if consecutive else None
         # of another run than the bandwidths: only what lies beside these can stand in for them
@@ -290,9 +288,7 @@ def priced_curves(
         if stages in transfers:
             factor = OPERATIONS["p2p"].bus_factor(stages)
             reference = reference_bytes(files["p2p"])
-            differences = _bandwidth(
-                f"pp_size_{stages}", entry, transfers[stages], factor, reference
-            )
+            differences = _bandwidth(p2p_key(stages), entry, transfers[stages], factor, reference)
             odd["p2p"] += differences
             if differences:
                 del transfers[stages]
@@ -352,14 +348,14 @@ def _long(curve: Curve) -> Curve:
     return Curve(sizes_bytes=curve.sizes_bytes[kept], times_s=curve.times_s[kept])
 
 
-def _times(name: str, documented: Curve, curve: Curve) -> list[_Difference]:
+def _times(operation: str, group_size: int, documented: Curve, curve: Curve) -> list[_Difference]:
     own = dict(zip(curve.sizes_bytes.tolist(), curve.times_s.tolist(), strict=True))
     found = []
     for size_bytes, time_s in zip(documented.sizes_bytes, documented.times_s, strict=True):
         expected = own.get(float(size_bytes))
         # a size that only one of them has cannot be compared
         if expected is not None:
-            key = f"{name}_{int(size_bytes) // MIB}MB_time"
+            key = sp_time_key(operation, group_size, size_bytes)
             found += _difference(key, float(time_s) / MS, expected / MS, "ms", _ROUNDING)
     return found
 

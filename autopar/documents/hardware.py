@@ -6,15 +6,15 @@ converted here and nowhere else.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
-from autopar.documents.checks import INT, PatternDocument
+from autopar.documents.checks import DOCUMENTS, INT, PatternDocument
 from autopar.documents.curves import (
     HardwareFile,
     SidecarCurves,
@@ -24,14 +24,15 @@ from autopar.documents.curves import (
 )
 from autopar.documents.json import write_json
 from autopar.documents.schemas import (
-    AllreduceDocument,
     OverlapDocument,
-    P2pDocument,
-    SpTimeDocument,
+    allreduce_key,
+    p2p_key,
+    sp_time_key,
 )
 from autopar.documents.sidecar import (
     DocumentKind,
     Sidecar,
+    documented_unit,
     load_with_sidecar,
     sidecar_path,
     write_sidecar,
@@ -39,7 +40,6 @@ from autopar.documents.sidecar import (
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel
 from autopar.plausible import (
-    Caution,
     Doubt,
     Figure,
     Law,
@@ -49,7 +49,7 @@ from autopar.plausible import (
     notes_of,
 )
 from autopar.rates.measured import Curve, HardwareProfile, Hiding
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.units import GB, MIB, MS
 
 # --------------------------------------------------------------------------------------------------
@@ -117,14 +117,13 @@ BandwidthUnit = Literal["GB/s", "MiB/ms"]
 # MiB/ms of the file are 2^20 / 1e-3 bytes/s
 UNIT_FACTORS: dict[str, float] = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
 """What a value of a document in this unit is multiplied with to be in a base unit."""
-MAX_BYTES_PER_S = 1e14
+_MAX_BYTES_PER_S = 1e14
 """A collective faster than this (100,000 GB/s) was timed in another unit."""
-BUSY = 2.5
+_BUSY = 2.5
 """A slow-down above this says that the host was busy with something else."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareEntry:
+class HardwareEntry(Record):
     """One documented key and what it means."""
 
     key: str
@@ -192,7 +191,7 @@ def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:
         ("allreduce", _allreduce_keys(profile)),
         (
             "p2p",
-            {f"pp_size_{p}": v / GB for p, v in sorted(profile.p2p_bytes_per_s.items())},
+            {p2p_key(p): v / GB for p, v in sorted(profile.p2p_bytes_per_s.items())},
         ),
         ("overlap", {"overlap_coe": profile.overlap_coefficient}),
     ]
@@ -216,7 +215,7 @@ def _allreduce_keys(profile: HardwareProfile) -> dict[str, float]:
         if size == world and not consecutive and table.get((world, True)) == value:
             continue  # documented files leave the alias out
         # bytes/s -> GB/s of 1e9 bytes
-        result[f"allreduce_size_{size}_consec_{int(consecutive)}"] = value / GB
+        result[allreduce_key(size, consecutive)] = value / GB
     return result
 
 
@@ -227,9 +226,8 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
         for size_bytes, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
             # what is not whole MiB has no documented key and is in the sidecar
             if size_bytes % MIB == 0:
-                key = f"{operation}_size_{size}_{int(size_bytes) // MIB}MB_time"
                 # s -> ms
-                result[key] = float(time_s) / MS
+                result[sp_time_key(operation, size, size_bytes)] = float(time_s) / MS
     return result
 
 
@@ -238,8 +236,6 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
 
 
 MAKE_HARDWARE = "`torchrun -m profiler.hardware` makes this file"
-
-_Document = TypeVar("_Document", bound=BaseModel)
 
 
 def read_hardware_dir(
@@ -288,63 +284,49 @@ def read_hardware(
     """
     world = num_nodes * gpus_per_node
     shape = (num_nodes, gpus_per_node)
-
-    ar_file, ar_doc = _load("allreduce", Path(allreduce), AllreduceDocument, *shape)
-    ar_entries = hardware_entries("allreduce", ar_doc, _bandwidth_unit(ar_file, bandwidth_unit))
-    bandwidths, ar_notes = _allreduce(ar_file.path, ar_entries, *shape)
-
-    p2p_file, p2p_doc = _load("p2p", Path(p2p), P2pDocument, *shape)
-    links = hardware_entries("p2p", p2p_doc, _bandwidth_unit(p2p_file, bandwidth_unit))
-    _check_groups(p2p_file.path, links, *shape)
-    memory_speed = _memory_bytes_per_s(ar_file, p2p_file)
-    suspicious = notes_of(ar_file.path, _bandwidth_doubts(ar_entries, shape, memory_speed))
-    suspicious += notes_of(p2p_file.path, _bandwidth_doubts(links, shape, memory_speed))
+    paths: dict[DocumentKind, Path] = {"allreduce": allreduce, "p2p": p2p, "overlap": overlap}
+    if sp_time is not None:
+        paths["sp_time"] = sp_time
+    read: dict[DocumentKind, HardwareFile] = {}
+    entries: dict[DocumentKind, tuple[HardwareEntry, ...]] = {}
+    for kind, path in paths.items():
+        read[kind], document = _load(kind, Path(path), *shape)
+        entries[kind] = hardware_entries(kind, document, _unit(read[kind], bandwidth_unit))
+        if kind != "overlap":
+            _check_groups(read[kind].path, entries[kind], *shape)
+    bandwidths, ar_notes = _allreduce(read["allreduce"].path, entries["allreduce"], *shape)
+    links = {entry.group_size: entry.value for entry in entries["p2p"]}
     # a single GPU has no links
     if world > 1 and not links:
         raise DocumentError(
-            p2p_file.path,
+            read["p2p"].path,
             "this key is missing and is required",
-            key=f"pp_size_{world}",
+            key=p2p_key(world),
             remedy=MAKE_HARDWARE,
         )
-
-    overlap_file, overlap_doc = _load("overlap", Path(overlap), OverlapDocument, *shape)
-    coefficient = overlap_doc.overlap_coe
-    overlap_notes: tuple[str, ...] = ()
+    coefficient = entries["overlap"][0].value
     # below 1 both would run faster together than alone, which is noise
-    if coefficient < 1.0:
-        overlap_notes = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",)
-    if coefficient > BUSY:
-        usual = "1.1 to 1.3 is usual; the hosts may have been busy, measure it again"
-        name = overlap_file.path.name
-        text = f"suspicious: in {name} overlap_coe is {coefficient:g}, and {usual}"
-        suspicious += (Caution(text),)
-
-    files = [
-        _with_notes(ar_file, ar_notes),
-        p2p_file,
-        _with_notes(overlap_file, overlap_notes),
+    low = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",) * (coefficient < 1.0)
+    read["allreduce"] = _with_notes(read["allreduce"], ar_notes)
+    read["overlap"] = _with_notes(read["overlap"], low)
+    files = list(read.values())
+    memory_speed = _memory_bytes_per_s(read["allreduce"], read["p2p"])
+    suspicious = [
+        note
+        for kind, file in read.items()
+        for note in notes_of(file.path, hardware_doubts(kind, entries[kind], shape, memory_speed))
     ]
-    documented: dict[tuple[str, int], Curve] = {}
-    if sp_time is not None:
-        sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
-        times = hardware_entries("sp_time", sp_doc, "ms")
-        documented = _curves(sp_file.path, times, *shape)
-        suspicious += notes_of(sp_file.path, _time_doubts(times))
-        files.append(sp_file)
-    bytes_per_s = {entry.group_size: entry.value for entry in links}
-    priced = priced_curves(
-        {file.kind: file for file in files}, bandwidths, bytes_per_s, documented, world
-    )
+    documented = _curves(entries.get("sp_time", ()))
+    priced = priced_curves(read, bandwidths, links, documented, world)
     sidecars = [file.sidecar for file in files if file.sidecar is not None]
     names = [s.name for s in sidecars if s.name is not None]
     return HardwareProfile(
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         allreduce_bytes_per_s=bandwidths,
-        p2p_bytes_per_s=bytes_per_s,
+        p2p_bytes_per_s=links,
         overlap_coefficient=max(1.0, coefficient),
-        hiding=_hiding(overlap_file.sidecar),
+        hiding=_hiding(read["overlap"].sidecar),
         curves=priced.curves,
         strided_curves=priced.strided_curves,
         p2p_curves=priced.p2p_curves,
@@ -367,8 +349,8 @@ def read_hardware(
 
 
 def _load(
-    kind: DocumentKind, path: Path, model: type[_Document], num_nodes: int, gpus_per_node: int
-) -> tuple[HardwareFile, _Document]:
+    kind: DocumentKind, path: Path, num_nodes: int, gpus_per_node: int
+) -> tuple[HardwareFile, BaseModel]:
     name = hardware_file_name(kind, num_nodes, gpus_per_node)
     if path.is_dir():
         stem = name.split("_", 1)[0]
@@ -377,7 +359,8 @@ def _load(
         if not path.exists():
             near = f" (present: {', '.join(others[:4])})" if others else ""
             raise DocumentError(path, f"this file does not exist{near}", remedy=MAKE_HARDWARE)
-    loaded = load_with_sidecar(kind, path, model, remedy=f"{MAKE_HARDWARE}, documented name {name}")
+    remedy = f"{MAKE_HARDWARE}, documented name {name}"
+    loaded = load_with_sidecar(kind, path, DOCUMENTS[kind], remedy=remedy)
     curves, sources = SidecarCurves(), loaded.sources
     if loaded.sidecar is not None:
         curves = sidecar_curves(path, loaded.sidecar, num_nodes * gpus_per_node)
@@ -400,7 +383,10 @@ def _with_notes(file: HardwareFile, notes: tuple[str, ...]) -> HardwareFile:
     return replace(file, sources=(replace(first, notes=notes), *rest))
 
 
-def _bandwidth_unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
+def _unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
+    """Return the unit of a file; `unit` is what the option says of bandwidths."""
+    if file.kind not in ("allreduce", "p2p"):
+        return documented_unit(file.kind)
     recorded = file.sidecar.unit if file.sidecar is not None else None
     if unit is not None and recorded is not None and unit != recorded:
         raise DocumentError(
@@ -409,8 +395,7 @@ def _bandwidth_unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
             key="unit",
             remedy="leave the option out: the file says its unit",
         )
-    # documented files are in GB/s unless something says otherwise
-    return unit or recorded or "GB/s"
+    return unit or recorded or documented_unit(file.kind)
 
 
 def _check_groups(
@@ -433,7 +418,6 @@ def _allreduce(
     path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
 ) -> tuple[dict[tuple[int, bool], float], tuple[str, ...]]:
     """Return bandwidths by group size and whether ranks are neighbours, and what was odd."""
-    _check_groups(path, entries, num_nodes, gpus_per_node)
     unnamed = [entry for entry in entries if "_consec_" not in entry.key]
     named = [entry for entry in entries if "_consec_" in entry.key]
     values = {(entry.group_size, entry.consecutive): entry for entry in named}
@@ -457,7 +441,7 @@ def _allreduce(
             raise DocumentError(
                 path,
                 f"this key is missing and is required for {num_nodes} nodes x {gpus_per_node} GPUs",
-                key=f"allreduce_size_{world}_consec_1",
+                key=allreduce_key(world, True),
                 remedy=MAKE_HARDWARE,
             )
         values.setdefault((world, True), one)
@@ -466,23 +450,11 @@ def _allreduce(
     return {group: entry.value for group, entry in values.items()}, notes
 
 
-def _curves(
-    path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
-) -> dict[tuple[str, int], Curve]:
+def _curves(entries: Sequence[HardwareEntry]) -> dict[tuple[str, int], Curve]:
     points: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for entry in entries:
-        size_bytes = float(entry.size_bytes or 0)
-        # seconds written for ms look a thousand times too fast
-        if size_bytes / entry.value > MAX_BYTES_PER_S:
-            raise DocumentError(
-                path,
-                f"the value is {entry.written:g}, expected the time of one operation in ms "
-                f"(it means {size_bytes / entry.value / GB:.3g} GB/s: looks like seconds)",
-                key=entry.key,
-            )
         group = entry.operation, entry.group_size
-        points.setdefault(group, []).append((size_bytes, entry.value))
-    _check_groups(path, entries, num_nodes, gpus_per_node)
+        points.setdefault(group, []).append((float(entry.size_bytes or 0), entry.value))
     return {
         group: Curve(
             # curves are in order of size, keys in any
@@ -498,8 +470,41 @@ _BY_SIZE = Law(least=0.0, most=1.0, slack=2.0)
 1.1, and libraries change their algorithm with the size."""
 
 
+def hardware_doubts(
+    kind: DocumentKind,
+    entries: Sequence[HardwareEntry],
+    shape: tuple[int, int],
+    memory_bytes_per_s: float | None = None,
+    *,
+    unit: str = "",
+) -> Iterator[Doubt]:
+    """Yield values of a hardware file that are unlikely, or contradict others in it.
+
+    memory_bytes_per_s : of a device, where it is known. unit : said behind bandwidths.
+    """
+    if kind == "overlap":
+        yield from _coefficient_doubts(entries)
+    elif kind == "sp_time":
+        yield from _time_doubts(entries)
+    else:
+        yield from _bandwidth_doubts(entries, shape, memory_bytes_per_s, unit)
+
+
+def _coefficient_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
+    for entry in entries:
+        if entry.value > _BUSY:
+            yield Doubt(
+                key=entry.key,
+                problem=f"{entry.written:.4g}, and 1.1 to 1.3 is usual",
+                remedy="the hosts may have been busy, measure it again",
+            )
+
+
 def _bandwidth_doubts(
-    entries: Sequence[HardwareEntry], shape: tuple[int, int], memory_bytes_per_s: float | None
+    entries: Sequence[HardwareEntry],
+    shape: tuple[int, int],
+    memory_bytes_per_s: float | None,
+    unit: str,
 ) -> Iterator[Doubt]:
     """Yield bandwidths that contradict those of other groups on the same links."""
     num_nodes, gpus_per_node = shape
@@ -516,7 +521,7 @@ def _bandwidth_doubts(
             x=float(entry.group_size),
             y=entry.value,
             written=entry.written,
-            unit="",
+            unit=unit,
         )
         families.setdefault((inside, entry.consecutive), []).append(cell)
         doubt = doubtful_link(cell, memory_bytes_per_s)
@@ -527,9 +532,21 @@ def _bandwidth_doubts(
 
 
 def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
-    """Yield times of collectives that contradict those of other sizes."""
+    """Yield times of collectives in another unit, and those that contradict other sizes."""
     curves: dict[tuple[str, int], list[Figure]] = {}
     for entry in entries:
+        rate = (entry.size_bytes or 0) / entry.value
+        # seconds written for ms look a thousand times too fast
+        if rate > _MAX_BYTES_PER_S:
+            yield Doubt(
+                key=entry.key,
+                problem=f"{entry.written:g}, expected the time of one operation in ms "
+                f"(it means {rate / GB:.3g} GB/s: looks like seconds)",
+                remedy="write it in ms",
+                impossible=True,
+                factor=math.inf,
+            )
+            continue
         cell = Figure(
             key=entry.key,
             x=float(entry.size_bytes or 1),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import field
 
 from autopar.documents.catalog import Content
 from autopar.documents.checks import INT
@@ -36,7 +37,7 @@ from autopar.plausible import (
     doubtful_table,
     notes_of,
 )
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import (
     LayerMemory,
     LayerSpec,
@@ -67,8 +68,7 @@ _TENSOR = {True: ("dtensor_sp", "sp"), False: ("dtensor", "tp")}
 _Layers = tuple[dict[int, LayerMemory], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Counted:
+class _Counted(Record):
     """Bytes per sample of one layer type at one length, by degree."""
 
     kept: dict[int, float] = field(default_factory=dict)
@@ -482,8 +482,7 @@ _MAKE_PROCESSED = "`profile-model --profile-type memory` makes the processed key
 _Counts = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Run:
+class _Run(Record):
     """One rank of one training run, MiB."""
 
     pp: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -44,7 +43,7 @@ from autopar.documents.times import (
 )
 from autopar.errors import DocumentError, InputError
 from autopar.objects import BaseModel
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import (
     LayerMemory,
     LayerProfile,
@@ -59,8 +58,7 @@ from autopar.units import MIB
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelMemory:
+class ModelMemory(Record):
     """Content of one memory file, in bytes."""
 
     layers: tuple[Mapping[int, LayerMemory], ...]
@@ -396,10 +394,10 @@ def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> Mo
             f"scaled: memory of layers linearly from sequence length {own} to {lengths}, which is "
             "exact; embedding and head between counted lengths"
         )
-    return dataclasses.replace(
+    return replace(
         profile,
         layers=tuple(
-            dataclasses.replace(
+            replace(
                 layer, memory={new.seq_length: _scaled_layer(table[old.seq_length], float(factor))}
             )
             for layer, table, old, new in zip(
@@ -420,7 +418,7 @@ def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> Mo
 
 def _with_note(profile: ModelProfile, why: str) -> ModelProfile:
     note = f"memory is estimated: {why}"
-    return dataclasses.replace(profile, notes=(*profile.notes, note))
+    return replace(profile, notes=(*profile.notes, note))
 
 
 def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: Path) -> str | None:
@@ -448,10 +446,10 @@ def _differences(spec: ModelSpec, shipped: ModelSpec) -> list[tuple[str, Any, An
     pairs: list[tuple[ModelSpec | LayerSpec, ModelSpec | LayerSpec]] = [(spec, shipped)]
     pairs += zip(map(_said, spec.layers), map(_said, shipped.layers), strict=True)
     return [
-        (field.name, getattr(old, field.name), getattr(new, field.name))
+        (name, getattr(old, name), getattr(new, name))
         for new, old in pairs
-        for field in dataclasses.fields(new)
-        if field.name not in _NO_BYTES and getattr(old, field.name) != getattr(new, field.name)
+        for name in new.__struct_fields__
+        if name not in _NO_BYTES and getattr(old, name) != getattr(new, name)
     ]
 
 
@@ -466,7 +464,7 @@ def _said(layer: LayerSpec) -> LayerSpec:
     """Return the layer with what files leave out because it follows."""
     if layer.num_heads is None:
         return layer
-    return dataclasses.replace(
+    return replace(
         layer,
         num_kv_heads=layer.num_kv_heads or layer.num_heads,
         head_dim=layer.head_dim or layer.hidden_size // layer.num_heads,

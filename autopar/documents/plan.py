@@ -9,12 +9,14 @@ content only.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from autopar.documents.catalog import located_options
 from autopar.documents.checks import (
@@ -388,9 +390,9 @@ class FrontierEntry(_Entry):
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses as objects, what is not finite as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    """Return a value as JSON has it: records as objects, what is not finite as null."""
+    if isinstance(value, Struct):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

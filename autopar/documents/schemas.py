@@ -15,7 +15,10 @@ from autopar.documents.checks import (
     StrictObject,
     published,
 )
-from autopar.objects import BeforeValidator
+from autopar.documents.json import record_schema
+from autopar.objects import BaseModel, BeforeValidator
+from autopar.records import Record
+from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
 # Pydantic models of the documented files: which keys exist, in which unit, in which range.
@@ -104,6 +107,21 @@ class AllreduceDocument(PatternDocument):
             "PaddleNLP's spelling: groups of neighbouring ranks.",
         ),
     )
+
+
+def allreduce_key(group_size: int, consecutive: bool) -> str:
+    """Return the documented key of an all-reduce bandwidth."""
+    return f"allreduce_size_{group_size}_consec_{int(consecutive)}"
+
+
+def p2p_key(num_stages: int) -> str:
+    """Return the documented key of the bandwidth between stages."""
+    return f"pp_size_{num_stages}"
+
+
+def sp_time_key(operation: str, group_size: int, size_bytes: float) -> str:
+    """Return the documented key of the time of a collective of whole MiB."""
+    return f"{operation}_size_{group_size}_{int(size_bytes) // MIB}MB_time"
 
 
 @published("p2p")
@@ -311,9 +329,13 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     found = {
         role: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            **model.model_json_schema(),
+            **_schema(kind),
         }
-        for role, model in sorted(DOCUMENTS.items())
+        for role, kind in sorted(DOCUMENTS.items())
     }
     forms = import_module("autopar.command.forms")
     return {**found, "answer": forms.with_forms(found["answer"])}
+
+
+def _schema(kind: type[BaseModel | Record]) -> dict[str, Any]:
+    return record_schema(kind) if issubclass(kind, Record) else kind.model_json_schema()

@@ -7,14 +7,15 @@ append-only: writing a document again keeps the runs that were measured before.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
+
+from msgspec import to_builtins
+from msgspec.structs import fields as fields_of
 
 from autopar import __version__
 from autopar.documents.checks import (
@@ -29,7 +30,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel, Field, model_validator
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
@@ -354,6 +355,12 @@ _UNITS: dict[str, tuple[str, ...]] = {
 }
 """Units that each document may be in; the first is the documented one."""
 
+
+def documented_unit(kind: DocumentKind) -> str:
+    """Return the unit in which a document is written."""
+    return _UNITS[kind][0]
+
+
 _NAME = r"^\S(.{0,98}\S)?$"
 _StackName = Annotated[
     str,
@@ -480,13 +487,13 @@ _LATER = (
     *("qk_norms", "shared_expert_width", "shared_expert_gate", "router_biases", "latent", "window"),
     *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
 )
-_LATER_OF_LAYERS = tuple(f for f in dataclasses.fields(LayerSpec) if f.name in _LATER)
+_LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
 """Of a layer, what is in a digest only where it is not as it was before there was such a field."""
 
 
 def describe_model(spec: ModelSpec) -> str:
     """Return the name of an architecture and a digest of it, whatever its depth and lengths."""
-    fields = asdict(spec)
+    fields = to_builtins(spec)
     # neither a name nor a base of rotary positions changes what is measured
     for key in ("name", "rotary_base", "rotary_scaling_factor"):
         fields.pop(key)
@@ -506,17 +513,31 @@ def describe_model(spec: ModelSpec) -> str:
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def newest_cells(runs: Iterable[Run]) -> dict[str, ModelMeasurement]:
-    """Return the cells of a model that count, by key: the newest ok one, else the newest."""
-    found: dict[str, ModelMeasurement] = {}
-    for run in runs:
-        if run.metadata.get(REPLACES):
-            found = {}
-        for m in run.model_measurements:
-            earlier = found.get(m.key)
-            if m.status == "ok" or earlier is None or earlier.status != "ok":
-                found[m.key] = m
+_Cell = TypeVar("_Cell", Measurement, ModelMeasurement)
+
+
+def newest(cells: Iterable[_Cell]) -> dict[str, _Cell]:
+    """Return what counts of cells in the order of their runs, by key.
+
+    The newest ok one, else the newest: a failure never hides a success of before.
+    """
+    found: dict[str, _Cell] = {}
+    for cell in cells:
+        earlier = found.get(cell.key)
+        if cell.status == "ok" or earlier is None or earlier.status != "ok":
+            found[cell.key] = cell
     return found
+
+
+def counting_runs(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs from the last on that replaced those before it."""
+    replacing = [number for number, run in enumerate(runs) if run.metadata.get(REPLACES)]
+    return runs[replacing[-1] if replacing else 0 :]
+
+
+def newest_cells(runs: Sequence[Run]) -> dict[str, ModelMeasurement]:
+    """Return the cells of a model that count, by key."""
+    return newest(m for run in counting_runs(runs) for m in run.model_measurements)
 
 
 def sidecar_path(document: Path | str) -> Path:
@@ -567,8 +588,7 @@ def _read_sidecar(
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded(Generic[_Document]):
+class Loaded(Record, Generic[_Document]):
     """One validated file with its sidecar, and where both came from."""
 
     path: Path
@@ -627,25 +647,4 @@ def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
         new = [run for run in sidecar.runs if run not in old.runs]
         sidecar = sidecar.model_copy(update={"runs": [*old.runs, *new]})
     write_json(path, sidecar.model_dump(exclude_none=True))
-    return path
-
-
-def append_run(document: Path | str, run: Run) -> Path:
-    """Append a run to the sidecar of a documented file.
-
-    Raises
-    ------
-    DocumentError: the file has no sidecar yet.
-    """
-    old = read_sidecar(document)
-    if old is None:
-        raise DocumentError(
-            sidecar_path(document),
-            "this file does not exist",
-            remedy="write the sidecar with its document first",
-        )
-    path = sidecar_path(document)
-    write_json(
-        path, old.model_copy(update={"runs": [*old.runs, run]}).model_dump(exclude_none=True)
-    )
     return path

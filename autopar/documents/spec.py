@@ -7,144 +7,47 @@ A spec comes from a shipped name, from a Hugging Face `config.json` or from our 
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Final, Literal
+
+from msgspec.structs import fields
 
 from autopar.documents import catalog
-from autopar.documents.checks import (
-    FLAG,
-    StrictObject,
-    Value,
-    published,
-    validate_document,
-    whole_number,
-)
-from autopar.documents.json import load_object, shorten, write_json
+from autopar.documents.checks import published
+from autopar.documents.json import load_object, read_record, shorten, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
-from autopar.families.consistency import MOST_LAYERS, MOST_SIZE, RATIO, checked_layer
-from autopar.objects import create_model
-from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
+from autopar.families.consistency import checked_layer
+from autopar.records import Record, replace
+from autopar.run.model import LayerSpec, ModelSpec
 from autopar.units import format_count
 
 # --------------------------------------------------------------------------------------------------
 # Parses `model.json`, our own file that describes a model.
 
 
-FORMAT = "autopar-model"
+FORMAT: Final = "autopar-model"
 """What `format` says in our own file."""
-_NOT_OF_THE_SPEC = ("format", "version", "source")
-_NOT_POSITIVE_ONLY = {  # integers that may be 0
-    "learned_positions",
-    "extra_embedding_parameters",
-    "extra_head_parameters",
-    "norm_parameters_per_hidden",
-    "shared_expert_width",
-    "whole_every",
-    "mtp_layers",
-}
-_MOST = {
-    "num_layers": MOST_LAYERS,
-    "mtp_layers": 64,
-    "extra_embedding_parameters": 10**13,
-    "extra_head_parameters": 10**13,
-}
-"""Largest plausible integers; `MOST_SIZE` for every other key."""
 
 
-def _largest(key: str) -> int:
-    """Return the largest plausible value of a whole number."""
-    return _MOST.get(key, MOST_SIZE)
+@published("model")
+class ModelDocument(ModelSpec):
+    """What an architecture is (`model.json`): layer types in execution order, and the rest."""
 
-
-_LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
-
-
-def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
-    """Return type and default of a key, from the field of the dataclass that it fills."""
-    # annotations are texts here, so the kind is what they begin with
-    kind, key = str(field.type), field.name
-    if kind.startswith("LatentSpec"):
-        return Annotated[_Latent, _LATENT] | None, None
-    if kind.startswith("bool"):
-        value = FLAG
-    elif kind.startswith("str"):
-        text = {"type": "string", "minLength": 1}
-        value = Value("a text", lambda x: isinstance(x, str) and bool(x), text)
-    elif kind.startswith("float"):
-        value = RATIO
-    else:
-        # 0 only where it stands for none of them
-        value = whole_number(int(key not in _NOT_POSITIVE_ONLY), _largest(key))
-    annotated = Annotated[Any, value]
-    default = ... if field.default is dataclasses.MISSING else field.default
-    return (annotated | None if "None" in kind else annotated), default
-
-
-def _fields(kind: type[LatentSpec | LayerSpec | ModelSpec]) -> dict[str, Any]:
-    return {f.name: _field(f) for f in dataclasses.fields(kind) if f.name != "layers"}
-
-
-_Latent: Any = create_model(
-    "LatentDocument",
-    __base__=StrictObject,
-    __doc__="Widths of multi-head latent attention.",
-    **_fields(LatentSpec),
-)
-_LATENT = Value(
-    "the widths of latent attention, "
-    '{"key_value_rank": ..., "key_width": ..., "rotary_width": ..., "value_width": ...}',
-    lambda x: isinstance(x, dict),
-    {},
-    inside=True,
-)
-_Layer: Any = Annotated[
-    create_model(
-        "LayerDocument", __base__=StrictObject, __doc__="A layer type.", **_fields(LayerSpec)
-    ),
-    Value(f"a layer type, {_LAYER}", lambda x: isinstance(x, dict), {}, inside=True),
-]
-_LAYERS = Value(
-    f"a list of layer types, [{_LAYER}]",
-    lambda x: isinstance(x, list) and bool(x),
-    {"minItems": 1},
-    inside=True,
-)
-_MODEL: dict[str, Any] = {
-    "format": (Annotated[Any, Value(repr(FORMAT), lambda x: x == FORMAT, {"const": FORMAT})], None),
-    "version": (Annotated[Any, Value("1", lambda x: x == 1, {"const": 1})], 1),
-    "source": (Any, None),
-    "layers": (Annotated[list[_Layer], _LAYERS], ...),
-    **_fields(ModelSpec),
-}
-ModelDocument = published("model")(
-    create_model(
-        "ModelDocument",
-        __base__=StrictObject,
-        __doc__="What an architecture is (`model.json`): layer types in execution order, and the "
-        "rest.",
-        **_MODEL,
-    )
-)
+    format: Literal["autopar-model"] = FORMAT
+    version: Literal[1] = 1
+    source: Any = None
 
 
 def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of our `model.json`; raises DocumentError naming file, key and value."""
-    try:
-        document = validate_document(ModelDocument, path, data)
-    except DocumentError as error:
-        # pydantic spells an item layers.0.key, users look for layers[0].key
-        key = re.sub(r"\.([0-9]+)(?=\.|$)", r"[\1]", error.key or "")
-        raise DocumentError(path, error.problem, key=key, remedy=error.remedy) from None
-    content = document.model_dump(exclude=set(_NOT_OF_THE_SPEC))
+    document = read_record(ModelDocument, path, data)
     layers = [
-        checked_layer(path, _own_layer(layer), {k: f"layers[{index}].{k}" for k in layer})
-        for index, layer in enumerate(content.pop("layers"))
+        checked_layer(path, layer, {k: f"layers[{index}].{k}" for k in layer.__struct_fields__})
+        for index, layer in enumerate(document.layers)
     ]
-    if content["interleaved"] and len({layer.num_layers for layer in layers}) > 1:
+    if document.interleaved and len({layer.num_layers for layer in layers}) > 1:
         numbers = ", ".join(str(layer.num_layers) for layer in layers)
         raise DocumentError(
             path,
@@ -152,20 +55,11 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
             key="interleaved",
             remedy="give as many layers of each type",
         )
-    return ModelSpec(layers=tuple(layers), **content)
-
-
-def _own_layer(values: dict[str, Any]) -> LayerSpec:
-    latent = values.pop("latent")
-    return LayerSpec(**values, latent=None if latent is None else LatentSpec(**latent))
+    return ModelSpec(**{name: getattr(document, name) for name in ModelSpec.__struct_fields__})
 
 
 # --------------------------------------------------------------------------------------------------
 # A spec by name or path, written again, and what follows from it by counting.
-
-
-_LAYER_FIELDS = {f.name: f for f in dataclasses.fields(LayerSpec)}
-_MODEL_FIELDS = {f.name: f for f in dataclasses.fields(ModelSpec)}
 
 
 def load_spec(
@@ -201,13 +95,13 @@ def load_spec(
         spec = parse_hugging_face(path, data, seq_length=length)
     published = catalog.published_name(name_or_path)
     if published is not None:
-        spec = dataclasses.replace(spec, name=name_or_path)
+        spec = replace(spec, name=name_or_path)
         seq_length = (published[1],) if seq_length is None else seq_length
     layers = list(spec.layers)
     for option, values in (("num_layers", num_layers), ("seq_length", seq_length)):
         for index, value in enumerate(_per_type(option, values, len(layers), spec.name)):
             changed: dict[str, Any] = {option: value}
-            layers[index] = dataclasses.replace(layers[index], **changed)
+            layers[index] = replace(layers[index], **changed)
     hidden: list[Any] = _per_type("hidden_size", hidden_size, len(layers), spec.name)
     hidden = hidden or [None] * len(layers)
     sized = tuple(
@@ -217,10 +111,8 @@ def load_spec(
     if sized != tuple(layers):
         # another model: its plans and files must not take the names of those of this one
         first = sized[0]
-        spec = dataclasses.replace(
-            spec, name=f"{spec.name}_hidden{first.hidden_size}_head{first.num_heads}"
-        )
-    return dataclasses.replace(spec, layers=sized)
+        spec = replace(spec, name=f"{spec.name}_hidden{first.hidden_size}_head{first.num_heads}")
+    return replace(spec, layers=sized)
 
 
 def resized(
@@ -294,7 +186,7 @@ def resized(
     # a width that follows from hidden size and heads is not said again
     if layer.head_dim is None and "head_dim" not in chosen:
         changes.pop("head_dim", None)
-    new = dataclasses.replace(layer, **changes)
+    new = replace(layer, **changes)
     if new.num_heads and new.num_kv_heads and new.num_heads % new.num_kv_heads:
         raise OptionError(
             f"--num-kv-heads: {new.num_kv_heads} does not divide the {new.num_heads} attention "
@@ -356,26 +248,21 @@ def bare_spec(
 
 def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> None:
     """Write a spec as our `model.json`; fields that have their default value are left out."""
-    document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": spec.name}
+    given = _given(spec)
+    document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": given.pop("name")}
     if source is not None:
         document["source"] = source
-    document["layers"] = [
-        {
-            k: v if not isinstance(v, LatentSpec) else _given(v)
-            for k, v in vars(layer).items()
-            if v != _LAYER_FIELDS[k].default
-        }
-        for layer in spec.layers
-    ]
-    for key, field in _MODEL_FIELDS.items():
-        value = getattr(spec, key)
-        if key not in ("name", "layers") and value != field.default:
-            document[key] = value
-    write_json(path, document)
+    layers = [_given(layer) for layer in given.pop("layers")]
+    write_json(path, {**document, "layers": layers, **given})
 
 
-def _given(latent: LatentSpec) -> dict[str, int]:
-    return {k: v for k, v in vars(latent).items() if v is not None}
+def _given(record: Record) -> dict[str, Any]:
+    """Return the fields that do not have their default value, those of a record inside as well."""
+    return {
+        field.name: _given(value) if isinstance(value, Record) else value
+        for field in fields(record)
+        if (value := getattr(record, field.name)) != field.default
+    }
 
 
 # --- overrides -----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
@@ -27,6 +26,7 @@ from autopar.objects import (
     model_validator,
 )
 from autopar.output import safe_name
+from autopar.records import replace
 from autopar.run.plan import (
     LayerStrategy,
     Module,

@@ -6,9 +6,10 @@ Times are ms per layer per *sample* in the file and seconds per batch inside.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
+
+from msgspec.structs import asdict
 
 from autopar.documents.catalog import Content
 from autopar.documents.schemas import ComputationDocument
@@ -16,6 +17,7 @@ from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKin
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError
 from autopar.plausible import Caution, Doubt, Figure, Law, contradictions, notes_of, once
+from autopar.records import replace
 from autopar.run.model import (
     LayerProfile,
     ModelProfile,
@@ -159,7 +161,7 @@ def layer_times_of(layers: Sequence[LayerProfile]) -> list[LayerTimes]:
     for kind, layer in enumerate(layers):
         entries = {
             (t.seq_length, t.batch, t.degree, t.kind): LayerTimes(
-                layer_type=kind, **{name: v for name, v in vars(t).items() if v is not None}
+                layer_type=kind, **{name: v for name, v in asdict(t).items() if v is not None}
             )
             for t in layer.sharded_times
         }
@@ -188,7 +190,7 @@ def other_times_of(times: Sequence[OtherTime]) -> list[OtherTimes]:
         OtherTimes(**{**known, "seq_lengths": list(t.seq_lengths)})
         for t in times
         if t.forward_s > 0.0
-        and (known := {name: v for name, v in vars(t).items() if v is not None}).keys()
+        and (known := {name: v for name, v in asdict(t).items() if v is not None}).keys()
         - {"batch", "seq_lengths", "forward_s"}
     ]
 

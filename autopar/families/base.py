@@ -6,22 +6,16 @@ Which keys a family has, and what it does where a file is silent, is not here bu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from autopar.documents.checks import FLAG, Value, whole_number
 from autopar.errors import DocumentError
-from autopar.families.consistency import (
-    MOST_LAYERS,
-    MOST_SIZE,
-    RATIO,
-    checked_layer,
-    is_ratio,
-)
+from autopar.families.consistency import RATIO, checked_layer, is_ratio
 from autopar.objects import BaseModel, ConfigDict
-from autopar.run.model import LayerSpec, ModelSpec
+from autopar.records import replace
+from autopar.run.model import MOST_LAYERS, MOST_SIZE, LayerSpec, ModelSpec
 
 Whole = Annotated[int, whole_number(1, MOST_SIZE)]
 WholeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]

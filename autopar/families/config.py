@@ -16,11 +16,10 @@ from autopar.documents.checks import validate_document
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, nearest
 from autopar.families.base import Config
-from autopar.families.consistency import MOST_LAYERS, MOST_SIZE
 from autopar.families.decoders import DECODERS
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
-from autopar.run.model import ModelSpec
+from autopar.run.model import MOST_LAYERS, MOST_SIZE, ModelSpec
 
 _FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -13,10 +13,6 @@ from autopar.documents.checks import Value
 from autopar.errors import DocumentError
 from autopar.run.model import LayerSpec
 
-MOST_LAYERS = 10**4
-MOST_SIZE = 10**9
-"""Largest plausible number of layers, and of any other whole number."""
-
 
 def is_ratio(value: object) -> bool:
     """Return whether a value of a document is a base or a factor: a number from 1 to 1e12."""

@@ -6,7 +6,6 @@ Defaults of keys and of what is not said are those of transformers, `src/transfo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from autopar.families.base import (
     read_rotary,
     runs_of,
 )
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 
 _NARROW = ("sliding_attention", "chunked_attention")

@@ -6,13 +6,13 @@ visit, or without. Defaults are those of transformers, as in `autopar.families.d
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Switch, Whole, WholeOrZero
 from autopar.families.decoders import Decoder, Mistral, Qwen3
+from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec
 
 

@@ -7,13 +7,13 @@ transformers, as in `autopar.families.decoders`.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Layers, Ratio, Switch, Whole, divided_width
 from autopar.objects import AliasChoices, BaseModel, Field
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 
 _NAMES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -136,7 +136,7 @@ class _T5(Config):
             gated_mlp=str(self.feed_forward_proj).startswith("gated"),
             causal=False,
         )
-        decoder = dataclasses.replace(
+        decoder = replace(
             encoder,
             num_layers=self.num_decoder_layers or encoder.num_layers,
             causal=True,
@@ -238,7 +238,7 @@ class _Phi(Config):
                 remedy="describe the model in a model.json",
             )
         positions = self.max_position_embeddings
-        layer = dataclasses.replace(
+        layer = replace(
             _biased(path, self, _NAMES, positions, self.intermediate_size),
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
             num_norms=1,
@@ -260,7 +260,7 @@ class _Starcoder2(Config):
 
     def spec(self, path: Path, name: str) -> ModelSpec:
         positions = self.max_position_embeddings
-        layer = dataclasses.replace(
+        layer = replace(
             _biased(path, self, _NAMES, positions, self.intermediate_size),
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
             biases=self.use_bias is not False,

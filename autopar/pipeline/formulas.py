@@ -25,7 +25,7 @@ from autopar.errors import InputError
 from autopar.pipeline.orders import warmup_chunks
 from autopar.pipeline.replay import replay
 from autopar.pipeline.schedules import SCHEDULES, Schedule, check_schedule, default_group
-from autopar.records import dataclass
+from autopar.records import Record
 
 # --------------------------------------------------------------------------------------------------
 # Time.
@@ -162,8 +162,7 @@ def _v_shaped_s(
     return found.step_s + (m - first) * slowest
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rounds:
+class _Rounds(Record):
     """A pipeline of pairs of one forward and one backward; seconds are of one chunk, not stage."""
 
     number: int

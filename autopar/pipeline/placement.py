@@ -16,14 +16,13 @@ from itertools import accumulate, pairwise
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
-from autopar.records import dataclass
+from autopar.records import Record
 
 _MOVES = 200
 """Single layers that are moved at most; few are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
+class Placement(Record):
     """Where layers stand; parts are in the order of the model."""
 
     sizes: tuple[int, ...]
@@ -179,8 +178,7 @@ def _tails(parts: int, mtp: int, least: int) -> Iterator[tuple[int, tuple[int, .
             yield 2, (*beside[1:], mtp, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ends:
+class _Ends(Record):
     """A model to cut: its layers, what stands around them, and the pipeline."""
 
     stages: int

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autopar.errors import InputError
 from autopar.pipeline.orders import Action, actions, live_peak, part_of, rank_of
 from autopar.pipeline.schedules import Schedule, check_schedule
-from autopar.records import dataclass
+from autopar.records import Record
 
 
 class Timed(NamedTuple):
@@ -25,8 +25,7 @@ class Timed(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replay:
+class Replay(Record):
     """A step that was replayed."""
 
     step_s: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 
 Schedule = Literal[
     "1f1b",
@@ -25,8 +25,7 @@ Engine = Literal["megatron", "torchtitan", "deepspeed", "galvatron"]
 """Trainers with pipelines of their own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Record):
     """What a schedule is, apart from its order."""
 
     title: str

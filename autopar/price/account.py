@@ -15,13 +15,12 @@ from autopar.price.peak import Peak, gathered_bytes, peak_of, peaks
 from autopar.price.schedule import Moment
 from autopar.price.sharded import Part, sharded_moments, sharded_parts
 from autopar.price.states import States, states_of
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.training.offload import Offload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Term:
+class Term(Record):
     """One part of a rank's memory."""
 
     name: str
@@ -30,8 +29,7 @@ class Term:
     """What makes it larger, or turns it on and off."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Account:
+class Account(Record):
     """What a rank has allocated after a step, and at the fullest moment of one."""
 
     stage: int

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Chunk, Launch
 from autopar.training.adapters import Target, adapted_widths, base_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weight:
+class Weight(Record):
     """One tensor of weights on a rank, or several equal ones."""
 
     name: str

@@ -23,14 +23,13 @@ from autopar.price.activations import (
 from autopar.price.allocator import recycled_bytes
 from autopar.price.parameters import chunk_weights, layer_weights
 from autopar.price.schedule import Moment, moments
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import Chunk, Launch
 from autopar.run.plan import Module
 from autopar.training.offload import Offload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peak:
+class Peak(Record):
     """The fullest moment of a stage's step by what fills it, in bytes."""
 
     moment: Moment

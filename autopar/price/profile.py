@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from autopar.price.kept import (
 )
 from autopar.price.parameters import head_weight, layer_weights
 from autopar.price.peak import backward_bytes, head_bytes, kept_logits_bytes
+from autopar.records import replace
 from autopar.run.launch import (
     Attention,
     Degrees,

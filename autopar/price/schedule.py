@@ -11,12 +11,11 @@ from typing import Literal
 
 from autopar.pipeline import orders
 from autopar.pipeline.schedules import default_group
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(Record):
     """One chunk's forward or backward of one micro-batch, or a half of a backward."""
 
     kind: Literal["forward", "backward", "inputs", "weights"]
@@ -24,8 +23,7 @@ class Event:
     micro_batch: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
+class Moment(Record):
     """What is live while an event runs."""
 
     event: Event

@@ -18,7 +18,7 @@ from autopar.price import torch_layers
 from autopar.price.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.price.schedule import Moment, moments
 from autopar.price.state_layouts import Phase, StateRecipe, recipe_of
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import Chunk, Launch, Optimizer, TorchTrainer
 from autopar.units import MIB
 
@@ -35,8 +35,7 @@ class Part(NamedTuple):
     switch: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
+class Unit(Record):
     """Weights that are gathered and reduced together: a layer, or embedding or head."""
 
     name: str
@@ -59,8 +58,7 @@ class Unit:
         return self.dense + self.expert
 
 
-@dataclass(frozen=True, kw_only=True)
-class Instant:
+class Instant(Record):
     """A moment of a step and what is there."""
 
     name: str

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, cast
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.runtime import BUCKETS, Buckets, Keeper, PrecisionKind, Zero
 
 Phase = Literal["forward", "backward", "step"]
@@ -28,8 +28,7 @@ _BOTH: frozenset[Phase] = frozenset({"forward", "backward"})
 _STEP: frozenset[Phase] = frozenset({"step"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(Record):
     """Bytes of one parameter that stay from step to step, or from a backward to its step."""
 
     each_bytes: float
@@ -41,8 +40,7 @@ class Kept:
     """Of whole ones the rank's own part alone is left when the optimizer steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Passing:
+class Passing(Record):
     """A tensor that is there for a part of a step, in bytes of an element."""
 
     what: str
@@ -70,8 +68,7 @@ class Passing:
         return self.each_bytes * (size if self.elements is None else min(size, self.elements))
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateRecipe:
+class StateRecipe(Record):
     """What an engine keeps of a parameter at a ZeRO stage, and what comes and goes beside it."""
 
     keeper: Keeper
@@ -125,8 +122,7 @@ class StateRecipe:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Asked(Record):
     """The arguments of `recipe_of`, its defaults filled in."""
 
     keeper: Keeper

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from autopar.price.parameters import Weight, frozen_bytes
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch, Precision
 
 MOMENTS_BYTES = 8
@@ -29,8 +29,7 @@ _BUCKET_PER_RANK = 1_000_000
 """Parameters of a bucket at least, of many ranks more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Buffer:
+class Buffer(Record):
     """One contiguous buffer of a chunk's weights, and one of their gradients."""
 
     elements: int
@@ -47,8 +46,7 @@ class Buffer:
     """Parameters of which Muon keeps a momentum alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class States:
+class States(Record):
     """Bytes of a rank by what they hold."""
 
     weights_bytes: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -47,7 +46,7 @@ from autopar.rates.parts.updates import (
     weights_cast_s,
 )
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.job import (
     Block,
     Experts,
@@ -125,8 +124,7 @@ class StageTime(NamedTuple):
     optimizer_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(Record):
     """Seconds of a step and where they go."""
 
     total_s: float
@@ -186,7 +184,7 @@ class KnownLayers:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        names = [row.name for row in fields(Job) if row.name not in _STEP_ONLY]
+        names = [name for name in Job.__struct_fields__ if name not in _STEP_ONLY]
         self._sizes = attrgetter(*names)
         self._layers: dict[object, LayerTimes] = {}
         self._embeddings: dict[object, tuple[Part, ...]] = {}

@@ -11,23 +11,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from autopar.documents import catalog
-from autopar.documents.checks import (
-    StrictObject,
-    Value,
-    key_error,
-    published,
-    validate_document,
-)
-from autopar.documents.json import load_object
-from autopar.objects import Field, model_validator
-from autopar.records import dataclass
+from autopar.documents.checks import published
+from autopar.documents.json import load_object, read_record
+from autopar.records import KeyFault, Record, number, replace, whole_number
 from autopar.sources import Source, stacks_of
 
 COVERAGE = 0.90
@@ -40,31 +34,13 @@ _MOST = 100.0
 """No estimate is further off."""
 
 
-def _within(least: float) -> Value:
-    def legal(value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return least <= value <= _MOST
-
-    schema = {"type": "number", "minimum": least, "maximum": _MOST}
-    return Value(f"a number from {least:g} to {_MOST:g}", legal, schema)
+_Ratio = Annotated[float, number(1.0 / _MOST, _MOST)]
+_Spread = Annotated[float, number(0.0, _MOST)]
+_Count = Annotated[int, whole_number(1)]
 
 
-_Ratio = Annotated[float, _within(1.0 / _MOST)]
-_Spread = Annotated[float, _within(0.0)]
-_Count = Annotated[
-    int,
-    Value(
-        "a whole number from 1",
-        # type() and not isinstance: true is an int in Python
-        lambda value: type(value) is int and value >= 1,
-        {"type": "integer", "minimum": 1},
-    ),
-]
-
-
-class _Class(StrictObject):
-    """One class of published runs."""
+class RunClass(Record):
+    """The errors of one class of published runs."""
 
     stack: str
     experts: bool
@@ -77,43 +53,27 @@ class _Class(StrictObject):
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
 
-    @model_validator(mode="after")
-    def _is_an_interval(self) -> Self:
+    def __post_init__(self) -> None:
         if self.low > self.high:
-            raise key_error(f"the value is {self.low:g}, expected at most {self.high:g}", "low")
-        return self
-
-
-@published("accuracy")
-class AccuracyDocument(StrictObject):
-    """Errors of estimated step times, by class of runs."""
-
-    format: Literal["autopar-accuracy"]
-    version: Literal[1]
-    source: str
-    classes: Annotated[list[_Class], Field(min_length=1)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunClass:
-    """The errors of one class of runs."""
-
-    stack: str
-    experts: bool
-    site_known: bool
-    rows: int
-    sources: int
-    low: float
-    high: float
-    plan_spread: float
+            problem = f"the value is {self.low:g}, expected at most {self.high:g}"
+            raise KeyFault("low", problem)
 
     def interval_s(self, estimated_s: float) -> tuple[float, float]:
         """Return the seconds between which 9 of 10 measured steps lie."""
         return self.low * estimated_s, self.high * estimated_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
+@published("accuracy")
+class AccuracyDocument(Record):
+    """Errors of estimated step times, by class of runs."""
+
+    format: Literal["autopar-accuracy"]
+    version: Literal[1]
+    source: str
+    classes: Annotated[tuple[RunClass, ...], Meta(min_length=1)]
+
+
+class Accuracy(Record):
     """All classes, and the choice among them."""
 
     classes: tuple[RunClass, ...]
@@ -173,9 +133,8 @@ def load_accuracy() -> Accuracy:
 
 def read_accuracy(path: Path) -> Accuracy:
     """Return the errors of a file; raises DocumentError naming file, key and value."""
-    document: Any = validate_document(AccuracyDocument, path, load_object(path).data)
-    classes = (RunClass(**dict(entry)) for entry in document.classes)
-    return Accuracy(classes=tuple(classes), path=path)
+    document = read_record(AccuracyDocument, path, load_object(path).data)
+    return Accuracy(classes=document.classes, path=path)
 
 
 def probability_faster(one_s: float, other_s: float, plan_spread: float) -> float:

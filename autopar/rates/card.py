@@ -12,7 +12,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -36,7 +35,7 @@ from autopar.rates.collectives import (
 )
 from autopar.rates.constants import KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.sources import Source
 from autopar.units import MIB
 
@@ -51,8 +50,7 @@ FORMAT = "autopar-card"
 """Value of `format` that tells a card from other documents."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
+class Link(Record):
     """One level of the network, per GPU and direction."""
 
     bytes_per_s: float
@@ -62,8 +60,7 @@ class Link:
     """Latency of one step of a ring."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
+class Card(Record):
     """One device and its network, in base units."""
 
     name: str
@@ -122,8 +119,7 @@ _QUALITIES = ("measured", "derived", "nominal")
 _ENTRY_KEYS = ["value", "source", "basis", "quality", "spread"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Range:
+class _Range(Record):
     """Plausible values of one number, far wider than devices differ and narrower than units do.
 
     Annotates a field of a card, whose entry {"value", "source" or "basis"} it reads as the value.

@@ -20,7 +20,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 F64 = NDArray[np.float64]
 
@@ -54,8 +54,7 @@ class GroupShape(NamedTuple):
         return cls(ranks, min(fewest, per_node), min(ranks, per_node), nodes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
+class Protocol(Record):
     """What one protocol of NCCL (LL, LL128 or Simple) takes besides the bytes."""
 
     base_s: float
@@ -100,8 +99,7 @@ NOMINAL = (_LL, _LL128, _SIMPLE)
 """LL, LL128 and Simple by NCCL's own tables."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exchange:
+class Exchange(Record):
     """How fast a fused dispatcher (DeepEP, HybridEP) moves tokens to experts and back.
 
     A multiprocessor copies a token in `token_s` and its bytes at `sm_bytes_per_s`; `own_copies`
@@ -117,8 +115,7 @@ class Exchange:
     """Of the link's nominal rate, reached with many multiprocessors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
+class Network(Record):
     """The links of one GPU, per direction, and how much of them collectives reach."""
 
     link_bytes_per_s: float
@@ -150,8 +147,7 @@ class Network:
     """None: experts are reached by all-to-alls."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SiteFactors:
+class SiteFactors(Record):
     """What a cluster's links reach over what the card says; measured by a probe."""
 
     in_node: float = 1.0

@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from autopar.command.options import Command
 from autopar.command.run import say_kept, visible
 from autopar.errors import OptionError
 from autopar.output import write_files
-from autopar.records import dataclass
+from autopar.records import replace
 from autopar.run.model import ModelProfile
 
 _WHAT, _HOW = "What to estimate", "How"

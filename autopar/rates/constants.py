@@ -15,7 +15,7 @@ from autopar.documents.checks import StrictObject, key_error
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.objects import model_validator
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -49,8 +49,7 @@ _SAME_AS: Mapping[str, str] = {"fp16": "bf16", "mxfp8": "fp8_block"}
 take both 16-bit formats alike, and MXFP8 differs from 128-blocks in the shape of its scales."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
+class Figure(Record):
     """The constants of one formula with their quality and the error of what they price."""
 
     values: Mapping[str, float]
@@ -63,8 +62,7 @@ class Figure:
         return self.values[key]
 
 
-@dataclass(frozen=True, eq=False)  # by identity: types have to be hashable, dictionaries are not
-class Constants:
+class Constants(Record, kw_only=False, eq=False):
     """The constants of one formula: name, least and greatest value of each; reads an entry."""
 
     bounds: Mapping[str, tuple[float, float]]
@@ -253,8 +251,7 @@ class KernelsSection(_Section):
     """Time of a memory-bound kernel besides its bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernels:
+class Kernels(Record):
     """All that prices the kernels of one card, in base units."""
 
     card: str

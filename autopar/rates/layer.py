@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ from autopar.rates.parts.operations import (
     transfer_s,
 )
 from autopar.rates.parts.updates import weights_cast_s
+from autopar.records import replace
 from autopar.run.job import (
     Attention,
     Block,

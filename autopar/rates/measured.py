@@ -7,14 +7,14 @@ collective times) meet here as one typed document; `documents.hardware` reads an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.sources import Source
 from autopar.statistics import rising_fit
 from autopar.units import MIB, format_message
@@ -30,8 +30,7 @@ COMMUNICATOR_BYTES = 64 * MIB
 # ranks where the link is the limit. Source of the factors: nccl-tests, doc/PERFORMANCE.md.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
+class Operation(Record):
     """One operation over a group of ranks."""
 
     name: str
@@ -72,6 +71,11 @@ OPERATIONS = {
 """Operations by their key in files."""
 
 
+def bus_bytes_per_s(operation: str, group_size: int, size_bytes: float, time_s: float) -> float:
+    """Return the bus bandwidth of one operation, bytes/s."""
+    return OPERATIONS[operation].bus_factor(group_size) * size_bytes / time_s
+
+
 # --------------------------------------------------------------------------------------------------
 # What is known of a cluster: curves of operations over group and size.
 
@@ -83,8 +87,7 @@ Speed = Literal["fast", "slow"]
 """An end of the measured spread of communication: the 5th or the 95th percentile of the times."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Curve:
+class Curve(Record, eq=False, dict=True):
     """Measured times of one collective in one group.
 
     Parameters
@@ -176,8 +179,7 @@ class Curve:
         return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hiding:
+class Hiding(Record):
     """What a trainer's software hides of its traffic, beside the documented coefficient.
 
     Source of the figures: a stack (`autopar.rates.stack`).
@@ -209,8 +211,7 @@ class Hiding:
     """Of a layer's routing, in both directions together."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HardwareProfile:
+class HardwareProfile(Record, eq=False):
     """Bandwidths, collective times and capacities of `num_nodes` x `gpus_per_node` GPUs."""
 
     num_nodes: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +10,7 @@ from autopar.documents import catalog
 from autopar.errors import InputError
 from autopar.plausible import doubtful_rate, notes_of
 from autopar.rates.measured import HardwareProfile
+from autopar.records import replace
 from autopar.run.model import (
     LatentSpec,
     LayerMemory,

@@ -8,7 +8,6 @@ plan's time is the planner's cost model, which asks for them without the host's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from autopar.rates.layer import embedding_times, head_times, layer_parts
 from autopar.rates.measured import HostCalls, host_calls, together_s
 from autopar.rates.parts.operations import Machine, Part, Split
 from autopar.rates.parts.updates import optimizer_time_s
+from autopar.records import replace
 from autopar.run.job import Block, Experts, Job, parameters
 from autopar.run.model import OtherTime, ShardedTime, TimePoint
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -34,7 +33,7 @@ from autopar.rates.card import Card
 from autopar.rates.collectives import GroupShape, Network, SiteFactors, collective_time_s
 from autopar.rates.constants import Quality, kernels_of
 from autopar.rates.kernels import gemm_s
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size, parameter_count
 from autopar.sources import Source
 from autopar.units import MIB
@@ -234,8 +233,7 @@ PARTS = ("clock", "memory_share", "in_node", "cross_node", "adapter_bytes_per_s"
 """What can be known of a site; the names that `Site.known` has."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectiveTime:
+class CollectiveTime(Record):
     """Measured seconds of a collective, its groups on `nodes` nodes each, all at once."""
 
     operation: str
@@ -245,8 +243,7 @@ class CollectiveTime:
     time_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Record):
     """One cluster, in base units; None is what nobody measured."""
 
     name: str
@@ -506,8 +503,7 @@ def _fitted(
 # A training step from the absolute figures: coarse, and the only answer where there is no card.
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepWork:
+class StepWork(Record):
     """What one rank does in a training step."""
 
     flop: float

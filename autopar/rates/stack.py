@@ -23,7 +23,7 @@ from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.objects import Field, model_validator
 from autopar.rates.constants import Constants, Figure
 from autopar.rates.measured import Hiding
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.sources import STACK_ROLE, Source
 
 FORMAT = "autopar-stack"
@@ -147,8 +147,7 @@ class StackDocument(StrictObject):
         return read(data)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stack:
+class Stack(Record):
     """A trainer's software in base units."""
 
     name: str

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field
 from itertools import groupby, islice
 from typing import Literal
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.run.plan import LayerStrategy, Plan, refinements, violations
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
@@ -40,8 +39,7 @@ FP32_STATES = 12.0
 Recomputation = frozenset[Module] | Literal["full"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Record):
     """Widths of multi-head latent attention (DeepSeek-V2): queries and keys are compressed."""
 
     query_rank: int | None
@@ -51,8 +49,7 @@ class LatentAttention:
     """Of each key, the part that carries positions and is one for all heads."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(Record):
     """The attention of a block."""
 
     heads: int
@@ -85,16 +82,14 @@ class Attention:
         return self.heads * (self.value_width or self.width)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mlp:
+class Mlp(Record):
     """A dense MLP of two matrices, or of three where it is gated."""
 
     width: int
     gated: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(Record):
     """A mixture of MLPs, of which every token visits a few."""
 
     number: int
@@ -107,8 +102,7 @@ class Experts:
     """Width to which tokens are projected for the experts; None: they keep the model's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mamba:
+class Mamba(Record):
     """A selective state-space mixer (Mamba-2)."""
 
     heads: int
@@ -123,8 +117,7 @@ class Mamba:
         return self.heads * self.width
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(Record):
     """A run of equal layers: what mixes tokens, then what works on each of them; each may lack."""
 
     number: int
@@ -159,8 +152,7 @@ class Block:
         return self.sums if self.num_norms is None else self.num_norms
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Record):
     """A model, how it is split, and what a trainer is told; sizes are elements, bytes are bytes."""
 
     name: str
@@ -264,7 +256,7 @@ class Job:
     """How many of them every stage has; empty: the last stage has all."""
     skew: float = 1.0
     """Tokens of the busiest rank of experts over the mean."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def micro_batches(self) -> int:

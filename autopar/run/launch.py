@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_of_chunks
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import Module
 from autopar.run.rules import DEGREES, EVEN_LAYERS, LAUNCH, OPTIMIZER, PRECISION, refuse
 from autopar.run.runtime import BUCKETS, Buckets, Keeper, Zero
@@ -39,8 +38,7 @@ def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKern
     return "fused" if fused else "flash"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Latent:
+class Latent(Record):
     """Widths of multi-head latent attention: queries and keys pass through narrow projections."""
 
     query_rank: int | None
@@ -53,8 +51,7 @@ class Latent:
     value_width: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(Record):
     """The attention of every layer."""
 
     heads: int
@@ -90,8 +87,7 @@ class Attention:
         return self.window is not None and not whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(Record):
     """The mixture of experts of some layers."""
 
     number: int
@@ -119,8 +115,7 @@ class Experts:
     """Tokens of the busiest rank over the mean, at the worst step; None: as in published runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Record):
     """The sizes of a decoder-only transformer."""
 
     hidden: int
@@ -237,8 +232,7 @@ def chunks_of_sizes(
     return tuple(map(tuple, found))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Degrees:
+class Degrees(Record):
     """How a model is split over ranks."""
 
     world: int
@@ -305,8 +299,7 @@ class Degrees:
         return self.schedule or schedule_of_chunks(self.vpp)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Precision:
+class Precision(Record):
     """In what is computed and kept."""
 
     kind: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -377,8 +370,7 @@ class Precision:
         return 4 if self.kind == "fp16" and self.gradient_bytes == 2 else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(Record):
     """Who keeps which state."""
 
     kind: Literal["adam", "adam8bit", "muon"] = "adam"
@@ -430,8 +422,7 @@ class Optimizer:
         return float(self.moments_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recompute:
+class Recompute(Record):
     """What the backward computes again."""
 
     layers: Literal["none", "uniform", "block"] = "none"
@@ -440,8 +431,7 @@ class Recompute:
     modules: frozenset[Module] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Software:
+class Software(Record):
     """The device and the libraries below the trainer, and what differs between their releases."""
 
     gpu: str = "H100"
@@ -477,8 +467,7 @@ Checkpointing = Literal["none", "op", "layers", "full"]
 (torchtitan's selective `op`), every n-th layer, all of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchTrainer:
+class TorchTrainer(Record):
     """How a trainer with layers of torch keeps states and computes: FSDP2, DeepSpeed, replicas.
 
     Where a launch has one, its `optimizer`, `recompute` and `software` say no more than what a step
@@ -519,8 +508,7 @@ class TorchTrainer:
     """The last stage of a pipeline keeps the logits of every micro-batch (torch before 2.9)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(Record):
     """A model, its batch and how it is trained."""
 
     name: str = ""

@@ -9,44 +9,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
 from itertools import chain
+from typing import Annotated
+
+from msgspec import Meta, field
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record, number, whole_number
 from autopar.sources import Source
 
+MOST_LAYERS = 10**4
+MOST_SIZE = 10**9
+"""Largest plausible number of layers, and of any other whole number."""
 
-@dataclass(frozen=True, kw_only=True)
-class LatentSpec:
+_Size = Annotated[int, whole_number(1, MOST_SIZE)]
+_SizeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]
+_Layers = Annotated[int, whole_number(1, MOST_LAYERS)]
+_MtpLayers = Annotated[int, whole_number(0, 64)]
+_Parameters = Annotated[int, whole_number(0, 10**13)]
+_Ratio = Annotated[float, number(1.0, 1e12)]
+_Text = Annotated[str, Meta(min_length=1, extra={"expected": "a text"})]
+
+
+class LatentSpec(Record):
     """Widths of multi-head latent attention: queries and keys pass through narrow projections.
 
     The words of DeepSeek-V2 (arXiv 2405.04434, section 2.1); `num_heads` heads, each with keys and
     values of its own.
     """
 
-    query_rank: int | None = None
+    query_rank: _Size | None = None
     """Of the narrow queries; None where they are projected at once."""
-    key_value_rank: int
-    key_width: int
+    key_value_rank: _Size
+    key_width: _Size
     """Of a query and a key of one head, the part without positions."""
-    rotary_width: int
+    rotary_width: _Size
     """The part with positions; of keys it is one for all heads."""
-    value_width: int
+    value_width: _Size
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerSpec:
+_WIDTHS = '{"key_value_rank": ..., "key_width": ..., "rotary_width": ..., "value_width": ...}'
+_Latent = Annotated[
+    LatentSpec, Meta(extra={"expected": f"the widths of latent attention, {_WIDTHS}"})
+]
+
+
+class LayerSpec(Record):
     """A run of equal transformer layers (one layer type)."""
 
-    num_layers: int
-    seq_length: int
-    hidden_size: int
-    num_heads: int | None = None
+    num_layers: _Layers
+    seq_length: _Size
+    hidden_size: _Size
+    num_heads: _Size | None = None
     """None when unknown (documented files alone): divisibility is then not checked."""
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    ffn_hidden_size: int | None = None
+    num_kv_heads: _Size | None = None
+    head_dim: _Size | None = None
+    ffn_hidden_size: _Size | None = None
     gated_mlp: bool = False
     """True for SwiGLU-like MLPs with three matrices, False for two."""
     causal: bool = True
@@ -55,58 +73,65 @@ class LayerSpec:
     biases: bool = False
     """True when all linear layers carry biases; `qkv_biases` when only the QKV projection does."""
     qkv_biases: bool = False
-    norm_parameters_per_hidden: int = 2
+    norm_parameters_per_hidden: _SizeOrZero = 2
     """Norm parameters of a layer divided by hidden_size (2 RMSNorms: 2; 2 LayerNorms: 4)."""
     qk_norms: bool = False
     """True where every head's queries and keys pass an RMSNorm, one for all heads of each."""
-    num_experts: int | None = None
+    num_experts: _Size | None = None
     """MLPs of a mixture-of-experts layer, each of width `ffn_hidden_size`; None for one MLP."""
-    experts_per_token: int | None = None
+    experts_per_token: _Size | None = None
     """Experts that each token visits."""
-    shared_expert_width: int = 0
+    shared_expert_width: _SizeOrZero = 0
     """Width of the MLP that every token visits beside its experts; 0 for none."""
     shared_expert_gate: bool = False
     """True where what the shared MLP puts out is weighted, by a vector of the hidden size."""
     router_biases: bool = False
     """True where the router adds a trained number per expert."""
-    latent: LatentSpec | None = None
+    latent: _Latent | None = None
     """Multi-head latent attention; None: heads of `head_dim`. With it `qk_norms` are those of the
     narrow queries and of the narrow keys and values."""
-    window: int | None = None
+    window: _Size | None = None
     """Tokens that a query sees at most, its own among them; None: all before it."""
-    whole_every: int = 0
+    whole_every: _SizeOrZero = 0
     """With a window, of the layers of this type every so-manieth has none; 0: all have it."""
     attention_sinks: bool = False
     """True where the softmax of every head has one more, trained, score."""
     wide_qk_norms: bool = False
     """True where `qk_norms` weigh all heads of queries and of keys, not one width for all heads."""
-    num_norms: int | None = None
+    num_norms: _Size | None = None
     """Norms of a layer, where they are not one before each of its parts (two, with cross-attention
     three)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+_LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
+_Layer = Annotated[LayerSpec, Meta(extra={"expected": f"a layer type, {_LAYER}"})]
+_LayerList = Annotated[
+    tuple[_Layer, ...],
+    Meta(min_length=1, extra={"expected": f"a list of layer types, [{_LAYER}]"}),
+]
+
+
+class ModelSpec(Record):
     """What the architecture is: layer runs in execution order, and what surrounds them."""
 
-    name: str
-    layers: tuple[LayerSpec, ...]
-    vocab_size: int | None = None
+    name: _Text
+    layers: _LayerList
+    vocab_size: _Size | None = None
     tied_embeddings: bool = False
-    learned_positions: int = 0
+    learned_positions: _SizeOrZero = 0
     """Rows of a learned position embedding; 0 for rotary or relative positions."""
-    rotary_base: float | None = None
+    rotary_base: _Ratio | None = None
     """Base of rotary positions; None where there are none, and where it is unknown or frequencies
     are scaled in another way than the next field says."""
-    rotary_scaling_factor: float | None = None
+    rotary_scaling_factor: _Ratio | None = None
     """Factor by which Llama 3.1 and later slow the low frequencies of rotary positions (those of
     more than 8192 tokens a turn, with a transition from 2048); None: as the base gives them."""
-    make_vocab_size_divisible_by: int = 128
-    extra_embedding_parameters: int = 0
+    make_vocab_size_divisible_by: _Size = 128
+    extra_embedding_parameters: _Parameters = 0
     """Parameters in front of the first layer besides the tables (token types, position biases)."""
-    extra_head_parameters: int = 0
+    extra_head_parameters: _Parameters = 0
     """Parameters behind the last layer besides final norm and output matrix (MLM transform)."""
-    mtp_layers: int = 0
+    mtp_layers: _MtpLayers = 0
     """Modules behind the last layer that predict further tokens, each with a layer like it."""
     interleaved: bool = False
     """True where layers of the types take turns, one of each; all types have as many."""
@@ -125,8 +150,7 @@ class ModelSpec:
         return tuple(chain.from_iterable(runs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimePoint:
+class TimePoint(Record):
     """Measured forward of one whole layer on one GPU, for `batch` samples together."""
 
     batch: int
@@ -137,8 +161,7 @@ class TimePoint:
     """5th and 95th percentile of the samples, where a sidecar has them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardedTime:
+class ShardedTime(Record):
     """Measured times of one layer on one rank of a tensor group, for `batch` samples together."""
 
     batch: int
@@ -160,8 +183,7 @@ class ShardedTime:
     recompute_high_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherTime:
+class OtherTime(Record):
     """Measured forward of everything that is not a layer, for `batch` samples together."""
 
     batch: int
@@ -176,8 +198,7 @@ class OtherTime:
     backward_high_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerMemory:
+class LayerMemory(Record):
     """Memory of one layer at one sequence length."""
 
     parameter_count: float
@@ -199,8 +220,7 @@ class LayerMemory:
     batch; empty: one gathered input, where a stage has a buffer for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherMemory:
+class OtherMemory(Record):
     """Memory of embedding, head and loss at one sequence length, by vocabulary degree."""
 
     model_state_bytes: Mapping[int, float]
@@ -210,8 +230,7 @@ class OtherMemory:
     """What a rank holds beside both, whatever its batch; none where it is empty."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerProfile:
+class LayerProfile(Record):
     """What was measured of one layer type."""
 
     times: tuple[TimePoint, ...]
@@ -221,8 +240,7 @@ class LayerProfile:
     """What a sidecar adds: backward apart from forward, sharded layers, recomputation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelProfile:
+class ModelProfile(Record):
     """Content of one computation file and one memory file, in base units."""
 
     layers: tuple[LayerProfile, ...]

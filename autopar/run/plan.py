@@ -8,13 +8,14 @@ search and the engines apply those that they need.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from itertools import groupby
 from typing import Any, Literal
 
+from msgspec import field
+
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import SCHEDULES, Schedule
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.rules import (
     CHUNKS,
@@ -37,8 +38,7 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 """What selective recomputation can be of, in Megatron-Core's words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerStrategy:
+class LayerStrategy(Record):
     """How one layer is parallelised; the data degree follows from world, stages, tp and cp.
 
     Strategies are ordered by their fields in turn, the canonical order that breaks ties between
@@ -107,8 +107,7 @@ class LayerStrategy:
         return "-".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class VocabStrategy:
+class VocabStrategy(Record, order=True):
     """How embedding, head and loss are parallelised."""
 
     tp: int = 1
@@ -122,8 +121,7 @@ class VocabStrategy:
         return LayerStrategy(tp=self.tp, ulysses=self.ulysses, cp=self.cp, zero3=self.zero3)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Record):
     """Everything a launcher needs to know of a training step."""
 
     world_size: int
@@ -170,8 +168,7 @@ class Plan:
         return tuple(self.stage_of_chunk(k) for k, n in chunks for _ in range(n))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerRun:
+class LayerRun(Record):
     """Consecutive layers of one stage with the same type and strategy, priced together."""
 
     first_layer: int
@@ -187,8 +184,7 @@ class LayerRun:
     and transient are one layer's, and the largest sum of both is the stage's `transient`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StagePrediction:
+class StagePrediction(Record):
     """Predicted time and memory of one pipeline stage."""
 
     stage: int
@@ -214,8 +210,7 @@ class StagePrediction:
     runs: tuple[LayerRun, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class WidestCell:
+class WidestCell(Record):
     """The measured time whose spread moves the step time most."""
 
     name: str
@@ -228,8 +223,7 @@ PUBLISHED_RUNS = "published runs"
 """Of an interval: how far estimates were from runs of others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(Record):
     """A plan priced: the one objective T, its parts and the replay beside it."""
 
     step_time_s: float

@@ -8,11 +8,12 @@ those of any engine; an engine's own are in `search.engines.NAME.rules`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from msgspec import field
+
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 
 Level = Literal["illegal", "warned", "unpriced"]
 Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
@@ -47,8 +48,7 @@ _KINDS: Mapping[Level, Kind] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Notice:
+class Notice(Record):
     """One finding: a broken rule, or a fact about a launch."""
 
     id: str

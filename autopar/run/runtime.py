@@ -1,13 +1,15 @@
-"""How an engine keeps model states: whose code, which ZeRO stage, which buckets.
+"""What an engine is told besides degrees, and how it computes: states, kernels, overlaps.
 
-No bytes are counted here; `autopar.price.state_layouts` does that.
+No bytes are counted and no seconds here. Bytes of states are in `autopar.price.state_layouts`.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from autopar.records import dataclass
+from autopar.records import Record
+from autopar.training.adapters import Adapters
+from autopar.training.offload import HostAdam
 
 Keeper = Literal[
     "megatron",
@@ -26,8 +28,7 @@ Zero = Literal[0, 1, 2, 3]
 PrecisionKind = Literal["bf16", "fp16", "fp32"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Buckets:
+class Buckets(Record):
     """Sizes of DeepSpeed's `zero_optimization`, in elements; defaults are those of 0.19."""
 
     reduce: int = 500_000_000
@@ -50,3 +51,216 @@ class Buckets:
 
 
 BUCKETS = Buckets()
+
+
+# --------------------------------------------------------------------------------------------------
+# Precision and optimizer.
+
+
+PrecisionRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+"""Scales of fp8: of a tensor from its history or its values, of blocks of 128, of 32 elements."""
+
+
+class Precision(Record):
+    """Types in which a run computes, gathers and sums."""
+
+    kind: PrecisionKind = "bf16"
+    fp8: bool = False
+    fp8_weights: bool = False
+    """True if weights are stored in 8 bits, without a 16-bit copy (`--fp8-param-gather`)."""
+    fp8_recipe: PrecisionRecipe = "delayed"
+    fp8_attention: bool = False
+    """True if attention multiplies in 8 bits as well. It changes time alone."""
+    fp4: bool = False
+    """True if layers multiply in NVFP4: 4 bits, a scale per 16 elements and one per tensor."""
+    fp4_weights: bool = False
+    """True if weights are stored in 4 bits (`--fp4-param-gather`)."""
+    gradients_bf16: bool = False
+    gradients_fp32: bool = False
+    """True if set (`--accumulate-allreduce-grads-in-fp32`); fp16 does not do it by default."""
+    row_scales: bool = False
+    """True if fp8 has one scale per row."""
+    experts_only: bool = False
+    """True if only the GEMMs of experts have low precision."""
+
+
+class Optimizer(Record):
+    """The optimizer and where its states are."""
+
+    kind: Literal["adam", "adam8bit", "muon", "none"] = "adam"
+    """Muon keeps one momentum of matrices; adam8bit two moments of 8 bits with a scale per 256
+    (arXiv 2110.02861); `none` for runs without an update."""
+    moments_bytes: int = 8
+    """Bytes per parameter of both moments: 8 in fp32, 4 in 16 bits."""
+    master_bytes: int = 4
+    """Bytes per parameter of the fp32 weight; 2 if a bf16 weight's half is not stored twice, 0 if
+    16-bit weights are trained directly."""
+    offload: float = 0.0
+    """Share of the states in host memory, updated there (`--optimizer-offload-fraction`)."""
+    offload_master: bool = False
+    """True if fp32 weights are offloaded with the moments."""
+    offload_weights: bool = False
+    """True if weights are in host memory, too (`offload_param`, CPUOffloadPolicy)."""
+    host_adam: HostAdam = "torch"
+
+
+class States(Record):
+    """How weights, gradients and optimizer states are kept and reduced."""
+
+    keeper: Keeper = "megatron"
+    reshard: bool = True
+    """False: weights that ZeRO-3 gathers for the forward pass stay until the backward pass."""
+    each_micro_batch: bool = False
+    """True if gradients are reduced after every micro-batch."""
+    wide_gradients: bool | None = None
+    """True if gradients are summed in fp32; None: as the engine does by default."""
+    buckets: Buckets = BUCKETS
+    """Buckets of DeepSpeed."""
+    bucket: int | None = None
+    """Parameters of a bucket of Megatron-LM; None: its default."""
+    padded_buckets: bool = False
+    """True if buckets end on multiples of 65,536 elements."""
+    one_root: bool = False
+    """True if embedding, last norm and head are one FSDP unit (torchtitan before 2025)."""
+    gathered_fp8: bool = False
+    """True if weights are gathered in 8 bits (torchao)."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Kernels, overlaps, memory.
+
+
+AttentionKernel = Literal["fused", "flash", "unfused", "local"]
+"""cuDNN's kernel, FlashAttention, GEMMs with a softmax, and Megatron-LM's own layers."""
+LayerModule = Literal["te", "megatron", "torchtitan", "transformers"]
+"""Whose layers run: Transformer Engine's, Megatron-LM's, torchtitan's, those of transformers."""
+Loss = Literal["none", "native", "te", "whole", "compiled", "chunked"]
+"""Cross-entropy: Megatron-LM's unfused, native fused and Transformer Engine's; torch's of fp32
+logits, the same compiled, and in chunks of tokens."""
+
+
+class Quirks(Record):
+    """Memory behaviour that differs between releases of Megatron-Core, TE and torch."""
+
+    kept_dummies: bool = True
+    """True if dummy weight gradients are kept, one of each shape."""
+    grouped_workspaces: int = 4
+    """cuBLAS workspaces of grouped GEMMs."""
+    expert_workspace: bool = True
+    """True if Megatron-LM's own layers have a workspace in a mixture."""
+    saved_expert_output: bool = False
+    """True if grouped experts save their output instead of the weighted activation."""
+    compiled_experts: bool = False
+    """True for grouped experts before Transformer Engine's, which are compiled."""
+    unfused_backward_copies: int = 4
+    """Copies of the scores in the backward pass of unfused attention."""
+    fused_loss_copies: int = 5
+    """Copies of the 16-bit logits in the native fused cross-entropy."""
+    regathered_experts: bool = True
+    """True if gathered tokens of split experts are saved a second time."""
+    stage_outputs: bool = False
+    """True if the last stage keeps the logits of all micro-batches (torch before 2.9)."""
+
+
+class Kernels(Record):
+    """Kernels of layers and loss."""
+
+    attention: AttentionKernel = "fused"
+    module: LayerModule = "te"
+    compiled: bool = False
+    """True if layers are compiled by torch.compile."""
+    graphs: Literal["none", "partial", "full"] = "none"
+    """CUDA graphs of parts of layers, or of the step. Their memory is not counted."""
+    loss: Loss = "none"
+    loss_chunks: int = 1
+    loss_parallel: bool = True
+    """True if tensor ranks have a part of the vocabulary each until the loss."""
+    fused_gate: bool = True
+    fused_rotary: bool = True
+    fused_norms: bool = True
+    fused_accumulation: bool = True
+    """True if weight gradients are added to their buffer by the GEMM kernel."""
+    repeated_heads: bool = False
+    """True if keys and values are copied for every head of queries."""
+    deferred_head: int | None = None
+    """Micro-batches whose head gradients wait (`--defer-embedding-wgrad-compute`); None: none."""
+    quirks: Quirks = Quirks()
+
+
+Dispatcher = Literal["allgather", "alltoall", "flex"]
+"""How tokens reach experts of other ranks; `flex` is a fused dispatcher (DeepEP, HybridEP)."""
+
+
+class ExpertKernels(Record):
+    """Dispatcher and kernels of experts."""
+
+    dispatcher: Dispatcher = "allgather"
+    capacity: float | None = None
+    """Tokens that an expert takes over the mean of all (`--moe-expert-capacity-factor`); None: no
+    token is dropped."""
+    padded: bool = False
+    """True if experts compute as many tokens as their capacity."""
+    router_fp32: bool = False
+    grouped: bool = False
+    """True if the experts of a rank are one grouped GEMM."""
+    fused_permutation: bool = False
+    fused_weighting: bool = True
+    """True if the activation multiplies with the router's probabilities."""
+    fused_mlp: bool = False
+    """True if an expert's MLP is one kernel. It changes time alone."""
+    skew: float | None = None
+    """Tokens of the busiest rank over the mean; None: as in published runs."""
+
+
+class Overlap(Record):
+    """Communication and copies that run while the device computes."""
+
+    tensor: bool = False
+    """Tensor-parallel communication with GEMMs (`--tp-comm-overlap`)."""
+    gradients: bool = False
+    """Gradient reduction with the backward pass."""
+    experts: bool = False
+    """Dispatch and combine with another micro-batch's compute."""
+    optimizer_host: bool = False
+    """Copies of offloaded optimizer states with the update of other ones."""
+
+
+class ActivationOffload(Record):
+    """How offloaded activations are chosen; the modules are those of `Split.offload`."""
+
+    fraction: float = 1.0
+    """Share of the modules' activations (`--activation-offload-fraction`)."""
+    layers: int = 0
+    """First layers that are offloaded whole (`--cpu-offloading-num-layers`)."""
+    least_elements: int = 1 << 20
+    """Smaller tensors stay on the device (`--min-offloaded-tensor-size`)."""
+
+
+class Allocator(Record):
+    """The caching allocator and the workspace of cuBLAS."""
+
+    expandable: bool = False
+    """True with `expandable_segments`."""
+    cublas: str | None = None
+    """CUBLAS_WORKSPACE_CONFIG, such as `:4096:8`; None: not set."""
+
+
+class Runtime(Record):
+    """What an engine is told besides the strategy, and how it computes."""
+
+    engine: str
+    """Name as in `--engine`."""
+    release: str = ""
+    """Release of the engine; empty: the newest that is known."""
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    adapters: Adapters | None = None
+    """Adapters that are trained; None: all weights are."""
+    states: States = States()
+    kernels: Kernels = Kernels()
+    experts: ExpertKernels = ExpertKernels()
+    overlap: Overlap = Overlap()
+    offload: ActivationOffload = ActivationOffload()
+    allocator: Allocator = Allocator()
+    masks: bool = True
+    """True if the data loader makes an attention mask of every micro-batch."""

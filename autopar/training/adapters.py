@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     # the help of commands reads records, and needs no arrays
@@ -33,8 +33,7 @@ _BASE_BYTES: dict[BaseKind, float] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adapters:
+class Adapters(Record):
     """Low-rank adapters; everything else is frozen.
 
     The defaults are Megatron-Bridge's and those of PEFT's `all-linear`, experts left out.

@@ -6,15 +6,17 @@ stands beside them as such settings: `{"optimizer.bucket": 40000000}`. Values ar
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
+
+from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec.structs import fields
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError, did_you_mean
+from autopar.records import replace
 from autopar.run.launch import Launch
 
 _KEY = "settings"
@@ -24,17 +26,20 @@ def different_fields(one: Any, other: Any, path: str = "") -> Iterator[tuple[str
     """Yield (dotted field, value, other value) of the innermost fields in which two differ."""
     if one == other:
         return
-    if is_dataclass(one) and type(one) is type(other):
-        for field in fields(one):
-            name = f"{path}.{field.name}" if path else field.name
-            yield from different_fields(getattr(one, field.name), getattr(other, field.name), name)
+    if isinstance(one, Struct) and type(one) is type(other):
+        for field in one.__struct_fields__:
+            name = f"{path}.{field}" if path else field
+            yield from different_fields(getattr(one, field), getattr(other, field), name)
     else:
         yield path, one, other
 
 
 def settings_of(launch: Launch, usual: Launch) -> dict[str, Any]:
     """Return what a launch says otherwise than the usual one of its degrees."""
-    return {path: _written(value) for path, value, _ in different_fields(launch, usual)}
+    return {
+        path: to_builtins(value, order="deterministic")
+        for path, value, _ in different_fields(launch, usual)
+    }
 
 
 def with_settings(launch: Launch, settings: Mapping[str, Any], path: Path) -> Launch:
@@ -77,7 +82,7 @@ def _wrong(path: Path, name: str, problem: str) -> DocumentError:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return {field.name: field.type for field in fields(kind)}
 
 
 def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any:
@@ -91,71 +96,14 @@ def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any
             raise _wrong(path, whole, f"is no field of a launch{hint}")
         if isinstance(below, _Value):
             try:
-                found[field] = _read(hints[field], below.value)
-            except (TypeError, ValueError):
+                found[field] = convert(below.value, hints[field])
+            except ValidationError:
                 expected = str(hints[field]).replace("typing.", "")
                 problem = f"expected {expected:.80}, got {shorten(below.value)}"
                 raise _wrong(path, whole, problem) from None
             continue
         inner = getattr(record, field)
-        if not is_dataclass(inner):
+        if not isinstance(inner, Struct):
             raise _wrong(path, whole, "has no fields in this launch; set it as a whole")
         found[field] = _changed(inner, below, path, whole)
     return replace(record, **found)
-
-
-def _written(value: Any) -> Any:
-    """Return a value as JSON has it."""
-    if is_dataclass(value):
-        return {field.name: _written(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, tuple):
-        return [_written(item) for item in value]
-    return value
-
-
-def _read(hint: Any, value: Any) -> Any:
-    """Return a value of JSON as a field of such a type has it; TypeError where it is none."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        if any(value == one and type(value) is type(one) for one in inner):
-            return value
-        raise TypeError
-    if origin in (Union, types.UnionType):
-        return _read_any(inner, value)
-    if origin is frozenset:
-        return frozenset(_read(inner[0], item) for item in _list(value))
-    if origin is tuple:
-        items = _list(value)
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(_read(inner[0], item) for item in items)
-        if len(items) != len(inner):
-            raise TypeError
-        return tuple(_read(kind, item) for kind, item in zip(inner, items, strict=True))
-    if is_dataclass(hint) and isinstance(value, Mapping):
-        assert isinstance(hint, type), "the class of a record"
-        hints = _hints(hint)
-        if value.keys() - hints.keys():
-            raise TypeError
-        return hint(**{name: _read(hints[name], value[name]) for name in hints if name in value})
-    if hint is float and type(value) is int:
-        return float(value)
-    if isinstance(hint, type) and type(value) is hint:
-        return value
-    raise TypeError
-
-
-def _read_any(kinds: Sequence[Any], value: Any) -> Any:
-    for kind in kinds:
-        try:
-            return _read(kind, value)
-        except TypeError:
-            continue
-    raise TypeError
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError
-    return value

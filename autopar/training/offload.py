@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 
 OffloadModule = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
@@ -20,8 +20,7 @@ OffloadModule = Literal[
 OFFLOADED: tuple[OffloadModule, ...] = get_args(OffloadModule)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offload:
+class Offload(Record):
     """Activations that wait on the host for their backward."""
 
     modules: frozenset[OffloadModule] = frozenset()
@@ -58,8 +57,7 @@ class Offload:
 # Seconds.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
+class Host(Record):
     """A GPU's share of its host, in bytes/s."""
 
     link_bytes_per_s: float

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.job import (
     Attention,
     Block,
@@ -33,8 +33,7 @@ BILLION = 1e9
 _HOUR_S = 3600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Throughput:
+class Throughput(Record):
     """A step, what is computed in it and on what; rates are those of one GPU."""
 
     step_s: float

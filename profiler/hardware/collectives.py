@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import field
-from functools import cache
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.records import Record
 from profiler.hardware.options import Group
+from profiler.measure import renamed
 
 if TYPE_CHECKING:
     import torch
@@ -122,8 +122,7 @@ def total(block: int, count: int, device: torch.device) -> torch.Tensor:
 _NO_LIMIT = 1 << 62
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(Record):
     """One rank as a member of its group, in one cell."""
 
     ranks: Group
@@ -260,8 +259,7 @@ def _no_preparation(buffers: Buffers, member: Member, loops: int) -> None:
     """Leave the buffers as they are: nothing in them changes by repetition."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
+class Collective(Record):
     """One operation: `make` its buffers, `check` it once, then `prepare` and `run` it often."""
 
     name: str
@@ -343,22 +341,13 @@ def _run_allreduce(buffers: Buffers, member: Member) -> None:
     dist.all_reduce(buffers.send, group=member.group)
 
 
-@cache
-def _function(name: str, older: str) -> Callable[..., Any]:
-    """Return a function of torch.distributed, by the name it had before torch 2.13 if need be."""
-    import torch.distributed as dist
-
-    found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older)
-    return found
-
-
 def _run_allgather(buffers: Buffers, member: Member) -> None:
-    gather = _function("all_gather_single", "all_gather_into_tensor")
+    gather = renamed("all_gather_single", "all_gather_into_tensor")
     gather(buffers.receive, buffers.send, group=member.group)
 
 
 def _run_reducescatter(buffers: Buffers, member: Member) -> None:
-    scatter = _function("reduce_scatter_single", "reduce_scatter_tensor")
+    scatter = renamed("reduce_scatter_single", "reduce_scatter_tensor")
     scatter(buffers.receive, buffers.send, group=member.group)
 
 

@@ -7,24 +7,20 @@ sidecar, and two runs with the same samples write the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from pathlib import Path
 
-from autopar.documents.checks import validate_document
-from autopar.documents.schemas import (
-    AllreduceDocument,
-    OverlapDocument,
-    P2pDocument,
-    SpTimeDocument,
-)
-from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run
+from msgspec import field
+
+from autopar.documents.checks import DOCUMENTS, validate_document
+from autopar.documents.schemas import allreduce_key, p2p_key, sp_time_key
+from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run, newest
 from autopar.errors import DocumentError
-from autopar.objects import BaseModel
-from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.rates.measured import bus_bytes_per_s
+from autopar.records import Record
 from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
 from profiler.hardware.options import Cluster, HardwareOptions
+from profiler.hardware.overlap import SIDES, slowdown
 
 # --------------------------------------------------------------------------------------------------
 # Which measurements stand in which sidecar, and which of several runs count.
@@ -32,13 +28,6 @@ from profiler.hardware.options import Cluster, HardwareOptions
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
 """The documents of a cluster, in the order they are written."""
-UNITS: dict[DocumentKind, str] = {
-    "allreduce": "GB/s",
-    "p2p": "GB/s",
-    "overlap": "1",
-    "sp_time": "ms",
-}
-"""Unit of every document."""
 MEASURED_FOR: dict[DocumentKind, tuple[str, ...]] = {
     "allreduce": ("allreduce",),
     "p2p": ("p2p",),
@@ -70,17 +59,13 @@ def kinds_of(measurement: Measurement) -> tuple[DocumentKind, ...]:
 
 
 def newest_measurements(runs: Iterable[Run]) -> dict[str, Measurement]:
-    """Return what counts of runs in their order, by cell: the newest ok one, else the newest."""
+    """Return what counts of runs in their order, by cell; operations replace earlier ones."""
     found: dict[str, Measurement] = {}
     for run in runs:
         replaced = set(str(run.metadata.get(REPLACES, "")).split(","))
         # a run replaces what came before it, and nothing that comes after
-        found = {key: m for key, m in found.items() if family(m.operation) not in replaced}
-        for measurement in run.measurements:
-            earlier = found.get(measurement.key)
-            # a failure never hides a success of before
-            if measurement.status == "ok" or earlier is None or earlier.status != "ok":
-                found[measurement.key] = measurement
+        left = (m for m in found.values() if family(m.operation) not in replaced)
+        found = newest((*left, *run.measurements))
     return found
 
 
@@ -103,17 +88,9 @@ _SP_TIME = ("allreduce", "all2all")
 _OTHERS = ("all2all", "allgather", "reducescatter")
 MIN_SP_TIME_SIZES = 8
 """Galvatron refuses a file of collective times with fewer sizes of a group."""
-_MODELS: dict[DocumentKind, type[BaseModel]] = {
-    "allreduce": AllreduceDocument,
-    "p2p": P2pDocument,
-    "overlap": OverlapDocument,
-    "sp_time": SpTimeDocument,
-}
-_SIDES = ("compute", "communication")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Documents:
+class Documents(Record):
     """What the measurements of a cluster support so far."""
 
     data: Mapping[DocumentKind, dict[str, float] | None]
@@ -156,8 +133,6 @@ def derive(
     copies = [m for m in measurements.values() if m.operation == "memcopy" and _median(m)]
     # the largest copy, since caches hold small ones
     copy = max(copies, key=lambda m: m.size_bytes, default=None)
-    # a copy reads every byte and writes it: twice the size goes through memory
-    factor = OPERATIONS["memcopy"].bus_factor(1)
     return Documents(
         data=data,
         curves={
@@ -172,7 +147,7 @@ def derive(
                 if curve.consecutive
             ],
         },
-        memory_bytes_per_s=factor * copy.size_bytes / _median(copy) if copy is not None else None,
+        memory_bytes_per_s=None if copy is None else _rate(copy),
         warnings=warnings,
     )
 
@@ -184,18 +159,23 @@ def _refused(data: Mapping[DocumentKind, dict[str, float] | None]) -> list[str]:
         if not values:
             continue
         try:
-            validate_document(_MODELS[kind], Path(kind), values)
+            validate_document(DOCUMENTS[kind], Path(kind), values)
         except DocumentError as error:
             found.append(f"{error}; autopar refuses this file")
     return found
 
 
-def _median(measurement: Measurement, quantity: str = "time") -> float:
+def _median(measurement: Measurement) -> float:
     """Return the median of the samples in seconds, 0 where the cell has none."""
-    samples = measurement.samples_s.get(quantity)
+    samples = measurement.samples_s.get("time")
     if measurement.status != "ok" or not samples:
         return 0.0
     return summarize(samples).median_s
+
+
+def _rate(cell: Measurement) -> float:
+    """Return the bus bandwidth of a measured cell, bytes/s."""
+    return bus_bytes_per_s(cell.operation, cell.group_size, cell.size_bytes, _median(cell))
 
 
 def _series(measurements: Mapping[str, Measurement], operation: str) -> _Series:
@@ -262,16 +242,14 @@ def _allreduce(
     for (group_size, consecutive), cells in series.items():
         if group_size == world and not consecutive:
             continue
-        key = f"allreduce_size_{group_size}_consec_{int(consecutive)}"
+        key = allreduce_key(group_size, consecutive)
         cell = _at_reference(key, cells, reference_bytes, warnings)
         if cell is not None:
-            # a ring sends 2(n-1)/n of the message: (n-1)/n to reduce it, (n-1)/n to gather it
-            factor = OPERATIONS["allreduce"].bus_factor(group_size)
-            # bytes/s to GB/s of 10^9 bytes
-            data[key] = factor * cell.size_bytes / _median(cell) / GB
-    if data and f"allreduce_size_{world}_consec_1" not in data:
+            data[key] = _rate(cell) / GB
+    needed = allreduce_key(world, True)
+    if data and needed not in data:
         warnings.append(
-            f"allreduce_size_{world}_consec_1 is missing and a plan for {world} devices needs it: "
+            f"{needed} is missing and a plan for {world} devices needs it: "
             f"measure again with --resume and without --groups, or with --groups {world}"
         )
     return data or None
@@ -282,11 +260,10 @@ def _p2p(series: _Series, reference_bytes: int, warnings: list[str]) -> dict[str
     data = {}
     # large groups come first in a series, few stages first in this file
     for (stages, _), cells in reversed(series.items()):
-        key = f"pp_size_{stages}"
+        key = p2p_key(stages)
         cell = _at_reference(key, cells, reference_bytes, warnings)
         if cell is not None:
-            # one way, so the message is all the traffic; bytes/s to GB/s of 10^9 bytes
-            data[key] = cell.size_bytes / _median(cell) / GB
+            data[key] = _rate(cell) / GB
     return data or None
 
 
@@ -303,7 +280,7 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
             times = {size: time for size, m in whole.items() if (time := _median(m))}
             for size, time_s in times.items():
                 # seconds to the ms of the file, MB being 2^20 bytes
-                data[f"{operation}_size_{group_size}_{size // MIB}MB_time"] = time_s / MS
+                data[sp_time_key(operation, group_size, size)] = time_s / MS
             left_out: dict[str, list[str]] = {}
             for size in sorted(set(whole) - set(times)):
                 reason = whole[size].reason or whole[size].status
@@ -327,9 +304,9 @@ def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> fl
         if not m.operation.startswith("overlap_"):
             continue
         # of GEMMs and of communication: the larger slow-down counts
-        pairs = [(_median(m, f"{side}_alone"), _median(m, f"{side}_overlapped")) for side in _SIDES]
-        if all(alone and overlapped for alone, overlapped in pairs):
-            slowdowns[key] = max(overlapped / alone for alone, overlapped in pairs)
+        found = [slowdown(m.samples_s, side) for side in SIDES if m.status == "ok"]
+        if found and None not in found:
+            slowdowns[key] = max(one.ratio for one in found if one is not None)
             emulated = emulated or m.emulated
         elif m.status != "ok":
             warnings.append(f"overlap_coe leaves out {key}: {m.reason or m.status}")

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.sidecar import Measurement, Straggler
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_bytes
 from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Member
 from profiler.hardware.options import Cell, Group, Round
@@ -75,8 +75,7 @@ def stragglers(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupTimes:
+class GroupTimes(Record):
     """What the repetitions of one group took."""
 
     group: Group
@@ -154,7 +153,6 @@ class Driver:
 
     def measure(self, cell: Cell) -> Measurement:
         """Return the measurement of a cell, the same on every rank."""
-        begun_s, session = time.perf_counter(), self._session
         row = COLLECTIVES[cell.operation.removeprefix(OVERLAP_PREFIX)]
         self._watch.step(cell.key)
         if not self.fits(cell):
@@ -164,13 +162,16 @@ class Driver:
                 f"its buffers take {format_bytes(self._needed_bytes(cell))} on a rank, "
                 f"{format_bytes(self._free_bytes)} are free",
             )
-        if cell.operation.startswith(OVERLAP_PREFIX):
-            found = self._overlap(cell, row)
-        else:
-            found = self._collective(cell, row)
-        session.release_memory()
+        overlaps = cell.operation.startswith(OVERLAP_PREFIX)
+        return self.timed(lambda: (self._overlap if overlaps else self._collective)(cell, row))
+
+    def timed(self, measure: Callable[[], Measurement]) -> Measurement:
+        """Return what `measure` returns, with the seconds that it took, and free its memory."""
+        begun_s = time.perf_counter()
+        found = measure()
+        self._session.release_memory()
         # a decision of later cells may rest on this figure: it is rank 0's for everyone
-        elapsed_s = float(session.gather([time.perf_counter() - begun_s])[0, 0])
+        elapsed_s = float(self._session.gather([time.perf_counter() - begun_s])[0, 0])
         return found.model_copy(update={"elapsed_s": elapsed_s})
 
     def _collective(self, cell: Cell, row: Collective) -> Measurement:

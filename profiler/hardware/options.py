@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
-from autopar.records import dataclass
+from autopar.rates.measured import COLLECTIVES
+from autopar.records import Record, replace
 from autopar.units import GIB, KIB, MIB
-from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
+from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out
 
 # --------------------------------------------------------------------------------------------------
 # The options, as one validated value.
@@ -32,9 +33,6 @@ _ELEMENT_BYTES = 4
 _UNITS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB}
 _SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE | re.ASCII)
 _FACTOR = re.compile(r"[x*]([0-9]{1,6})", re.IGNORECASE | re.ASCII)
-
-Backend = Literal["auto", "nccl", "gloo"]
-Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 
 
 def parse_operations(names: Sequence[str]) -> tuple[str, ...]:
@@ -137,20 +135,20 @@ def _factor(text: str) -> int:
     return int(match[1])
 
 
-_WHAT, _WHERE, _DOCUMENTED = "What to measure", "Machine", "Documented spellings"
-PANELS = (_WHAT, HOW, _WHERE, FILES, _DOCUMENTED)
-_MAX_RANKS = 1 << 20
+_DOCUMENTED = "Documented spellings"
+PANELS = (WHAT, HOW, MACHINE, FILES, _DOCUMENTED)
 _SIZES = "64K:1G:x2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareOptions(MeasuringOptions):
+class HardwareOptions(RankOptions):
     """Options of one measuring run; defaults are those of the command."""
+
+    PANEL: ClassVar[str] = WHAT
 
     operations: tuple[str, ...] = option(
         OPERATIONS,
         help="allreduce, p2p, all2all, allgather, reducescatter, overlap; or all",
-        panel=_WHAT,
         positional=True,
         metavar="OPERATION",
         parse=lambda names: parse_operations(names),
@@ -161,7 +159,6 @@ class HardwareOptions(MeasuringOptions):
         parse_sizes(_SIZES),
         name="sizes",
         help="message sizes: FROM:TO:xFACTOR or a comma list; K, M, G are powers of 1024",
-        panel=_WHAT,
         metavar="SIZES",
         parse=parse_sizes,
         shown=_SIZES,
@@ -172,7 +169,6 @@ class HardwareOptions(MeasuringOptions):
         32 << 20,
         name="reference-size",
         help="size whose bandwidth the documented files hold",
-        panel=_WHAT,
         metavar="SIZE",
         parse=lambda text: parse_size(text, "--reference-size"),
         shown="32M",
@@ -181,49 +177,19 @@ class HardwareOptions(MeasuringOptions):
     groups: tuple[int, ...] | None = option(
         None,
         help="group sizes such as 2,4,8, or all divisors of the number of ranks",
-        panel=_WHAT,
         metavar="SIZES",
         parse=parse_groups,
         shown="all",
         most_used=True,
     )
     """Group sizes; None is every divisor of the world size above 1."""
-    dtype: Dtype = option(
-        "auto", help="elements of the messages; auto: bf16 on GPUs, fp32 on CPUs", panel=_WHAT
-    )
     isolated: bool = option(
-        False,
-        help="one group at a time; otherwise all groups of a size at once, as in training",
-        panel=_WHAT,
-    )
-    timeout_s: float = option(
-        60.0,
-        name="timeout",
-        help="a single operation that takes longer has failed, and ends the run",
-        panel=HOW,
-        metavar="S",
-        above=0,
-        high=100_000,
-        expects=SECONDS,
-    )
-    check: bool = option(
-        True, help="compare the result of every operation with the expected one, once", panel=HOW
+        False, help="one group at a time; otherwise all groups of a size at once, as in training"
     )
     cuda_graph: bool = option(
         False,
         help="launch from CUDA graphs, which takes the launch cost out of small messages",
         panel=HOW,
-    )
-    backend: Backend = option(
-        "auto",
-        help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU",
-        panel=_WHERE,
-        most_used=True,
-    )
-    allow_shared_gpu: bool = option(
-        False,
-        help="run several ranks on one GPU to exercise the code; files are marked synthetic",
-        panel=_WHERE,
     )
     out: Path = option(
         HARDWARE_FOLDER,
@@ -237,19 +203,19 @@ class HardwareOptions(MeasuringOptions):
         help="largest groups of all2all; the other collectives serve data parallelism as well",
         panel=_DOCUMENTED,
         shown="all",
-        between=(1, _MAX_RANKS),
+        between=(1, MAX_RANKS),
     )
     max_pp_deg: int | None = option(
-        None, help="most pipeline stages of p2p", panel=_DOCUMENTED, between=(1, _MAX_RANKS)
+        None, help="most pipeline stages of p2p", panel=_DOCUMENTED, between=(1, MAX_RANKS)
     )
     num_nodes: int | None = option(
-        None, help="machines, compared with torchrun's", panel=_DOCUMENTED, between=(1, _MAX_RANKS)
+        None, help="machines, compared with torchrun's", panel=_DOCUMENTED, between=(1, MAX_RANKS)
     )
     num_gpus_per_node: int | None = option(
         None,
         help="ranks of a machine, compared with torchrun's",
         panel=_DOCUMENTED,
-        between=(1, _MAX_RANKS),
+        between=(1, MAX_RANKS),
     )
 
     def __post_init__(self) -> None:
@@ -265,14 +231,16 @@ class HardwareOptions(MeasuringOptions):
 class DocumentedSizes:
     """Message sizes as nccl-tests and Galvatron write them, in MiB."""
 
+    PANEL: ClassVar[str] = _DOCUMENTED
+
     start_mb: int | None = option(
-        None, help="smallest message in MiB", panel=_DOCUMENTED, shown="16", between=(1, 1 << 20)
+        None, help="smallest message in MiB", shown="16", between=(1, 1 << 20)
     )
     end_mb: int | None = option(
-        None, help="largest message in MiB", panel=_DOCUMENTED, shown="512", between=(1, 1 << 20)
+        None, help="largest message in MiB", shown="512", between=(1, 1 << 20)
     )
     scale: int | None = option(
-        None, help="factor between messages", panel=_DOCUMENTED, shown="2", between=(2, 1 << 20)
+        None, help="factor between messages", shown="2", between=(2, 1 << 20)
     )
 
     def __post_init__(self) -> None:
@@ -300,8 +268,7 @@ def build_options(**given: object) -> HardwareOptions:
     ------
     OptionError: a value is unusable, or two options contradict each other.
     """
-    raw = {name.replace("_", "-"): value for name, value in given.items()}
-    values = read_values((*rows_of(HardwareOptions), *rows_of(DocumentedSizes)), raw)
+    values = read_given(given, HardwareOptions, DocumentedSizes)
     documented = make(DocumentedSizes, values).text
     if documented is not None:
         if "sizes" in values:
@@ -330,7 +297,6 @@ Round = tuple[Group, ...]
 """Groups that work at the same time; no rank is in two of them."""
 Scope = Literal["one device", "intra-node", "inter-node"]
 
-COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
 STRIDED = frozenset({"allreduce"})
 """Collectives that are measured in strided groups too: the others are only priced there."""
 PIPELINE = ("p2p", "p2p_bidirectional")
@@ -339,8 +305,7 @@ OVERLAP_SIZES_BYTES = (8 << 20, 64 << 20, 256 << 20)
 """Message sizes of the overlap measurement; the documented peers use 64 MiB alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """The ranks of a run and the hosts they are on; every host has as many, in rank order."""
 
     hosts: tuple[str, ...]
@@ -368,8 +333,15 @@ class Cluster:
         return "intra-node" if len({self.hosts[rank] for rank in group}) == 1 else "inter-node"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+def cell_key(operation: str, group_size: int, consecutive: bool, size_bytes: float) -> str:
+    """Return the name of a cell in files and messages."""
+    kind = f"size_{group_size}_consec_{int(consecutive)}"
+    if operation in PIPELINE:
+        kind = f"stages_{group_size}"
+    return f"{operation}_{kind}_{size_bytes:.0f}B"
+
+
+class Cell(Record):
     """One operation in the groups of one size and kind, at one message size."""
 
     operation: str
@@ -384,10 +356,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Unique name of the cell in files and messages."""
-        if self.operation in PIPELINE:
-            return f"{self.operation}_stages_{self.group_size}_{self.size_bytes}B"
-        kind = int(self.consecutive)
-        return f"{self.operation}_size_{self.group_size}_consec_{kind}_{self.size_bytes}B"
+        return cell_key(self.operation, self.group_size, self.consecutive, self.size_bytes)
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -513,7 +482,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
         return cell.size_bytes != options.reference_bytes and not overlap
 
     cells = [
-        _cell(operation, group_size, consecutive, size, cluster, options.isolated)
+        arranged(operation, group_size, consecutive, size, cluster, isolated=options.isolated)
         for operation, group_size, consecutive, of_operation in plan
         for size in of_operation
     ]
@@ -521,16 +490,18 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
     return tuple(sorted(cells, key=waits))
 
 
-def _cell(
+def arranged(
     operation: str,
     group_size: int,
     consecutive: bool,
     size_bytes: int,
     cluster: Cluster,
-    isolated: bool,
+    *,
+    isolated: bool = False,
 ) -> Cell:
-    arranged = rounds(operation, group_size, consecutive, cluster.world_size, isolated)
-    scopes = {cluster.scope(group) for groups in arranged for group in groups}
+    """Return the cell of an operation with its groups on a cluster; arguments as `rounds`."""
+    found = rounds(operation, group_size, consecutive, cluster.world_size, isolated)
+    scopes = {cluster.scope(group) for groups in found for group in groups}
     # one group that crosses nodes makes it a cell of the network
     order: tuple[Scope, ...] = ("inter-node", "intra-node", "one device")
     return Cell(
@@ -538,6 +509,6 @@ def _cell(
         group_size=group_size,
         consecutive=consecutive,
         size_bytes=size_bytes,
-        rounds=arranged,
+        rounds=found,
         scope=next((scope for scope in order if scope in scopes), "one device"),
     )

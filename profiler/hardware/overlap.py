@@ -14,11 +14,12 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from autopar.records import dataclass
+from autopar.records import Record, replace
+from autopar.statistics import summarize
 
 # --------------------------------------------------------------------------------------------------
 # Two queues of work that start together: GEMMs in one lane, communications in the other.
@@ -33,8 +34,7 @@ _GATE_CYCLES = 1_000_000
 _SHORTEST_GATE_S, _LONGEST_GATE_S = 1e-3, 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Track:
+class Track(Record):
     """When the operations of one lane ended, in seconds on the clock of both lanes."""
 
     start_s: float
@@ -56,8 +56,7 @@ class Track:
         return tuple(b - a for a, b in pairwise((self.start_s, *self.ends_s)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Played:
+class Played(Record):
     """What both lanes did in one window."""
 
     compute: Track
@@ -70,8 +69,7 @@ class Played:
         return max(t.end_s for t in tracks) - min(t.start_s for t in tracks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Queues:
+class Queues(Record):
     """How much each lane gets in one window; the communications are the same on every rank."""
 
     blocks: int
@@ -317,8 +315,7 @@ _LEAD_FROM = 4
 """Windows of at least so many communications spend one more on starting together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverlapPlan:
+class OverlapPlan(Record):
     """What one window holds: two queues of the same length in time, each alone."""
 
     communications: int
@@ -401,8 +398,7 @@ QUANTITIES = (
 """Names of the samples in a sidecar."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverlapSamples:
+class OverlapSamples(Record):
     """Samples of one rank, in seconds per communication; of GEMMs, those that go with one."""
 
     compute_alone: tuple[float, ...]
@@ -431,8 +427,31 @@ class OverlapSamples:
         return {name: list(getattr(self, name)) for name in QUANTITIES}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slowdowns:
+SIDES = ("compute", "communication")
+
+
+class Slowdown(NamedTuple):
+    """How many times slower one side is while both work, and the relative spread of that."""
+
+    ratio: float
+    spread: float
+
+
+def slowdown(samples_s: Mapping[str, Sequence[float]], side: str) -> Slowdown | None:
+    """Return the slow-down of a side by the medians of its samples, None without samples.
+
+    side : `compute` or `communication`.
+    """
+    alone, both = (samples_s.get(f"{side}_{how}") for how in ("alone", "overlapped"))
+    if not alone or not both:
+        return None
+    before, after = summarize(alone), summarize(both)
+    if not before.median_s or not after.median_s:
+        return None
+    return Slowdown(after.median_s / before.median_s, math.hypot(before.spread, after.spread))
+
+
+class Slowdowns(Record):
     """Medians of samples, compared."""
 
     compute: float

@@ -7,18 +7,24 @@ of them; joining the runs of all files by their id makes both whole again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 
 from autopar.documents.hardware import hardware_file_name
-from autopar.documents.sidecar import SIDECAR_VERSION, DocumentKind, Measurement, Run, Sidecar
-from profiler.environment import Metadata, comparable, host_labels
+from autopar.documents.sidecar import (
+    SIDECAR_VERSION,
+    DocumentKind,
+    Measurement,
+    Run,
+    Sidecar,
+    documented_unit,
+)
+from profiler.environment import Metadata, RankInfo, comparable, host_labels, machine_metadata
 from profiler.hardware.documents import (
     KINDS,
     MEASURED_FOR,
     REPLACES,
-    UNITS,
     Documents,
     derive,
     kinds_of,
@@ -26,11 +32,69 @@ from profiler.hardware.documents import (
     requested_kinds,
 )
 from profiler.hardware.options import Cluster, HardwareOptions
+from profiler.options import RankOptions
 from profiler.record import Content, DocumentFile, Record, incomparable, run_number
 
 
-class HardwareRecord(Record[Measurement]):
-    """The measurements of a cluster in one directory; owned by rank 0."""
+def hardware_metadata(
+    infos: Sequence[RankInfo],
+    argv: Sequence[str],
+    backend: str,
+    options: HardwareOptions,
+    *,
+    dtype: str | None = None,
+) -> Metadata:
+    """Return the circumstances of a run, by the keys of `METADATA`; called on rank 0.
+
+    Parameters
+    ----------
+    argv : arguments of the command.
+    backend, dtype : those in use, which `auto` became.
+    """
+    command = ["torchrun", "...", "-m", "profiler.hardware", *argv]
+    return {
+        **machine_metadata(infos, command, folder=None if options.host_names else options.out),
+        "backend": backend,
+        "dtype": dtype or options.dtype,
+        "isolated": options.isolated,
+        "cuda_graph": options.cuda_graph,
+        "reference_bytes": options.reference_bytes,
+    }
+
+
+class ClusterRecord(Record[Measurement]):
+    """The measurements of the ranks of a cluster; owned by rank 0."""
+
+    def __init__(
+        self,
+        out: Path,
+        paths: Mapping[DocumentKind, Path],
+        metadata: Metadata,
+        *,
+        cluster: Cluster,
+        options: RankOptions,
+        asked: Collection[DocumentKind],
+    ) -> None:
+        """Open the record of these documents in a directory; errors as `Record`."""
+        self.out = out
+        self._cluster = cluster
+        self._labels = {} if options.host_names else host_labels(cluster.hosts, out)
+        super().__init__(paths, metadata, asked=asked, resume=options.resume, force=options.force)
+
+    def put(self, measurement: Measurement) -> None:
+        """Add a measurement as `Record`, with hosts called as in the metadata."""
+        super().put(relabelled(measurement, self._labels))
+
+    def _cells(self, run: Run) -> Sequence[Measurement]:
+        return run.measurements
+
+    @property
+    def _own_run(self) -> Run:
+        return self._run.model_copy(update={"measurements": list(self._own.values())})
+
+
+class HardwareRecord(ClusterRecord):
+    """The measurements of a cluster in one directory."""
 
     def __init__(
         self,
@@ -44,26 +108,20 @@ class HardwareRecord(Record[Measurement]):
         name: str,
     ) -> None:
         """Open the record of a directory; errors as `Record`."""
-        self.out = out
-        self._cluster = cluster
         self._options = options
         self._memory_bytes = memory_bytes
         self._synthetic = synthetic
         self._name = name
-        self._labels = {} if options.host_names else host_labels(cluster.hosts, out)
         self._kinds = requested_kinds(options, cluster)
         shape = (cluster.num_nodes, cluster.gpus_per_node)
         super().__init__(
+            out,
             {kind: out / hardware_file_name(kind, *shape) for kind in KINDS},
             metadata,
+            cluster=cluster,
+            options=options,
             asked=self._kinds,
-            resume=options.resume,
-            force=options.force,
         )
-
-    def put(self, measurement: Measurement) -> None:
-        """Add a measurement as `Record`, with hosts called as in the metadata."""
-        super().put(relabelled(measurement, self._labels))
 
     @cached_property
     def _earlier(self) -> tuple[Run, ...]:
@@ -71,11 +129,11 @@ class HardwareRecord(Record[Measurement]):
         return _joined(run for file in self._files.values() for run in file.earlier)
 
     def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
-        found = self._differences(self._kinds, metadata)
+        found = self._differing(self._kinds, metadata)
         if found and not force:
             raise incomparable(self.out, found)
         for kind, file in self._files.items():
-            others = [] if kind in self._kinds else self._differences({kind}, metadata)
+            others = [] if kind in self._kinds else self._differing({kind}, metadata)
             if others:
                 self.notes.append(f"{file.path} is of a run that differs in {'; '.join(others)}")
         if not (force and self._earlier):
@@ -85,7 +143,7 @@ class HardwareRecord(Record[Measurement]):
             replaced.update(name for kind in self._kinds for name in MEASURED_FOR[kind])
         return {**metadata, REPLACES: ",".join(sorted(replaced))}
 
-    def _differences(self, kinds: Set[DocumentKind], metadata: Metadata) -> list[str]:
+    def _differing(self, kinds: Set[DocumentKind], metadata: Metadata) -> list[str]:
         """Return what differs between now and the earlier runs that these documents rest on."""
         active = newest_measurements(self._earlier)
         found: list[str] = []
@@ -119,8 +177,7 @@ class HardwareRecord(Record[Measurement]):
         ]
 
     def _runs(self) -> tuple[Run, ...]:
-        own = self._run.model_copy(update={"measurements": list(self._own.values())})
-        return (*self._earlier, own)
+        return (*self._earlier, self._own_run)
 
     def _derive(self) -> Documents:
         return derive(self.measurements, self._cluster, self._options.reference_bytes)
@@ -153,7 +210,7 @@ class HardwareRecord(Record[Measurement]):
         return Sidecar(
             version=SIDECAR_VERSION,
             document=kind,
-            unit=UNITS[kind],
+            unit=documented_unit(kind),
             source=source,
             synthetic=self._synthetic,
             name=self._name,

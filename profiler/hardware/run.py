@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.command.run import say, visible
+from autopar.command.run import say
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
-from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
-from autopar.statistics import relative_spread, summarize
-from autopar.units import GB, format_count, format_exact_size, format_seconds
-from profiler.environment import run_metadata
+from autopar.rates.measured import bus_bytes_per_s
+from autopar.records import replace
+from autopar.statistics import summarize
+from autopar.units import GB, format_exact_size, format_seconds
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
 from profiler.hardware.options import Cell, HardwareOptions, check_shape, check_world, plan_cells
 from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
-from profiler.hardware.record import HardwareRecord
+from profiler.hardware.record import HardwareRecord, hardware_metadata
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds, policy_of
-from profiler.processes import Session, open_session
+from profiler.processes import Session, open_session, watched
 from profiler.record import Record
 from profiler.watch import Trouble, Watch
 
@@ -215,10 +213,10 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     ------
     AutoparError: the run cannot begin. Later trouble is reported and ends the process.
     """
-    session = open_session(options)
+    session = open_session(options, cuda_graph=options.cuda_graph)
     check_world(options, session.world_size)
     check_shape(options, session.cluster)
-    return watched(
+    return run_watched(
         session,
         lambda watch, state: _measure_all(session, watch, state, options, argv),
         out=options.out,
@@ -226,32 +224,20 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     )
 
 
-def watched(
+def run_watched(
     session: Session, body: Callable[[Watch, RunState], int], *, out: Path, timeout_s: float
 ) -> int:
     """Return what `body` returns, under watch: trouble is recorded in `out` and ends the process.
 
-    timeout_s : no step of the watch takes longer. The session is closed at the end.
+    timeout_s : no step of the watch takes longer. The process groups are closed at the end.
     """
     state = RunState()
-    watch = Watch(
-        session.watch_store,
-        rank=session.rank,
-        hosts=session.cluster.hosts,
-        pids=[info.pid for info in session.infos],
-        timeout_s=timeout_s,
-        finish=lambda trouble: _finish(state, session, out, trouble),
-    )
-    watch.start()
-    try:
-        code = body(watch, state)
-        watch.step("the end of the process groups")
-        session.close()  # under watch: NCCL lets nobody leave before all do
-    except BaseException as error:
-        watch.fail(error)
-        raise
-    watch.close()
-    return code
+
+    def finish(trouble: Trouble) -> None:
+        _finish(state, session, out, trouble)
+
+    with watched(session, timeout_s=timeout_s, finish=finish) as watch:
+        return body(watch, state)
 
 
 def measure_missing(
@@ -296,13 +282,10 @@ def _measure_all(
     if options.dry_run:
         driver = Driver(session, watch, probe_policy(policy), check=options.check)
         found = forecast(cells, policy, driver, session)
-        if is_first:
-            sys.stdout.write(found.describe())
-            sys.stdout.flush()
-        return 0
+        return found.show() if is_first else 0
     record: HardwareRecord | None = None
     if is_first:
-        metadata = run_metadata(
+        metadata = hardware_metadata(
             session.infos, argv, session.backend, options, dtype=session.dtype_name
         )
         state.record = record = HardwareRecord(
@@ -320,7 +303,10 @@ def _measure_all(
     measure_missing(cells, session, state, driver.measure, describe)
     watch.step("the end")
     session.barrier()
-    return 0 if record is None else _summary(record)
+    if record is None:
+        return 0
+    warnings = [f"warning: {warning}" for warning in record.warnings()]
+    return record.conclude(warnings, more=f"; `profile-show {record.out}` shows them")
 
 
 def describe(measurement: Measurement) -> str:
@@ -341,12 +327,10 @@ def describe(measurement: Measurement) -> str:
             f"{100 * found.efficiency:.0f} % hidden"
         )
     summary = summarize(m.samples_s["time"])
-    # half of what 90 % of the samples lie in, as a share of the median
-    spread = relative_spread(summary.low_s, summary.median_s, summary.high_s)
-    line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * spread:3.0f} %"
-    traffic = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)
+    line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * summary.spread:3.0f} %"
+    rate = bus_bytes_per_s(m.operation, m.group_size, m.size_bytes, summary.median_s)
     # a rank alone has no traffic
-    return f"{line}  {traffic / summary.median_s / GB:8.3f} GB/s" if traffic else line
+    return f"{line}  {rate / GB:8.3f} GB/s" if rate else line
 
 
 def _name(session: Session) -> str:
@@ -376,18 +360,3 @@ def _finish(state: RunState, session: Session, out: Path, trouble: Trouble) -> N
         f"autopar: {trouble.sentence}, during {trouble.during}; {kept} can be found in "
         f"{out}, and the same command with --resume measures the rest"
     )
-
-
-def _summary(record: HardwareRecord) -> int:
-    """Say what was written; return 1 if cells failed."""
-    num_ok, num_failed, num_skipped = record.counts()
-    for warning in record.warnings():
-        say(f"warning: {warning}")
-    for path in record.paths():
-        sys.stdout.write(visible(f"{path}\n"))
-    sys.stdout.flush()
-    say(
-        f"{format_count(num_ok, 'cell')} measured, {num_failed} failed, {num_skipped} left out; "
-        f"`profile-show {record.out}` shows them"
-    )
-    return 1 if num_failed else 0

@@ -7,12 +7,11 @@ which of several runs measured it, so a key never changes its meaning.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.units import format_count
 from profiler.model.layers.sharding import Checkpoint, Sharding
@@ -126,8 +125,7 @@ _VOCAB_BATCH = 8
 has a part that no sample adds to, the second gradient of a tied table."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelCell:
+class ModelCell(Record):
     """One part of a model at one size, sharded one way: a unit of measuring and of resuming."""
 
     quantity: Literal["time", "memory"]

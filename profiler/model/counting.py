@@ -16,7 +16,6 @@ communication buffers outside the process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autopar.documents.sidecar import TensorKind
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 from profiler.measure import torch_dtype
 from profiler.model.layers.blocks import build_layer, layer_inputs
@@ -310,8 +309,7 @@ def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
 # The count of a module: what is kept, and the most that is there at once.
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExactMemory:
+class ExactMemory(Record):
     """Memory of one part of a model on one rank, in bytes for the whole batch."""
 
     num_parameters: int
@@ -432,7 +430,7 @@ def layer_memory(
         )
         # beyond the first there is the encoder's output, which all decoder layers share
         counted = count_memory(module, inputs, shared=inputs[1:])
-    return dataclasses.replace(counted, notes=tuple(notes))
+    return replace(counted, notes=tuple(notes))
 
 
 def vocab_memory(
@@ -463,4 +461,4 @@ def vocab_memory(
     notes = []
     if part == "last" and spec.tied_embeddings:
         notes.append("the table is tied to the first stage's, of which this stage has a copy")
-    return dataclasses.replace(counted, notes=tuple(notes))
+    return replace(counted, notes=tuple(notes))

@@ -7,12 +7,12 @@ the same bytes.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import field
 from functools import lru_cache
 from statistics import median
 from typing import Any, Literal, get_args
 
 import numpy as np
+from msgspec import field
 
 from autopar.documents.model import memory_keys
 from autopar.documents.sidecar import (
@@ -27,7 +27,7 @@ from autopar.documents.sidecar import (
     TimeFit,
 )
 from autopar.documents.times import computation_keys
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import (
     LayerMemory,
     LayerProfile,
@@ -347,8 +347,7 @@ STATE_BYTES_PER_PARAMETER = 16
 _PARTS = ("only", "first", "last")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelDocument:
+class ModelDocument(Record):
     """One documented file, and what goes into its sidecar."""
 
     data: Mapping[str, Any]

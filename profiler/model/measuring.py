@@ -7,7 +7,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.errors import AutoparError
 from autopar.rates.model import activation_bytes
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec, padded_vocab_size, parameter_count
 from autopar.units import format_bytes
 from profiler.measure import Policy, Timer, out_of_memory, policy_of, torch_dtype
@@ -30,7 +29,7 @@ from profiler.model.layers.parallel import sole_group, timed_group
 from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import build_stack, build_vocab, vocab_inputs
 from profiler.model.modules import Built, blamed, call, fake_tensors, first_line, main_output
-from profiler.model.options import Dtype, ModelOptions, Unit
+from profiler.model.options import ModelOptions, Unit
 from profiler.model.sources import ModuleSource, rehearse
 from profiler.model.timing import (
     DEVICE_SAMPLE_S,
@@ -40,6 +39,7 @@ from profiler.model.timing import (
     figures_of,
     time_module,
 )
+from profiler.options import Precision
 from profiler.processes import available_bytes
 
 # --------------------------------------------------------------------------------------------------
@@ -86,8 +86,7 @@ class _Half(nn.Module):
 # exchange nothing; those of `timed_group` cost nothing at all.
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellPart:
+class CellPart(Record):
     """One part of a model at one size, ready to be built."""
 
     build: Callable[[], nn.Module]
@@ -101,7 +100,7 @@ def cell_part(
     cell: ModelCell,
     *,
     unit: Unit,
-    dtype: Dtype,
+    dtype: Precision,
     device: torch.device | str,
     group_of: Callable[[int], Any] = sole_group,
 ) -> CellPart:
@@ -149,7 +148,7 @@ def time_cell(
     cell: ModelCell,
     *,
     unit: Unit = "all",
-    dtype: Dtype,
+    dtype: Precision,
     device: torch.device,
     policy: Policy,
     backward: bool = True,
@@ -199,7 +198,6 @@ OUT_OF_MEMORY = "out of memory"
 """How the reason of a cell begins for which there was no memory."""
 _SAMPLE_S = {"cuda": DEVICE_SAMPLE_S, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ADAM_BYTES = 16
 """Of a parameter: its copy in fp32, the gradient of that and two moments."""
 _LOGIT_BYTES = 12
@@ -234,12 +232,40 @@ class Measurer(ABC):
     @abstractmethod
     def _time(self, cell: ModelCell) -> ModelMeasurement: ...
 
+    def _memory(self, cell: ModelCell) -> ModelMeasurement:
+        measurement = counted_as(cell, self._counted(cell))
+        if self.options.source == "device":
+            try:
+                self._add_device_memory(cell, measurement)
+            except (AutoparError, RuntimeError, MemoryError) as error:
+                # the exact figures stand for themselves
+                measurement.notes.append(f"not measured on the device: {_reason(error)}")
+        return measurement
+
     @abstractmethod
-    def _memory(self, cell: ModelCell) -> ModelMeasurement: ...
+    def _counted(self, cell: ModelCell) -> ExactMemory:
+        """Return the exact figures of a memory cell."""
+
+    @abstractmethod
+    def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
+        """Put what the device's allocator says beside the exact figures, where it tells them."""
 
     def _shortage(self, cell: ModelCell) -> str | None:
         """Return why a cell cannot fit, where its device would not say so in time."""
-        return None
+        # the allocator of a CPU promises what it does not have, and then the process is killed
+        if cell.quantity != "time" or self.device.type != "cpu":
+            return None
+        needed, there = self._needed_bytes(cell), available_bytes()
+        if needed <= there:
+            return None
+        return (
+            f"{OUT_OF_MEMORY}: about {format_bytes(needed)} are needed and "
+            f"{format_bytes(there)} are free"
+        )
+
+    @abstractmethod
+    def _needed_bytes(self, cell: ModelCell) -> float:
+        """Return roughly the bytes that timing a cell takes; 0 where nothing tells it."""
 
 
 class SpecMeasurer(Measurer):
@@ -261,20 +287,10 @@ class SpecMeasurer(Measurer):
         )
         return filled_with(cell, timed)
 
-    def _memory(self, cell: ModelCell) -> ModelMeasurement:
-        measurement = self._counted(cell)
-        if self.options.source == "device":
-            try:
-                self._add_device_memory(cell, measurement)
-            except (RuntimeError, MemoryError) as error:  # the exact figures stand for themselves
-                measurement.notes.append(f"not measured on the device: {_reason(error)}")
-        return measurement
-
-    def _counted(self, cell: ModelCell) -> ModelMeasurement:
-        """Return the exact figures of a memory cell."""
+    def _counted(self, cell: ModelCell) -> ExactMemory:
         dtype = self.options.dtype
         if cell.part != "layer":
-            found = vocab_memory(
+            return vocab_memory(
                 with_seq_lengths(self.spec, cell.seq_lengths),
                 cell.part,
                 degree=cell.degree,
@@ -282,24 +298,21 @@ class SpecMeasurer(Measurer):
                 batch=cell.batch,
                 dtype=dtype,
             )
-        elif self.options.unit == "all":
+        if self.options.unit == "all":
             layer = self.spec.layers[cell.layer_type or 0]
-            found = layer_memory(
+            return layer_memory(
                 replace(layer, seq_length=cell.seq_lengths[0]),
                 cell.sharding,
                 batch=cell.batch,
                 dtype=dtype,
                 encoder_seq_length=cell.encoder_seq_length,
             )
-        else:
-            with FakeTensorMode():
-                part = cell_part(self.spec, cell, unit=self.options.unit, dtype=dtype, device="cpu")
-                inputs = part.make_inputs()
-                found = count_memory(part.build(), inputs, shared=inputs[part.num_own :])
-        return counted_as(cell, found)
+        with FakeTensorMode():
+            part = cell_part(self.spec, cell, unit=self.options.unit, dtype=dtype, device="cpu")
+            inputs = part.make_inputs()
+            return count_memory(part.build(), inputs, shared=inputs[part.num_own :])
 
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
-        """Put what the device's allocator says beside the exact figures."""
         part = cell_part(
             self.spec, cell, unit=self.options.unit, dtype=self.options.dtype, device=self.device
         )
@@ -311,11 +324,8 @@ class SpecMeasurer(Measurer):
         if said is not None:
             measurement.notes.append(said)
 
-    def _shortage(self, cell: ModelCell) -> str | None:
-        # the allocator of a CPU promises what it does not have, and then the process is killed
-        if cell.quantity != "time" or self.device.type != "cpu":
-            return None
-        return shortage(needed_bytes(self.spec, cell, self.options))
+    def _needed_bytes(self, cell: ModelCell) -> float:
+        return needed_bytes(self.spec, cell, self.options)
 
 
 def is_out_of_memory(measurement: ModelMeasurement) -> bool:
@@ -323,20 +333,9 @@ def is_out_of_memory(measurement: ModelMeasurement) -> bool:
     return measurement.status == "failed" and (measurement.reason or "").startswith(OUT_OF_MEMORY)
 
 
-def shortage(needed: float) -> str | None:
-    """Return the reason of a cell whose bytes this host does not have, None where it has them."""
-    there = available_bytes()
-    if needed <= there:
-        return None
-    return (
-        f"{OUT_OF_MEMORY}: about {format_bytes(needed)} are needed and "
-        f"{format_bytes(there)} are free"
-    )
-
-
 def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> float:
     """Return roughly the bytes that timing a cell of a spec takes, in unsharded layers."""
-    element = _ELEMENT_BYTES[options.dtype]
+    element = torch_dtype(options.dtype).itemsize
     types = range(len(spec.layers)) if cell.layer_type is None else (cell.layer_type,)
     counts = cell.num_layers or tuple(int(cell.part == "layer") for _ in spec.layers)
     total = 0.0
@@ -387,11 +386,7 @@ def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
 
 def _reason(error: BaseException) -> str:
     """Return the first line of what an exception says."""
-    if isinstance(error, AutoparError):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return said[:300].rstrip(".")
+    return str(error) if isinstance(error, AutoparError) else first_line(error)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -413,7 +408,8 @@ class ModuleMeasurer(Measurer):
     def __init__(self, source: ModuleSource, options: ModelOptions, device: torch.device) -> None:
         super().__init__(options, device)
         self._source = source
-        self._counted: dict[tuple[object, ...], ExactMemory] = {}
+        self._samples: dict[tuple[object, ...], ExactMemory] = {}
+        """Memory of one sample, by size."""
 
     def rehearse(self, cells: Sequence[ModelCell]) -> None:
         """Run the smallest layers that will be timed; raises InputError, one sentence."""
@@ -456,26 +452,21 @@ class ModuleMeasurer(Measurer):
             optimizer=backward and cell.degree == 1,  # an optimizer cannot step a plan's shards
         )
 
-    def _shortage(self, cell: ModelCell) -> str | None:
-        # the allocator of a CPU promises what it does not have, and then the process is killed
-        if cell.quantity != "time" or self.device.type != "cpu" or not self._source.fakeable:
-            return None
-        try:
-            return shortage(self._needed_bytes(cell))
-        except (AutoparError, RuntimeError):
-            return None  # the cell says it better
-
     def _needed_bytes(self, cell: ModelCell) -> float:
-        """Return roughly the bytes that timing a cell takes, from a count of one sample."""
+        if not self._source.fakeable:
+            return 0.0
         size = (cell.layer_type, cell.seq_lengths, cell.num_layers)
-        if size not in self._counted:
+        if size not in self._samples:
             # of one sample and unsharded: batch and degree scale it below
             one, kind = replace(cell, batch=1, degree=1, checkpoint="none"), cell.layer_type
-            self._counted[size] = blamed(
-                self._source.text,
-                lambda: self._whole(one) if kind is None else self._layers(one)[kind],
-            )
-        counted = self._counted[size]
+            try:
+                self._samples[size] = blamed(
+                    self._source.text,
+                    lambda: self._whole(one) if kind is None else self._layers(one)[kind],
+                )
+            except (AutoparError, RuntimeError):
+                return 0.0  # the cell says it better
+        counted = self._samples[size]
         per_sample = counted.activation_bytes + counted.peak_bytes
         # weights and gradients
         states = 2.0 * counted.parameter_bytes
@@ -484,23 +475,15 @@ class ModuleMeasurer(Measurer):
             states += ADAM_BYTES * counted.num_parameters
         return (states + cell.batch * per_sample) / cell.degree
 
-    def _memory(self, cell: ModelCell) -> ModelMeasurement:
+    def _counted(self, cell: ModelCell) -> ExactMemory:
         kind = cell.layer_type
         found: ExactMemory = blamed(
             self._source.text,
             lambda: self._vocab(cell) if kind is None else self._layers(cell)[kind],
         )
-        measurement = counted_as(cell, found)
-        if self.options.source == "device":
-            try:
-                self._add_device_memory(cell, measurement)
-            except (AutoparError, RuntimeError, MemoryError) as error:
-                # the exact figures stand for themselves
-                measurement.notes.append(f"not measured on the device: {first_line(error)}")
-        return measurement
+        return found
 
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
-        """Put what the device's allocator says beside the exact figures, where it tells them."""
         if cell.part == "first":
             return  # what it keeps are tokens, which no forward of its own tells
         if cell.layer_type is not None:

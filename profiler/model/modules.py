@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autopar.errors import AutoparError, InputError, InstallError
-from autopar.records import dataclass
+from autopar.records import Record
 from profiler.measure import out_of_memory
 
 if TYPE_CHECKING:
@@ -407,8 +407,7 @@ _DROPOUTS = ("dropout", "drop", "pdrop", "dropout_rate", "dropout_prob")
 """Last words of what configurations call a share of dropped values."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubModel:
+class HubModel(Record):
     """What a `HubFactory` makes."""
 
     module: nn.Module
@@ -423,8 +422,7 @@ class HubModel:
         return {"input_ids": tokens, "labels": tokens.clone()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubFactory:
+class HubFactory(Record):
     """Makes models of one configuration with any number of layers, without dropout."""
 
     library: Any

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.records import dataclass
-from profiler.options import FILES, HOW, SIZES, MeasuringOptions, SizeOptions, check_out
+from profiler.options import (
+    FILES,
+    HOW,
+    SIZES,
+    DeviceChoice,
+    MeasuringOptions,
+    Precision,
+    SizeOptions,
+    check_out,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Reads batch sizes, sequence lengths and tensor degrees: lists and ranges in, numbers out.
@@ -112,8 +120,6 @@ def _range(option: str, text: str, example: str) -> list[int]:
 Mode = Literal["static", "batch", "sequence"]
 ProfileType = Literal["computation", "memory"]
 Source = Literal["auto", "device", "exact"]
-DeviceChoice = Literal["auto", "cuda", "cpu"]
-Dtype = Literal["bf16", "fp16", "fp32"]
 TensorImplementation = Literal["megatron", "dtensor"]
 Unit = Literal["all", "attention", "mlp"]
 
@@ -130,6 +136,8 @@ PANELS = (_WHAT, _SIZES, SIZES, HOW, FILES, _DOCUMENTED)
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(MeasuringOptions):
     """Options of one profiling run; defaults are those of the command."""
+
+    PANEL: ClassVar[str] = _SIZES
 
     model: str = option(
         help="shipped name, config.json, model.json, hf:NAME, or py:package.module:factory",
@@ -168,7 +176,6 @@ class ModelOptions(MeasuringOptions):
         (8,),
         name="bsz",
         help="batch sizes of the times: 8, 1:12, 1:64:x2 or 1,2,4",
-        panel=_SIZES,
         metavar="SIZES",
         parse=parse_batches,
         shown="by mode 8, 1:12, 1",
@@ -179,7 +186,6 @@ class ModelOptions(MeasuringOptions):
         None,
         name="seq",
         help="sequence lengths: 2048, 512:32768:x2, 1024,2048; [512,128]: one per layer type",
-        panel=_SIZES,
         metavar="LENGTHS",
         parse=parse_seq_lengths,
         shown="the model's own; in sequence mode five up to it",
@@ -190,7 +196,6 @@ class ModelOptions(MeasuringOptions):
         None,
         name="tp",
         help="tensor degrees",
-        panel=_SIZES,
         metavar="DEGREES",
         parse=parse_degrees,
         shown="those of 1,2,4,8 that the model allows",
@@ -198,17 +203,14 @@ class ModelOptions(MeasuringOptions):
     )
     """Increasing, with 1."""
     tp_impl: TensorImplementation = option(
-        "megatron",
-        help="what sequence parallelism keeps: shards (megatron) or gathered copies",
-        panel=_SIZES,
+        "megatron", help="what sequence parallelism keeps: shards (megatron) or gathered copies"
     )
     layernum_min: int = option(
-        2, help="fewest layers of the whole forwards", panel=_SIZES, between=(1, _MAX_LAYERS)
+        2, help="fewest layers of the whole forwards", between=(1, _MAX_LAYERS)
     )
     layernum_max: int = option(
         4,
         help="most layers of the whole forwards; their difference checks a layer's time",
-        panel=_SIZES,
         between=(1, _MAX_LAYERS),
     )
     """Layers of each type in the whole forwards that check a layer by difference."""
@@ -216,7 +218,6 @@ class ModelOptions(MeasuringOptions):
         None,
         name="make-vocab-size-divisible-by",
         help="pad the vocabulary to a multiple",
-        panel=_SIZES,
         shown="the model's own",
         between=(1, MAX_NUMBER),
     )
@@ -226,7 +227,9 @@ class ModelOptions(MeasuringOptions):
         panel=HOW,
         most_used=True,
     )
-    dtype: Dtype = option("bf16", help="type of weights and activations", panel=HOW, most_used=True)
+    dtype: Precision = option(
+        "bf16", help="type of weights and activations", panel=HOW, most_used=True
+    )
     out: Path | None = option(
         None,
         help="folder of all files; otherwise models/NAME/configs, and times in its folder of the "
@@ -248,43 +251,28 @@ class ModelOptions(MeasuringOptions):
 class DocumentedRanges:
     """Sizes as the documentation and Galvatron write them."""
 
-    min_batch: int | None = option(
-        None, name="profile-min-batch-size", help="first batch size", panel=_DOCUMENTED
-    )
-    max_batch: int | None = option(
-        None, name="profile-max-batch-size", help="last batch size", panel=_DOCUMENTED
-    )
+    PANEL: ClassVar[str] = _DOCUMENTED
+
+    min_batch: int | None = option(None, name="profile-min-batch-size", help="first batch size")
+    max_batch: int | None = option(None, name="profile-max-batch-size", help="last batch size")
     batch_step: int | None = option(
-        None,
-        name="profile-batch-size-step",
-        help="between batch sizes",
-        panel=_DOCUMENTED,
-        shown="1",
+        None, name="profile-batch-size-step", help="between batch sizes", shown="1"
     )
-    min_seq: int | None = option(
-        None, name="profile-min-seq-length", help="first sequence length", panel=_DOCUMENTED
-    )
-    max_seq: int | None = option(
-        None, name="profile-max-seq-length", help="last sequence length", panel=_DOCUMENTED
-    )
+    min_seq: int | None = option(None, name="profile-min-seq-length", help="first sequence length")
+    max_seq: int | None = option(None, name="profile-max-seq-length", help="last sequence length")
     seq_step: int | None = option(
         None,
         name="profile-seq-length-step",
         help="between sequence lengths; without it each is twice the one before",
-        panel=_DOCUMENTED,
     )
     seq_length: tuple[tuple[int, ...], ...] | None = option(
         None,
         help="as --seq, where nothing else says lengths; in sequence mode the longest",
-        panel=_DOCUMENTED,
         metavar="LENGTHS",
         parse=parse_seq_lengths,
     )
     max_tp_deg: int | None = option(
-        None,
-        help="tensor degrees 1, 2, 4, ... up to this",
-        panel=_DOCUMENTED,
-        between=(1, MAX_DEGREE),
+        None, help="tensor degrees 1, 2, 4, ... up to this", between=(1, MAX_DEGREE)
     )
 
     def __post_init__(self) -> None:
@@ -304,15 +292,13 @@ def build_options(tell: Callable[[str], None] | None = None, /, **given: object)
     OptionError: a value is unusable, or two options contradict each other.
     """
     say = tell or (lambda _: None)
-    raw = {name.replace("_", "-"): value for name, value in given.items()}
-    if "model" not in raw and "mode" in raw:
+    if "model" not in given and "mode" in given:
         # the documented `profile-model --mode sequence` names none
-        raw["model"] = DEFAULT_MODEL
+        given["model"] = DEFAULT_MODEL
         say(f"no --model given, profiling the shipped {DEFAULT_MODEL}")
-    if not raw.get("model"):
+    if not given.get("model"):
         raise _no_model()
-    fills = (ModelOptions, DocumentedRanges, SizeOptions)
-    values = read_values([row for cls in fills for row in rows_of(cls)], raw)
+    values = read_given(given, ModelOptions, DocumentedRanges, SizeOptions)
     mode: Mode = values.get("mode", ModelOptions.mode)
     ranges = make(DocumentedRanges, values)
     batches = (ranges.min_batch, ranges.max_batch, ranges.batch_step)

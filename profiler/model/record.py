@@ -5,12 +5,10 @@ A cell stands in one file only, so every file continues on its own.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autopar.documents.sidecar import (
-    REPLACES,
     SIDECAR_VERSION,
     DocumentKind,
     ModelMeasurement,
@@ -19,6 +17,7 @@ from autopar.documents.sidecar import (
     TensorKind,
     TimeFit,
     describe_model,
+    documented_unit,
     newest_cells,
     sidecar_path,
 )
@@ -29,7 +28,7 @@ from profiler.environment import Metadata, RankInfo, comparable, machine_metadat
 from profiler.model.cells import ModelCell
 from profiler.model.documents import ModelDocument, derive_computation, derive_memory
 from profiler.model.options import Mode, ModelOptions
-from profiler.record import Content, DocumentFile, Record, incomparable
+from profiler.record import Content, DocumentFile, Record
 
 # --------------------------------------------------------------------------------------------------
 # The circumstances of a profiling run, and which of them forbid to continue an earlier one.
@@ -39,8 +38,8 @@ _MODEL_ROWS = {
     "model": "the model",
     "unit": "the part of a layer",
 }
-"""Keys of the metadata beside those of `profiler.environment`, and their meaning; equal in all runs
-of a file."""
+"""Keys of the metadata besides those of `profiler.environment`, and their meaning; equal in all
+runs of a file."""
 _TIME_ROWS = {**_MODEL_ROWS, "threads": "the threads of a CPU"}
 _MEMORY_ROWS = {**_MODEL_ROWS, "tp_impl": "the implementation of tensor parallelism"}
 _EXACT_KEYS = ("dtype", "torch")
@@ -56,7 +55,7 @@ def model_metadata(
     return {
         **machine_metadata(
             [info],
-            shlex.join(["profile-model", *argv]),
+            ["profile-model", *argv],
             folder=None if options.host_names else options.out or spec.name,
         ),
         "dtype": options.dtype,
@@ -74,21 +73,11 @@ def model_differences(
     now: Mapping[str, object],
 ) -> list[str]:
     """Return why cells of two runs may not stand in one file, one clause each."""
-    if kind == "memory":
-        rows = _MEMORY_ROWS
-        found = comparable(_only_exact(earlier), _only_exact(now), resume=True)
-    else:
-        rows = _TIME_ROWS
-        found = comparable(earlier, now, resume=True)
-    return [
-        f"{meaning} ({key}): {earlier.get(key)} and {now.get(key)}"
-        for key, meaning in rows.items()
-        if earlier.get(key) != now.get(key)
-    ] + found
-
-
-def _only_exact(metadata: Mapping[str, object]) -> dict[str, object]:
-    return {key: metadata.get(key) for key in _EXACT_KEYS}
+    if kind != "memory":
+        return comparable(earlier, now, resume=True, own=_TIME_ROWS)
+    keys = (*_EXACT_KEYS, *_MEMORY_ROWS)
+    exact = ({key: metadata.get(key) for key in keys} for metadata in (earlier, now))
+    return comparable(*exact, resume=True, own=_MEMORY_ROWS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -124,20 +113,11 @@ class ModelRecord(Record[ModelMeasurement]):
             paths, metadata, asked=paths.keys(), resume=options.resume, force=options.force
         )
 
-    def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
-        if force:
-            replaces = any(file.earlier for file in self._asked)
-            return {**metadata, REPLACES: True} if replaces else metadata
-        for file in self._asked:
-            found: dict[str, None] = {}
-            # runs before the last that replaced them count no more
-            replacing = [n for n, run in enumerate(file.earlier) if run.metadata.get(REPLACES)]
-            for run in file.earlier[replacing[-1] if replacing else 0 :]:
-                if any(m.status == "ok" for m in run.model_measurements):
-                    found |= dict.fromkeys(model_differences(file.kind, run.metadata, metadata))
-            if found:
-                raise incomparable(file.path, found)
-        return metadata
+    def _cells(self, run: Run) -> Sequence[ModelMeasurement]:
+        return run.model_measurements
+
+    def _differences(self, kind: DocumentKind, earlier: Metadata, now: Metadata) -> list[str]:
+        return model_differences(kind, earlier, now)
 
     @property
     def measurements(self) -> dict[str, ModelMeasurement]:
@@ -207,7 +187,7 @@ class ModelRecord(Record[ModelMeasurement]):
         sidecar = Sidecar(
             version=SIDECAR_VERSION,
             document=file.kind,
-            unit="MiB" if file.kind == "memory" else "ms",
+            unit=documented_unit(file.kind),
             source=source,
             name=self._spec.name,
             # reference layers are PyTorch's own operations, one by one; a module is somebody's

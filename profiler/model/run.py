@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import length_key
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
-from autopar.run.model import LayerSpec, ModelSpec, head_dim, parameter_count
-from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.rates.model import layer_flop
+from autopar.records import Record, replace
+from autopar.run.model import LayerSpec, ModelSpec
+from autopar.statistics import USABLE_SPREAD, summarize
+from autopar.units import format_bytes, format_seconds
 from profiler.environment import collect
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
@@ -50,16 +50,13 @@ _VARIATION = 0.05
 
 
 def work(spec: ModelSpec, cell: ModelCell) -> float:
-    """Return what a forward of a cell takes, in FLOP; in tokens where the sizes are unknown.
-
-    2 FLOP per parameter and token, and 4*S^2*width of the scores, halved where causal.
-    """
+    """Return what a forward of a cell takes, in FLOP; in tokens where the sizes are unknown."""
     counts = cell.num_layers or tuple(
         int(cell.part == "layer" and kind == cell.layer_type) for kind in range(len(spec.layers))
     )
     seqs = cell.seq_lengths if cell.part != "layer" else cell.seq_lengths * len(counts)
     total = sum(
-        count * _layer_work(layer, seq)
+        count * _layer_work(layer, seq, cell.encoder_seq_length or seqs[0])
         for count, layer, seq in zip(counts, spec.layers, seqs, strict=True)
     )
     if cell.part != "layer":
@@ -69,17 +66,10 @@ def work(spec: ModelSpec, cell: ModelCell) -> float:
     return cell.batch * total / cell.degree
 
 
-def _layer_work(layer: LayerSpec, seq: int) -> float:
+def _layer_work(layer: LayerSpec, seq: int, encoder_seq: int) -> float:
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         return float(seq * layer.hidden_size)
-    parameters = parameter_count(layer)
-    if layer.num_experts is not None and layer.experts_per_token is not None:
-        matrices = (3 if layer.gated_mlp else 2) * layer.hidden_size * layer.ffn_hidden_size
-        # a token visits few of the experts
-        parameters -= (layer.num_experts - layer.experts_per_token) * matrices
-    # 2 products (scores, values) of 2 FLOP for S * width each; half of it is masked
-    scores = 4.0 * seq * layer.num_heads * head_dim(layer) * (0.5 if layer.causal else 1.0)
-    return seq * (2.0 * parameters + scores)
+    return layer_flop(layer, seq, encoder_seq)
 
 
 def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> Forecast:
@@ -108,8 +98,7 @@ def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) ->
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Probe:
+class _Probe(Record):
     """The seconds of one cell: of its forward, of all its passes, and around them."""
 
     work: float
@@ -258,9 +247,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
     measurer = _measurer(source, spec, options, device)
     measurer.rehearse(cells)
     if options.dry_run:
-        sys.stdout.write(forecast(cells, spec, measurer).describe())
-        sys.stdout.flush()
-        return 0
+        return forecast(cells, spec, measurer).show()
     info = collect(0, 0, device)
     metadata = model_metadata(info, argv, options, spec)
     kinds = tensor_kinds(options, own_module=own_module)
@@ -287,7 +274,9 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         for note in record.notes:
             say(note)
         measure_cells(record.missing(cells), measurer, record)
-        return _summary(record, cells, options)
+        show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
+        warnings = [f"warning: {warning}" for warning in record.warnings(cells)]
+        return record.conclude(warnings, cells)
 
 
 def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[DocumentKind, Path]:
@@ -346,8 +335,8 @@ def describe(measurement: ModelMeasurement) -> str:
     times = {name: summarize(samples) for name, samples in m.samples_s.items() if samples}
     parts = [f"{name} {format_seconds(s.median_s)}" for name, s in times.items()]
     forward = times["forward"]
-    spread = relative_spread(forward.low_s, forward.median_s, forward.high_s)
-    said = f"+-{100 * spread:.0f} %" if spread <= USABLE_SPREAD else "no usable interval"
+    usable = forward.spread <= USABLE_SPREAD
+    said = f"+-{100 * forward.spread:.0f} %" if usable else "no usable interval"
     return f"{m.key:<48s}  {', '.join(parts)} ({said})"
 
 
@@ -395,20 +384,6 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
         checks = [source.check_degree(degree) for degree in options.degrees or ()]
         warnings += [check for check in checks if check is not None]
     return warnings
-
-
-def _summary(record: ModelRecord, cells: Sequence[ModelCell], options: ModelOptions) -> int:
-    """Say what was found and written; return 1 if cells failed."""
-    counts = record.counts(cells)
-    show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
-    for warning in record.warnings(cells):
-        say(f"warning: {warning}")
-    for path in record.paths():
-        sys.stdout.write(visible(f"{path}\n"))
-    sys.stdout.flush()
-    ok = format_count(counts.ok, "cell")
-    say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out")
-    return 1 if counts.failed else 0
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from autopar.documents.sidecar import (
 from autopar.documents.spec import load_spec
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.rates.model import VOCAB_DEGREES
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import tensor_degrees
 from profiler.environment import Metadata, require_torch
@@ -111,8 +110,7 @@ _SHARES = ((1, 16), (1, 4), (3, 4), (1, 1))
 tokens; and three quarters can be divided by 3, as clusters of 24 GPUs need it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShippedMemory:
+class ShippedMemory(Record):
     """One memory file to ship, and its sidecar."""
 
     file_name: str

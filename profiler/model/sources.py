@@ -9,13 +9,12 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import InputError, OptionError, nearest
-from autopar.records import dataclass
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import tensor_degrees
 from profiler.model.layers.sharding import Sharding
@@ -97,8 +96,6 @@ class ModelSource(ABC):
     """Layer types, lengths, width and heads: the spec, or as much as a module tells of them."""
     warnings: tuple[str, ...] = ()
     """What was assumed, in sentences."""
-    parallelize_plan: Mapping[str, Any] | None = None
-    """A module's tensor parallelism, as torch's `parallelize_module` wants it of one layer."""
 
     @property
     @abstractmethod
@@ -109,36 +106,6 @@ class ModelSource(ABC):
     @abstractmethod
     def degrees(self) -> tuple[int, ...]:
         """Tensor degrees that can be measured; times and memory at others are scaled."""
-
-    @property
-    def name(self) -> str:
-        """Name of the folder that receives the files."""
-        return self.sizes.name
-
-    @property
-    def hidden_size(self) -> int:
-        """Of the first layer, for the names of files."""
-        return self.sizes.layers[0].hidden_size
-
-    @property
-    def num_heads(self) -> int:
-        """Of the first layer, for the names of files."""
-        return self.sizes.layers[0].num_heads or 1
-
-    @abstractmethod
-    def build(
-        self,
-        num_layers: int,
-        *,
-        seq_length: int | None = None,
-        dtype: str = "bf16",
-        device: torch.device | str = "cpu",
-    ) -> Built:
-        """Return a model with so many layers of each type on a device.
-
-        Inside FakeTensorMode it is made of fake tensors. seq_length : the longest it will see;
-        None for that of `sizes`. Raises InputError, one sentence.
-        """
 
     def check_degree(self, degree: int) -> str | None:
         """Return None for a degree that can be measured, a warning for one that is scaled.
@@ -151,13 +118,13 @@ class ModelSource(ABC):
             if layer.num_heads is not None and layer.num_heads % degree:
                 raise InputError(
                     f"--tp: {degree} does not divide the {layer.num_heads} attention heads of "
-                    f"model {self.name!r}; choose a degree that does"
+                    f"model {self.sizes.name!r}; choose a degree that does"
                 )
         if degree in self.degrees:
             return None
         return (
-            f"model {self.name!r} says no parallelize_plan: at tensor degree {degree} nothing is "
-            f"measured, a rank is taken to need 1/{degree} of the whole layer"
+            f"model {self.sizes.name!r} says no parallelize_plan: at tensor degree {degree} "
+            f"nothing is measured, a rank is taken to need 1/{degree} of the whole layer"
         )
 
 
@@ -176,25 +143,6 @@ class SpecSource(ModelSource):
         by_type = [set(tensor_degrees(layer)) for layer in self.sizes.layers]
         return tuple(sorted(set.intersection(*by_type)))
 
-    def build(
-        self,
-        num_layers: int,
-        *,
-        seq_length: int | None = None,
-        dtype: str = "bf16",
-        device: torch.device | str = "cpu",
-    ) -> Built:
-        """Return reference blocks with embedding, head and loss (`build_stack`)."""
-        from profiler.measure import torch_dtype
-        from profiler.model.layers.vocab import build_stack
-
-        layers = (
-            replace(layer, num_layers=num_layers, seq_length=seq_length or layer.seq_length)
-            for layer in self.sizes.layers
-        )
-        spec = replace(self.sizes, layers=tuple(layers))
-        return build_stack(spec, dtype=torch_dtype(dtype), device=device)
-
 
 def load_source(
     text: str,
@@ -206,9 +154,9 @@ def load_source(
 ) -> ModelSource:
     """Return what `--model` names, tried out.
 
-    seq_lengths : lengths that will be measured; None for the model's own, which a factory that
-    does not say it has at 2,048. num_layers : layers of each type in the trial. sizes : in place
-    of those of a described model; a module has its own.
+    seq_lengths : of a module, lengths that will be measured; None for its own, which a factory
+    that does not say it has at 2,048. num_layers : layers of each type in the trial. sizes : in
+    place of those of a described model; a module has its own.
 
     Raises
     ------
@@ -230,7 +178,7 @@ def load_source(
         factory = hub_factory(rest)
         label = factory.name
     else:
-        return _spec_source(text, seq_lengths, sizes)
+        return _spec_source(text, sizes)
     from profiler.environment import require_torch
 
     require_torch()
@@ -240,14 +188,8 @@ def load_source(
     )
 
 
-def _spec_source(text: str, seq_lengths: Sequence[int] | None, sizes: SizeOptions) -> SpecSource:
+def _spec_source(text: str, sizes: SizeOptions) -> SpecSource:
     spec = sizes.load(text)
-    longest = max(seq_lengths or (0,))
-    if spec.learned_positions and longest > spec.learned_positions:
-        raise InputError(
-            f"--seq: {longest} tokens are more than the {spec.learned_positions} rows of the "
-            f"position table of model {spec.name!r}; choose shorter sequences"
-        )
     for layer in spec.layers:
         for name in ("num_heads", "ffn_hidden_size"):
             if getattr(layer, name) is None:
@@ -320,6 +262,8 @@ class ModuleSource(ModelSource):
     text: str
     """What `--model` said, for messages."""
     factory: Factory
+    parallelize_plan: Mapping[str, Any] | None = None
+    """Tensor parallelism, as torch's `parallelize_module` wants it of one layer."""
     fakeable: bool = True
     """Whether tensors without contents do to count memory; not where shapes depend on values."""
     num_typical: int = 1
@@ -334,7 +278,7 @@ class ModuleSource(ModelSource):
     @property
     def degrees(self) -> tuple[int, ...]:
         """1 alone without a plan, otherwise every divisor of the heads."""
-        heads = 1 if self.parallelize_plan is None else self.num_heads
+        heads = (self.sizes.layers[0].num_heads or 1) if self.parallelize_plan is not None else 1
         return tuple(t for t in range(1, heads + 1) if heads % t == 0)
 
     def build(
@@ -345,7 +289,11 @@ class ModuleSource(ModelSource):
         dtype: str = "bf16",
         device: torch.device | str = "cpu",
     ) -> Built:
-        """Return a model of the factory, its layers found and its weights checked."""
+        """Return a model of the factory on a device, its layers found and its weights checked.
+
+        Inside FakeTensorMode it is made of fake tensors. num_layers : of each type. seq_length :
+        the longest it will see; None for that of `sizes`. Raises InputError, one sentence.
+        """
         length = seq_length or max(layer.seq_length for layer in self.sizes.layers)
         return _make(self.factory, self.text, num_layers, length, dtype, device)[1]
 

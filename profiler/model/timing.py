@@ -12,14 +12,14 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from typing import Any
 
 import torch
+from msgspec import field
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from profiler.measure import (
     Policy,
     Timer,
@@ -212,8 +212,7 @@ _GRANULE_BYTES = 512
 _FEW_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Allocated:
+class Allocated(Record):
     """What the allocator of a device said of one forward and backward."""
 
     kept_bytes: int
@@ -341,8 +340,7 @@ OPTIMIZER_SHARE = 0.25
 """Of the seconds of a cell, in addition to them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
+class Timed(Record):
     """What was measured of one cell, or why nothing was."""
 
     samples_s: Mapping[str, list[float]] = field(default_factory=dict)

@@ -9,11 +9,12 @@ from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.pipeline.formulas import in_flight
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, PipelineType, Plan, violations
 from profiler.model.layers.sharding import not_divided
@@ -42,8 +43,7 @@ SCHEDULES: tuple[PipelineType, ...] = ("1f1b", "gpipe", "interleaved", "looped_b
 """Those that are run here."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cube:
+class Cube(Record):
     """The mesh of the ranks of one stage; the last axis is that of neighbouring ranks."""
 
     factors: tuple[int, ...]
@@ -78,8 +78,7 @@ class Cube:
         return tuple(map(tuple, mesh.reshape(-1, self.size(axes)).tolist()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Record, dict=True):
     """How one layer, or embedding and head, lies on the cube of its stage."""
 
     cube: Cube
@@ -402,8 +401,7 @@ class Weights(NamedTuple):
     """Ranks with the same weights: gradients are summed over them, and ZeRO divides by them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
+class Held(Record):
     """What the first rank of a stage, or of a part of it, holds; no other rank holds more."""
 
     num_parameters: int = 0
@@ -425,11 +423,10 @@ class Held:
 
     def __add__(self, other: Held) -> Held:
         """Return both together."""
-        return Held(**{key: value + getattr(other, key) for key, value in vars(self).items()})
+        return Held(**{key: value + getattr(other, key) for key, value in asdict(self).items()})
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunArithmetic:
+class RunArithmetic(Record):
     """Consecutive layers of a stage with one strategy and one type."""
 
     first_layer: int
@@ -444,8 +441,7 @@ class RunArithmetic:
     held: Held
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageArithmetic:
+class StageArithmetic(Record):
     """One stage of a plan."""
 
     stage: int
@@ -461,8 +457,7 @@ class StageArithmetic:
     """Embedding and head alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StaticReport:
+class StaticReport(Record):
     """What can be said of a legal plan without running anything."""
 
     stages: tuple[StageArithmetic, ...]

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.command.answers import answers_stdout, running
 from autopar.command.options import Command
-from autopar.command.run import (
-    answer_failure,
-    describe_failure,
-    end_of_rank,
-    environment_rank,
-    make_stdout_usable,
-    reader_left,
-    say,
-)
+from autopar.command.run import environment_rank
 from autopar.errors import FAILED, INFEASIBLE, UNUSABLE, AutoparError, InputError, OptionError
-from profiler.options import SizeOptions
-from profiler.plan.job import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
+from profiler.options import Backend, SizeOptions
+from profiler.plan.job import PANELS, GlobalOptions, Mode, PlanOptions, build_options
+from profiler.ranks import Rank, run_rank, torchrun_line
 
 if TYPE_CHECKING:
     from profiler.plan.job import PlanJob
@@ -47,7 +39,7 @@ def refuse_illegal(
     """
     if not question.problems:
         return
-    if writes and options.json is not None:
+    if writes:
         from autopar.command.show import write_result
         from profiler.plan.report import illegal_document
 
@@ -92,9 +84,7 @@ def _tell(
     from autopar.command.show import write_result
     from profiler.plan.report import show_head
 
-    if options.json is not None:
-        write_result(options.json, document, exit_code, command=_NAME)
-    if options.json != "-":
+    if write_result(options.json, document, exit_code, command=_NAME):
         console = make_console(sys.stdout)
         show_head(console, question)
         show(console, question, *found)
@@ -173,7 +163,7 @@ def _backend(options: PlanOptions) -> Backend:
 
 
 # --------------------------------------------------------------------------------------------------
-# The command line: options, ranks, and how a failure on one rank is said once.
+# The command line: options, and which ranks do what.
 
 
 _NAME = "profile-plan"
@@ -199,61 +189,34 @@ or illegal plan; 3 the plan does not fit in the dry run.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command with these arguments and return its exit code.
-
-    Whatever goes wrong is one sentence on stderr. What is the same on every rank is said by rank
-    0 alone; what a machine lacks, by the first rank of that machine.
-    """
+    """Run the command with these arguments and return its exit code."""
     with running(_NAME) as now:
         now.on_stdout = environment_rank("RANK") == 0 and answers_stdout(arguments)
-        return _run_rank(arguments)
+        return run_rank(
+            COMMAND, arguments, lambda raw, rank: _check(raw, rank, arguments), name=_NAME
+        )
 
 
-def _run_rank(arguments: Sequence[str]) -> int:
-    rank, local_rank = environment_rank("RANK"), environment_rank("LOCAL_RANK")
-    speaks = rank == 0
-    make_stdout_usable()
-    try:
-        if rank and {"--help", "-h"} & set(arguments):
-            return 0
-        notes: list[str] = []
-        raw = COMMAND.read(arguments, notes.append)
-        if raw is None:
-            sys.stdout.flush()  # whoever left is noticed here, while it can still be answered
-            return 0
-        options = build_options(**raw)
-        # heavy imports stay out of --help and of bad options
-        from profiler.environment import launched_ranks
-        from profiler.plan.question import ask
+def _check(raw: Mapping[str, object], rank: Rank, arguments: Sequence[str]) -> int:
+    options = build_options(**raw)
+    # heavy imports stay out of --help and of bad options
+    from profiler.environment import launched_ranks
+    from profiler.plan.question import ask
 
-        launched = launched_ranks()
-        mode: Mode = options.mode or ("static" if launched is None else "run")
-        # arithmetic and counting are the first rank's alone
-        if rank and mode != "run":
-            return 0
-        for note in notes:
-            say(note, command=_NAME, speaks=speaks)
-        question = ask(options, mode=mode, launched=launched)
-        if options.json == "-":  # no tables, which would have them
-            for note in question.notes:
-                say(note, command=_NAME, speaks=speaks)
-        refuse_illegal(question, options, mode, writes=speaks)
-        if mode == "run":
-            _check_world(question, launched, arguments)
-            speaks = local_rank == 0
-        return dispatch(question, options, mode)
-    except BrokenPipeError:
-        return reader_left()
-    except (Exception, KeyboardInterrupt) as error:
-        failure = describe_failure(error)
-        if failure.internal:
-            # an internal error may be this rank's alone, so it speaks for itself
-            text = failure.text if rank == 0 else f"rank {rank}: {failure.text}"
-            return end_of_rank(text, failure.exit_code, command=_NAME, speaks=True)
-        if isinstance(error, KeyboardInterrupt):
-            speaks = rank == 0
-        answer_failure(error, failure)
-        return end_of_rank(failure.text, failure.exit_code, command=_NAME, speaks=speaks)
+    launched = launched_ranks()
+    mode: Mode = options.mode or ("static" if launched is None else "run")
+    # arithmetic and counting are the first rank's alone
+    if rank.number and mode != "run":
+        return 0
+    question = ask(options, mode=mode, launched=launched)
+    if options.json == "-":  # no tables, which would have them
+        for note in question.notes:
+            rank.say(note)
+    refuse_illegal(question, options, mode, writes=rank.speaks)
+    if mode == "run":
+        _check_world(question, launched, arguments)
+        rank.speak_of_machine()
+    return dispatch(question, options, mode)
 
 
 def _check_world(question: Question, launched: int | None, arguments: Sequence[str]) -> None:
@@ -261,11 +224,10 @@ def _check_world(question: Question, launched: int | None, arguments: Sequence[s
     world = question.job.plan.world_size
     if world == (launched or 1):
         return
-    own = "".join(f" {shlex.quote(argument)}" for argument in arguments)
-    command = f"torchrun --standalone --nproc-per-node {world} -m profiler.plan{own}"
     started = "this is one process" if launched is None else f"torchrun started {launched}"
     raise InputError(
-        f"the plan is for {world} ranks and {started}; start it as `{command}` (with several "
+        f"the plan is for {world} ranks and {started}; start it as "
+        f"`{torchrun_line(world, 'profiler.plan', arguments)}` (with several "
         "machines, on each of them with --nnodes and --rdzv-endpoint in place of --standalone)"
     )
 

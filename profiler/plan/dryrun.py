@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import actions
+from autopar.records import replace
 from profiler.measure import torch_dtype
 from profiler.model.counting import End, count_step, held_bytes, local_tensor
 from profiler.plan.arithmetic import check_job, layouts, micro_batches_in_flight

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from profiler.model.layers.attention import Norm
 from profiler.model.layers.experts import EXPERT_WEIGHTS
 from profiler.model.layers.sharding import held_tokens
@@ -131,8 +131,7 @@ _NORM_SPREAD = 0.1
 _HEAD_NORMS = ("query_norm.weight", "key_norm.weight")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+class Piece(Record):
     """A rank's part of one parameter of a whole layer."""
 
     name: str
@@ -259,8 +258,7 @@ def _head_norm_names(module: Any) -> set[str]:
 # Random tokens of a global batch, and what of them a rank holds; the same on any plan.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(Record):
     """Tokens and labels of one step on one rank."""
 
     tokens: torch.Tensor
@@ -379,8 +377,7 @@ def is_exchanged(old: Layout, new: Layout) -> bool:
 # --- what moves ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Moves:
+class _Moves(Record):
     """What one rank sends and receives; blocks are relative to its own."""
 
     shape: tuple[int, int]

@@ -8,18 +8,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from autopar.command.fields import json_option, make, option, read_values, rows_of, validate
+from autopar.command.fields import json_option, make, option, read_given, validate
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
 from profiler.model.layers.sharding import ContextExchange, Routing
-from profiler.options import SECONDS, SIZES, SizeOptions
+from profiler.options import (
+    MAX_RANKS,
+    MAX_REPETITIONS,
+    MAX_SIZE,
+    SIZES,
+    Backend,
+    DeviceChoice,
+    Precision,
+    SizeOptions,
+    duration,
+)
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PeakSource
@@ -28,31 +38,13 @@ if TYPE_CHECKING:
 # The options of the command.
 
 
-Precision = Literal["bf16", "fp16", "fp32"]
 Mode = Literal["static", "dryrun", "run"]
-Backend = Literal["auto", "nccl", "gloo"]
-DeviceChoice = Literal["auto", "cuda", "cpu"]
 
-_MAX_WORLD = 1 << 20
-_MAX_SIZE = 1 << 28
-_MAX_STEPS = 10**6
 _MAX_LAYERS = 1 << 16
 _STAGES = ("first", "last", "largest", "all")
 _WHAT, _HOW, _DRY, _FILES = "What to check", "How to run it", "Dry run", "Files"
 _SAY, _GLOBAL = "What the plan does not say", "GLOBAL mode, without PLAN.json"
 PANELS = (_WHAT, _SAY, SIZES, _HOW, _DRY, _FILES, _GLOBAL)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-        raise OptionError(
-            f"--num-layers: {shorten(text)} is no number of layers; write 4, or 2,2 for two types"
-        )
-    for part in parts:
-        if not 1 <= int(part) <= _MAX_LAYERS:
-            raise OptionError(f"--num-layers: expected 1 to {_MAX_LAYERS} layers, got {int(part)}")
-    return tuple(map(int, parts))
 
 
 def _ranks(text: str) -> tuple[str, ...]:
@@ -69,52 +61,40 @@ def _ranks(text: str) -> tuple[str, ...]:
 class GlobalOptions:
     """One strategy for all layers, as GLOBAL mode describes it; None is what was not given."""
 
-    pp_deg: int | None = option(
-        None, help="stages", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
-    )
+    PANEL: ClassVar[str] = _GLOBAL
+
+    pp_deg: int | None = option(None, help="stages", shown="1", between=(1, MAX_RANKS))
     global_tp_deg: int | None = option(
-        None, help="tensor degree", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD), off=-1
+        None, help="tensor degree", shown="1", between=(1, MAX_RANKS), off=-1
     )
     global_tp_consec: bool | None = option(
-        None, help="tensor groups of neighbours, or strided", panel=_GLOBAL, shown="on", off=-1
+        None, help="tensor groups of neighbours, or strided", shown="on", off=-1
     )
-    sdp: bool | None = option(None, help="ZeRO-3 for the layers", panel=_GLOBAL, shown="off")
+    sdp: bool | None = option(None, help="ZeRO-3 for the layers", shown="off")
     chunks: int | None = option(
-        None,
-        help="micro-batches",
-        panel=_GLOBAL,
-        shown="one per stage",
-        between=(1, _MAX_SIZE),
-        off=-1,
+        None, help="micro-batches", shown="one per stage", between=(1, MAX_SIZE), off=-1
     )
-    global_checkpoint: bool | None = option(
-        None, help="recompute every layer", panel=_GLOBAL, shown="off"
-    )
+    global_checkpoint: bool | None = option(None, help="recompute every layer", shown="off")
     pipeline_type: Literal["1f1b", "gpipe"] | None = option(
         None,
         help="schedule",
-        panel=_GLOBAL,
         shown="gpipe",
         choices={"gpipe": "gpipe", "pipedream_flush": "1f1b", "1f1b": "1f1b"},
     )
     vocab_tp: int | None = option(
-        None, help="degree of embedding and head", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
+        None, help="degree of embedding and head", shown="1", between=(1, MAX_RANKS)
     )
     vocab_sp: bool | None = option(
-        None, help="that degree divides the sequence (Ulysses)", panel=_GLOBAL, shown="off"
+        None, help="that degree divides the sequence (Ulysses)", shown="off"
     )
-    embed_sdp: bool | None = option(
-        None, help="ZeRO-3 for embedding and head", panel=_GLOBAL, shown="off"
-    )
+    embed_sdp: bool | None = option(None, help="ZeRO-3 for embedding and head", shown="off")
     global_train_batch_size: int | None = option(
-        None, help="samples of a step", panel=_GLOBAL, between=(1, _MAX_SIZE)
+        None, help="samples of a step", between=(1, MAX_SIZE)
     )
     default_dp_type: Literal["ddp", "zero1", "zero2"] | None = option(
-        None, help="what layers without ZeRO-3 do", panel=_GLOBAL, shown="ddp"
+        None, help="what layers without ZeRO-3 do", shown="ddp"
     )
-    use_ulysses: bool | None = option(
-        None, help="the tensor degree divides the sequence instead", panel=_GLOBAL
-    )
+    use_ulysses: bool | None = option(None, help="the tensor degree divides the sequence instead")
 
     def __post_init__(self) -> None:
         validate(self)
@@ -131,10 +111,11 @@ class GlobalOptions:
 class PlanOptions:
     """Options of one check of a plan; defaults are those of the command."""
 
+    PANEL: ClassVar[str] = _WHAT
+
     plan: Path | None = option(
         None,
         help="strategy file in any spelling, our plan file, or what autopar-search --json wrote",
-        panel=_WHAT,
         positional=True,
         metavar="PLAN.json",
         place=-2,
@@ -146,7 +127,6 @@ class PlanOptions:
     model: str | None = option(
         None,
         help="shipped name, config.json or model.json",
-        panel=_WHAT,
         metavar="MODEL",
         shown="the plan file's",
         most_used=True,
@@ -154,23 +134,21 @@ class PlanOptions:
     num_layers: tuple[int, ...] | None = option(
         None,
         help="layers of the model, for each type",
-        panel=_WHAT,
         metavar="N[,N]",
-        parse=_counts,
+        between=(1, _MAX_LAYERS),
+        of="layers",
         shown="its own",
     )
     seq_length: int | None = option(
         None,
         name="seq",
         help="sequence length",
-        panel=_WHAT,
         shown="the plan file's, or the model's own",
-        between=(1, _MAX_SIZE),
+        between=(1, MAX_SIZE),
     )
     mode: Mode | None = option(
         None,
         help="arithmetic; memory of tensors without contents; real processes",
-        panel=_WHAT,
         shown="run under torchrun, else static",
         place=-1,
         most_used=True,
@@ -178,28 +156,26 @@ class PlanOptions:
     layers: int | None = option(
         None,
         help="scale down to so many layers, at least one per stage, evenly spaced over the plan's",
-        panel=_WHAT,
         between=(1, _MAX_LAYERS),
         most_used=True,
     )
     global_batch: int | None = option(
-        None, help="another global batch than the plan's", panel=_WHAT, between=(1, _MAX_SIZE)
+        None, help="another global batch than the plan's", between=(1, MAX_SIZE)
     )
     num_microbatches: int | None = option(
         None,
         name="microbatches",
         help="another number of micro-batches than the plan's",
-        panel=_WHAT,
-        between=(1, _MAX_SIZE),
+        between=(1, MAX_SIZE),
     )
     world_size: int | None = option(
-        None, help="ranks of a plan that does not say them", panel=_WHAT, between=(1, _MAX_WORLD)
+        None, help="ranks of a plan that does not say them", between=(1, MAX_RANKS)
     )
     steps: int = option(
         2,
         help="steps that are compared with one process",
         panel=_HOW,
-        between=(1, _MAX_STEPS),
+        between=(1, MAX_REPETITIONS),
         of="steps",
         most_used=True,
     )
@@ -207,7 +183,7 @@ class PlanOptions:
         3,
         help="steps after them that are timed",
         panel=_HOW,
-        between=(0, _MAX_STEPS),
+        between=(0, MAX_REPETITIONS),
         most_used=True,
     )
     seed: int = option(0, help="of weights and tokens", panel=_HOW, between=(0, (1 << 63) - 1))
@@ -261,15 +237,11 @@ class PlanOptions:
     reference: bool = option(
         True, help="run one process without parallelism to compare with", panel=_HOW
     )
-    timeout_s: float = option(
+    timeout_s: float = duration(
         300.0,
         name="timeout",
         help="a step, or the building of stages, that takes longer has failed",
         panel=_HOW,
-        metavar="S",
-        above=0,
-        high=100_000,
-        expects=SECONDS,
     )
     ranks: tuple[str, ...] = option(
         ("first", "last", "largest"),
@@ -305,9 +277,7 @@ def build_options(**given: object) -> PlanOptions:
     ------
     OptionError: a value is unusable, two options contradict each other, or nothing says a plan.
     """
-    raw = {name.replace("_", "-"): value for name, value in given.items()}
-    fills = (PlanOptions, GlobalOptions, SizeOptions)
-    values = read_values([row for cls in fills for row in rows_of(cls)], raw)
+    values = read_given(given, PlanOptions, GlobalOptions, SizeOptions)
     options = make(
         PlanOptions,
         values,
@@ -327,8 +297,7 @@ def build_options(**given: object) -> PlanOptions:
 # The job, and what was found of it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanJob:
+class PlanJob(Record):
     """A plan, the model it is of, and what a strategy file does not say."""
 
     plan: Plan
@@ -359,8 +328,7 @@ class PlanJob:
     torch.amp.GradScaler."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DryRunRank:
+class DryRunRank(Record):
     """What one rank of a plan would hold, in bytes, counted on tensors without contents."""
 
     stage: int
@@ -385,8 +353,7 @@ class DryRunRank:
     """That the rank opens; their buffers lie outside of the tensors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
+class RunResult(Record):
     """What real processes found; one value per step where not said otherwise."""
 
     loss: tuple[float, ...]
@@ -404,7 +371,7 @@ class RunResult:
     """By rank."""
     peak_source: PeakSource = "counted"
     """allocated: torch's CUDA allocator said so; counted: storages were counted in one step."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -421,8 +388,7 @@ TOLERANCE: Mapping[Precision, Mapping[str, float]] = {
 """Largest difference, as a share of the reference's value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Record):
     """The comparison of a run with one process."""
 
     tolerance: Mapping[str, float]

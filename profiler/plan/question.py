@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from autopar.documents.catalog import find_model
 from autopar.documents.json import shorten
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from profiler.options import SizeOptions
-from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions, Precision
+from profiler.options import Precision, SizeOptions
+from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions
 
 # --------------------------------------------------------------------------------------------------
 # Scales a plan down: fewer layers and samples, the same stages, ranks and kinds of strategies.
@@ -172,8 +171,7 @@ planner's recipe of any other has narrow shards beside their fp32 copies."""
 _RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Record):
     """A job, where it comes from, and what was predicted of it."""
 
     job: PlanJob

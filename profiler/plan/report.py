@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from msgspec.structs import asdict
+
 from autopar.command.console import Console, escape
-from autopar.command.show import print_heading, print_line, print_table
+from autopar.command.show import print_heading, print_line, print_note, print_table
 from autopar.documents.plan import PeakSource, PlanDocument, StageEntry
 from autopar.documents.strategy import strategy_document
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.rates.measured import COMMUNICATOR_BYTES
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
@@ -44,7 +46,7 @@ def print_some(
     """Print the first rows of a table, and how many there are more."""
     print_table(console, columns, rows[:_MOST_ROWS], left=left)
     if len(rows) > _MOST_ROWS:
-        print_line(console, f"and {len(rows) - _MOST_ROWS} more, which --json has", style="dim")
+        print_note(console, f"and {len(rows) - _MOST_ROWS} more, which --json has")
 
 
 def _beside(predicted: float | None, measured: float, written: Callable[[float], str]) -> list[str]:
@@ -81,8 +83,7 @@ AT_THE_PEAK = ("activations", "passing")
 in a prediction and is an activation in a count."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BookedPart:
+class BookedPart(Record):
     """One part of a rank's memory at the peak, in bytes."""
 
     name: str
@@ -166,8 +167,7 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
 # Whether what was counted fits: beside the budget that the plan was searched with.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(Record):
     """What a rank needs of its device and what it may have, in bytes."""
 
     rank: int
@@ -275,29 +275,26 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
     ]
     if any(stage.held.gathered_bytes for stage in arithmetic):
         footnotes.insert(0, "weights: with the whole ones that ZeRO-2 keeps")
-    print_line(console, "; ".join(footnotes), style="dim")
+    print_note(console, "; ".join(footnotes))
     if not stages:
-        print_line(console, no_prediction("memory"), style="dim")
+        print_note(console, no_prediction("memory"))
         return
-    print_line(
+    print_note(
         console,
         "receive buffers of pipelines and the context of the device are not counted, nor is what "
         "an allocator wastes; communicators are no tensors",
-        style="dim",
     )
     if any(rank.engine_bytes for rank in ranks):
-        print_line(
+        print_note(
             console,
             f"weights: with the {question.job.precision} shards that the plan's engine keeps "
             "beside fp32 ones, and this executor does not",
-            style="dim",
         )
     if question.prediction is not None and question.prediction.options.engine == "megatron":
-        print_line(
+        print_note(
             console,
             "the plan is for Megatron-LM, whose layers are predicted and keep less than those of "
             "torch, which are counted here: `autopar check` counts its launch",
-            style="dim",
         )
     _print_fits(console, fits_of(question, ranks))
 
@@ -329,20 +326,19 @@ def show_run(
             style=None if verdict.matches else "red",
         )
     else:
-        print_line(console, "not compared with one process (--no-reference)", style="dim")
+        print_note(console, "not compared with one process (--no-reference)")
     skipped = [str(step) for step, norm in enumerate(result.grad_norm) if norm == math.inf]
     if skipped and question.job.precision == "fp16":
-        print_line(
+        print_note(
             console,
             f"skipped, and the loss scale halved, since gradients overflowed fp16: "
             f"{format_count(len(skipped), 'step')} ({', '.join(skipped[:_MOST_ROWS])}); give more "
             "--steps where none is left to compare",
-            style="dim",
         )
     _show_times(console, question, result)
     _show_peaks(console, question, result)
     for note in result.notes:
-        print_line(console, note, style="dim")
+        print_note(console, note)
 
 
 # --- parts ---------------------------------------------------------------------------------
@@ -366,26 +362,23 @@ def _show_times(console: Console, question: Question, result: RunResult) -> None
     print_heading(console, "time")
     print_table(console, ["what", "predicted", "measured", "difference"], rows)
     count = format_count(len(times), "step")
-    print_line(
+    print_note(
         console,
         f"medians of {count} ({format_seconds(times[0])} to {format_seconds(times[-1])}), each on "
         "its slowest rank",
-        style="dim",
     )
     if result.peak_source == "counted" and question.job.plan.world_size > 1:
-        print_line(
+        print_note(
             console,
             "on CPUs processes share cores and memory, so these are not the times of GPUs",
-            style="dim",
         )
     if prediction is None:
-        print_line(console, no_prediction("times"), style="dim")
+        print_note(console, no_prediction("times"))
         return
-    print_line(
+    print_note(
         console,
         "the optimizer has no prediction of its own: the plan file has it together with the "
         "exposed reduction of gradients",
-        style="dim",
     )
     if prediction.interval_s is not None:
         low, high = prediction.interval_s
@@ -417,9 +410,9 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
     taken_off = "; predicted without communicators and receive buffers"
     if prediction is None or not stages or prediction.holds_buffers(result.peak_source):
         taken_off = ""
-    print_line(console, what[result.peak_source] + taken_off, style="dim")
+    print_note(console, what[result.peak_source] + taken_off)
     if not stages:
-        print_line(console, no_prediction("memory"), style="dim")
+        print_note(console, no_prediction("memory"))
 
 
 def _kept(held: Held | DryRunRank) -> tuple[int, int, int]:
@@ -502,9 +495,9 @@ def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[st
         "fits": all(fit.fits for fit in fits.values()) if fits else None,
         "ranks": [
             {
-                **{key: _plain(value) for key, value in vars(rank).items()},
+                **{key: _plain(value) for key, value in asdict(rank).items()},
                 "compared": [
-                    dict(vars(part))
+                    asdict(part)
                     for part in book(
                         job,
                         rank,
@@ -530,7 +523,7 @@ def run_document(
     """
     return {
         **_head(question, "run"),
-        **{key: _plain(value) for key, value in vars(result).items() if key != "notes"},
+        **{key: _plain(value) for key, value in asdict(result).items() if key != "notes"},
         "predicted": _predicted_run(question, result.peak_source),
         "reference": None
         if verdict is None
@@ -589,7 +582,7 @@ def _stage(stage: StageArithmetic) -> dict[str, object]:
 
 
 def _held(held: Held) -> dict[str, object]:
-    return {**vars(held), "state_bytes": held.state_bytes}
+    return {**asdict(held), "state_bytes": held.state_bytes}
 
 
 def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
@@ -666,7 +659,7 @@ def show_head(console: Console, question: Question) -> None:
         f"{'once per step' if job.async_grad_reduce else 'in every micro-batch'}",
     )
     for note in question.notes:
-        print_line(console, note, style="dim")
+        print_note(console, note)
 
 
 def show_static(console: Console, question: Question, report: StaticReport) -> None:
@@ -737,7 +730,7 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
         footnotes.append("gathered: weights that ZeRO-2 holds whole during a step")
     if any(held.accumulated_bytes for held in kept):
         footnotes.append("accumulated: whole gradients that ZeRO holds during a step, in fp32")
-    print_line(console, "; ".join(footnotes), style="dim")
+    print_note(console, "; ".join(footnotes))
     if question.job.plan.num_stages > 1:
         print_line(
             console,

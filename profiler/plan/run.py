@@ -10,8 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,8 +25,9 @@ from torch.distributed.pipelining import (
 
 from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
+from autopar.records import replace
 from autopar.units import format_bytes
-from profiler.environment import collect, launched_ranks
+from profiler.environment import launched_ranks
 from profiler.measure import out_of_memory, torch_dtype
 from profiler.model.counting import count_step
 from profiler.model.layers.vocab import build_stack
@@ -44,8 +43,8 @@ from profiler.plan.exchange import (
 from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.stage import Stage, build_stages, open_groups, padded_spec
 from profiler.plan.units import Replica, gradient_of, sums_by_itself
-from profiler.processes import choose_backend, claim_errors, connect, introduce
-from profiler.watch import Trouble, Watch
+from profiler.processes import barrier, choose_backend, meet, watched
+from profiler.watch import Trouble
 
 # --------------------------------------------------------------------------------------------------
 # Training steps of one rank's stage: micro-batches in the schedule's order, norms and times.
@@ -186,7 +185,7 @@ class Trainer:
         """Run a step that begins on all ranks at once; return this rank's seconds."""
         # else what is left of the step before would be in this one's time
         self._synchronize()
-        _barrier(self.device)
+        barrier(self.device)
         start = time.perf_counter()
         self.step(batch)
         self._synchronize()
@@ -390,37 +389,16 @@ def met(
         finally:
             dist.destroy_process_group()
         return
-    claim_errors(os.environ)
-    timeout = timedelta(seconds=timeout_s)
-    base, other, rank, world = connect(timeout)
-    own = collect(rank, int(os.environ["LOCAL_RANK"]), device)
-    infos, start = introduce(dist.PrefixStore("plan", base), own, world, timeout)
-    watch = Watch(
-        dist.PrefixStore(f"plan/{start}/watch", other),
-        rank=rank,
-        hosts=[info.host for info in infos],
-        pids=[info.pid for info in infos],
-        timeout_s=timeout_s,
-        finish=lambda trouble: _say(trouble, rank),
-    )
-    watch.start()
-    try:
+    own = meet("plan", device, timeout_s)
+
+    def finish(trouble: Trouble) -> None:
+        _say(trouble, own.rank)
+
+    with watched(own, timeout_s=timeout_s, finish=finish) as watch:
         watch.step("the meeting of the ranks")
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(f"plan/{start}/groups", base),
-            rank=rank,
-            world_size=world,
-            timeout=timeout + timedelta(seconds=_MARGIN_S),
-        )
-        with _explained(rank, cube, device, predicted_bytes):
+        own.open_groups(backend, timeout_s + _MARGIN_S)
+        with _explained(own.rank, cube, device, predicted_bytes):
             yield watch.step
-        watch.step("the end of the process groups")
-        dist.destroy_process_group()  # under watch: NCCL lets nobody leave before all do
-    except BaseException as error:
-        watch.fail(error)
-        raise
-    watch.close()
     # close() leaves the system's handler, which ends a process without a word
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -582,7 +560,7 @@ def run_in_world(
     reference: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     if rank == 0 and with_reference:
         reference = reference_steps(job, num_steps, device=device)
-    _barrier(device)
+    barrier(device)
     if rank:
         return None
     return RunResult(
@@ -598,10 +576,6 @@ def run_in_world(
         peak_bytes=tuple(peak for _, _, peak, _ in found),
         peak_source="allocated" if device.type == "cuda" else "counted",
     )
-
-
-def _barrier(device: torch.device) -> None:
-    dist.barrier(**({"device_ids": [device.index]} if device.type == "cuda" else {}))
 
 
 def choose_device(backend: str) -> tuple[str, torch.device]:

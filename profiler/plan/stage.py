@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
@@ -52,8 +51,7 @@ _Streams: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """What goes between stages: one tensor, or with an encoder the decoder's and the encoder's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Record):
     """A layer, or the embedding, the head, or both where they share their table."""
 
     name: str
@@ -373,21 +371,6 @@ class _Vocab(nn.Module):
         self.first, self.last = first, last
 
 
-def build_stage(
-    job: PlanJob,
-    groups: PlanGroups,
-    *,
-    device: torch.device | str,
-    has_values: bool = True,
-) -> Stage:
-    """Return this rank's stage of a plan with one chunk a stage.
-
-    has_values : False where tensors have no contents.
-    """
-    (stage,) = build_stages(job, groups, device=device, has_values=has_values)
-    return stage
-
-
 def build_stages(
     job: PlanJob,
     groups: PlanGroups,
@@ -395,7 +378,10 @@ def build_stages(
     device: torch.device | str,
     has_values: bool = True,
 ) -> tuple[Stage, ...]:
-    """Return this rank's chunks of a plan in the order in which a micro-batch meets them."""
+    """Return this rank's chunks of a plan in the order in which a micro-batch meets them.
+
+    has_values : False where tensors have no contents.
+    """
     builder = _Builder(job, groups, torch.device(device), has_values)
     plan = job.plan
     chunks = range(plan.num_stages * plan.num_chunks)

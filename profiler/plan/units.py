@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
 from profiler.model.layers.parallel import all_gather
-from profiler.plan.job import Precision
+from profiler.options import Precision
 
 # --------------------------------------------------------------------------------------------------
 # Parameters that every rank of a data group has whole: ddp, ZeRO-1, and groups of one rank.

@@ -7,29 +7,35 @@ can be compared, and whether a change is more than scatter.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import asdict
+
 from autopar.documents.checks import DOCUMENTS, document_errors, validate_document
 from autopar.documents.hardware import (
-    BUSY,
     MAKE_HARDWARE,
-    MAX_BYTES_PER_S,
     UNIT_FACTORS,
     HardwareEntry,
+    hardware_doubts,
     hardware_file_name,
     read_hardware,
 )
 from autopar.documents.json import load_object
 from autopar.documents.memory import MAKE_MEMORY, memory_content, memory_doubts
-from autopar.documents.schemas import ComputationDocument, MemoryDocument
+from autopar.documents.schemas import (
+    ComputationDocument,
+    MemoryDocument,
+    allreduce_key,
+    p2p_key,
+)
 from autopar.documents.sidecar import (
     DocumentKind,
     Measurement,
     Sidecar,
+    documented_unit,
     read_sidecar,
     sidecar_path,
 )
@@ -41,13 +47,12 @@ from autopar.documents.times import (
 )
 from autopar.errors import DocumentError
 from autopar.plausible import Doubt
-from autopar.rates.measured import HardwareProfile
-from autopar.records import dataclass
-from autopar.statistics import relative_spread, summarize
+from autopar.records import Record
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.environment import comparable
-from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, UNITS, derive
+from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, derive
 from profiler.hardware.options import Cluster, divisors
+from profiler.hardware.overlap import SIDES, slowdown
 from profiler.show.read import (
     Finding,
     Folder,
@@ -57,6 +62,8 @@ from profiler.show.read import (
     Series,
     Severity,
     cell_warnings,
+    doubt_finding,
+    error_finding,
     finding,
     kind_of,
     point_key,
@@ -116,33 +123,15 @@ def plausible(folder: Folder, profile: Profile) -> Iterator[Finding]:
     """Yield values that are unlikely, with the mistake that explains them."""
     checks: tuple[tuple[DocumentKind, Callable[[HardwareFile, Profile], Iterator[Finding]]], ...]
     checks = (
-        ("allreduce", _faster_than_memory),
         ("allreduce", _at_odds_with_times),
-        ("p2p", _faster_than_memory),
         ("p2p", _at_odds_with_times),
         ("allreduce", _slow_neighbours),
-        ("sp_time", _too_fast),
         ("overlap", _coefficient),
     )
     for kind, check in checks:
         file = profile.file(kind)
         if file is not None:
             yield from check(file, profile)
-
-
-def _faster_than_memory(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
-    known = [s.memory_bytes_per_s for s in profile.sidecars if s.memory_bytes_per_s is not None]
-    for entry in file.entries if known else ():
-        # a message is read from memory and written to it, so no link is faster
-        if entry.value > known[0]:
-            yield finding(
-                "error",
-                file.path,
-                entry.key,
-                f"the value is {entry.written:.4g} {file.unit}, more than the memory of a device "
-                f"({known[0] / GB:.4g} GB/s)",
-                "it is probably in another unit, such as Gbit/s: measure it again",
-            )
 
 
 def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
@@ -189,30 +178,16 @@ def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
             )
 
 
-def _too_fast(file: HardwareFile, _: Profile) -> Iterator[Finding]:
-    for entry in file.entries:
-        if entry.size_bytes is not None and entry.size_bytes / entry.value > MAX_BYTES_PER_S:
-            yield finding(
-                "error",
-                file.path,
-                entry.key,
-                f"the value is {entry.written:.4g} ms, which means "
-                f"{entry.size_bytes / entry.value / GB:.3g} GB/s",
-                "it is probably in seconds: write it in ms",
-            )
-
-
 def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
     for entry in file.entries:
         if entry.value < 1.0:
-            problem = f"the value is {entry.written:.4g} and is read as 1"
-            remedy = "nothing gets faster by sharing a device: measure it again"
-        elif entry.value > BUSY:
-            problem = f"the value is {entry.written:.4g}, and 1.1 to 1.3 is usual"
-            remedy = "the hosts may have been busy: measure it again"
-        else:
-            continue
-        yield finding("warning", file.path, entry.key, problem, remedy)
+            yield finding(
+                "warning",
+                file.path,
+                entry.key,
+                f"the value is {entry.written:.4g} and is read as 1",
+                "nothing gets faster by sharing a device: measure it again",
+            )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -223,29 +198,27 @@ _DISAGREEMENT = 1e-6
 """Documents are derived from the samples in double precision; more than this was edited."""
 _MOST_ALIKE = 3
 """More findings of one sort in a file become one."""
-_KEY_OF = re.compile(r": key '([^']+)': ")
 _AGAIN = "measure it again with `torchrun -m profiler.hardware ... --resume`"
 
 
 def validate(folder: Folder) -> list[Finding]:
     """Return every finding, errors first, each once."""
-    found = [Finding(severity="error", sentence=str(problem)) for problem in folder.problems]
+    found = [error_finding(problem) for problem in folder.problems]
     for profile in folder.profiles:
         for check in CHECKS:
             found += check(folder, profile)
         # a wrong value contradicts its neighbours, too: it is said by the check that knows why
-        found += [item for item in _suspicious(folder, profile) if not _said(item, found)]
+        said = {item.key for item in found} - {None}
+        found += [
+            item
+            for item in _doubtful(profile)
+            if item.severity == "error" or not any(str(key) in item.sentence for key in said)
+        ]
     for path in folder.model_files:
         found += _of_model(path)
     # a file that belongs to several shapes is found several times
     once = dict.fromkeys(found)
     return sorted(once, key=lambda item: item.severity != "error")
-
-
-def _said(item: Finding, found: Sequence[Finding]) -> bool:
-    """Return whether a finding names a key that another is about."""
-    keys = (match[1] for one in found if (match := _KEY_OF.search(one.sentence)))
-    return any(key in item.sentence for key in keys)
 
 
 def _of_model(path: Path) -> Iterator[Finding]:
@@ -274,13 +247,10 @@ def _of_model(path: Path) -> Iterator[Finding]:
             problems = (DocumentError(path, "no processed key is in this file", remedy=make),)
     except DocumentError as error:
         problems += (error,)
-    for problem in problems:
-        yield Finding(severity="error", sentence=str(problem))
+    yield from map(error_finding, problems)
     beside = [] if sidecar is None else sidecar_doubts(sidecar)
     for where, found in ((path, doubts), (sidecar_path(path), beside)):
-        for doubt in found:
-            severity: Severity = "error" if doubt.impossible else "warning"
-            yield finding(severity, where, doubt.key, f"the value is {doubt.problem}", doubt.remedy)
+        yield from (doubt_finding(where, doubt) for doubt in found)
 
 
 def _missing_files(folder: Folder, profile: Profile) -> Iterator[Finding]:
@@ -311,11 +281,7 @@ def _missing_keys(folder: Folder, profile: Profile) -> Iterator[Finding]:
                 measured = cells is not None and any(p.num_samples for p in cells.points)
                 if (group, consecutive) in keys or measured:
                     continue  # what was measured is missing for another reason
-                key = (
-                    f"allreduce_size_{group}_consec_{int(consecutive)}"
-                    if kind == "allreduce"
-                    else f"pp_size_{group}"
-                )
+                key = p2p_key(group) if kind == "p2p" else allreduce_key(group, consecutive)
                 # other groups can be derived from one another, the group of all ranks cannot
                 needed = group == world
                 yield finding(
@@ -366,7 +332,7 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
             continue
         own = {entry.key: entry for entry in file.entries}
         # what is derived is in the documented unit, whatever the file is in
-        factor = UNIT_FACTORS[UNITS[file.kind]]
+        factor = UNIT_FACTORS[documented_unit(file.kind)]
         for key, value in expected.items():
             entry = own.get(key)
             if entry is None:
@@ -421,44 +387,31 @@ def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
     if found:
         return  # the reader would say the first of them again
     try:
-        _hardware(profile.shape, named)
+        read_hardware(
+            num_nodes=profile.shape[0],
+            gpus_per_node=profile.shape[1],
+            allreduce=named["allreduce"].path,
+            p2p=named["p2p"].path,
+            overlap=named["overlap"].path,
+            sp_time=named["sp_time"].path if "sp_time" in named else None,
+        )
     except DocumentError as error:
         # missing keys have been said already
         if "this key is missing" not in error.problem:
-            yield Finding(severity="error", sentence=str(error))
+            yield error_finding(error)
 
 
-def _hardware(
-    shape: tuple[int, int], named: Mapping[DocumentKind, HardwareFile]
-) -> HardwareProfile:
-    """Return what the planner's reader makes of the files, the collective times if there are."""
-    return read_hardware(
-        num_nodes=shape[0],
-        gpus_per_node=shape[1],
-        allreduce=named["allreduce"].path,
-        p2p=named["p2p"].path,
-        overlap=named["overlap"].path,
-        sp_time=named["sp_time"].path if "sp_time" in named else None,
-    )
-
-
-def _suspicious(folder: Folder, profile: Profile) -> Iterator[Finding]:
-    """Values that contradict their neighbours, as the planner's reader says it."""
-    named = {file.kind: file for file in profile.files}
-    if (
-        profile.shape is None
-        or folder.problems
-        or not {"allreduce", "p2p", "overlap"} <= set(named)
-    ):
-        return
-    try:
-        hardware = _hardware(profile.shape, named)
-    except DocumentError:
-        return  # said by the check of what is readable
-    for note in hardware.notes:
-        if note.startswith("suspicious: "):
-            sentence = f"{folder.path}: {note.removeprefix('suspicious: ')}"
-            yield Finding(severity="warning", sentence=sentence)
+def _doubtful(profile: Profile) -> Iterator[Finding]:
+    """Values that are unlikely or contradict their neighbours, as the planner's reader has it."""
+    known = (s.memory_bytes_per_s for s in profile.sidecars if s.memory_bytes_per_s is not None)
+    memory_bytes_per_s = next(known, None)
+    for file in profile.files if profile.shape is not None else ():
+        assert profile.shape is not None
+        unit = "" if file.kind == "overlap" else file.unit
+        doubts = hardware_doubts(
+            file.kind, file.entries, profile.shape, memory_bytes_per_s, unit=unit
+        )
+        yield from (doubt_finding(file.path, doubt) for doubt in doubts)
 
 
 def _failed(folder: Folder, profile: Profile) -> Iterator[Finding]:
@@ -545,8 +498,7 @@ Verdict = Literal["regression", "improvement", "within the spread", "unchanged"]
 Kind = Literal["bandwidth", "time", "ratio"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(Record):
     """One value of both profiles: a documented key, or a point of a curve."""
 
     key: str
@@ -565,8 +517,7 @@ class Change:
         return self.new / self.old
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """Two profiles of one shape, value by value."""
 
     changes: tuple[Change, ...]
@@ -579,8 +530,7 @@ class Comparison:
         return sum(change.verdict == verdict for change in self.changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Value:
+class _Value(Record):
     kind: Kind
     documented: bool
     value: float
@@ -708,29 +658,17 @@ def _values(profile: Profile) -> Iterator[tuple[str, _Value]]:
                 yield point_key(one, point), value
 
 
-def _slowdown(cell: Measurement, side: str) -> tuple[float, float] | None:
-    """Return how many times slower a side is while both work, and its relative spread.
-
-    `side`: compute or communication. None where the cell has no such samples.
-    """
-    alone, both = cell.samples_s.get(f"{side}_alone"), cell.samples_s.get(f"{side}_overlapped")
-    if not alone or not both or cell.status != "ok":
-        return None
-    a, b = summarize(alone), summarize(both)
-    spreads = [relative_spread(s.low_s, s.median_s, s.high_s) for s in (a, b)]
-    return b.median_s / a.median_s, math.hypot(*spreads)
-
-
 def _overlap_spread(profile: Profile) -> float:
     """Return the relative spread of the slow-down that the coefficient is of, 0 if unknown."""
     found = [
-        slowdown
+        one
         for cell in profile.cells.values()
-        for side in ("compute", "communication")
-        if cell.operation.startswith("overlap_") and (slowdown := _slowdown(cell, side))
+        for side in SIDES
+        if cell.operation.startswith("overlap_") and cell.status == "ok"
+        if (one := slowdown(cell.samples_s, side)) is not None
     ]
     # the coefficient is the largest slow-down
-    return max(found)[1] if found else 0.0
+    return max(found).spread if found else 0.0
 
 
 def comparison_document(title: str, comparison: Comparison) -> dict[str, Any]:
@@ -740,7 +678,7 @@ def comparison_document(title: str, comparison: Comparison) -> dict[str, Any]:
     """
     return {
         "title": title,
-        "changes": [{**vars(one), "ratio": one.ratio} for one in comparison.changes],
+        "changes": [{**asdict(one), "ratio": one.ratio} for one in comparison.changes],
         "only_old": list(comparison.only_old),
         "only_new": list(comparison.only_new),
     }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of, validate
 from autopar.command.options import Command
 from autopar.command.run import say_kept
 from autopar.errors import FAILED, InputError, OptionError
-from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from autopar.documents.hardware import BandwidthUnit
@@ -24,17 +24,14 @@ _WHAT, _DIFF, _PICTURES = "What to show", "Comparison", "Pictures"
 class ShowOptions:
     """What is shown of a folder of profiles."""
 
+    PANEL: ClassVar[str] = _WHAT
+
     path: Path = option(
-        help="folder of hardware or model files, or one of them",
-        panel=_WHAT,
-        positional=True,
-        metavar="DIR",
+        help="folder of hardware or model files, or one of them", positional=True, metavar="DIR"
     )
-    validate: bool = option(
-        False, help="list what is wrong or suspicious in the files", panel=_WHAT
-    )
+    validate: bool = option(False, help="list what is wrong or suspicious in the files")
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
-        None, help="unit of bandwidths in files without a sidecar", panel=_WHAT
+        None, help="unit of bandwidths in files without a sidecar"
     )
     diff: Path | None = option(
         None,
@@ -97,11 +94,9 @@ def _execute(raw: dict[str, Any]) -> int:
 
 def _answer(asked: ShowOptions, document: Mapping[str, Any], exit_code: int = 0) -> bool:
     """Write the answer of `--json`; return whether tables are to be shown as well."""
-    if asked.json is not None:
-        from autopar.command.show import write_result
+    from autopar.command.show import write_result
 
-        write_result(asked.json, document, exit_code, command=COMMAND.name)
-    return asked.json != "-"
+    return write_result(asked.json, document, exit_code, command=COMMAND.name)
 
 
 def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:

@@ -22,15 +22,14 @@ from autopar.command.show import (
 )
 from autopar.errors import InputError, OptionError
 from autopar.output import Aside
-from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
+from autopar.records import Record
 from autopar.units import GB, format_seconds, format_size
 from profiler.show.read import (
     Folder,
     Point,
     Series,
     SeriesKey,
-    bus_bytes_per_s,
     series_of,
     stamps,
 )
@@ -49,8 +48,7 @@ _MANY = 8
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Marks:
+class Marks(Record):
     """The characters a plot is made of."""
 
     points: str

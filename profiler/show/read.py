@@ -14,6 +14,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import asdict
+
 from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors, validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
@@ -27,12 +29,14 @@ from autopar.documents.sidecar import (
     Measurement,
     Run,
     Sidecar,
+    documented_unit,
     read_sidecar,
     sidecar_path,
 )
 from autopar.errors import AutoparError, DocumentError, InputError
-from autopar.rates.measured import OPERATIONS
-from autopar.records import dataclass
+from autopar.plausible import Doubt
+from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
+from autopar.records import Record
 from autopar.statistics import (
     Summary,
     latency_bandwidth_fit,
@@ -41,7 +45,8 @@ from autopar.statistics import (
     warnings_of,
 )
 from autopar.units import format_count
-from profiler.hardware.documents import UNITS, newest_measurements
+from profiler.hardware.documents import newest_measurements
+from profiler.hardware.options import cell_key
 
 # --------------------------------------------------------------------------------------------------
 # The kinds of file that `profile-show` knows by their names, and the shape a name says.
@@ -84,27 +89,36 @@ def is_of_model(kind: DocumentKind) -> bool:
 Severity = Literal["error", "warning"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Record):
     """One thing that is wrong (error) or suspicious (warning)."""
 
     severity: Severity
     sentence: str
     """File, key, value and remedy."""
+    key: str | None = None
 
 
 def finding(severity: Severity, path: Path, key: str | None, problem: str, remedy: str) -> Finding:
     """Return a finding whose sentence is built like every error about a file."""
-    error = DocumentError(path, problem, key=key, remedy=remedy)
-    return Finding(severity=severity, sentence=str(error))
+    return error_finding(DocumentError(path, problem, key=key, remedy=remedy), severity)
+
+
+def error_finding(error: DocumentError, severity: Severity = "error") -> Finding:
+    """Return the finding of an error about a file."""
+    return Finding(severity=severity, sentence=str(error), key=error.key)
+
+
+def doubt_finding(path: Path, doubt: Doubt) -> Finding:
+    """Return the finding of an unlikely value of a file."""
+    severity: Severity = "error" if doubt.impossible or doubt.certain else "warning"
+    return finding(severity, path, doubt.key, f"the value is {doubt.problem}", doubt.remedy)
 
 
 # --------------------------------------------------------------------------------------------------
 # Reading leniently: units, keys and curves, problems kept beside them.
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareFile:
+class HardwareFile(Record):
     """One documented file with its sidecar."""
 
     path: Path
@@ -117,8 +131,7 @@ class HardwareFile:
     problems: tuple[DocumentError, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Profile:
+class Profile(Record, eq=False):
     """The files of one shape, the overlap coefficient among them."""
 
     shape: Shape | None
@@ -161,8 +174,7 @@ class Profile:
         return next((file for file in self.files if file.kind == kind), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
+class Folder(Record):
     """What a path holds: a profile per shape, and the files of models."""
 
     path: Path
@@ -255,7 +267,7 @@ def _load(
     recorded = sidecar.unit if sidecar is not None else None
     # what a sidecar recorded counts more than the option
     option = unit if kind in ("allreduce", "p2p") else None
-    chosen = recorded or option or UNITS[kind]
+    chosen = recorded or option or documented_unit(kind)
     entries: tuple[HardwareEntry, ...] = ()
     if document is not None:
         found = document_errors(DOCUMENTS[kind], path, document.data)
@@ -356,13 +368,7 @@ _FIT_POINTS = 3
 """Fewest points a line is fitted to."""
 
 
-def bus_bytes_per_s(operation: str, group_size: int, size_bytes: float, time_s: float) -> float:
-    """Return the bus bandwidth of one operation, bytes/s."""
-    return OPERATIONS[operation].bus_factor(group_size) * size_bytes / time_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """The time of one message size with its spread."""
 
     size_bytes: float
@@ -381,8 +387,7 @@ class Point:
         return relative_spread(self.low_s, self.time_s, self.high_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Record, dict=True):
     """Points of one operation in groups of one size and kind, increasing in size."""
 
     operation: str
@@ -481,10 +486,7 @@ def series_of(profile: Profile) -> Mapping[SeriesKey, Series]:
 
 def point_key(series: Series, point: Point) -> str:
     """Return the name of a curve's point, spelt like the cell it is measured in."""
-    if series.operation.startswith("p2p"):
-        return f"{series.operation}_stages_{series.group_size}_{point.size_bytes:.0f}B"
-    kind = int(series.consecutive)
-    return f"{series.operation}_size_{series.group_size}_consec_{kind}_{point.size_bytes:.0f}B"
+    return cell_key(series.operation, series.group_size, series.consecutive, point.size_bytes)
 
 
 def time_of(cell: Measurement) -> Summary | None:
@@ -580,7 +582,7 @@ def _series_document(series: Series) -> dict[str, Any]:
         "latency_s": latency_s,
         "seconds_per_byte": seconds_per_byte,
         "points": [
-            {**vars(point), "bus_bytes_per_s": series.bus_bytes_per_s(point)}
+            {**asdict(point), "bus_bytes_per_s": series.bus_bytes_per_s(point)}
             for point in series.points
         ],
     }

@@ -15,11 +15,13 @@ from autopar.command.show import (
     format_rate,
     print_heading,
     print_line,
+    print_note,
     print_pair,
     print_table,
 )
 from autopar.documents.hardware import HardwareEntry
 from autopar.documents.sidecar import Measurement, TimeFit, newest_cells, read_sidecar
+from autopar.rates.measured import COLLECTIVES, bus_bytes_per_s
 from autopar.statistics import BAD_FIT, USABLE_SPREAD, relative_spread
 from autopar.units import GB, GIB, MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns
@@ -33,7 +35,6 @@ from profiler.show.read import (
     Profile,
     Series,
     SeriesKey,
-    bus_bytes_per_s,
     cell_warnings,
     kind_of,
     reference_cell,
@@ -70,7 +71,7 @@ def show_fits(console: Console, fits: Sequence[TimeFit]) -> None:
         left=5,
         styles=["yellow" if abs(fit.worst_relative) > BAD_FIT else None for fit in fits],
     )
-    print_line(console, _LEGEND, style="dim")
+    print_note(console, _LEGEND)
 
 
 def _fit_row(fit: TimeFit) -> list[str]:
@@ -244,7 +245,6 @@ def _listed(keys: Sequence[str], most: int) -> str:
 # Sections of hardware.
 
 
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
 _TIME_COLUMNS = 11
 
 
@@ -256,8 +256,8 @@ def show_bandwidth(console: Console, profile: Profile) -> None:
         (entry.operation, entry.group_size, entry.consecutive): entry
         for entry in (file.entries if file is not None else ())
     }
-    keys = [key for key in {**documented, **series} if key[0] in _COLLECTIVES]
-    keys.sort(key=lambda key: (_COLLECTIVES.index(key[0]), key[1], not key[2]))
+    keys = [key for key in {**documented, **series} if key[0] in COLLECTIVES]
+    keys.sort(key=lambda key: (COLLECTIVES.index(key[0]), key[1], not key[2]))
     rows = []
     size_bytes = _reference_bytes(profile)
     for key in keys:
@@ -275,11 +275,10 @@ def show_bandwidth(console: Console, profile: Profile) -> None:
         left=4,
     )
     if size_bytes is not None:
-        print_line(
+        print_note(
             console,
             f"GB/s: 1e9 bytes/s of bus traffic at {format_size(size_bytes)}; "
             "latency and slope: the line fitted over all sizes",
-            style="dim",
         )
 
 
@@ -424,11 +423,10 @@ def show_overlap(console: Console, profile: Profile) -> None:
             [*columns, "hidden", "samples", ""],
             [_overlap_row(cell) for cell in cells],
         )
-        print_line(
+        print_note(
             console,
             "slower: time while both work over time alone; hidden: share of the shorter one that "
             "costs no time",
-            style="dim",
         )
 
 
@@ -519,7 +517,7 @@ def show_comparison(
         )
     if len(listed) < len(comparison.changes):
         rest = len(comparison.changes) - len(listed)
-        print_line(console, f"{rest} times that did not change are not listed", style="dim")
+        print_note(console, f"{rest} times that did not change are not listed")
     for side, keys in (("old", comparison.only_old), ("new", comparison.only_new)):
         if keys:
             print_pair(console, f"only {side}", _listed(keys, _ONE_SIDE))

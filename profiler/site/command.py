@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from autopar.command.options import Command
-from profiler.hardware.command import run_rank
+from profiler.ranks import run_measuring
 from profiler.site.options import PANELS, SiteOptions, build_options, check_world
 
 _MODULE = "profiler.site"
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
         return measure_all(options, list(arguments))
 
-    return run_rank(
+    return run_measuring(
         COMMAND, arguments, build=build_options, check=check_world, start=start, module=_MODULE
     )
 

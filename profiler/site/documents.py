@@ -8,23 +8,25 @@ derived again from its sidecar: with another card, say. What a factor means is s
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from autopar import records
 from autopar.documents.sidecar import (
-    REPLACES,
     SIDECAR_VERSION,
     Measurement,
     Run,
     Sidecar,
+    counting_runs,
+    newest,
 )
 from autopar.errors import InputError
 from autopar.rates.card import Card
-from autopar.rates.measured import OPERATIONS
+from autopar.rates.constants import ELEMENT_BYTES
+from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
 from autopar.rates.site import (
     FORMAT,
     CollectiveTime,
@@ -32,26 +34,23 @@ from autopar.rates.site import (
     gemm_flop,
     relative_gemm_rate,
 )
-from autopar.records import dataclass
 from autopar.statistics import summarize
-from profiler.environment import Metadata, RankInfo, comparable, host_labels, machine_metadata
-from profiler.hardware.documents import newest_measurements
+from autopar.units import format_list
+from profiler.environment import Metadata, RankInfo, machine_metadata
 from profiler.hardware.options import Cluster
-from profiler.hardware.record import relabelled
-from profiler.record import Content, Record, incomparable
+from profiler.hardware.record import ClusterRecord
+from profiler.record import Content, DocumentFile
 from profiler.site.options import GEMM, HOST, MEMCOPY, SiteOptions
 
 # --------------------------------------------------------------------------------------------------
 # The figures.
 
 
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _SLOW = 1.1
 """A rank whose products take so much longer than the median rank's is named."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(records.Record):
     """What a site file says beside what was measured."""
 
     name: str
@@ -121,8 +120,7 @@ def figures(
         notes += _put_products(data, by_name[GEMM], asked, entry)
     if MEMCOPY in by_name:
         m = by_name[MEMCOPY]
-        # read and written
-        rate = 2.0 * float(m.size_bytes) / summarize(m.samples_s["time"]).median_s
+        rate = bus_bytes_per_s(MEMCOPY, 1, m.size_bytes, summarize(m.samples_s["time"]).median_s)
         data["copy_bytes_per_s"] = entry(rate, _apart(m))
         if asked.card is not None:
             data["memory_share"] = entry(rate / asked.card.memory_bytes_per_s, _apart(m))
@@ -182,7 +180,7 @@ _NO_LARGE = (
 
 def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any) -> list[str]:
     """Add the rate of matrix products and the clock; return sentences."""
-    side = math.isqrt(round(float(m.size_bytes) / _ELEMENT_BYTES[asked.dtype]))
+    side = math.isqrt(round(float(m.size_bytes) / ELEMENT_BYTES[asked.dtype]))
     notes = []
     rate = gemm_flop(side) / summarize(m.samples_s["time"]).median_s
     first = gemm_flop(side) / summarize(m.samples_s["first"]).median_s
@@ -202,11 +200,10 @@ def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any
     normal = float(np.median(m.group_medians_s))
     slow = [rank for rank, took in enumerate(m.group_medians_s) if took > _SLOW * normal]
     if slow:
-        said = ", ".join(f"{rank}" for rank in slow[:8]) + (", ..." if len(slow) > 8 else "")
         share = normal / max(m.group_medians_s)
         notes.append(
-            f"matrix products are slow on rank{'s' if len(slow) > 1 else ''} {said}: {share:.2f} "
-            "of the median rank's rate, for which all others wait in a training step"
+            f"matrix products are slow on rank{'s' if len(slow) > 1 else ''} {format_list(slow)}: "
+            f"{share:.2f} of the median rank's rate, for which all others wait in a training step"
         )
     return notes
 
@@ -229,18 +226,11 @@ def _apart(m: Measurement) -> float:
 # The record.
 
 
-_OWN_ROWS = {
-    "gemm_size": "rows of the matrices",
-    "gemm_seconds": "seconds of matrix products",
-}
-"""Keys of the metadata beside those of `profiler.environment`; equal in all runs of a file."""
-
-
 def site_metadata(
     infos: Sequence[RankInfo], argv: Sequence[str], options: SiteOptions, **in_use: Any
 ) -> Metadata:
     """Return the circumstances of a run; in_use : what options and defaults became."""
-    command = shlex.join(["torchrun", "...", "-m", "profiler.site", *argv])
+    command = ["torchrun", "...", "-m", "profiler.site", *argv]
     return {
         **machine_metadata(infos, command, folder=None if options.host_names else options.out),
         "gemm_seconds": options.gemm_seconds,
@@ -253,63 +243,45 @@ def site_path(out: Path, name: str) -> Path:
     return out / f"site_{name}.json"
 
 
-class SiteRecord(Record[Measurement]):
-    """The measurements of a site, in its file and the sidecar of that; owned by rank 0."""
+class SiteRecord(ClusterRecord):
+    """The measurements of a site, in its file and the sidecar of that."""
+
+    OWN_ROWS: ClassVar[Mapping[str, str]] = {
+        "gemm_size": "rows of the matrices",
+        "gemm_seconds": "seconds of matrix products",
+    }
 
     def __init__(self, options: SiteOptions, metadata: Metadata, asked: Asked) -> None:
         """Open the record of a site; errors as `Record`."""
         self.path = site_path(options.out, asked.name)
         self._site = asked
-        self._labels = {} if options.host_names else host_labels(asked.cluster.hosts, options.out)
         super().__init__(
+            options.out,
             {"site": self.path},
             metadata,
+            cluster=asked.cluster,
+            options=options,
             asked=["site"],
-            resume=options.resume,
-            force=options.force,
         )
 
-    def put(self, measurement: Measurement) -> None:
-        """Add a measurement as `Record`, with hosts called as in the metadata."""
-        super().put(relabelled(measurement, self._labels))
-
-    def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
-        earlier = self._earlier
-        if force:
-            # all of it counts no more; it stays in the sidecar
-            return {**metadata, REPLACES: True} if earlier else metadata
-        found: dict[str, None] = {}
-        for run in _counting(earlier):
-            if any(m.status == "ok" for m in run.measurements):
-                found |= dict.fromkeys(_differences(run.metadata, metadata))
-        if found:
-            raise incomparable(self.path, found)
-        return metadata
-
-    @property
-    def _earlier(self) -> Sequence[Run]:
-        (file,) = self._files.values()
+    def _before(self, file: DocumentFile) -> Sequence[Run]:
         return [run for run in file.earlier if run.id is not None]
 
     @property
     def measurements(self) -> dict[str, Measurement]:
         """The measurements that count now, by cell, those of earlier runs included."""
-        return newest_measurements(
-            # that function's own replacing is by operation
-            run.model_copy(update={"metadata": {}})
-            for run in _counting(self._runs())
-        )
+        return newest(m for run in counting_runs(self._runs()) for m in run.measurements)
 
     def derived(self) -> tuple[dict[str, Any], list[str]]:
         """Return the content of the site file now, and sentences on it."""
         return figures(self.measurements, self._site)
 
     def _runs(self) -> list[Run]:
-        own = self._run.model_copy(update={"measurements": list(self._own.values())})
-        return [*self._earlier, own]
+        (file,) = self._asked
+        return [*self._before(file), self._own_run]
 
     def _contents(self, measurement: Measurement | None = None) -> Iterator[Content]:
-        (file,) = self._files.values()
+        (file,) = self._asked
         data, _ = self.derived()
         hosts = self._run.metadata.get("hosts")
         yield Content(
@@ -326,18 +298,3 @@ class SiteRecord(Record[Measurement]):
                 runs=self._runs(),
             ),
         )
-
-
-def _counting(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs from the last on that replaced those before it."""
-    replacing = [number for number, run in enumerate(runs) if run.metadata.get(REPLACES)]
-    return runs[replacing[-1] if replacing else 0 :]
-
-
-def _differences(earlier: Metadata, now: Metadata) -> list[str]:
-    own = [
-        f"{meaning} ({key}): {earlier.get(key)} and {now.get(key)}"
-        for key, meaning in _OWN_ROWS.items()
-        if earlier.get(key) != now.get(key)
-    ]
-    return own + comparable(earlier, now, resume=True)

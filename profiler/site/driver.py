@@ -7,7 +7,6 @@ GPUs of a node share its power and cooling, and processes its cores.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,30 +73,22 @@ _LAYERS = 8
 """Layers in a row: some 500 kernels, of which a device queues 1,024 before its host waits."""
 
 
-class SiteDriver:
+class SiteDriver(Driver):
     """Measures cells on this rank together with the same object on all others."""
 
     def __init__(
         self, session: Session, watch: Watch, policy: Policy, options: SiteOptions
     ) -> None:
-        self._session = session
-        self._watch = watch
-        self._policy = policy
+        super().__init__(session, watch, policy, check=options.check)
         self._options = options
-        self._driver = Driver(session, watch, policy, check=options.check)
-        self._timer = session.timer(False)
 
     def measure(self, cell: Cell) -> Measurement:
         """Return the measurement of a cell, the same on every rank."""
         own = {GEMM: self._products, HOST: self._layer}
         if cell.operation not in own:
-            return self._driver.measure(cell)
-        begun_s = time.perf_counter()
+            return super().measure(cell)
         self._watch.step(cell.key)
-        found = own[cell.operation](cell)
-        self._session.release_memory()
-        elapsed_s = float(self._session.gather([time.perf_counter() - begun_s])[0, 0])
-        return found.model_copy(update={"elapsed_s": elapsed_s})
+        return self.timed(lambda: own[cell.operation](cell))
 
     def _products(self, cell: Cell) -> Measurement:
         """Measure out = x w^T of square matrices, which no rank interrupts for another."""

@@ -7,30 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import make, option, read_given
 from autopar.documents.catalog import SITE_FOLDER
 from autopar.errors import OptionError
-from autopar.records import dataclass
-from profiler.hardware.options import (
-    Backend,
-    Cell,
-    Cluster,
-    Dtype,
-    HardwareOptions,
-    Scope,
-    parse_size,
-    parse_sizes,
-    rounds,
-)
-from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
+from autopar.rates.measured import COLLECTIVES
+from profiler.hardware.options import Cell, Cluster, arranged, parse_size, parse_sizes
+from profiler.options import FILES, HOW, MACHINE, WHAT, RankOptions, budget, check_out, duration
 
-_WHAT, _WHERE, _SAID = "What to measure", "Machine", "What is said of it"
-PANELS = (_WHAT, HOW, _WHERE, _SAID, FILES)
+_SAID = "What is said of it"
+PANELS = (WHAT, HOW, MACHINE, _SAID, FILES)
 GEMM, MEMCOPY, HOST = "gemm", "memcopy", "host_layer"
 """Operations beside the collectives."""
-_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
 _SIZES = "1M,16M,128M,512M"
 _GROUPS = (2, 4, 8)
 """Sizes of groups in a node beside that of all its ranks."""
@@ -46,23 +37,21 @@ def _parse_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteOptions(MeasuringOptions):
+class SiteOptions(RankOptions):
     """Options of one measuring run; defaults are those of the command."""
 
-    gemm_seconds: float = option(
+    PANEL: ClassVar[str] = WHAT
+
+    gemm_seconds: float = duration(
         30.0,
         help="how long matrix products run back to back, until the clock has settled",
-        panel=_WHAT,
-        metavar="S",
-        above=0,
+        panel=WHAT,
         high=3600,
-        expects=SECONDS,
         most_used=True,
     )
     gemm_size: int | None = option(
         None,
         help="rows and columns of their matrices",
-        panel=_WHAT,
         shown="8192 on GPUs, 1024 on CPUs",
         between=(16, 1 << 16),
     )
@@ -70,7 +59,6 @@ class SiteOptions(MeasuringOptions):
         parse_sizes(_SIZES),
         name="sizes",
         help="sizes of the collectives; those of 16M and more make the factors",
-        panel=_WHAT,
         metavar="SIZES",
         parse=parse_sizes,
         shown=_SIZES,
@@ -80,46 +68,11 @@ class SiteOptions(MeasuringOptions):
         None,
         name="copy-size",
         help="size of the tensor that is copied; beyond any cache",
-        panel=_WHAT,
         metavar="SIZE",
         parse=lambda text: parse_size(text, "--copy-size"),
         shown="1G on GPUs, 64M on CPUs",
     )
-    dtype: Dtype = option(
-        "auto", help="element type of all of it; auto: bf16 on GPUs, fp32 on CPUs", panel=_WHAT
-    )
-    max_seconds: float = option(
-        0.6,
-        help="after so long no further repetition of the same measurement begins",
-        panel=HOW,
-        metavar="S",
-        above=0,
-        high=100_000,
-        expects=SECONDS,
-    )
-    timeout_s: float = option(
-        60.0,
-        name="timeout",
-        help="a single operation that takes longer has failed, and ends the run",
-        panel=HOW,
-        metavar="S",
-        above=0,
-        high=100_000,
-        expects=SECONDS,
-    )
-    check: bool = option(
-        True, help="compare the result of every collective with the expected one", panel=HOW
-    )
-    backend: Backend = option(
-        "auto",
-        help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU",
-        panel=_WHERE,
-    )
-    allow_shared_gpu: bool = option(
-        False,
-        help="run several ranks on one GPU to exercise the code; figures are marked nominal",
-        panel=_WHERE,
-    )
+    max_seconds: float = budget(0.6)
     card: str | None = option(
         None,
         help="card that the figures are compared with: a name, or a file",
@@ -158,17 +111,6 @@ class SiteOptions(MeasuringOptions):
         SITE_FOLDER, help="folder of the file", panel=FILES, metavar="DIR", most_used=True
     )
 
-    @property
-    def session(self) -> HardwareOptions:
-        """The same as options of a session."""
-        return HardwareOptions(
-            backend=self.backend,
-            dtype=self.dtype,
-            timeout_s=self.timeout_s,
-            allow_shared_gpu=self.allow_shared_gpu,
-            out=self.out,
-        )
-
 
 def build_options(**given: object) -> SiteOptions:
     """Return the options that the words of a command line mean.
@@ -179,8 +121,7 @@ def build_options(**given: object) -> SiteOptions:
     ------
     OptionError: a value is unusable, or two options contradict each other.
     """
-    raw = {name.replace("_", "-"): value for name, value in given.items()}
-    options = make(SiteOptions, read_values(rows_of(SiteOptions), raw))
+    options = make(SiteOptions, read_given(given, SiteOptions))
     check_out(options.out)
     return options
 
@@ -249,9 +190,9 @@ def plan_cells(
     side = gemm_size(options, device_type)
     copied = options.copy_bytes or (1 << 30 if device_type == "cuda" else 64 << 20)
     alone = [
-        _cell(GEMM, 1, True, side * side * element_bytes, cluster),
-        _cell(MEMCOPY, 1, True, copied, cluster),
-        _cell(HOST, 1, True, 0, cluster),
+        arranged(GEMM, 1, True, side * side * element_bytes, cluster),
+        arranged(MEMCOPY, 1, True, copied, cluster),
+        arranged(HOST, 1, True, 0, cluster),
     ]
     inside = [n for n in _GROUPS if n < per_node and per_node % n == 0]
     inside += [per_node] if per_node > 1 else []
@@ -261,9 +202,9 @@ def plan_cells(
         # with one rank on every node a group of all ranks is the same
         kinds += [(cluster.num_nodes, False)] if per_node > 1 else []
     groups = [
-        _cell(operation, ranks, consecutive, size, cluster)
+        arranged(operation, ranks, consecutive, size, cluster)
         for ranks, consecutive in kinds
-        for operation in _COLLECTIVES
+        for operation in COLLECTIVES
         for size in _largest_first(options.sizes_bytes)
     ]
     return (*alone, *groups)
@@ -272,17 +213,3 @@ def plan_cells(
 def _largest_first(sizes: Sequence[int]) -> list[int]:
     # a run that ends early has left what the factors are made of
     return sorted(sizes, reverse=True)
-
-
-def _cell(operation: str, ranks: int, consecutive: bool, size_bytes: int, cluster: Cluster) -> Cell:
-    arranged = rounds(operation, ranks, consecutive, cluster.world_size, False)
-    scopes = {cluster.scope(group) for groups in arranged for group in groups}
-    order: tuple[Scope, ...] = ("inter-node", "intra-node", "one device")
-    return Cell(
-        operation=operation,
-        group_size=ranks,
-        consecutive=consecutive,
-        size_bytes=size_bytes,
-        rounds=arranged,
-        scope=next(scope for scope in order if scope in scopes),
-    )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autopar.command.console import make_console
-from autopar.command.run import say, visible
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import Measurement
@@ -15,7 +14,7 @@ from autopar.documents.spec import load_spec
 from autopar.rates.card import Card, load_card
 from autopar.rates.constants import kernels_of
 from autopar.rates.kernels import gemm_s
-from autopar.rates.measured import OPERATIONS
+from autopar.rates.measured import bus_bytes_per_s
 from autopar.rates.site import (
     Site,
     collective_s,
@@ -27,7 +26,7 @@ from autopar.rates.site import (
 from autopar.run.model import ModelSpec, padded_vocab_size
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.hardware.options import Cluster
-from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, watched
+from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, run_watched
 from profiler.measure import policy_of
 from profiler.processes import Session, open_session
 from profiler.record import read_document
@@ -55,8 +54,8 @@ def run(options: SiteOptions, argv: Sequence[str]) -> int:
     # before anything is measured, since it is needed at the end
     spec = load_spec(options.model)
     padded_vocab_size(spec)
-    session = open_session(options.session)
-    return watched(
+    session = open_session(options)
+    return run_watched(
         session,
         lambda watch, state: _measure_all(session, watch, state, options, spec, argv),
         out=options.out,
@@ -83,10 +82,7 @@ def _measure_all(
     is_first = session.rank == 0
     if options.dry_run:
         found = forecast_site(cells, session, watch, policy, options)
-        if is_first:
-            sys.stdout.write(found.describe())
-            sys.stdout.flush()
-        return 0
+        return found.show() if is_first else 0
     record: SiteRecord | None = None
     asked = _asked(session, options)
     if is_first:
@@ -166,7 +162,6 @@ def _middle(samples_s: Sequence[float]) -> float:
 def _summary(record: SiteRecord, options: SiteOptions, asked: Asked, spec: ModelSpec) -> int:
     """Print the figures beside the card's, and name the files; return 1 if cells failed."""
     _, notes = record.derived()
-    counts = record.counts()
     if record.path.exists():
         site = read_site(load_object(record.path))
         card, cluster = asked.card, asked.cluster
@@ -179,16 +174,7 @@ def _summary(record: SiteRecord, options: SiteOptions, asked: Asked, spec: Model
             print_table(console, columns, _collective_rows(site, card))
         print_line(console, _foretold(site, spec, options.batch, cluster))
         sys.stdout.flush()
-    for note in notes:
-        say(f"note: {note}")
-    for path in record.paths():
-        sys.stdout.write(visible(f"{path}\n"))
-    sys.stdout.flush()
-    say(
-        f"{format_count(counts.ok, 'cell')} measured, {counts.failed} failed, {counts.skipped} "
-        "left out"
-    )
-    return 1 if counts.failed else 0
+    return record.conclude(f"note: {note}" for note in notes)
 
 
 def _rows(site: Site, card: Card | None) -> list[list[str]]:
@@ -228,10 +214,13 @@ def _collective_rows(site: Site, card: Card | None) -> list[list[str]]:
     largest = {(row.operation, row.ranks, row.nodes): row for row in site.collectives}
     found = []
     for row in largest.values():
-        traffic = OPERATIONS[row.operation].bus_factor(row.ranks) * row.size_bytes
-        said_s = None
+        times_s = [row.time_s]
         if card is not None:
-            said_s = collective_s(card, row, site.gpus_per_node or 1, site.adapter_bytes_per_s)
+            per_node = site.gpus_per_node or 1
+            times_s.append(collective_s(card, row, per_node, site.adapter_bytes_per_s))
+        rates = [
+            bus_bytes_per_s(row.operation, row.ranks, row.size_bytes, time_s) for time_s in times_s
+        ]
         found.append(
             [
                 row.operation,
@@ -239,9 +228,8 @@ def _collective_rows(site: Site, card: Card | None) -> list[list[str]]:
                 str(row.nodes),
                 format_size(row.size_bytes),
                 format_seconds(row.time_s),
-                f"{traffic / row.time_s / GB:.4g} GB/s",
-                "" if said_s is None else f"{traffic / said_s / GB:.4g} GB/s",
-                "" if said_s is None else f"{said_s / row.time_s:.3g}",
+                *(f"{rate / GB:.4g} GB/s" for rate in rates),
+                *(("", "") if card is None else (f"{times_s[-1] / row.time_s:.3g}",)),
             ]
         )
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 
 from autopar.arrays import F64
 from autopar.documents.calibration import (
@@ -17,7 +18,7 @@ from autopar.documents.calibration import (
     CalibrationDocument,
     write_calibration,
 )
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.statistics import nonnegative_fit
 from profiler.verify.compare import Comparison, interval_of, read_priced, resampled_s
 from profiler.verify.folder import Folder
@@ -45,16 +46,14 @@ _SMALL = 1e-3
 """A column below this share of the measured times determines nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeColumns:
+class TimeColumns(Record):
     """What each plan's step is made of, in seconds at factors of 1; (n,) each."""
 
     computation: F64
     communication: F64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
+class Fitted(Record):
     """Factors; None where the plans say nothing of one."""
 
     computation: float
@@ -151,8 +150,7 @@ _DRAWS = 300
 _SEED = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subject(Record):
     """What the calibration is of, as its file says it."""
 
     hardware: str
@@ -194,8 +192,7 @@ class Factor(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibrated:
+class Calibrated(Record):
     """Fitted factors, their intervals, and the errors before, after and left out."""
 
     factors: Mapping[str, Factor]
@@ -267,12 +264,12 @@ def calibrate(
     predicted, counted = _stages(comparison)
     memory = fit_bytes(predicted, counted) if len(counted) else None
     samples: dict[str, list[float | None]] = {
-        name: [getattr(fitted, name) for fitted in refitted] for name in vars(times)
+        name: [getattr(fitted, name) for fitted in refitted] for name in times.__struct_fields__
     }
     samples["memory"] = [*drawn_memory]
     factors = {
         name: _around(value, [x for x in samples[name] if x is not None])
-        for name, value in {**vars(times), "memory": memory}.items()
+        for name, value in {**asdict(times), "memory": memory}.items()
         if value is not None
     }
     notes += _clipped(factors)

@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from autopar import __version__
 from autopar.command.console import Console, escape, make_console
 from autopar.command.fields import make, read_values, rows_of
@@ -27,7 +29,7 @@ from autopar.documents.json import write_json
 from autopar.documents.spec import load_spec
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec
 from autopar.units import MIB, format_count, format_seconds
 from profiler.verify.calibrate import FEWEST, Calibrated, Subject, calibrate, calibration_document
@@ -67,8 +69,7 @@ _DISTURBED = 0.05
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verification:
+class Verification(Record):
     """What was found."""
 
     subject: Subject
@@ -263,7 +264,7 @@ VERSION = 1
 def verify_document(options: VerifyOptions, found: Verification) -> dict[str, Any]:
     """Return what was predicted and measured, and what follows; times in s, memory in bytes."""
     subject, comparison = found.subject, found.comparison
-    summary = {key: value for key, value in vars(comparison).items() if key != "plans"}
+    summary = {key: value for key, value in asdict(comparison).items() if key != "plans"}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -498,9 +499,7 @@ def _execute(raw: dict[str, Any]) -> int:
             sys.stdout.write(visible(line) + "\n")
         return 0
     found = verify(options, COMMAND.say)
-    if json_path is not None:
-        write_result(json_path, verify_document(options, found), command=COMMAND.name)
-    if json_path != "-":
+    if write_result(json_path, verify_document(options, found), command=COMMAND.name):
         show_verification(make_console(sys.stdout), found)
     return 0
 

@@ -18,14 +18,13 @@ from autopar.arrays import F64
 from autopar.documents.json import load_object, shorten
 from autopar.documents.plan import PlanDocument, StageEntry
 from autopar.errors import DocumentError
-from autopar.records import dataclass
+from autopar.records import Record
 
 # --------------------------------------------------------------------------------------------------
 # What the runs of the plans found, beside what was predicted of them.
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSamples:
+class RunSamples(Record):
     """One start of one plan."""
 
     step_s: tuple[float, ...]
@@ -35,8 +34,7 @@ class RunSamples:
     peak_source: str = "counted"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredPlan:
+class MeasuredPlan(Record):
     """A plan with its prediction and its runs, one per round."""
 
     name: str
@@ -164,8 +162,7 @@ _SEED = 20240617  # any; the same figures for the same runs
 _ENDS = (2.5, 97.5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedPlan:
+class ComparedPlan(Record):
     """One plan: predicted, measured, and the ranks of both, 1 the fastest."""
 
     plan: MeasuredPlan
@@ -188,8 +185,7 @@ class ComparedPlan:
         return None if self.peak_bytes is None else self.predicted_bytes / self.peak_bytes - 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """All plans and what follows from them together."""
 
     plans: tuple[ComparedPlan, ...]

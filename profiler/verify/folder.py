@@ -16,10 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
-
-from filelock import FileLock, Timeout
+from typing import ClassVar, Literal, Self
 
 from autopar import __version__
 from autopar.command.fields import json_option, option, validate
@@ -28,8 +27,10 @@ from autopar.documents import catalog
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import load_object, write_json
 from autopar.errors import AutoparError, InstallError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.sources import Source
+from profiler.options import FILES, HOW, MAX_REPETITIONS, MAX_SIZE
+from profiler.record import Lock
 
 # --------------------------------------------------------------------------------------------------
 # The options, and the question that they ask.
@@ -42,18 +43,19 @@ MINIMUM_PLANS = 8
 OWN_FOLDERS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
 """Folders inside of the work folder that are written, and emptied by --no-resume."""
 _MOST_RANKS = 1024
-_WHAT, _HOW, _FILES = "What to verify", "How to measure", "Files"
-PANELS = (_WHAT, _HOW, _FILES)
+_WHAT = "What to verify"
+PANELS = (_WHAT, HOW, FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
     """Options of one verification; defaults are those of the command."""
 
+    PANEL: ClassVar[str] = _WHAT
+
     model: str | None = option(
         None,
         help="shipped name or model file; without it a small model that a CPU runs",
-        panel=_WHAT,
         metavar="MODEL",
         most_used=True,
     )
@@ -61,55 +63,39 @@ class VerifyOptions:
     layers: str | None = option(
         None,
         help="layers that are left of the model: 4, or 2,2",
-        panel=_WHAT,
         metavar="K",
         shown="all",
         most_used=True,
     )
     seq_length: int | None = option(
-        None,
-        name="seq",
-        help="tokens of a sample",
-        panel=_WHAT,
-        shown="the model's own",
-        between=(1, 1 << 28),
+        None, name="seq", help="tokens of a sample", shown="the model's own", between=(1, MAX_SIZE)
     )
     nproc: int = option(
-        2, help="ranks, all on this machine", panel=_WHAT, between=(1, _MOST_RANKS), most_used=True
+        2, help="ranks, all on this machine", between=(1, _MOST_RANKS), most_used=True
     )
-    batch: int = option(
-        8, help="global batch of a step", panel=_WHAT, between=(1, 1 << 20), most_used=True
-    )
+    batch: int = option(8, help="global batch of a step", between=(1, 1 << 20), most_used=True)
     plans: int = option(
-        4,
-        help="best plans of the search that are run",
-        panel=_WHAT,
-        between=(1, 100),
-        most_used=True,
+        4, help="best plans of the search that are run", between=(1, 100), most_used=True
     )
     contrast: int = option(
-        8,
-        help="plans beside them that differ in kind, for a range of times",
-        panel=_WHAT,
-        between=(0, 100),
+        8, help="plans beside them that differ in kind, for a range of times", between=(0, 100)
     )
     memory_constraint: float | None = option(
         None,
         help="memory of a rank for the search, GiB",
-        panel=_WHAT,
         above=0,
         high=1 << 20,
         expects="GiB above {above}",
     )
     """None: that of the search."""
     repeats: int = option(
-        3, help="rounds; each starts every plan once, in turn", panel=_HOW, between=(1, 1000)
+        3, help="rounds; each starts every plan once, in turn", panel=HOW, between=(1, 1000)
     )
-    steps: int = option(5, help="timed steps of a start", panel=_HOW, between=(1, 10**6))
+    steps: int = option(5, help="timed steps of a start", panel=HOW, between=(1, MAX_REPETITIONS))
     device: Device | None = option(
         None,
         help="auto: GPUs where torch finds one for every rank",
-        panel=_HOW,
+        panel=HOW,
         choices={"auto": None, "cuda": "cuda", "cpu": "cpu"},
         shown="auto",
         most_used=True,
@@ -117,40 +103,40 @@ class VerifyOptions:
     precision: Literal["fp32", "bf16"] | None = option(
         None,
         help="auto: bf16 on GPUs, fp32 on CPUs",
-        panel=_HOW,
+        panel=HOW,
         choices={"auto": None, "bf16": "bf16", "fp32": "fp32"},
         shown="auto",
     )
     work: Path = option(
         Path("verify"),
         help="folder of everything that is measured and found",
-        panel=_FILES,
+        panel=FILES,
         metavar="DIR",
         most_used=True,
     )
     resume: bool = option(
         True,
         help="keep what DIR has of the same question; otherwise begin again",
-        panel=_FILES,
+        panel=FILES,
         most_used=True,
     )
     hardware: str | None = option(
         None,
         help="measured hardware files; otherwise measured quickly",
-        panel=_FILES,
+        panel=FILES,
         metavar="DIR",
         most_used=True,
     )
     profiles: str | None = option(
         None,
         help="measured files of the model; otherwise measured",
-        panel=_FILES,
+        panel=FILES,
         metavar="DIR",
         most_used=True,
     )
-    json: str | None = json_option(_FILES, most_used=True)
+    json: str | None = json_option(FILES, most_used=True)
     dry_run: bool = option(
-        False, help="print the commands; run nothing", panel=_FILES, most_used=True
+        False, help="print the commands; run nothing", panel=FILES, most_used=True
     )
 
     def __post_init__(self) -> None:
@@ -281,8 +267,7 @@ _IDLE = (3, 4)  # idle and iowait of user nice system idle iowait irq softirq st
 _NUM_FIELDS = 8  # guest times after them are contained in user and nice
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
+class Usage(Record):
     """Processor time since some moment, in seconds."""
 
     wall_s: float
@@ -340,8 +325,7 @@ class CommandError(AutoparError):
         self.sentence = sentence
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Record):
     """One command line, and the files that are there when it is done."""
 
     name: str
@@ -432,15 +416,9 @@ class Folder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep every other call out of the folder; raises an OptionError where one is in it."""
-        # a second call is refused at once instead of waiting for minutes
-        lock = FileLock(self.path / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise OptionError(
-                f"--work: another autopar-verify works in {self.path}; wait for it, or choose "
-                "another folder"
-            ) from None
+        lock = Lock(self.path, "--work")
+        if lock.note is not None:
+            self.say(lock.note)
         try:
             yield
         finally:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from autopar.documents.json import load_object, write_json
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import LayerStrategy, Plan
 from profiler.verify.compare import read_priced
 from profiler.verify.folder import Command, CommandError, Device, Folder, VerifyOptions
@@ -184,8 +183,7 @@ def _powers(batch: int) -> list[int]:
 # Which plans: the best, and others that differ from them in one way.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
+class Contrast(Record):
     """A rule for a plan: options of the search, which finds the fastest that obeys it."""
 
     name: str
@@ -193,8 +191,7 @@ class Contrast:
     extra: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Record):
     """A plan that is to be run, with its prediction in a file."""
 
     name: str

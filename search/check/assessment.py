@@ -16,15 +16,14 @@ from autopar.price.risk import odds_of_any, odds_of_more
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.parts.operations import Machine
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.job import Job
 from autopar.run.launch import Launch
 from autopar.training.throughput import Throughput, hardware_flop, model_flop
 from search.check.job import job_of_launch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(Record):
     """Where a launch is to run, and how well steps are known there."""
 
     machine: Machine
@@ -52,8 +51,7 @@ class Target:
         return self.host_room_bytes is None or host_bytes <= self.host_room_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assessment:
+class Assessment(Record, dict=True):
     """The price of a launch."""
 
     launch: Launch

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import cast
 
 from autopar.errors import InputError
 from autopar.price.step import StepTime
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Checkpointing, Launch, Recompute
 from autopar.run.runtime import Zero
 from search.check.assessment import Assessment, Target, Timing, assess, timing_of
@@ -37,8 +36,7 @@ _MOST_CHANGES = 6
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Neighbour:
+class Neighbour(Record):
     """A launch with some arguments changed."""
 
     assessment: Assessment
@@ -47,8 +45,7 @@ class Neighbour:
     """How many things were changed: an argument with what follows from it is one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Neighbours:
+class Neighbours(Record):
     """The best launches by how many changes they take; None where none is better."""
 
     one: Neighbour | None

@@ -6,14 +6,13 @@ slow as before, devices wait for it. Prices come from `autopar.price.step`; noth
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, get_args
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.step import StepTime, step_time
 from autopar.rates.parts.operations import Machine
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Launch, Precision
 from search.check.job import job_of_launch
 
@@ -57,8 +56,7 @@ def launch_in(launch: Launch, name: PrecisionName, *, low_weights: bool | None =
     return replace(launch, precision=after)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrecisionTerms:
+class PrecisionTerms(Record):
     """What a step gains and loses by another precision, in seconds and bytes."""
 
     low: PrecisionName

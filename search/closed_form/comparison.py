@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import field
+from msgspec.structs import asdict
+
 from autopar.errors import DocumentError, InfeasibleExecution, InputError, OptionError
 from autopar.rates.card import Card
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.job import job_of_plan
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, violations
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.rates.accuracy import RunClass
     from autopar.rates.site import Site
     from autopar.rates.stack import Stack
     from search.request.request import InputSpec
@@ -123,8 +126,7 @@ _ROOM_GIB = 1e6
 _DATATYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanQuestion:
+class PlanQuestion(Record):
     """A plan, and what its file and the options say of the model, the machine and the trainer."""
 
     path: str
@@ -147,23 +149,7 @@ class PlanQuestion:
     """The prediction rests on datasheets."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """Between what 9 of 10 measured steps lie, and how that is known."""
-
-    low_s: float
-    high_s: float
-    stack: str
-    """Of the runs, which may be another where none of this one are known."""
-    experts: bool
-    rows: int
-    low: float
-    high: float
-    """Of measured over estimated time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(Record):
     """What one model says of a plan."""
 
     model: str
@@ -178,7 +164,9 @@ class Column:
     reason: str = ""
     notes: tuple[str, ...] = ()
     """How what was priced differs from the plan."""
-    interval: Interval | None = None
+    runs: RunClass | None = None
+    """Published runs whose errors give the 90 % interval; of another stack where none of this
+    one are known."""
 
     @property
     def parts_s(self) -> dict[str, float]:
@@ -189,8 +177,7 @@ class Column:
         return {**self.kinds_s, **rest}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Record):
     """How the step of one model differs from that of another, and in which part most."""
 
     one: str
@@ -207,8 +194,7 @@ class Difference:
     against_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """One plan in all models."""
 
     question: PlanQuestion
@@ -389,12 +375,18 @@ def _difference(one: Column, other: Column) -> Difference:
     )
 
 
-def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
-    """Return the sums of parts by their common names, in the order of `TERMS`."""
+def summed(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of parts by their common names."""
     found: dict[str, float] = {}
     for name, value in parts.items():
         common = names.get(name, "other")
         found[common] = found.get(common, 0.0) + value
+    return found
+
+
+def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the same in the order of `TERMS`, without what is 0."""
+    found = summed(names, parts)
     order = (*TERMS, *KINDS)
     return {name: found[name] for name in order if found.get(name)}
 
@@ -422,7 +414,6 @@ def _bottom_up(question: PlanQuestion) -> Column:
     experts = any(layer.num_experts is not None for layer in question.spec.layers)
     known = question.site is not None and bool(question.site.known)
     runs = load_accuracy().of(stack.name, experts=experts, site_known=known)
-    low, high = runs.interval_s(step.total_s)
     return Column(
         model="bottom_up",
         total_s=step.total_s,
@@ -430,15 +421,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
         kinds_s=_under(_KINDS_OF_STEP, {k: step.terms_s[k] for k in _KINDS_OF_STEP}),
         own_s=dict(step.terms_s),
         notes=job.notes,
-        interval=Interval(
-            low_s=low,
-            high_s=high,
-            stack=runs.stack,
-            experts=runs.experts,
-            rows=runs.rows,
-            low=runs.low,
-            high=runs.high,
-        ),
+        runs=runs,
     )
 
 
@@ -472,7 +455,7 @@ def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
     if len(strategies) > 1:
         fields = [
             name
-            for name in vars(plan.layers[0])
+            for name in asdict(plan.layers[0])
             if len({getattr(strategy, name) for strategy in strategies}) > 1
         ]
         raise InputError(f"layers differ in {', '.join(fields)}, and {model} runs all alike")
@@ -502,8 +485,8 @@ def _closed_notes(question: PlanQuestion, equal: Sequence[int]) -> Iterator[str]
 
 def _calculon(question: PlanQuestion) -> Column:
     from search.closed_form.calculon import Execution, System, evaluate
+    from search.closed_form.calculon.exploration import time_parts
     from search.closed_form.files import application_of, calculon_from_card, structure_of
-    from search.closed_form.questions import calculon_time
 
     plan, per_node = question.plan, question.card.max_gpus_per_node
     application = application_of(question.spec)
@@ -546,7 +529,7 @@ def _calculon(question: PlanQuestion) -> Column:
     system = calculon_from_card(question.card).model_dump()
     room = System.model_validate({**system, "mem1": {**system["mem1"], "GiB": _ROOM_GIB}})
     statistics = evaluate(application, execution, room, layers=True)
-    own = {part.name: part.amount for part in calculon_time(statistics)}
+    own = {part.name: part.amount for part in time_parts(statistics)}
     block = _by_kind(
         (_calculon_kind(row["name"]), sum(row[f"{key}_processing_time"] for key in _PASSES))
         for row in statistics["layers"]
@@ -576,8 +559,8 @@ def _calculon_kind(name: str) -> str:
 
 def _tensor2d(question: PlanQuestion) -> Column:
     from search.closed_form.files import model_of, tensor2d_from_card
-    from search.closed_form.questions import tensor2d_time
     from search.closed_form.tensor2d import evaluate
+    from search.closed_form.tensor2d.exploration import time_parts
 
     plan, per_node = question.plan, question.card.max_gpus_per_node
     model = model_of(question.spec)
@@ -607,7 +590,7 @@ def _tensor2d(question: PlanQuestion) -> Column:
         system=tensor2d_from_card(question.card),
         layers=True,
     )
-    own = {part.name: part.amount for part in tensor2d_time(statistics)}
+    own = {part.name: part.amount for part in time_parts(statistics)}
     each = len(plan.layers) // plan.num_stages
     kinds = _by_kind(
         (

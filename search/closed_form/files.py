@@ -11,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import asdict
+
 from autopar.documents import catalog
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.rates.card import Card, Link, read_card
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import (
     LayerSpec,
     ModelSpec,
@@ -86,8 +88,7 @@ def execution_keys(name: str) -> tuple[Path, dict[str, object]]:
 # So a shipped name, a `config.json` or a `model.json` serves in the place of an application file.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
+class Known(Record):
     """An application, and what else its source says."""
 
     name: str
@@ -229,7 +230,7 @@ def _only_layer(spec: ModelSpec) -> LayerSpec:
         what = "has windows of attention"
     # alike in all but how many there are
     elif any(
-        vars(layer) != {**vars(first), "num_layers": layer.num_layers} for layer in spec.layers
+        asdict(layer) != {**asdict(first), "num_layers": layer.num_layers} for layer in spec.layers
     ):
         what = "has layers of several kinds"
     else:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.json import shorten
 from autopar.errors import InputError, nearest
-from autopar.records import dataclass
+from autopar.records import Record
 from search.planning.layered.core import core
 
 # --------------------------------------------------------------------------------------------------
@@ -89,8 +89,7 @@ ABSENT = -1
 """In columns of documents, where one has no such key and needs none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentField:
+class DocumentField(Record):
     """What a key of plain documents takes."""
 
     largest: int

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autopar.command.show import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
-from autopar.errors import OptionError
+from autopar.command.show import COLOURS, GRID, MARKERS, QUIET, save_figures
 from autopar.output import Aside
 from autopar.units import GIB, format_seconds
-from search.closed_form.questions import Answer, Part, Point
+from search.closed_form.answers import Answer, Part, Point
 from search.show.closed_form import by_strategy, efficiencies
 
 PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")
 """Names of the files, without their kind."""
 
-_OPTION = "--plot"
 _LINES = ("-", "--", "-.", ":")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 _BARS = 12
@@ -44,15 +43,8 @@ def save_pictures(
     """Write what there is to draw into a folder and return the files.
 
     unit : what is counted, 'processor' or 'GPU'. paths : of the axes of a sweep. aside : as
-    `autopar.output` has it.
-
-    Raises
-    ------
-    InstallError: matplotlib is not installed.
-    OptionError: a file cannot be written.
+    `autopar.output` has it. Raises as `save_figures`.
     """
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise OptionError(f"{_OPTION}: {folder} is a file, expected a folder")
     found = [answer for answer in answers if answer.best]
     pictures: dict[str, Callable[[Any], Any]] = {}
     if paths:
@@ -66,16 +58,14 @@ def save_pictures(
         if any(answer.degrees for answer in found):
             pictures["degrees"] = lambda Figure: _degrees(Figure, found, unit)
     assert set(pictures) <= set(PICTURES), pictures
-    written = []
-    with drawn(_OPTION) as Figure:
-        for name, draw in pictures.items():
-            for kind in formats:
-                # drawn anew: a figure that was laid out once is laid out differently again
-                figure = draw(Figure)
-                figure.suptitle(title, fontsize=11)
-                written.append(Path(folder) / f"{name}.{kind}")
-                save_figure(figure, written[-1], _OPTION, aside)
-    return written
+
+    def titled(draw: Callable[[Any], Any], Figure: Any) -> Any:
+        figure = draw(Figure)
+        figure.suptitle(title, fontsize=11)
+        return figure
+
+    drawings = {name: partial(titled, draw) for name, draw in pictures.items()}
+    return save_figures(folder, drawings, formats, aside)
 
 
 def _scaling(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
@@ -92,14 +82,9 @@ def _scaling(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
         if place == 0:
             ideal = [rates[0] * count / counts[0] for count in counts]
             left.plot(counts, ideal, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)))
-            left.annotate(
-                "dotted: in proportion to the first",
-                (1.0, 0.02),
-                xycoords="axes fraction",
-                fontsize=8,
-                color=QUIET,
-                ha="right",
-            )
+            words = "dotted: in proportion to the first"
+            look = {"xycoords": "axes fraction", "color": QUIET, "ha": "right"}
+            left.annotate(words, (1.0, 0.02), fontsize=8, **look)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         ticks = sorted({answer.processors for answer in answers})
@@ -139,14 +124,8 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     _stack(left, [point.time for _, point in bars], wholes)
     _stack(right, [point.memory for _, point in bars], [GIB] * len(bars))
     for place, ((_, point), whole) in enumerate(zip(bars, wholes, strict=True)):
-        left.annotate(
-            format_seconds(point.time_s),
-            (point.time_s / whole, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-        )
+        end = (point.time_s / whole, place)
+        _note(left, format_seconds(point.time_s), end, (4, 0), va="center")
     # room for the lengths; not margins, which end at a part that one of the bars lacks
     left.set_xlim(0, 1.14 * max(p.time_s / w for (_, p), w in zip(bars, wholes, strict=True)))
     left.set_yticks(range(len(bars)), [name for name, _ in bars])
@@ -159,15 +138,8 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     _mark_capacity(right, capacity)
     for axes, what, side in ((left, "time", "left"), (right, "memory", "right")):
         # below the plots, where no bar is
-        figure.legend(
-            *axes.get_legend_handles_labels(),
-            fontsize=8,
-            edgecolor=GRID,
-            loc=f"outside lower {side}",
-            ncols=3,
-            title=f"{what}, without parts under {_THIN * 100:.1f} % of the longest bar",
-            title_fontsize=8,
-        )
+        title = f"{what}, without parts under {_THIN * 100:.1f} % of the longest bar"
+        _legend(figure, axes, f"lower {side}", title, ncols=3)
     return figure
 
 
@@ -222,14 +194,8 @@ def _frontier(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     plots[0].set_ylabel("most samples/s")
     if any(len(group) > 1 for group in groups):
         longest = max(groups, key=len)
-        figure.legend(
-            *plots[groups.index(longest)].get_legend_handles_labels(),
-            fontsize=8,
-            edgecolor=GRID,
-            loc="outside right center",
-            title=f"{unit}s" + _left_out(len(longest)),
-            title_fontsize=8,
-        )
+        title = f"{unit}s" + _left_out(len(longest))
+        _legend(figure, plots[groups.index(longest)], "right center", title)
     return figure
 
 
@@ -257,15 +223,8 @@ def _degrees(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     empty = "none there, or none can run" if shown[0].strategy else "no such pair in the space"
     keys.append(Patch(facecolor="white", edgecolor=GRID, label=empty))
     left_out = f"; the first {_MAPS} of {len(answers)}" if len(answers) > _MAPS else ""
-    figure.legend(
-        handles=keys,
-        fontsize=8,
-        edgecolor=GRID,
-        loc="outside lower center",
-        ncols=len(keys),
-        title=f"samples/s of the best execution of every pair of degrees{left_out}",
-        title_fontsize=8,
-    )
+    title = f"samples/s of the best execution of every pair of degrees{left_out}"
+    _legend(figure, None, "lower center", title, handles=keys, ncols=len(keys))
     return figure
 
 
@@ -324,14 +283,8 @@ def _sweep(Figure: Any, answers: Sequence[Answer], paths: Sequence[str], unit: s
         for answer in found:
             best = answer.best[0]
             if best.degrees != before and len(curves) <= 2:
-                left.annotate(
-                    best.degrees,
-                    (answer.values[0], best.rate_per_s),
-                    xytext=(4, -11),
-                    textcoords="offset points",
-                    fontsize=8,
-                    color=look["color"],
-                )
+                place_of = (answer.values[0], best.rate_per_s)
+                _note(left, best.degrees, place_of, (4, -11), color=look["color"])
             before = best.degrees
     swept = sorted({answer.values[0] for answer in answers})
     for axes in (left, right):
@@ -349,28 +302,28 @@ def _sweep(Figure: Any, answers: Sequence[Answer], paths: Sequence[str], unit: s
     right.set_ylabel(f"GiB that one {unit} needs")
     right.set_title("memory of the best execution", loc="left")
     if len(curves) > 1:
-        figure.legend(
-            *left.get_legend_handles_labels(),
-            fontsize=8,
-            edgecolor=GRID,
-            loc="outside right center",
-            title=_left_out(len(curves)).strip() or None,
-            title_fontsize=8,
-        )
+        _legend(figure, left, "right center", _left_out(len(curves)).strip() or None)
     return figure
 
 
 def _mark_capacity(axes: Any, capacity: float) -> None:
     axes.axvline(capacity, color="black", linewidth=1.0, linestyle="--")
-    axes.annotate(
-        f"capacity {capacity:.4g} GiB",
-        (capacity, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        fontsize=8,
-        ha="right",
-    )
+    top: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "right"}
+    _note(axes, f"capacity {capacity:.4g} GiB", (capacity, 1.0), (0, 3), **top)
+
+
+def _note(
+    axes: Any, words: str, at: tuple[float, float], away: tuple[int, int], **look: Any
+) -> None:
+    """Annotate a position of a plot; `away` is the offset in points."""
+    axes.annotate(words, at, xytext=away, textcoords="offset points", fontsize=8, **look)
+
+
+def _legend(figure: Any, axes: Any, where: str, title: str | None, **more: Any) -> None:
+    """Add a legend outside of the plots: of one plot, or of the `handles` in `more`."""
+    named = () if axes is None else axes.get_legend_handles_labels()
+    look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "edgecolor": GRID}
+    figure.legend(*named, loc=f"outside {where}", title=title, **look, **more)
 
 
 def _left_out(curves: int) -> str:

@@ -9,7 +9,7 @@ import gzip
 import io
 import threading
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from autopar.errors import OptionError
 from autopar.output import Aside, Begun
-from autopar.records import dataclass
+from search.closed_form.answers import Answer, Each, Watched
 from search.closed_form.native import Halt
-from search.closed_form.questions import Answer, Columns, Each, Search, Watched
+from search.closed_form.questions import Columns, Search
 
 
 class PointFile:

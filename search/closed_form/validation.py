@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import GIB
 from search.closed_form.calculon import Application, Execution, System, evaluate
 
@@ -83,8 +83,7 @@ _MODES = {  # communication, recomputation, input gathered again
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Record):
     """One published figure and what the model says of it."""
 
     group: str
@@ -102,8 +101,7 @@ class Check:
         return self.computed / self.published - 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Errors:
+class Errors(Record):
     """Errors of a group of checks, as shares."""
 
     mean: float

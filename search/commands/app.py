@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
 from autopar.command.answers import answers_stdout, give, headed, without_head
@@ -137,6 +137,15 @@ def _is_same_answer(path: Path, document: Mapping[str, object]) -> bool:
     return document_text(without_head(found) | effort) == document_text({**document, **effort})
 
 
+def unwritable(error: OSError) -> DocumentError:
+    """Return the error of a file of `--output-config-path` that cannot be written."""
+    return DocumentError(
+        error.filename,
+        f"cannot be written ({error.strerror or error})",
+        remedy="choose another --output-config-path",
+    )
+
+
 def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
     """Return those of some names of inputs that are files: what no output may replace."""
     return [Path(path) for path in paths if path and Path(path).is_file()]
@@ -178,6 +187,33 @@ def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> N
             f"{system}: {(bad or [total])[0]} is no finite number with the rates of this system; "
             "correct the smallest and the largest of them"
         )
+
+
+class PlotOptions:
+    """`--plot` and `--plot-format` of the options of a command that draws what it found."""
+
+    plot: str | None
+    plot_format: Literal["png", "svg", "both"] | None
+
+    def __post_init__(self) -> None:
+        if self.plot_format is not None and self.plot is None:
+            raise OptionError("--plot-format says how --plot is written; give --plot too")
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the kinds of picture files."""
+        kind = self.plot_format or "png"
+        return ("png", "svg") if kind == "both" else (kind,)
+
+    def refuse_pictures(
+        self, names: Iterable[str], files: Mapping[str, str | None], inputs: Iterable[Path]
+    ) -> None:
+        """Raise OptionError where a picture would replace an input or another output."""
+        from autopar.output import refuse_clashes
+
+        for name in names if self.plot is not None else ():
+            for kind in self.formats:
+                refuse_clashes({**files, "--plot": f"{self.plot}/{name}.{kind}"}, list(inputs))
 
 
 class Model(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import FAILED, UNUSABLE
-from autopar.records import dataclass
 from search.commands.app import files_read, leave, working, write_answer, write_results
 
 if TYPE_CHECKING:
@@ -257,11 +257,10 @@ class _Place(NamedTuple):
 
 def _place(asked: CheckSpec) -> _Place:
     """Return where the options say that launches run."""
-    from dataclasses import replace
-
     from autopar.rates.accuracy import load_accuracy
     from autopar.rates.card import load_card, parse_hardware
     from autopar.rates.site import load_site
+    from autopar.records import replace
 
     name, world, per_node = _CARD, None, None
     if asked.hardware is not None:

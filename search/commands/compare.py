@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape, make_console
@@ -12,7 +13,6 @@ from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.command.show import make_table, print_heading, print_item, print_line, print_plain
-from autopar.records import dataclass
 from autopar.units import format_bytes, format_odds, format_seconds
 from search.commands.app import emit, leave, working
 from search.request.options import PANELS

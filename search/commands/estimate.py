@@ -6,15 +6,17 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import asdict
 
 from autopar.command.fields import json_option, make, option, read_values
 from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.errors import InfeasibleExecution, OptionError
 from autopar.output import refuse_clashes
-from autopar.records import dataclass
 from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
 
 if TYPE_CHECKING:
@@ -255,7 +257,7 @@ def _validate(name: str, json: str | None) -> int:
 
 
 def _rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    return [{**vars(check), "error": check.error} for check in checks]
+    return [{**asdict(check), "error": check.error} for check in checks]
 
 
 def _needed(name: str, value: str | None) -> str:

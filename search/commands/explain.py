@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from autopar.command.fields import option, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InputError, OptionError, did_you_mean
-from autopar.records import dataclass
+from autopar.records import replace
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB
 from search.commands.app import emit, files_read, leave, working, write_results
@@ -271,7 +271,7 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
         asked = fixed_of(build_request(typed).degrees)
     except OptionError as error:
         raise OptionError(f"--why-not: {error}") from None
-    names = {field.name for field in fields(Fixed) if getattr(asked, field.name) is not None}
+    names = {name for name in Fixed.__struct_fields__ if getattr(asked, name) is not None}
     if "precision" not in typed:
         names.discard("precision")
     whole = Fixed(precision=fixed.precision)

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,15 +20,16 @@ from autopar.command.options import Command
 from autopar.command.run import say, say_kept
 from autopar.errors import INTERRUPTED, InfeasibleError, OptionError
 from autopar.output import refuse_clashes
-from autopar.records import dataclass
+from autopar.records import Record
 from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
-from search.commands.app import Model, leave, run_model, write_answer
+from search.commands.app import Model, PlotOptions, leave, run_model, write_answer
 from search.commands.what_if import COMMAND as COMMAND, execute as execute_what_ifs
 
 if TYPE_CHECKING:
+    from search.closed_form.answers import Answer
     from search.closed_form.calculon import System
     from search.closed_form.files import Known
-    from search.closed_form.questions import Answer, Asked, Axis, Search
+    from search.closed_form.questions import Asked, Axis, Search
     from search.closed_form.session import PointFile, Session
     from search.closed_form.tensor2d import Strategy
 
@@ -129,7 +131,7 @@ class AskedSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerSpec:
+class AnswerSpec(PlotOptions):
     """Where answers go beside the tables."""
 
     all: str | None = option(
@@ -142,12 +144,6 @@ class AnswerSpec:
         None, help="of these pictures", panel=_OUT, shown="png"
     )
 
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """Return the kinds of picture files."""
-        kind = self.plot_format or "png"
-        return ("png", "svg") if kind == "both" else (kind,)
-
     def refuse_clashes(self, inputs: Collection[Path]) -> None:
         """Raise OptionError where an output is an input, or two are one file."""
         files = {"--all": self.all, "--json": self.json}
@@ -158,17 +154,12 @@ class AnswerSpec:
         if self.plot is not None:
             from search.closed_form.pictures import PICTURES
 
-            for name in PICTURES:
-                for kind in self.formats:
-                    refuse_clashes({**files, "--plot": f"{self.plot}/{name}.{kind}"}, inputs)
+            self.refuse_pictures(PICTURES, files, inputs)
 
     def __post_init__(self) -> None:
-        for given, name, other, path in (
-            (self.all_statistics, "all-statistics", "all", self.all),
-            (self.plot_format, "plot-format", "plot", self.plot),
-        ):
-            if given and path is None:
-                raise OptionError(f"--{name} says how --{other} is written; give --{other} too")
+        if self.all_statistics and self.all is None:
+            raise OptionError("--all-statistics says how --all is written; give --all too")
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,8 +231,7 @@ def run(arguments: Sequence[str]) -> int:
 # What each model is asked: searches of all settings and sizes.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Record):
     """Everything that one command asks, in the order of its answers."""
 
     name: str

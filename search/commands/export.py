@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,7 @@ from autopar.command.run import say, visible
 from autopar.command.show import print_item, print_plain
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError, UnsupportedError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_odds, format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.engine import EXPORTERS, IMPORTERS, Job, as_typed, search_words
@@ -367,8 +368,7 @@ def _is_launch(path: str) -> bool:
     return path.endswith(".json") and Path(path).is_file() and is_launch(path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Handed:
+class _Handed(Record):
     """A launch as it is handed to a trainer."""
 
     launch: Launch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 import sys
@@ -10,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
-from autopar.errors import INFEASIBLE, DocumentError, InputError, OptionError
+from autopar.errors import INFEASIBLE, InputError, OptionError
 from autopar.plausible import Caution
-from search.commands.app import emit, files_read, leave, working, write_results
+from autopar.records import replace
+from search.commands.app import emit, files_read, leave, unwritable, working, write_results
 from search.request.options import PANELS
 from search.request.request import FILLS, Request, build_request, stored_request
 
@@ -138,7 +140,7 @@ def _evaluate_launch(request: Request, path: str) -> int:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     refuse_options_of_plans(path, request)
     stored = launch_in(path, request.given, lambda text: say(f"{_NAME}: {text}"))
-    question = dataclasses.replace(stored.question, price=request.output.price)
+    question = replace(stored.question, price=request.output.price)
     pictures = _pictures(request, [path])
     engine = engine_space(stored.engine)
     one = evaluated(question, engine, stored.choice, stored.launch)
@@ -160,7 +162,7 @@ def _launches(request: Request, route: Route, reached: Reached | None = None) ->
     if both.layers_differ:
         assert both.part is not None, "somebody has the plan"
         job = both.answer.question.job
-        part = dataclasses.replace(both.part, engines=both.lines)
+        part = replace(both.part, engines=both.lines)
         return _execute(part.request, part, job.seq / job.world, both.answer, reached)
     return _show_launches(request, both.answer, reached)
 
@@ -203,7 +205,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
             say(f"{_NAME}: {line}")
         if json_path is not None:
             document["remedies"] = [remedy_entry(one) for one in ways]
-    refusal = pictures.refusal(_unwritable)
+    refusal = pictures.refusal(unwritable)
     write_results(files | drawn, json_path, document, refusal, exit_code=exit_code, command=_NAME)
     if json_path == "-":
         emit("-", document, exit_code, command=_NAME)
@@ -266,7 +268,7 @@ def _say_batch_of_plan(request: Request, session: Session, result: SearchResult)
     better = next_batch(batch, world)
     if better is None:
         return
-    options = dataclasses.replace(session.options, settle_bsz=better, top=0)
+    options = replace(session.options, settle_bsz=better, top=0)
     planner = session.rebuilt(options=options)
     found = working("looking at the next batch", planner.solve).prediction
     now = prediction.samples_per_s
@@ -282,7 +284,7 @@ def _goal_entry(reached: Reached | None) -> dict[str, object]:
     """Return the clusters that a goal was chosen of, as the object of `--json` has them."""
     if reached is None:
         return {}
-    return {"clusters_tried": [dataclasses.asdict(one) for one in reached.tried]}
+    return {"clusters_tried": [asdict(one) for one in reached.tried]}
 
 
 def _console() -> Console:
@@ -313,7 +315,7 @@ def _drawn(
 def _write_pictures(pictures: Pictures, draw: Callable[[], dict[Path, str]]) -> None:
     """Write pictures before anything is printed, which somebody may not read to its end."""
     files = _drawn(pictures, draw)
-    write_results(files, None, {}, pictures.refusal(_unwritable), command=_NAME)
+    write_results(files, None, {}, pictures.refusal(unwritable), command=_NAME)
     for path in files:
         say(f"{_NAME}: wrote {path}")
 
@@ -324,7 +326,7 @@ def _plans(request: Request, route: Route) -> int:
 
     request = with_rules(request, route.reason)
     if not route.layered:
-        return _execute(dataclasses.replace(request, engine=None))
+        return _execute(replace(request, engine=None))
     if request.output.frontier:
         raise OptionError("--engine: not together with --frontier; leave one of them out")
     from search.planning.best_plan import choose, choose_any
@@ -348,7 +350,7 @@ def _priced(request: Request, path: str, raw: Mapping[str, object]) -> Request:
         raise OptionError("--engine: not together with --evaluate; leave one of them out")
     with_rules(request)
     request = with_rules(build_request(_with_plan(path, raw)))
-    return dataclasses.replace(request, engine=None)
+    return replace(request, engine=None)
 
 
 def _with_plan(path: str, raw: Mapping[str, object]) -> Mapping[str, object]:
@@ -386,7 +388,7 @@ def _execute(
         request.given,
         has_plan=request.output.evaluate is not None,
     )
-    session = dataclasses.replace(session, defaults=(*request.found, *session.defaults))
+    session = replace(session, defaults=(*request.found, *session.defaults))
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
@@ -500,7 +502,7 @@ def _uniform(
     options = session.options
     if len({*result.plan.layers}) == 1 or options.time_limit_s is not None:
         return None
-    one = dataclasses.replace(options, fine_grained_mode=False)
+    one = replace(options, fine_grained_mode=False)
     try:
         found = working(
             "searching uniform plans", lambda: session.rebuilt(options=one).solve(top=0)
@@ -531,7 +533,7 @@ def _solve(
 ) -> tuple[SearchResult, list[SearchResult] | None]:
     """Return the answer and the frontier; known : what stands, and is not searched again."""
     result = known or session.solve()
-    result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
+    result = replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
 
 
@@ -639,7 +641,7 @@ def _write(
             engines=engines,
             throughput=_throughput(session, result),
         )
-    write_results(files, request.output.json_path, document, _unwritable, command=_NAME)
+    write_results(files, request.output.json_path, document, unwritable, command=_NAME)
     says = [f"wrote {path}" for path in files]
     if result.plan is not None and files and paths is not None and paths[0] not in files:
         beyond = ", ".join(unsaid_by_galvatron(result.plan))
@@ -651,14 +653,6 @@ def _write(
     return says
 
 
-def _unwritable(error: OSError) -> DocumentError:
-    return DocumentError(
-        error.filename,
-        f"cannot be written ({error.strerror or error})",
-        remedy="choose another --output-config-path",
-    )
-
-
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
     """Say on stderr what the pins cost, against the same search without them."""
     if not (request.options.pin or request.options.forbid) or result.prediction is None:
@@ -666,7 +660,7 @@ def _report_pins(request: Request, session: Session, result: SearchResult) -> No
     # rules of an engine are what it can run, and cost what the others' lines say
     if request.engine is not None:
         return
-    unpinned = dataclasses.replace(session.options, pin=(), forbid=())
+    unpinned = replace(session.options, pin=(), forbid=())
     free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())
     if free.prediction is None:  # stopped by the time limit
         say(f"{_NAME}: what the pins cost is unknown, the search without them found nothing")

@@ -10,16 +10,16 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import REPEATED, Command
 from autopar.command.run import say, say_kept
-from autopar.errors import INFEASIBLE, INTERRUPTED, DocumentError, OptionError
+from autopar.errors import INFEASIBLE, INTERRUPTED, OptionError
 from autopar.output import refuse_clashes
-from autopar.records import dataclass
-from search.commands.app import emit, files_read, working, write_results
+from search.commands.app import PlotOptions, emit, files_read, unwritable, working, write_results
 from search.questions.explore import AXES
 from search.request.degrees import DegreeOptions
 from search.request.options import SearchOptions
@@ -35,7 +35,7 @@ _QUIET_S, _EVERY_S = 2.0, 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatIfSpec:
+class WhatIfSpec(PlotOptions):
     """In which order answers come, and where they go."""
 
     by: Literal["tokens", "step", "cost"] = option(
@@ -58,16 +58,6 @@ class WhatIfSpec:
     plot_format: Literal["png", "svg", "both"] | None = option(
         None, help="of the picture", panel=_OUT, shown="png"
     )
-
-    def __post_init__(self) -> None:
-        if self.plot_format is not None and self.plot is None:
-            raise OptionError("--plot-format says how --plot is written; give --plot too")
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """Return the kinds of picture files."""
-        kind = self.plot_format or "png"
-        return ("png", "svg") if kind == "both" else (kind,)
 
     @property
     def prices(self) -> dict[str, float]:
@@ -213,15 +203,17 @@ def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:
 
     The plan file lies beside it.
     """
+    from autopar.command.show import refuse_file
     from search.show.what_if import slugs
 
     if spec.config_path is None or spec.config_path.lower() == "none":
         return {}
-    folder = Path(spec.config_path)
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"--output-config-path: {folder} is a file, expected a folder")
+    refuse_file("--output-config-path", spec.config_path)
     names = slugs(asked)
-    return {id(choice): folder / f"{name}.json" for choice, name in zip(asked, names, strict=True)}
+    return {
+        id(choice): Path(spec.config_path) / f"{name}.json"
+        for choice, name in zip(asked, names, strict=True)
+    }
 
 
 def _own_file(strategy: Path) -> Path:
@@ -241,14 +233,10 @@ def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[in
     # CARD.json:NxG names a file, too
     words |= {word.rpartition(":")[0] for word in words if word}
     read = files_read(sorted(word for word in words if word))
-    for path in (None, *files.values()):
-        for own in (path, None if path is None else _own_file(path)):
-            refuse_clashes(
-                {"--json": spec.json, "--output-config-path": None if own is None else str(own)},
-                read,
-            )
-    for kind in spec.formats if spec.plot is not None else ():
-        refuse_clashes({"--json": spec.json, "--plot": f"{spec.plot}/{PICTURE}.{kind}"}, read)
+    written = [one for path in files.values() for one in (path, _own_file(path))]
+    for path in (None, *written):
+        refuse_clashes({"--json": spec.json, "--output-config-path": path}, read)
+    spec.refuse_pictures((PICTURE,), {"--json": spec.json}, read)
 
 
 def _search(
@@ -302,7 +290,7 @@ def _write(
             plan_files=plans,
             complete=exit_code != INTERRUPTED,
         )
-    write_results(texts, spec.json, document, _unwritable, exit_code=exit_code, command=_NAME)
+    write_results(texts, spec.json, document, unwritable, exit_code=exit_code, command=_NAME)
     says = []
     if texts:
         says.append(f"wrote {len(texts)} files to {spec.config_path}")
@@ -341,12 +329,4 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
         request={**session.named, **answer.request.given},
         engine=answer.request.engine,
         throughput=session.throughput(result.plan, result.prediction),
-    )
-
-
-def _unwritable(error: OSError) -> DocumentError:
-    return DocumentError(
-        error.filename,
-        f"cannot be written ({error.strerror or error})",
-        remedy="choose another --output-config-path",
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError
-from autopar.records import dataclass
+from autopar.records import Record
 from search.engines.megatron.arguments import SEVERAL
 from search.engines.text import flags_of_document
 
@@ -20,8 +20,7 @@ class UnpricedError(DocumentError):
     """A launch that may well run, and has something that nobody here can price."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ignored:
+class Ignored(Record):
     """An argument that the reading did not need."""
 
     flag: str
@@ -36,8 +35,7 @@ _NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})
 """Numbers of what a model need not have, of which 0 says that it has none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchArguments:
+class LaunchArguments(Record):
     """Words by flag without hyphens in front, and which of them were asked for."""
 
     source: str

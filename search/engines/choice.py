@@ -7,11 +7,12 @@ Words and values are those of trainers. What an engine can be told is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
 from typing import Literal, TypeVar, cast, get_args
 
+from msgspec.structs import force_setattr
+
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Chunk, Launch, Recompute
 from autopar.run.plan import Module
 from autopar.run.rules import Rule, refuse
@@ -33,8 +34,7 @@ MODULES: tuple[str, ...] = get_args(Module)
 """Parts of a layer that can be computed again apart."""
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class Choice:
+class Choice(Record, order=True):
     """Degrees, batch and switches of a launch; the data degree follows from the GPUs.
 
     The order of the fields is the canonical one, in which equally fast launches are ranked.
@@ -76,7 +76,7 @@ class Choice:
     def __post_init__(self) -> None:
         """Call 1F1B by the name that it has with so many chunks."""
         if self.schedule in ("1f1b", "interleaved"):
-            object.__setattr__(self, "schedule", schedule_of_chunks(self.vpp))
+            force_setattr(self, "schedule", schedule_of_chunks(self.vpp))
 
     def line(self, world: int, *, experts: bool) -> str:
         """Return the degrees as one says them: `tp2 pp8 dp64, ZeRO-1, micro-batch 1, v4`."""
@@ -115,8 +115,7 @@ class Choice:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fixed:
+class Fixed(Record):
     """Values that a search has to keep to, by field of `Choice`; None: any."""
 
     tp: tuple[int, ...] | None = None
@@ -149,9 +148,9 @@ class Fixed:
             "compiled": "compile",
         }
         given = [
-            one.name
-            for one in fields(self)
-            if one.name != "precision" and getattr(self, one.name) is not None
+            name
+            for name in self.__struct_fields__
+            if name != "precision" and getattr(self, name) is not None
         ]
         return tuple(names.get(name, name.replace("_", "-")) for name in given)
 
@@ -209,8 +208,7 @@ BASES: dict[BaseName, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf
 """Word -> in what the frozen weights beside adapters are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Record):
     """Adapters and optimizer of a launch."""
 
     lora_rank: int | None = None

@@ -6,9 +6,9 @@ Whatever a file says is read back by `search.check`, so that nothing is lost wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from autopar.records import replace
 from autopar.run.launch import Launch, Model, Optimizer, Recompute, Software
 from autopar.run.runtime import BUCKETS, Buckets, Zero
 from autopar.training.launch_settings import different_fields

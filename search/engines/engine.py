@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args
 
+from msgspec import field
+
 from autopar.command.fields import rows_of, words_of, written
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
 from search.request.options import Engine, SearchOptions
@@ -34,8 +35,7 @@ SearchFields = tuple[tuple[str, Any], ...]
 """(field of `SearchOptions`, value), in the order in which one would type them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Record):
     """A plan and everything else that a launch needs."""
 
     plan: Plan
@@ -60,8 +60,7 @@ class Job:
         return self.spec.layers[-1].seq_length
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(Record):
     """One thing that the engine cannot express."""
 
     field: str
@@ -70,8 +69,7 @@ class Loss:
     """One sentence: what the plan says, for which layers, and what the engine takes instead."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lowered:
+class Lowered(Record):
     """A plan as one engine takes it."""
 
     engine: Engine
@@ -85,7 +83,7 @@ class Lowered:
     """Empty when the engine does exactly what the plan says."""
     launch: str
     """The command of one node, with its environment; ends in a newline."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """What the user has to know besides: memory-neutral choices, keys to fill in."""
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
     """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job's; the
@@ -119,8 +117,7 @@ class Part(TypedDict, total=False):
     forbid: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Space:
+class Space(Record):
     """The plans that an engine runs as they are: `SPACE` of its module, what `--engine` searches.
 
     Every part is searched exactly, and what the exporter would lose of its best plan is left out.
@@ -143,8 +140,7 @@ class Space:
     """Whose kernels and host code times are estimated with; None: the default one's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Imported:
+class Imported(Record):
     """A plan that was found in an engine's configuration."""
 
     plan: Plan

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 from search.engines.bridge import write as bridge
 from search.engines.deepspeed import write as deepspeed
@@ -27,8 +27,7 @@ LAUNCH = "launch.sh"
 """The file that the command stands in, beside the others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Writer:
+class _Writer(Record):
     """One trainer."""
 
     title: str

@@ -6,11 +6,11 @@ Lowering is in the engines, choosing among their offers in `reprice`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, OptionError
+from autopar.records import replace
 from autopar.run.plan import Plan, Prediction, violations
 from search.engines.engine import Job, space_of
 from search.engines.reprice import Price

@@ -11,7 +11,7 @@ from typing import Any
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError
-from autopar.records import dataclass
+from autopar.records import Record
 from search.engines.arguments import Ignored, UnpricedError
 
 _MOST = 10**9
@@ -41,8 +41,7 @@ def _words(value: object) -> tuple[str, ...]:
     return (str(value),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Keys:
+class Keys(Record):
     """Values by dotted key."""
 
     source: str

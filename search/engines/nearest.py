@@ -7,13 +7,13 @@ one, so that a plan that is taken as it is loses nothing. Where two values make 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
 from typing import Literal
 
+from msgspec import field
+
 from autopar.errors import InputError, UnsupportedError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, data_degree, violations
 from search.engines.engine import Job, Loss, per_value
@@ -21,8 +21,7 @@ from search.engines.engine import Job, Loss, per_value
 DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reach:
+class Reach(Record):
     """What an engine with one degree for all layers can do.
 
     A *shape* is a strategy of which tp, Ulysses and cp count: the degrees that all layers share.
@@ -135,7 +134,7 @@ def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
     mode = reach.data_mode(_data_mode(plan), shape, ranks // (shape.tp * shape.cp))
     everywhere = any(layer.checkpoint for layer in plan.layers)
     layers = tuple(
-        dataclasses.replace(
+        replace(
             shape,
             ulysses=shape.ulysses if shape.tp > 1 else layer.ulysses,
             zero3=mode == "zero3" if _replicas(ranks, shape) > 1 else layer.zero3,
@@ -148,10 +147,10 @@ def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
     for vocab in _vocabularies(plan.vocab, shape):
         own = _replicas(ranks, vocab)
         zero3 = mode == "zero3" if own > 1 else plan.vocab.zero3
-        sharded = dataclasses.replace(vocab, zero3=zero3)
+        sharded = replace(vocab, zero3=zero3)
         copies = _replicas(ranks, shape) > 1 or own > 1
         default = plan.default_dp_type if mode == "zero3" or not copies else mode
-        yield dataclasses.replace(plan, layers=layers, vocab=sharded, default_dp_type=default)
+        yield replace(plan, layers=layers, vocab=sharded, default_dp_type=default)
 
 
 def _vocabularies(vocab: VocabStrategy, shape: LayerStrategy) -> list[VocabStrategy]:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
 
@@ -21,8 +21,7 @@ Engine = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "acce
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Record):
     """Where a launch runs, and what no launch says of it."""
 
     num_nodes: int
@@ -40,8 +39,7 @@ class Place:
         return self.num_nodes * self.gpus_per_node
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draft:
+class Draft(Record):
     """What one trainer's file writes of a launch, before it is read back."""
 
     version: str
@@ -53,8 +51,7 @@ class Draft:
     """The file that says all of the launch; None: the command does, with what it names."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrittenLaunch:
+class WrittenLaunch(Record):
     """A launch as one trainer takes it."""
 
     engine: Engine

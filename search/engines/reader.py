@@ -9,11 +9,12 @@ is added by such a module with a `Trainer`, and by its row in `TRAINERS` of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 
+from msgspec import field
+
 from autopar.errors import DocumentError, InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, RuleError, notice, once
 from search.check.changes import MOVES, Changes, Move
@@ -22,8 +23,7 @@ from search.engines.megatron.read import ReadLaunch
 from search.engines.text import Configuration
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Record):
     """What the command line says of a launch, beside its file."""
 
     gpu: str
@@ -36,8 +36,7 @@ class Asked:
     """The same of tokens of a sequence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedFile:
+class CheckedFile(Record):
     """What a file says, and how it would say something else."""
 
     path: str
@@ -71,8 +70,7 @@ def _no_card(source: Configuration) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
+class Trainer(Record):
     """Software that trains, whose launches are read."""
 
     name: str
@@ -87,8 +85,7 @@ class Trainer:
     """Returns the name of the card that a file is for; None: it does not say one that is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Record):
     """What came of reading a launch."""
 
     launch: Launch | None = None

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, UnsupportedError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction
 from autopar.units import GIB, format_seconds
 from search.engines.engine import EXPORTERS, Job, Lower, Lowered, lower_for, search_words
@@ -28,8 +27,7 @@ _SEEN_BYTES = 0.05 * GIB
 """Less than the one digit behind the point shows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Record):
     """What is exported, and why this."""
 
     lowered: Lowered

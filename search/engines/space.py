@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 from autopar.pipeline.schedules import Schedule
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import (
     BLACKWELL,
     HOPPER,
@@ -40,8 +40,7 @@ from search.engines.choice import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Record):
     """What is trained where, whatever the plan."""
 
     name: str
@@ -78,8 +77,7 @@ def overlaps_one(gpu: str) -> bool:
     return not gpu.upper().startswith(BLACKWELL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSpace:
+class EngineSpace(Record):
     """A trainer, and the values of a choice that it knows."""
 
     name: str

@@ -15,13 +15,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby, product
 from typing import Any, Literal, cast
 
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import Plan
 from autopar.run.rules import Notice
 from autopar.units import GIB
@@ -41,8 +40,7 @@ _LEAST_S = 1e-3
 _NOTHING = " runs no plan of this search as it is: "
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineBest:
+class EngineBest(Record):
     """The fastest plan or launch of one engine, or why there is none."""
 
     engine: Engine
@@ -60,8 +58,7 @@ class EngineBest:
     """Rules that leave no launch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BestPart:
+class BestPart(Record):
     """The part of an engine's space with the fastest plan."""
 
     request: Request
@@ -73,8 +70,7 @@ class BestPart:
     """What its search has found, without alternatives; None: it was not searched."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
+class _Found(Record):
     """A plan without losses: its speed as the engine runs it, and the search that finds it."""
 
     samples_per_s: float

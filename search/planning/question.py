@@ -7,19 +7,19 @@ How options and inputs are read is in `search.request.request`, how plans are pr
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import field
 
 from autopar.command.fields import rows_of, written
 from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.spec import length_key
 from autopar.errors import DocumentError, InputError, VariantError
 from autopar.rates.measured import HardwareProfile
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from search.request.options import SPACE_PANEL, SearchOptions
 from search.request.profiles import named_card
@@ -124,8 +124,7 @@ def evaluate_file(
 # The question.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Session:
+class Session(Record, eq=False):
     """Loaded inputs, the options, and the planner built on them."""
 
     spec: ModelSpec
@@ -280,7 +279,7 @@ def _loaded(
     except VariantError as error:
         if "sequence-parallel" in given or not options.sequence_parallel:
             raise
-        changed = dataclasses.replace(options, sequence_parallel=False)
+        changed = replace(options, sequence_parallel=False)
         line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
         try:
             return changed, (line,), _placed(inputs, changed, once)
@@ -336,7 +335,7 @@ def open_session(
         from autopar.documents.calibration import read_calibration
 
         calibration = read_calibration(inputs.calibration)
-        options = dataclasses.replace(options, calibration=calibration)
+        options = replace(options, calibration=calibration)
 
     from search.planning.cost.calibrated import calibration_doubts
     from search.planning.layered.planner import Planner
@@ -387,8 +386,7 @@ def open_session(
 # Why not another plan.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WhyNot:
+class WhyNot(Record, eq=False):
     """The best plan with one more rule, wherever in the whole space it is."""
 
     result: SearchResult | None
@@ -410,12 +408,12 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
     # at another batch the comparison would be one of batches
     batches = None if baseline.plan is None else (baseline.plan.global_batch,)
     pins, dropped = freed(session.options.pin, rule)
-    options = dataclasses.replace(session.options, pin=(*pins, rule))
+    options = replace(session.options, pin=(*pins, rule))
     left_out = tuple(f"--pin {pin}" for pin in dropped)
     first: WhyNot | None = None
     for names in ((), *_bounds(options, session.hardware.world_size)):
         wider = {name: _unbounded(name, session.hardware.world_size) for name in names}
-        asked = dataclasses.replace(options, **wider)
+        asked = replace(options, **wider)
         said = tuple(_said(options, name) for name in names)
         try:
             result = session.rebuilt(options=asked).solve(global_batch_sizes=batches)

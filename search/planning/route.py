@@ -8,13 +8,12 @@ both are asked.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from search.engines.engine import ALIKE, EXPORTERS
 from search.planning.best_plan import BestPart, EngineBest, choose_any, sweeps
 from search.request.degrees import DegreeOptions, rules_of
@@ -43,8 +42,7 @@ _OF_LAUNCHES = frozenset(
 """Options that a search over launches keeps to; all others are of plans whose layers may differ."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Route:
+class Route(Record):
     """Whose launches and plans answer a request."""
 
     launches: Question | None = None
@@ -220,8 +218,7 @@ def _layered(request: Request, why: str = "") -> Route:
 # The best of launches and of plans whose layers may differ.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Both:
+class Both(Record):
     """Launches and plans that answer one question."""
 
     answer: Answer

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from autopar.errors import OptionError, nearest
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.plan import LayerStrategy, VocabStrategy, ZeroDefault, fewest_microbatches
 from search.request.options import SearchOptions
 
@@ -67,8 +67,7 @@ _SCOPE = re.compile(r"(?:layers?\s+([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?|stage\s+
 _CONDITION = re.compile(r"([a-z_][a-z0-9_]*)\s*=\s*([0-9]{1,9})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(Record):
     """One parsed rule; `kind` says which predicate it restricts."""
 
     text: str
@@ -86,8 +85,7 @@ class Rule:
         return not holds if self.forbid else holds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(Record):
     """All pins and forbidden rules of a search, as predicates."""
 
     rules: tuple[Rule, ...] = ()
@@ -278,8 +276,7 @@ Table = tuple[int, int, ZeroDefault]
 """(number of stages p, samples per micro-batch g, default dp type)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchSpace:
+class SearchSpace(Record):
     """Everything that may be combined; tables and candidates are those of PlanTables."""
 
     strategies: tuple[LayerStrategy, ...]
@@ -293,8 +290,7 @@ class SearchSpace:
     only_data_degree_1: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Preset:
+class _Preset(Record):
     """What a `--search-space` value leaves free."""
 
     stages: str = "any"  # any, one, largest

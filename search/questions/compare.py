@@ -10,15 +10,15 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from autopar.errors import DocumentError, InputError
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     from autopar.run.launch import Launch
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 _F64 = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
+class Side(Record):
     """One of the two: a launch, a plan whose layers may differ, or a measured trace."""
 
     name: str
@@ -58,8 +57,7 @@ class Side:
     """Draws its predicted step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """What differs: the second less the first, largest first."""
 
     first: Side
@@ -225,16 +223,11 @@ def _priced_launch(
 
 def under_common_names(side: Side) -> Side:
     """Return a side with the terms that launches and plans have in common; memory has none."""
-    from dataclasses import replace
-
-    from search.closed_form.comparison import OF_STEP, OF_WATERFALL
+    from autopar.records import replace
+    from search.closed_form.comparison import OF_STEP, OF_WATERFALL, summed
 
     names = OF_STEP if side.kind == "launch" else OF_WATERFALL
-    terms: dict[str, float] = {}
-    for name, value in side.terms_s.items():
-        common = names.get(name, "other")
-        terms[common] = terms.get(common, 0.0) + value
-    return replace(side, terms_s=terms, degrees={}, memory_bytes={})
+    return replace(side, terms_s=summed(names, side.terms_s), degrees={}, memory_bytes={})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -451,8 +444,7 @@ def _merged(pairs: _F64) -> _F64:
 
 def traced(side: Side, rank: int) -> Side:
     """Return the side of a plan with the terms of its predicted trace, on a rank."""
-    from dataclasses import replace
-
+    from autopar.records import replace
     from search.show.pictures.files import Pictures
 
     assert side.draw is not None, "a plan can be drawn"

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autopar.command.options import own_names
+from autopar.command.dialect import own_names
 from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import PUBLISHED_RUNS
-from autopar.training.throughput import BILLION
+from autopar.training.throughput import BILLION, Throughput
 from autopar.units import GIB
 from search.request.profiles import named_card
 from search.request.request import ROWS, Request, build_request, model_spec
 
 if TYPE_CHECKING:
+    from autopar.exploration import EffectEntry, LeadEntry
     from autopar.rates.accuracy import RunClass
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
@@ -45,8 +45,7 @@ By = Literal["tokens", "step", "cost"]
 # What is asked: combinations of words.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Record):
     """One combination, as words and as the request that they are."""
 
     words: Mapping[str, str]
@@ -161,8 +160,7 @@ class Figures(NamedTuple):
     """Price of a million tokens, None without a price of the hardware."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class Answer(Record, eq=False):
     """What became of a combination."""
 
     choice: Choice
@@ -179,7 +177,7 @@ class Answer:
     """Where a launch of a trainer answers: what `autopar-search` shows of it."""
     figures: Figures | None = None
     notices: tuple[str, ...] = ()
-    error: InputError | None = field(default=None, repr=False)
+    error: InputError | None = None
     """Why it was not tried, as it was raised."""
 
     @property
@@ -271,7 +269,7 @@ def search_one(
         request, notices = with_site(request)
         request, both = _routed(request)
         if both is not None and not both.layers_differ:
-            return _launched(choice, request, both.answer, notices, prices or {})
+            return _launched(choice, both.answer, notices, prices or {})
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
         result = session.solve() if alternatives else session.planner.solve(top=0)
     except InputError as error:
@@ -290,17 +288,22 @@ def search_one(
             result=result,
             notices=notices,
         )
-    early = "" if result.status == "optimal" else "stopped early: how far below the best is unknown"
-    if early and math.isfinite(result.gap):
-        early = f"stopped early: at most {result.gap * 100:.3g} % below the best"
+    full = max(result.prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
     return Answer(
         choice=choice,
         status="found",
-        reason=early,
+        reason="" if result.status == "optimal" else _early(result.gap),
         request=request,
         session=session,
         result=result,
-        figures=_figures(session, result, request.inputs.hardware, prices or {}),
+        figures=_figures(
+            session.throughput(result.plan, result.prediction),
+            price_of(request.inputs.hardware, prices or {}),
+            global_batch=result.plan.global_batch,
+            tokens_per_sample=session.tokens_per_sample,
+            reserved_bytes=full.reserved_bytes,
+            budget_bytes=full.budget_bytes,
+        ),
         notices=notices,
     )
 
@@ -327,7 +330,6 @@ def _routed(request: Request) -> tuple[Request, Both | None]:
 
 def _launched(
     choice: Choice,
-    request: Request,
     found: Launches,
     notices: tuple[str, ...],
     prices: Mapping[str, float],
@@ -345,34 +347,29 @@ def _launched(
     assert best.best is not None, "it is the fastest"
     assert best.solved is not None, "it was searched"
     assessment, job = best.best.assessment, found.question.job
-    rates = assessment.throughput
-    assert rates is not None, "what was searched has a step time"
-    price = price_of(choice.request.inputs.hardware, prices)
-    speed, ends = rates.tokens_per_s, rates.ends
-    early = f"stopped early: at most {best.solved.gap * 100:.3g} % below the best"
     return Answer(
         choice=choice,
         status="found",
-        reason="" if best.solved.complete else early,
+        reason="" if best.solved.complete else _early(best.solved.gap),
         request=choice.request,
         launches=found,
-        figures=Figures(
-            num_gpus=job.world,
+        figures=_figures(
+            assessment.throughput,
+            price_of(choice.request.inputs.hardware, prices),
             global_batch=best.best.choice.global_batch,
             tokens_per_sample=job.seq,
-            step_time_s=rates.step_s,
-            step_time_interval_s=rates.interval_s,
-            tokens_per_s_per_gpu=speed,
-            interval_tokens_per_s_per_gpu=(
-                None if ends is None else (speed * ends[0], speed * ends[1])
-            ),
-            mfu=rates.mfu,
             reserved_bytes=round(assessment.fullest.peak_bytes),
             budget_bytes=round(best.target.capacity_bytes),
-            cost_per_mtoken=None if price is None else rates.cost(price) / (BILLION / 1e6),
         ),
         notices=notices,
     )
+
+
+def _early(gap: float) -> str:
+    """Return how far a search that its time limit ended may be from the best."""
+    if not math.isfinite(gap):
+        return "stopped early: how far below the best is unknown"
+    return f"stopped early: at most {gap * 100:.3g} % below the best"
 
 
 def _why_no_launch(found: Launches) -> str:
@@ -413,26 +410,28 @@ def price_of(hardware: str | None, prices: Mapping[str, float]) -> float | None:
 
 
 def _figures(
-    session: Session, result: SearchResult, hardware: str | None, prices: Mapping[str, float]
+    found: Throughput | None,
+    price: float | None,
+    *,
+    global_batch: int,
+    tokens_per_sample: int,
+    reserved_bytes: int,
+    budget_bytes: int,
 ) -> Figures:
-    plan, prediction = result.plan, result.prediction
-    assert plan is not None
-    assert prediction is not None
-    found, price = session.throughput(plan, prediction), price_of(hardware, prices)
+    """Return the figures of a plan or launch; `price` is that of a GPU hour."""
     assert found is not None, "what was searched has a step time"
     speed, ends = found.tokens_per_s, found.ends
-    full = max(prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
     return Figures(
-        num_gpus=plan.world_size,
-        global_batch=plan.global_batch,
-        tokens_per_sample=session.tokens_per_sample,
-        step_time_s=prediction.step_time_s,
-        step_time_interval_s=prediction.step_time_interval_s,
+        num_gpus=found.gpus,
+        global_batch=global_batch,
+        tokens_per_sample=tokens_per_sample,
+        step_time_s=found.step_s,
+        step_time_interval_s=found.interval_s,
         tokens_per_s_per_gpu=speed,
         interval_tokens_per_s_per_gpu=None if ends is None else (speed * ends[0], speed * ends[1]),
         mfu=found.mfu,
-        reserved_bytes=full.reserved_bytes,
-        budget_bytes=full.budget_bytes,
+        reserved_bytes=reserved_bytes,
+        budget_bytes=budget_bytes,
         cost_per_mtoken=None if price is None else found.cost(price) / (BILLION / 1e6),
     )
 
@@ -459,8 +458,7 @@ def _ends(figures: Figures, by: By) -> tuple[float, float] | None:
     return interval[0] * scale, interval[1] * scale
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(Record):
     """Answers for one model at one length, which can be compared."""
 
     trained: Mapping[str, str]
@@ -493,21 +491,7 @@ def grouped(answers: Sequence[Answer], by: By) -> tuple[Group, ...]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lead:
-    """How far the first of a group is ahead of another answer, and how sure that is."""
-
-    over: int
-    """Place of the other one, from 2."""
-    ratio: float
-    """Value of the other over that of the first, 1 and more."""
-    intervals_overlap: bool | None = None
-    """Of their 90 % intervals; None where one has none, or where the next field says more."""
-    probability_faster: float | None = None
-    """Of the first, where both are of one cluster and trainer, whose errors they share."""
-
-
-def leads(group: Group, by: By) -> tuple[Lead, ...]:
+def leads(group: Group, by: By) -> tuple[LeadEntry, ...]:
     """Return how the first of a group compares with the second, and with the first elsewhere.
 
     Elsewhere is other hardware, which is another purchase; the second may be another trainer there.
@@ -520,21 +504,25 @@ def leads(group: Group, by: By) -> tuple[Lead, ...]:
     return tuple(_lead(group.ranked[0], group.ranked[place], place + 1, by) for place in places)
 
 
-def _lead(first: Answer, second: Answer, place: int, by: By) -> Lead:
+def _lead(first: Answer, second: Answer, place: int, by: By) -> LeadEntry:
+    from autopar.exploration import LeadEntry
     from autopar.rates.accuracy import probability_faster
 
     assert first.figures is not None
     assert second.figures is not None
     one, other = value_of(first.figures, by), value_of(second.figures, by)
-    runs = _shared_class(first, second)
-    if runs is not None:
-        share = probability_faster(one, other, runs.plan_spread)
-        return Lead(over=place, ratio=other / one, probability_faster=share)
+    runs, overlap = _shared_class(first, second), None
     ends = _ends(first.figures, by), _ends(second.figures, by)
-    overlap = None
-    if ends[0] is not None and ends[1] is not None:
+    if runs is None and ends[0] is not None and ends[1] is not None:
         overlap = ends[0][1] >= ends[1][0]
-    return Lead(over=place, ratio=other / one, intervals_overlap=overlap)
+    return LeadEntry(
+        over=place,
+        ratio=other / one,
+        intervals_overlap=overlap,
+        probability_faster=(
+            None if runs is None else probability_faster(one, other, runs.plan_spread)
+        ),
+    )
 
 
 def _shared_class(first: Answer, second: Answer) -> RunClass | None:
@@ -550,22 +538,10 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
     return first.runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effect:
-    """What a choice is worth: the best over the worst of its values, all else equal."""
-
-    option: str
-    ratio: float
-    """Geometric mean over `comparisons`."""
-    comparisons: int
-    """How many sets of answers differ in this option alone."""
-    best: str
-    """The value that is most often the best."""
-    wins: int
-
-
-def effects(answers: Sequence[Answer], by: By) -> tuple[Effect, ...]:
+def effects(answers: Sequence[Answer], by: By) -> tuple[EffectEntry, ...]:
     """Return the effects of the options that were varied, but what is trained; largest first."""
+    from autopar.exploration import EffectEntry
+
     found = []
     for option in AXES:
         if option in TRAINED:
@@ -587,7 +563,7 @@ def effects(answers: Sequence[Answer], by: By) -> tuple[Effect, ...]:
         winner = max(dict.fromkeys(best), key=best.count)
         logs = [math.log(own[-1][0] / own[0][0]) for own in sets]
         found.append(
-            Effect(
+            EffectEntry(
                 option=option,
                 ratio=math.exp(math.fsum(logs) / len(logs)),
                 comparisons=len(sets),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autopar.errors import InfeasibleError, InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.units import format_bytes
 from search.engines.choice import Training
@@ -24,8 +24,7 @@ _STATES_BYTES = 12
 """Of a parameter at least, over all GPUs, with Adam: two moments and a weight of 32 bits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tried:
+class Tried(Record):
     """A cluster, and its fastest plan."""
 
     hardware: str
@@ -35,8 +34,7 @@ class Tried:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reached:
+class Reached(Record):
     """The cluster that a goal has chosen, and those that it was chosen of."""
 
     options: Mapping[str, object]

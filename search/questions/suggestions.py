@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autopar.errors import InputError
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from search.engines.space import EngineSpace
 from search.planning.space import next_batch
 from search.planning.uniform.answer import Question, joined_gpus, target_of
@@ -25,8 +25,7 @@ _ENOUGH = 4
 """Ways out that are looked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
+class Remedy(Record):
     """A change with which a launch fits, and the fastest one then."""
 
     words: str

@@ -8,12 +8,12 @@ that they have become rules, as if typed with `--pin`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
-from autopar.records import dataclass
 from autopar.training.offload import OFFLOADED
 from search.engines.choice import (
     FULL,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import OptionError, did_you_mean
+from autopar.records import replace
 from autopar.units import GIB
 from search.request.options import SearchOptions
 from search.request.profiles import named_card

@@ -8,12 +8,13 @@ Where inputs lie is no choice of a search: that is `request.InputSpec`.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import to_builtins
 
 from autopar.command.fields import json_option, option, validate
 from autopar.errors import OptionError
-from autopar.records import dataclass
 from autopar.units import GIB
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, obje
     # all values are plain but the calibration, which is a document
     record: dict[str, object] = {row.name: getattr(options, row.name) for row in fields(options)}
     if options.calibration is not None:
-        record["calibration"] = asdict(options.calibration)
+        record["calibration"] = to_builtins(options.calibration)
     record["memory_constraint_bytes"] = memory_bytes
     # how it is searched, not what: the same answer has to give the same bytes
     del record["time_limit_s"]

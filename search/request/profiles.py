@@ -25,7 +25,7 @@ from autopar.documents.catalog import (
     site_files,
 )
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ _PRECISIONS = ("bf16", "fp16", "fp32")
 _MEASURE_HARDWARE = "torchrun -m profiler.hardware"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
+class Places(Record):
     """Folders that stand in for inputs that nobody named; None where nothing was found."""
 
     hardware: str | None = None

@@ -5,17 +5,17 @@ Nothing is priced or searched here, and nothing printed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from autopar.command.dialect import own_names
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
-from autopar.command.options import Command, own_names
+from autopar.command.options import Command
 from autopar.documents.catalog import DEFAULT_MODEL, located_options, require_inputs
 from autopar.errors import DocumentError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.units import GIB
 from search.request.degrees import DegreeOptions, with_training_precision
 from search.request.options import PANELS, EngineChoice, OutputSpec, ProfileMode, SearchOptions
@@ -301,13 +301,13 @@ def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, P
     found: dict[str, Any] = {name.replace("-", "_"): path for name, path in places.named.items()}
     if places.times is not None and inputs.uses_default_model:
         found["model"] = DEFAULT_MODEL
-    return dataclasses.replace(inputs, **found), places
+    return replace(inputs, **found), places
 
 
 def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
     """Return whether the request names no input and nothing that the shipped files do not hold."""
     # the defaults may be named too: a plan file of ours names them when it is explained
-    named = dataclasses.replace(
+    named = replace(
         inputs,
         model=None if inputs.model == DEFAULT_MODEL else inputs.model,
         hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
@@ -512,13 +512,13 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
             name=name or "custom",
         )
         layers = tuple(resized(layer, **widths) for layer in spec.layers)
-        spec = dataclasses.replace(spec, layers=layers)
+        spec = replace(spec, layers=layers)
     changes: dict[str, int] = {}
     if inputs.vocab_size is not None:
         changes["vocab_size"] = inputs.vocab_size
     if inputs.make_vocab_size_divisible_by is not None:
         changes["make_vocab_size_divisible_by"] = inputs.make_vocab_size_divisible_by
-    return dataclasses.replace(spec, **changes) if changes else spec  # type: ignore[arg-type]
+    return replace(spec, **changes) if changes else spec  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -608,7 +608,7 @@ def fill_options(
     if "memory-constraint" not in given:
         memory = hardware.memory_bytes
         if memory is not None:
-            options = dataclasses.replace(options, memory_constraint_bytes=float(memory))
+            options = replace(options, memory_constraint_bytes=float(memory))
         why = "the GPU's memory is unknown" if memory is None else f"all memory of {hardware.name}"
         lines.append(f"--memory-constraint {options.memory_constraint_bytes / GIB:.4g} ({why})")
     if not BATCH_OPTIONS & set(given):
@@ -626,7 +626,7 @@ def fill_options(
         # documented default, a time proportional to the batch, would spread over the samples.
         several = profile.estimated and _several_batches(profile)
         if several:
-            options = dataclasses.replace(options, time_profile_mode="batch")
+            options = replace(options, time_profile_mode="batch")
         why = "a launch cost plus a cost per sample" if several else "time proportional to batch"
         lines.append(f"--time-profile-mode {options.time_profile_mode} ({why})")
     return options, tuple(lines)
@@ -673,8 +673,7 @@ ROWS = Command(name="", intro="", fills=FILLS, panels=PANELS).rows
 """Every option of a search, in the order of the help and of plan files."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Record):
     """One whole command line: where the profiles are, what to search, what to write."""
 
     inputs: InputSpec

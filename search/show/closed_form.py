@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from autopar.command.console import Console
 from autopar.command.show import make_table, print_item, print_plain
+from autopar.records import replace
 from autopar.units import format_bytes, format_count, format_seconds
 from search.closed_form import calculon, tensor2d
-from search.closed_form.questions import (
-    calculon_memory,
-    calculon_time,
-    degrees_of,
-    switches_of,
-    tensor2d_memory,
-    tensor2d_time,
-)
+from search.closed_form.calculon import exploration as calculon_points
+from search.closed_form.tensor2d import exploration as tensor2d_points
 from search.show.plan import print_heading
 
 if TYPE_CHECKING:
+    from search.closed_form.answers import Answer, Part, Point
     from search.closed_form.files import Known
     from search.closed_form.native import Objective
-    from search.closed_form.questions import Answer, Part, Point
     from search.closed_form.tuners import TuningResult
     from search.closed_form.validation import Check
 
@@ -77,18 +73,7 @@ def show_answer(
     """
     print_heading(console, _subject(answer, unit))
     if answer.best:
-        rows = [
-            (
-                str(place),
-                f"{point.rate_per_s:.5g}",
-                format_seconds(point.time_s),
-                *_memory(point, answer),
-                f"{point.degrees}, {point.switches}",
-            )
-            for place, point in enumerate(answer.best, 1)
-        ]
-        heads = ("#", "samples/s", "step", "memory", "of all", "execution")
-        _print_rows(console, heads, rows, words_last=True)
+        _print_best(console, answer.best, answer.capacity_bytes)
         if legend:
             print_plain(console, legend, style="dim")
     _show_counts(console, answer)
@@ -97,10 +82,31 @@ def show_answer(
         _show_parts(console, dict(list(best.items())[:_BROKEN_DOWN]))
 
 
-def _memory(point: Point, answer: Answer) -> tuple[str, str]:
-    """Return what a point needs, and its share of what there is."""
-    share = point.memory_bytes / answer.capacity_bytes
-    return format_bytes(point.memory_bytes), _percent(share)
+def _print_best(
+    console: Console, points: Sequence[Point], capacity_bytes: float | None = None
+) -> None:
+    """Print executions by their rank, with their share of the memory where that is known."""
+    share = () if capacity_bytes is None else ("of all",)
+    rows = [
+        (
+            str(place),
+            f"{point.rate_per_s:.5g}",
+            format_seconds(point.time_s),
+            *_memory(point, capacity_bytes),
+            f"{point.degrees}, {point.switches}",
+        )
+        for place, point in enumerate(points, 1)
+    ]
+    heads = ("#", "samples/s", "step", "memory", *share, "execution")
+    _print_rows(console, heads, rows, words_last=True)
+
+
+def _memory(point: Point, capacity_bytes: float | None) -> tuple[str, ...]:
+    """Return what a point needs, and its share of what there is where that is known."""
+    needed = format_bytes(point.memory_bytes)
+    if capacity_bytes is None:
+        return (needed,)
+    return needed, _percent(point.memory_bytes / capacity_bytes)
 
 
 def show_frontier(console: Console, answer: Answer) -> None:
@@ -111,7 +117,7 @@ def show_frontier(console: Console, answer: Answer) -> None:
     print_heading(console, "frontier: less memory only for more time")
     rows = [
         (
-            *_memory(point, answer),
+            *_memory(point, answer.capacity_bytes),
             f"{point.rate_per_s:.5g}",
             format_seconds(point.time_s),
             point.degrees,
@@ -195,7 +201,7 @@ def show_sweep(
                 f"{best.rate_per_s:.5g}",
                 f"{(best.rate_per_s / first.rate_per_s - 1) * 100:+.1f} %",
                 format_seconds(best.time_s),
-                *_memory(best, answer),
+                *_memory(best, answer.capacity_bytes),
                 # executions repeat over a sweep, so a letter stands for each
                 names.setdefault(words, _letters(len(names))),
             ]
@@ -359,13 +365,14 @@ def show_tuning(console: Console, result: TuningResult) -> None:
     print_heading(console, "best of all" if result.exhaustive else "best found")
     print_plain(
         console,
-        f"{best.sample_rate_per_s:.5g} samples/s, {format_seconds(best.total_time_s)} a step, "
-        f"{format_bytes(best.tier1_bytes)}",
+        f"{best.rate_per_s:.5g} samples/s, {format_seconds(best.time_s)} a step, "
+        f"{format_bytes(best.memory_bytes)}",
     )
     fields = [(name, _word(value)) for name, value in best.execution.items()]
     _print_rows(console, ("field", "value"), fields)
     if len(result.top) > 1:
-        _show_ranking(console, result)
+        print_heading(console, f"the best {len(result.top)}")
+        _print_best(console, result.top)
     print_heading(console, "how it was reached")
     head, figure = _FIGURES[result.objective]
     steps = [(f"{step.evaluations:,}", figure(step.value)) for step in result.trace[-_STEPS:]]
@@ -381,30 +388,26 @@ def show_tuning(console: Console, result: TuningResult) -> None:
         print_plain(console, "not every point was priced: a better one may exist", style="dim")
 
 
-def _show_ranking(console: Console, result: TuningResult) -> None:
-    """Print the points after the best, by what varies between them."""
-    print_heading(console, f"the best {len(result.top)}")
-    fixed = len({point.execution["batch_size"] for point in result.top}) == 1
-    rows = [
-        (
-            str(place),
-            f"{point.sample_rate_per_s:.5g}",
-            format_seconds(point.total_time_s),
-            format_bytes(point.tier1_bytes),
-            f"{degrees_of(point.execution)}, {switches_of(point.execution, fixed_batch=fixed)}",
-        )
-        for place, point in enumerate(result.top, 1)
-    ]
-    _print_rows(console, ("#", "samples/s", "step", "memory", "execution"), rows, words_last=True)
-
-
 def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def tuning_document(result: TuningResult) -> dict[str, Any]:
     """Return a result as the object of `--json`, in seconds and bytes."""
-    return {**asdict(result), "feasible_share": result.feasible_share}
+    top = list(map(_priced, result.top))
+    best = top[0] if top else None
+    found = to_builtins(replace(result, best=None, top=()))
+    return {**found, "best": best, "top": top, "feasible_share": result.feasible_share}
+
+
+def _priced(point: Point) -> dict[str, Any]:
+    return {
+        "execution": dict(point.execution),
+        "total_time_s": point.time_s,
+        "sample_rate_per_s": point.rate_per_s,
+        "tier1_bytes": point.memory_bytes,
+        "tier2_bytes": point.second_bytes,
+    }
 
 
 _FIGURES: dict[Objective, tuple[str, Callable[[float], str]]] = {
@@ -553,15 +556,10 @@ def show_execution(
         f"pipeline {x.pipeline_par} * data {x.data_par}"
     )
     total_s, rate = s["total_time"], s["sample_rate"]
-    _show_step(console, title, calculon_time(s), total_s, batch=x.batch_size, rate=rate)
-    parts = calculon_memory(
-        s,
-        weights=x.weight_offload,
-        activations=x.activations_offload,
-        optimizer=x.optimizer_offload,
-    )
+    time, memory = calculon_points.time_parts(s), calculon_points.memory_parts(s, vars(x))
+    _show_step(console, title, time, total_s, batch=x.batch_size, rate=rate)
     second = s["proc_mem_tier2_cap_req"], system.memory_bytes(2)
-    _show_memory(console, parts, system.memory_bytes(1), second=second)
+    _show_memory(console, memory, system.memory_bytes(1), second=second)
     _show_pairs(console, "rates", _rates(known, x, system, s))
     _show_pairs(console, "bandwidths that would hide transfers", _required(x, system, s))
     if "layers" in s:
@@ -628,8 +626,8 @@ def show_candidate(
 ) -> None:
     """Print what `tensor2d.evaluate` says of a candidate, as `show_execution`."""
     rate = batch / s["t"]
-    _show_step(console, title, tensor2d_time(s), s["t"], batch=batch, rate=rate)
-    _show_memory(console, tensor2d_memory(s), system.hbm_capacity * 1e9)
+    _show_step(console, title, tensor2d_points.time_parts(s), s["t"], batch=batch, rate=rate)
+    _show_memory(console, tensor2d_points.memory_parts(s), system.hbm_capacity * 1e9)
     achieved = s["flops_per_gpu"] / s["t"]
     _show_pairs(
         console,

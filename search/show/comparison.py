@@ -9,13 +9,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_item, print_plain
 from autopar.units import format_count, format_seconds
 from search.closed_form.comparison import KINDS, MODELS, TERMS
 
 if TYPE_CHECKING:
-    from search.closed_form.comparison import Column, Comparison, Difference, Interval
+    from autopar.rates.accuracy import RunClass
+    from search.closed_form.comparison import Column, Comparison, Difference
 
 _FIRST = "bottom_up"
 """The model that the others are compared with where several plans are shown."""
@@ -36,8 +39,8 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     table.add_row("step", *(_seconds(column.total_s, "none") for column in columns), style="bold")
     console.print(table)
     for column in columns:
-        if column.interval is not None:
-            print_plain(console, _interval(column.interval, comparison.question.stack.name))
+        if column.runs is not None:
+            print_plain(console, _interval(column, column.runs, comparison.question.stack.name))
     _show_differences(console, comparison.differences)
     _show_lists(console, [comparison], named=False)
 
@@ -54,8 +57,8 @@ def show_overview(console: Console, comparisons: Sequence[Comparison]) -> None:
             gap = from_first.get(column.model)
             shares.append("" if gap is None else f"{gap.share * 100:+.1f} %")
             terms.append("" if gap is None else gap.term)
-        if first.interval is not None:
-            shares[0] = _percents(first.interval)
+        if first.runs is not None:
+            shares[0] = _percents(first.runs)
         # what a plan is takes several lines beside its figures
         name = [*_wrapped(comparison), "", ""]
         for index, cells in enumerate((steps, shares, terms)):
@@ -122,17 +125,19 @@ def _seconds(value: float | None, absent: str = "") -> str:
     return absent if value is None else format_seconds(value)
 
 
-def _interval(found: Interval, stack: str) -> str:
+def _interval(column: Column, found: RunClass, stack: str) -> str:
+    assert column.total_s is not None, "it has an interval"
+    low_s, high_s = found.interval_s(column.total_s)
     runs = "mixtures of experts" if found.experts else "dense models"
     other = "" if found.stack == stack else f", of {stack} there are none"
     return (
-        f"bottom-up: 9 of 10 steps lie between {format_seconds(found.low_s)} and "
-        f"{format_seconds(found.high_s)} ({_percents(found)}), as {found.rows} published runs of "
+        f"bottom-up: 9 of 10 steps lie between {format_seconds(low_s)} and "
+        f"{format_seconds(high_s)} ({_percents(found)}), as {found.rows} published runs of "
         f"{runs} with {found.stack} did on clusters that were not measured{other}"
     )
 
 
-def _percents(found: Interval) -> str:
+def _percents(found: RunClass) -> str:
     return f"{(found.low - 1) * 100:+.0f} to {(found.high - 1) * 100:+.0f} %"
 
 
@@ -195,7 +200,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "num_gpus": plan.world_size,
         "global_batch": plan.global_batch,
         "models": {column.model: _column(column) for column in comparison.columns},
-        "differences": [vars(gap) for gap in comparison.differences],
+        "differences": [asdict(gap) for gap in comparison.differences],
     }
 
 
@@ -206,6 +211,18 @@ def _column(column: Column) -> Mapping[str, Any]:
         "terms_s": dict(column.terms_s),
         "kinds_s": dict(column.kinds_s),
         "own_s": dict(column.own_s),
-        "interval": None if column.interval is None else vars(column.interval),
+        "interval": _ends(column),
         "notes": list(column.notes),
+    }
+
+
+def _ends(column: Column) -> dict[str, Any] | None:
+    if column.runs is None or column.total_s is None:
+        return None
+    low_s, high_s = column.runs.interval_s(column.total_s)
+    names = ("stack", "experts", "rows", "low", "high")
+    return {
+        "low_s": low_s,
+        "high_s": high_s,
+        **{name: getattr(column.runs, name) for name in names},
     }

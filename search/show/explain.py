@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.rates.measured import OPERATIONS, Curve, HardwareProfile
+from autopar.records import Record, replace
 from autopar.run.plan import Prediction
 from autopar.units import GB, GIB, format_seconds
 from search.planning.layered.prediction import SearchResult
@@ -24,8 +25,7 @@ _WORTH = 1e-3
 """Gains below a thousandth are no bottleneck."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Perturbation:
+class Perturbation(Record):
     """What the best plan would gain if one resource were a little larger."""
 
     name: str
@@ -51,7 +51,7 @@ def add_bandwidth(
             for (operation, size), curve in curves.items()
         }
 
-    return dataclasses.replace(
+    return replace(
         hardware,
         # documented values are bus bandwidths already
         allreduce_bytes_per_s={
@@ -215,7 +215,7 @@ def explanation_document(
     """
     return {
         "best": _found(baseline),
-        "what_more_would_bring": [dataclasses.asdict(one) for one in perturbations],
+        "what_more_would_bring": [asdict(one) for one in perturbations],
         "why_not": [{"rule": rule, **_against(baseline, found)} for rule, found in pinned],
     }
 

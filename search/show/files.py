@@ -11,7 +11,6 @@ import json
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ from autopar.documents.strategy import (
     unsaid_by_galvatron,
 )
 from autopar.rates.measured import HardwareProfile
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.training.throughput import Throughput, throughput_entry

@@ -18,7 +18,7 @@ from autopar.command.show import (
     print_plain,
     wrapped,
 )
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import GIB, format_bytes, format_figure, format_odds, format_seconds
 from search.engines.engine import ALIKE
 
@@ -166,8 +166,7 @@ Rows = list[tuple[str, str]]
 """Labels, and what stands beside them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Headline:
+class Headline(Record):
     """A plan or launch and its figures, as they are shown."""
 
     heading: str

@@ -17,14 +17,12 @@ from autopar.command.show import (
     COLOURS,
     GRID,
     QUIET,
-    drawn,
     make_table,
     print_heading,
     print_item,
     print_plain,
-    save_figure,
+    save_figures,
 )
-from autopar.errors import OptionError
 from autopar.output import Aside
 from autopar.units import GIB, format_count, format_seconds
 from search.questions.explore import AXES, TRAINED, By, effects, leads
@@ -33,7 +31,8 @@ from search.show.headline import one_line
 
 if TYPE_CHECKING:
     from autopar.command.console import Console
-    from search.questions.explore import Answer, Choice, Group, Lead
+    from autopar.exploration import LeadEntry
+    from search.questions.explore import Answer, Choice, Group
 
 PICTURE = "what_if"
 """Name of the picture, without its kind."""
@@ -253,7 +252,7 @@ def _name(answer: Answer, axes: Sequence[str]) -> str:
     return answer.choice.words["hardware"] + (f" with {' and '.join(named)}" if named else "")
 
 
-def _lead_words(group: Group, ahead: Lead, by: By) -> str:
+def _lead_words(group: Group, ahead: LeadEntry, by: By) -> str:
     other = f"#{ahead.over}"
     words = [group.ranked[place].choice.words["hardware"] for place in (0, ahead.over - 1)]
     if words[0] != words[1]:
@@ -364,10 +363,8 @@ def exploration(
     from autopar.documents.plan import plain
     from autopar.exploration import (
         ChoiceEntry,
-        EffectEntry,
         ExplorationDocument,
         GroupEntry,
-        LeadEntry,
     )
 
     answers = [answer for group in groups for answer in (*group.ranked, *group.left)]
@@ -401,7 +398,7 @@ def exploration(
         groups=[
             GroupEntry(
                 trained=dict(group.trained),
-                leads=[LeadEntry(**plain(one)) for one in leads(group, by)],
+                leads=list(leads(group, by)),
                 answers=[
                     *(entry(answer, place) for place, answer in enumerate(group.ranked, 1)),
                     *(entry(answer, None) for answer in group.left),
@@ -409,7 +406,7 @@ def exploration(
             )
             for group in groups
         ],
-        effects=[EffectEntry(**plain(one)) for one in effects(answers, by)],
+        effects=list(effects(answers, by)),
     ).content()
 
 
@@ -435,20 +432,13 @@ def save_picture(
 ) -> list[Path]:
     """Write bars of tokens/s/GPU with their intervals, one plot for each group; return the files.
 
-    aside : as `autopar.output` has it.
-
-    Raises
-    ------
-    InstallError: matplotlib is not installed.
-    OptionError: a file cannot be written.
+    aside : as `autopar.output` has it. Raises as `save_figures`.
     """
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise OptionError(f"--plot: {folder} is a file, expected a folder")
     shown = [group for group in groups if group.ranked]
     asked = [answer.choice for group in groups for answer in (*group.ranked, *group.left)]
     axes = [name for name in ("hardware", *varied_axes(asked)) if name not in TRAINED]
-    paths = []
-    with drawn("--plot") as figure_of:
+
+    def draw(figure_of: Any) -> Any:
         rows = [len(group.ranked) for group in shown]
         figure = figure_of(figsize=(8.0, 0.8 * len(shown) + 0.32 * sum(rows)), layout="constrained")
         plots = figure.subplots(len(shown), 1, squeeze=False, height_ratios=[n + 1 for n in rows])
@@ -470,11 +460,9 @@ def save_picture(
             plot.grid(axis="x", color=GRID)
             plot.set_axisbelow(True)
         plots[-1][0].set_xlabel("tokens/s/GPU; line: 90 % interval", color=QUIET)
-        for kind in formats:
-            path = Path(folder) / f"{PICTURE}.{kind}"
-            save_figure(figure, path, "--plot", aside)
-            paths.append(path)
-    return paths
+        return figure
+
+    return save_figures(folder, {PICTURE: draw}, formats, aside)
 
 
 def first_commands(groups: Sequence[Group], plan_files: Mapping[int, str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from autopar.command.aliases import ALIASES
+from autopar.command.aliases import alias_tables
 from autopar.command.options import Command
 from autopar.entry import SUBCOMMANDS
 from docs import make_answers, make_reference
@@ -170,7 +170,8 @@ def known_options() -> dict[str, set[str]]:
         for command in vars(import_module(module)).values():
             if isinstance(command, Command):
                 options = {row.name for row in command.rows}
-                options |= {alias for alias, own in ALIASES.items() if options & {*own}}
+                aliases = alias_tables().aliases.items()
+                options |= {alias for alias, own in aliases if options & {*own}}
                 for name in names:
                     found.setdefault(name, set()).update(f"--{option}" for option in options)
     return found

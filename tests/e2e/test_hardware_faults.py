@@ -179,7 +179,7 @@ def complete(out: Path, planted: Collection[bytes] = (), start: Start = Launch) 
     assert reader.wrong == []
     assert done.said == []
     assert set(measured(*documents)) == set(planned())
-    assert not list(out.glob(".*.tmp"))
+    assert not list(out.glob(".*.part"))
     return done
 
 
@@ -289,7 +289,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert "the file cannot be written (No space left on device); free space there" in said
     assert said.endswith("--resume measures what is missing")
     first, second = kept / "first", kept / "second"
-    assert not list(first.glob(".*.tmp"))
+    assert not list(first.glob(".*.part"))
     before, after = measured(first / document), measured(second / document)
     assert before
     assert load_object(first / document).data

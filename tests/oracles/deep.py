@@ -7,7 +7,6 @@ size that an integer program solves.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.records import replace
 from search.planning.cost.tables import PlanTables
 from tests.oracles.instances import GRAIN_BYTES, Rng, Shape, random_tables
 
@@ -67,7 +67,7 @@ def deep_instance(seed: int, *, small: bool = False) -> DeepInstance:
     if shape.types > 1 and pattern == "one":  # the order of draws stays what seeds are known by
         pattern = "shuffled"
     tables = random_tables(rng, shape, set(labels))
-    tables = dataclasses.replace(tables, layer_type=_pattern(rng, pattern, shape))
+    tables = replace(tables, layer_type=_pattern(rng, pattern, shape))
     if rng.random() < 0.5:
         tables = _smoothed(rng, tables)
         labels.append("smooth")
@@ -156,7 +156,7 @@ def _smoothed(rng: Rng, tables: PlanTables) -> PlanTables:
             changed[name] = np.ascontiguousarray(np.rint(alike / GRAIN_BYTES)).astype(np.int64)
             changed[name] *= GRAIN_BYTES
     valid = np.repeat(tables.valid[:, :1], tables.valid.shape[1], axis=1)
-    return dataclasses.replace(tables, valid=valid, **changed)
+    return replace(tables, valid=valid, **changed)
 
 
 def _draw_options(rng: Rng, shape: Shape) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def split_types(instance: DeepInstance) -> DeepInstance:
         changed[name] = np.repeat(getattr(t, name), 2, axis=2)
     changed["layer_type"] = changed["layer_type"].astype(np.int32)
     assert changed["valid"].shape[1] == 2 * k
-    return dataclasses.replace(instance, tables=dataclasses.replace(t, **changed))
+    return replace(instance, tables=replace(t, **changed))
 
 
 def with_strategies_shuffled(instance: DeepInstance) -> DeepInstance:
@@ -306,5 +306,5 @@ def with_strategies_shuffled(instance: DeepInstance) -> DeepInstance:
     options = dict(instance.options)
     if "stage_allowed" in options:
         options["stage_allowed"] = np.ascontiguousarray(options["stage_allowed"][:, order])
-    tables = dataclasses.replace(t, **changed)
-    return dataclasses.replace(instance, tables=tables, options=options)
+    tables = replace(t, **changed)
+    return replace(instance, tables=tables, options=options)

@@ -10,11 +10,12 @@ start with the term `samples`: our T of the samples that it counts.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.rates.measured import HardwareProfile
+from autopar.records import replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.units import MIB, MS

@@ -9,9 +9,9 @@ weights are not here.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
+from autopar.records import replace
 from autopar.run.launch import Launch
 
 __all__ = ["peak_bytes", "states_bytes"]

@@ -7,12 +7,14 @@ set is good enough when every such answer is wrong for at least one instance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
+from autopar.records import replace
 from search.planning.cost.tables import PlanTables
 from tests.oracles.brute import BruteSolution
 from tests.oracles.instances import Instance
@@ -116,7 +118,7 @@ def per_candidate(tables: PlanTables) -> PlanTables:
     """Return the same problem with a table of its own for every candidate."""
     n = tables.candidate_table
     copies: dict[str, Any] = {}
-    for name, table in vars(tables).items():
+    for name, table in asdict(tables).items():
         if isinstance(table, np.ndarray) and name not in NOT_PER_TABLE:
             copies[name] = np.ascontiguousarray(table[:, n] if name in M_FIRST else table[n])
     return replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.errors import InputError
@@ -21,6 +21,7 @@ from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.launch import Attention, Experts, Latent, Launch, Model
 from search.check.assessment import Target
 from search.check.job import job_of_launch

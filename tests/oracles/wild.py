@@ -7,7 +7,6 @@ named by their seed, so draws keep their order: new kinds of problems are drawn 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.records import replace
 from search.planning.cost.tables import PlanTables
 from search.planning.layered.core import TableChoice, TableSolution
 from tests.oracles.brute import Block, PlanSpace
 from tests.oracles.instances import TICK_S, TIME_FIELDS, Rng, Shape, random_tables
 
 MAX_PLANS = 12_000
-BYTE_FIELDS = tuple(f.name for f in dataclasses.fields(PlanTables) if f.name.endswith("_bytes"))
+BYTE_FIELDS = tuple(name for name in PlanTables.__struct_fields__ if name.endswith("_bytes"))
 TAIL_FIELDS = ("tail_s", "vocab_tail_s")
 MOVE_FIELDS = ("redistribute_forward_s", "redistribute_backward_s")
 NO_PLAN = -1.0
@@ -192,11 +192,11 @@ def _distort(rng: Rng, tables: PlanTables) -> PlanTables:
         for name in names:
             if rng.random() < share:
                 changed: dict[str, Any] = {name: np.array(change(getattr(tables, name)))}
-                tables = dataclasses.replace(tables, **changed)
+                tables = replace(tables, **changed)
 
     if rng.random() < 0.4:
         shuffled = rng.permutation(tables.layer_type).astype(np.int32)
-        tables = dataclasses.replace(tables, layer_type=shuffled)
+        tables = replace(tables, layer_type=shuffled)
     group = int(rng.integers(0, 9))
     if group == 0:
         edit(TIME_FIELDS, 0.6, lambda a: a * 0)
@@ -222,7 +222,7 @@ def _distort(rng: Rng, tables: PlanTables) -> PlanTables:
         for name in MOVE_FIELDS:
             staying = 12 * TICK_S * int(rng.integers(0, 50))
             changed: dict[str, Any] = {name: np.where(own, staying, getattr(tables, name))}
-            tables = dataclasses.replace(tables, **changed)
+            tables = replace(tables, **changed)
     return tables
 
 
@@ -246,7 +246,7 @@ def _restricted(
                 if j < len(allowed):
                     keep &= allowed[j][row]
         if keep.any():
-            part = dataclasses.replace(
+            part = replace(
                 b,
                 choices=b.choices[:, keep],
                 step_time_s=b.step_time_s[keep],

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from autopar.errors import InputError
+from search.closed_form.answers import Answer, Point
 from search.closed_form.calculon import EXECUTION, evaluate_many
 from search.closed_form.calculon.engine import pack_executions, unpack_execution
-from search.closed_form.calculon.exploration import Exploration, PricedExecution, Space, explore
+from search.closed_form.calculon.exploration import Space, explore
 from search.closed_form.native import Objective
 from tests.data.read import calculon_best, calculon_documents
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
@@ -51,10 +52,10 @@ def test_the_space_has_the_published_size(
         Space(num_procs=procs, max_batch=batch, **PUBLISHED),
         compat=True,
     )
-    assert found.counts["considered"] == points
-    assert sum(found.counts.values()) == 2 * points
+    assert found.considered == points
+    assert found.feasible + sum(found.rejected.values()) == points
     if model == "turing-530B":
-        assert found.counts["feasible"] == 1080
+        assert found.feasible == 1080
 
 
 def test_without_overlap_the_space_is_the_published_one(inputs: dict[str, Any]) -> None:
@@ -65,7 +66,7 @@ def test_without_overlap_the_space_is_the_published_one(inputs: dict[str, Any]) 
         Space(num_procs=64, max_batch=512, tensor_overlap=False, **PUBLISHED),
         compat=True,
     )
-    assert found.counts["considered"] == 74_800
+    assert found.considered == 74_800
 
 
 def test_the_published_search_has_the_published_rates(
@@ -81,7 +82,7 @@ def test_the_published_search_has_the_published_rates(
         compat=True,
     )
     rates = [row["stats"]["sample_rate"] for row in expected]
-    assert [x.sample_rate_per_s for x in found.top] == pytest.approx(rates, rel=1e-9)
+    assert [x.rate_per_s for x in found.best] == pytest.approx(rates, rel=1e-9)
 
 
 def divisors(number: int) -> list[int]:
@@ -175,7 +176,7 @@ SMALL_SYSTEM = SYSTEM | {
 SPACE = Space(num_procs=4, max_batch=8)
 
 
-def search(**options: Any) -> Exploration:
+def search(**options: Any) -> Answer:
     """Search the small space."""
     return explore(APPLICATION, SMALL_SYSTEM, SPACE, **options)
 
@@ -191,7 +192,7 @@ def test_every_feasible_execution_is_found_once(
         seen.extend(zip(executions.tolist(), figures["total_time_s"].tolist(), strict=True))
 
     found = search(each=each)
-    assert found.counts["feasible"] == len(seen) == len(packed) > 1000
+    assert found.feasible == len(seen) == len(packed) > 1000
     expected = sorted(zip(packed.tolist(), outcomes["total_time_s"].tolist(), strict=True))
     assert [x for x, _ in sorted(seen)] == [x for x, _ in expected]
     assert [s for _, s in sorted(seen)] == pytest.approx([s for _, s in expected])
@@ -206,22 +207,24 @@ def test_the_best_are_the_best(
     """The figures of the best 20, duplicates kept."""
     _, outcomes = brute_force
     found = search(objective=objective, top=20, duplicates=True)
-    name = "tier1_bytes" if objective == "memory" else "total_time_s"
-    expected = np.sort(outcomes[name])[:20].tolist()
-    assert [getattr(x, name) for x in found.top] == pytest.approx(expected, rel=1e-12)
+    memory = objective == "memory"
+    expected = np.sort(outcomes["tier1_bytes" if memory else "total_time_s"])[:20].tolist()
+    assert [x.memory_bytes if memory else x.time_s for x in found.best] == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_duplicates_are_left_out() -> None:
     """No two of the best differ only in switches without effect; the simplest is kept."""
 
-    def key(x: PricedExecution) -> tuple[Any, ...]:
+    def key(x: Point) -> tuple[Any, ...]:
         degrees = ("tensor_par", "pipeline_par", "pipeline_interleaving", "microbatch_size")
-        return (x.total_time_s, x.tier1_bytes, *(x.execution[name] for name in degrees))
+        return (x.time_s, x.memory_bytes, *(x.execution[name] for name in degrees))
 
     with_them = search(top=40, duplicates=True)
     without = search(top=40)
-    assert len({key(x) for x in with_them.top}) < 40
-    assert len({key(x) for x in without.top}) == 40
+    assert len({key(x) for x in with_them.best}) < 40
+    assert len({key(x) for x in without.best}) == 40
 
 
 def test_the_frontier_is_that_of_all_points(
@@ -235,8 +238,8 @@ def test_the_frontier_is_that_of_all_points(
         if not expected or size < expected[-1][1]:
             expected.append((time_s, size))
     found = search(frontier=True).frontier
-    assert [x.total_time_s for x in found] == pytest.approx([t for t, _ in expected])
-    assert [x.tier1_bytes for x in found] == pytest.approx([b for _, b in expected])
+    assert [x.time_s for x in found] == pytest.approx([t for t, _ in expected])
+    assert [x.memory_bytes for x in found] == pytest.approx([b for _, b in expected])
     assert len(found) > 2
 
 
@@ -247,14 +250,14 @@ def test_threads_do_not_change_the_answer() -> None:
     assert calls[-1][0] == calls[-1][1] == len(calls)
     for threads in (2, 5):
         assert search(top=30, frontier=True, threads=threads) == one
-        assert search(top=30, threads=threads).top == one.top
+        assert search(top=30, threads=threads).best == one.best
 
 
 def test_executions_can_be_priced_again() -> None:
     """What is found is a document of its own."""
-    for row in search(top=5).top:
+    for row in search(top=5).best:
         again = evaluate_many(APPLICATION, [row.execution], SMALL_SYSTEM)
-        assert again["total_time_s"][0] == row.total_time_s
+        assert again["total_time_s"][0] == row.time_s
     assert set(row.execution) >= set(EXECUTION.names or ()) - {"structure_type"}
     assert unpack_execution(np.zeros(1, dtype=EXECUTION)[0])["datatype"] == "float8"
 

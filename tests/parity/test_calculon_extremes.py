@@ -171,7 +171,7 @@ def test_a_long_list_of_the_best_is_sorted_and_whole(objective: Any, duplicates:
             objective=objective,
             duplicates=duplicates,
             threads=threads,
-        ).top
+        ).best
 
     explore(APPLICATION, SYSTEM, space, each=collect)
     with ThreadPoolExecutor(2) as pool:
@@ -179,13 +179,13 @@ def test_a_long_list_of_the_best_is_sorted_and_whole(objective: Any, duplicates:
 
     assert one == two
     assert len(one) == 700
-    name = {"time": "total_time_s", "memory": "tier1_bytes"}.get(objective)
-    found = [getattr(x, name) if name else x.total_time_s / 16 for x in one]
+    name = {"time": "time_s", "memory": "memory_bytes"}.get(objective)
+    found = [getattr(x, name) if name else x.time_s / 16 for x in one]
     assert found == sorted(found)
     if duplicates:
         assert found == [first for first, _ in sorted(scores)[:700]]
     else:
-        keys = {(x.total_time_s, x.tier1_bytes, x.tier2_bytes, *_shape(x.execution)) for x in one}
+        keys = {(x.time_s, x.memory_bytes, x.second_bytes, *_shape(x.execution)) for x in one}
         assert len(keys) == 700
 
 

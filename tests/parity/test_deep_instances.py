@@ -5,13 +5,13 @@ AUTOPAR_ORACLE_INSTANCES=2000 checks as many of the full depth instead of the sl
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from autopar.records import replace
 from search.planning.layered.core import TableChoice, TableSolution, solve_tables
 from tests.oracles import milp
 from tests.oracles.deep import (
@@ -76,7 +76,7 @@ def check(instance: DeepInstance, limit_s: float | None) -> None:
     """Plan and certificate hold, and do not depend on words or bytes that are not used."""
 
     def again(**changes: Any) -> TableSolution:
-        return solved(dataclasses.replace(instance, **changes), limit_s)
+        return solved(replace(instance, **changes), limit_s)
 
     answer = again()
     if answer.candidate >= 0:
@@ -93,7 +93,7 @@ def check(instance: DeepInstance, limit_s: float | None) -> None:
         return
     # a power of two scales every time exactly
     doubled: dict[str, Any] = {name: 2.0 * getattr(instance.tables, name) for name in TIME_FIELDS}
-    slow = again(tables=dataclasses.replace(instance.tables, **doubled))
+    slow = again(tables=replace(instance.tables, **doubled))
     if slow.status == "optimal":
         assert slow.bound_s_per_sample == pytest.approx(
             2.0 * answer.bound_s_per_sample, rel=1e-12, abs=0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from benchmarks.bench_stage_cases import StageCase, read_cases, wrong
 
@@ -38,7 +39,7 @@ def test_one_megabyte_less_is_never_faster(cases: list[StageCase]) -> None:
         answer = case.solve()
         if answer.status != "optimal":
             continue
-        exact = StageCase(**{**vars(case), "budget_mb": int(answer.memory_bytes / 2**20)})
-        less = StageCase(**{**vars(case), "budget_mb": exact.budget_mb - 1})
+        exact = StageCase(**{**asdict(case), "budget_mb": int(answer.memory_bytes / 2**20)})
+        less = StageCase(**{**asdict(case), "budget_mb": exact.budget_mb - 1})
         assert exact.solve().total_s == pytest.approx(answer.total_s, rel=1e-12)
         assert less.solve().total_s >= answer.total_s * (1 - 1e-12)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 
+from autopar.records import replace
 from search.planning.layered.core import TableSolution, solve_tables
 from tests.oracles import milp
 from tests.oracles.brute import MEMORY_TERMS, TIME_TERMS, PlanSpace
@@ -112,7 +112,7 @@ def test_of_equally_fast_plans_fewer_stages_then_fewer_micro_batches_come_first(
         candidates=candidates,
     )
     drawn = random_tables(np.random.default_rng(0), shape, {"1f1b"})
-    names = [f.name for f in fields(drawn) if f.name.endswith(("_s", "_bytes"))]
+    names = [name for name in drawn.__struct_fields__ if name.endswith(("_s", "_bytes"))]
     arrays: dict[str, Any] = {name: np.zeros_like(getattr(drawn, name)) for name in names}
     arrays["forward_s"][0], arrays["forward_s"][1] = 4 * TICK_S, 3 * TICK_S
     arrays |= {name: np.ones_like(getattr(drawn, name)) for name in ("valid", "vocab_valid")}

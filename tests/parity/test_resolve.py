@@ -5,7 +5,6 @@ AUTOPAR_ORACLE_INSTANCES=2000 checks as many instances.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import InputError
+from autopar.records import replace
 from search.planning.cost.tables import PlanTables
 from search.planning.layered.core import TableSolution, core, solve_tables
 from tests.oracles.deep import deep_instance
@@ -24,7 +24,7 @@ NUM_INSTANCES = int(os.environ.get("AUTOPAR_ORACLE_INSTANCES", "60"))
 
 def without_effort(answer: TableSolution) -> TableSolution:
     """Return the answer without what kept knowledge is there to save."""
-    return dataclasses.replace(answer, states=0, opened=0, items=0)
+    return replace(answer, states=0, opened=0, items=0)
 
 
 def budgets(tables: PlanTables, start: int, options: dict[str, Any], seed: int) -> list[int]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
+from search.closed_form.answers import Answer
 from search.closed_form.tensor2d import (
     CANDIDATE,
     COMPAT,
@@ -182,10 +184,17 @@ def test_a_reason_for_every_verdict(change: dict[str, int], word: str) -> None:
     assert (row["memory_bytes"] > 2e9) == (word == "memory")
 
 
+def every_candidate(*where: Any, **options: Any) -> tuple[Answer, NDArray[Any]]:
+    """Return a survey and all feasible candidates with their time and memory."""
+    found: list[NDArray[Any]] = []
+    answer = survey(*where, each=lambda _, rows: found.append(rows), **options)
+    return answer, found[0]
+
+
 def test_candidates_in_any_form_and_number_of_threads() -> None:
     """Mappings, columns and packed rows are the same; so are answers of several threads."""
     for strategy in STRATEGIES:
-        found = survey(strategy, MODEL, 64, 64, SYSTEM, keep_all=True).all
+        _, found = every_candidate(strategy, MODEL, 64, 64, SYSTEM)
         packed = np.ascontiguousarray(found["candidate"])
         documents = []
         for row in packed:
@@ -222,12 +231,12 @@ def test_the_space_is_that_of_the_readable_model(strategy: Strategy, gpus: int) 
     space = [key(c) for c in listed]
     packed = np.array(space, dtype=CANDIDATE)
     priced = evaluate_many(strategy, model, packed, gpus, 120, SYSTEM)
-    found = survey(strategy, model, gpus, 120, SYSTEM, keep_all=True, top=7)
-    assert found.candidates == len(space) == len(set(space))
+    found, every = every_candidate(strategy, model, gpus, 120, SYSTEM, top=7)
+    assert found.considered == len(space) == len(set(space))
     assert found.feasible == priced["ok"].sum()
     assert found.rejected == Counter(priced["reason"][~priced["ok"]].tolist())
     fits = sorted(space[i] for i in np.flatnonzero(priced["ok"]))
-    assert [tuple(row) for row in found.all["candidate"].tolist()] == fits
+    assert [tuple(row) for row in every["candidate"].tolist()] == fits
     order = sorted(
         (priced["total_time_s"][i], priced["memory_bytes"][i], space[i])
         for i in np.flatnonzero(priced["ok"])
@@ -235,11 +244,12 @@ def test_the_space_is_that_of_the_readable_model(strategy: Strategy, gpus: int) 
     assert len(found.best) == min(7, len(order))
     for ours, (seconds, memory, which) in zip(found.best, order, strict=False):
         assert ours.statistics["t"] == seconds
-        assert ours.throughput == 120 / seconds
-        assert ours.mem * 1e9 == memory
-        row = pack_candidates(strategy, [ours.config | ours.placement])[0]
+        assert ours.rate_per_s == 120 / seconds
+        assert ours.memory_bytes == memory
+        config, placement = ours.execution["config"], ours.execution["placement"]
+        row = pack_candidates(strategy, [config | placement])[0]
         assert tuple(row.tolist()) == which
-        question = (strategy, model, ours.config, ours.placement, gpus, 120, SYSTEM)
+        question = (strategy, model, config, placement, gpus, 120, SYSTEM)
         assert evaluate(*question) == ours.statistics
         assert readable(*question) == pytest.approx(ours.statistics, rel=ROUNDING, abs=0)
 
@@ -255,13 +265,13 @@ def test_bounds_change_no_answer(objective: Any, threads: int, model: dict[str, 
     options: dict[str, Any] = {"objective": objective}
     system = SYSTEM | {"hbm_capacity": 6}
     for strategy in STRATEGIES:
-        whole = survey(strategy, model, 96, 96, system, top=200, keep_all=True, **options)
+        whole, _ = every_candidate(strategy, model, 96, 96, system, top=200, **options)
         assert whole.bounded == 0
         assert len(whole.best) > 20
         for top in (0, 1, 20, 200):
             bounded = survey(strategy, model, 96, 96, system, top=top, threads=threads, **options)
             assert bounded.best == whole.best[:top]
-            assert (bounded.candidates, bounded.feasible) == (whole.candidates, whole.feasible)
+            assert (bounded.considered, bounded.feasible) == (whole.considered, whole.feasible)
             assert bounded.rejected == whole.rejected
             assert top > 20 or bounded.bounded > 0
     figure = "mem" if objective == "memory" else "t"
@@ -274,22 +284,22 @@ def test_what_the_published_search_stumbles_over() -> None:
     short = {"l": 128, "e": 32768, "h": 256, "depth": 2}
     found = survey("2d-seqp", short, 256, 512, SYSTEM | {"hbm_capacity": 80}, top=3)
     assert found.rejected["the sequence is shorter than tp1 * tp2"] > 0
-    assert found.candidates == found.feasible + sum(found.rejected.values())
+    assert found.considered == found.feasible + sum(found.rejected.values())
     small = {"l": 4096, "e": 256, "h": 2, "depth": 2}
     system = load_document(System, SYSTEM)
     before = system.model_dump()
-    best = explore("2d", small, 64, 64, system, top=1)[0]
-    assert best.config["nb"] >= max(best.config["tp1"], best.config["tp2"])
+    config = explore("2d", small, 64, 64, system, top=1)[0].execution["config"]
+    assert config["nb"] >= max(config["tp1"], config["tp2"])
     assert system.model_dump() == before
 
 
 def test_no_candidate_is_no_error() -> None:
     """A number of GPUs that nothing divides has no answer, and the count says so."""
     found = survey("1d", MODEL, 1009, 8, SYSTEM)
-    assert (found.best, found.candidates, found.feasible) == ([], 0, 0)
+    assert (found.best, found.considered, found.feasible) == ((), 0, 0)
     tight = survey("1d", MODEL, 8, 8, SYSTEM | {"hbm_capacity": 1e-3})
-    assert tight.best == []
-    assert tight.rejected == {REASONS[-1]: tight.candidates}
+    assert tight.best == ()
+    assert tight.rejected == {REASONS[-1]: tight.considered}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ against the search's, and every bound against the exact price of what it bounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.records import replace
 from search.check.assessment import Target
 from search.engines.choice import NONE, Fixed
 from search.planning.uniform import memory, openings, prices, solve, space

@@ -5,12 +5,12 @@ AUTOPAR_ORACLE_INSTANCES=20000 runs as many instead of 250.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 import numpy as np
 import pytest
 
+from autopar.records import replace
 from search.planning.cost.tables import PlanTables
 from search.planning.layered.core import TableChoice, TableSolution, solve_stage, solve_tables
 from tests.oracles.instances import Shape, random_tables
@@ -105,14 +105,14 @@ def tails_only(tail_s: list[float]) -> PlanTables:
         candidates=((0, 2),),
     )
     tables = random_tables(np.random.default_rng(0), shape, {"1f1b"})
-    names = [f.name for f in dataclasses.fields(tables) if f.name.endswith(("_s", "_bytes"))]
+    names = [name for name in tables.__struct_fields__ if name.endswith(("_s", "_bytes"))]
     fields = {name: np.zeros_like(getattr(tables, name)) for name in names}
     fields["valid"] = np.ones_like(tables.valid)
     fields["vocab_valid"] = np.ones_like(tables.vocab_valid)
     fields["forward_s"] += 0.01
     fields["tail_s"][...] = tail_s
     fields["static_bytes"][...] = [1 << 28, 1 << 29, 1 << 31]
-    return dataclasses.replace(tables, **fields)
+    return replace(tables, **fields)
 
 
 def test_a_tail_of_zero_is_not_lost_to_cancellation() -> None:

@@ -24,6 +24,7 @@ from search.closed_form.files import calculon_system, tensor2d_system
 from search.closed_form.tensor2d.exploration import survey
 from search.commands import estimate as estimate_command, explore as explore_command
 from tests.often import often
+from tests.parity.test_tensor2d_engine import every_candidate
 
 LEGAL = [SMALLEST_RATE, SMALLEST_RATE, 1e-9, 1e-3, 1, 1.0, 7.5, LARGEST_RATE, LARGEST_RATE]
 HOSTILE = [
@@ -135,10 +136,11 @@ def test_tensor2d(machine: Any, sizes: Any, strategy: Any) -> None:
             strategy, model, [config | placement], 8, 16, system, compat=compat
         )
         assert all(np.isfinite(many[name]).all() for name in many.dtype.names if name != "reason")
-        found = survey(strategy, model, 8, 16, system, top=3, compat=compat, keep_all=True)
+        where = strategy, model, 8, 16, system
+        found, every = every_candidate(*where, top=3, compat=compat)
         assert all(finite(point.statistics) for point in found.best)
-        assert np.isfinite(found.all["time_s"]).all()
-        rates = [point.throughput for point in found.best]
+        assert np.isfinite(every["time_s"]).all()
+        rates = [point.rate_per_s for point in found.best]
         assert rates == sorted(rates, reverse=True)
         assert all(0 < rate < math.inf for rate in rates)
 
@@ -162,12 +164,12 @@ def test_calculon(machine: Any, sizes: Any) -> None:
         assert all(np.isfinite(many[name]).all() for name in many.dtype.names if name != "reason")
         space = Space(num_procs=4, max_batch=4, tensor_overlap=False, offload=False)
         found = explore(application, system, space, top=3, compat=compat, frontier=True)
-        rates = [row.sample_rate_per_s for row in found.top]
+        rates = [row.rate_per_s for row in found.best]
         assert rates == sorted(rates, reverse=True)
-        for row in (*found.top, *found.frontier):
-            assert 0 < row.total_time_s < math.inf
-            assert 0 < row.sample_rate_per_s < math.inf
-            assert 0 <= row.tier1_bytes < math.inf
+        for row in (*found.best, *found.frontier):
+            assert 0 < row.time_s < math.inf
+            assert 0 < row.rate_per_s < math.inf
+            assert 0 <= row.memory_bytes < math.inf
 
 
 def said(run: Any, words: list[str]) -> tuple[int, str, str]:

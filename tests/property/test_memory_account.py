@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume, strategies as st
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
+from autopar.records import replace
 from autopar.run.launch import (
     Attention,
     Degrees,

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import autopar.documents.spec as specs
 import autopar.documents.strategy as strategies
 from autopar.documents import sidecar
 from autopar.documents.checks import DOCUMENTS
@@ -20,7 +19,6 @@ from autopar.documents.plan import PlanDocument, ResultDocument
 from autopar.documents.schemas import json_schemas
 from autopar.families import decoders, others
 from autopar.objects import refusal
-from autopar.rates.accuracy import AccuracyDocument
 from autopar.rates.card import CardDocument
 from autopar.rates.stack import StackDocument
 from search.closed_form.calculon.documents import Application, Execution, System
@@ -71,8 +69,6 @@ def _documents() -> Iterator[tuple[str, Any, Any]]:
         yield path.name, CardDocument, json.loads(path.read_text(encoding="utf-8"))
     for path in sorted((ROOT / "hardware_configs" / "stacks").glob("*.json")):
         yield path.name, StackDocument, json.loads(path.read_text(encoding="utf-8"))
-    yield "published.json", AccuracyDocument, _read("hardware_configs/accuracy/published.json")
-    yield "model.json", specs.ModelDocument, _read("models/llama2-7b/model.json")
     llama = {
         "vocab_size": 32000,
         "hidden_size": 256,

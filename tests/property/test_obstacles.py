@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.rules import Notice
 from search.check.assessment import Target
 from search.engines.choice import Fixed, Training

@@ -7,7 +7,6 @@ import os
 import random
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import assume, strategies as st
 
 from autopar.errors import OptionError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from benchmarks.bench_galvatron_cases import inputs_of
 from search.planning.layered.planner import Planner

@@ -8,11 +8,12 @@ search said, and a question that is asked again has the same answer.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.units import GB, GIB
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult

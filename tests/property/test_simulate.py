@@ -10,11 +10,12 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from autopar.records import replace
 from autopar.run.plan import PipelineType
 from search.planning.cost import pipeline
 from search.planning.cost.pipeline import replay

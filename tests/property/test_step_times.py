@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from autopar.errors import InputError
 from autopar.price.step import TERMS, KnownLayers, seconds_of_times, step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import Machine, machine_of
+from autopar.records import replace
 from autopar.run.job import Block, Experts, Job, stage_blocks
 from tests.often import often
 from tests.step_cases import (

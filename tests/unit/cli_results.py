@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from autopar.rates.measured import HardwareProfile
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
 from autopar.run.plan import (
     LayerRun,
@@ -105,7 +104,7 @@ RESULT = SearchResult(
     gap=0.0,
     alternatives=(
         Alternative(
-            plan=dataclasses.replace(PLAN, num_stages=1, stage_sizes=(4,)),
+            plan=replace(PLAN, num_stages=1, stage_sizes=(4,)),
             step_time_s=0.2,
             samples_per_s=80.0,
             bound_samples_per_s=80.0,
@@ -120,7 +119,7 @@ RESULT = SearchResult(
     estimated=True,
     stats=SearchStats(states=123, candidates=45, opened=6, cpu_s=0.01, wall_s=0.02),
 )
-INFEASIBLE = dataclasses.replace(
+INFEASIBLE = replace(
     RESULT,
     status="infeasible",
     plan=None,
@@ -156,8 +155,8 @@ class FixedPlanner:
         if memory_constraint_bytes is None:
             return self.result
         assert self.result.prediction is not None
-        faster = dataclasses.replace(self.result.prediction, samples_per_s=110.0)
-        return dataclasses.replace(self.result, prediction=faster)
+        faster = replace(self.result.prediction, samples_per_s=110.0)
+        return replace(self.result, prediction=faster)
 
     def evaluate(self, plan: Plan) -> Prediction:
         """Return the prediction and remember the plan."""
@@ -174,11 +173,11 @@ class FixedPlanner:
         assert baseline.prediction is not None
         assert baseline.plan is not None
         waterfall = dict(baseline.prediction.waterfall_s) | {"gradient_sync": 0.044}
-        slower = dataclasses.replace(
+        slower = replace(
             baseline.prediction, step_time_s=0.2, samples_per_s=80.0, waterfall_s=waterfall
         )
-        plan = dataclasses.replace(baseline.plan, default_dp_type="ddp")
-        return dataclasses.replace(baseline, plan=plan, prediction=slower)
+        plan = replace(baseline.plan, default_dp_type="ddp")
+        return replace(baseline, plan=plan, prediction=slower)
 
 
 class FixedSession(Session):

@@ -5,10 +5,9 @@ What `profile-model --source exact` writes, without its files.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from autopar.documents.sidecar import TensorKind
 from autopar.rates.model import STATE_BYTES_PER_PARAMETER, estimate_model
+from autopar.records import replace
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory
 from autopar.run.plan import tensor_degrees
 from profiler.model.counting import ExactMemory, layer_memory, vocab_memory

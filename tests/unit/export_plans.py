@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from hypothesis import assume, strategies as st
 
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.engine import Job, Lowered
@@ -55,7 +55,7 @@ def uniform_plan(
         global_batch=48,
         num_microbatches=2,
     )
-    return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
+    return replace(plan, **changes)  # type: ignore[arg-type]
 
 
 def job_of(plan: Plan, spec: ModelSpec = SMALL, **changes: object) -> Job:
@@ -65,7 +65,7 @@ def job_of(plan: Plan, spec: ModelSpec = SMALL, **changes: object) -> Job:
     if rest:
         nodes, per_node = 1, plan.world_size
     job = Job(plan=plan, spec=spec, model=spec.name, num_nodes=nodes, gpus_per_node=per_node)
-    return dataclasses.replace(job, **changes)  # type: ignore[arg-type]
+    return replace(job, **changes)  # type: ignore[arg-type]
 
 
 @st.composite
@@ -140,7 +140,7 @@ def check_lowered(lower: Callable[[Job], Lowered], job: Job, lowered: Lowered) -
 
     for old, new in zip(plan.layers, near.layers, strict=True):
         assert new.checkpoint or not old.checkpoint
-    again = lower(dataclasses.replace(job, plan=near))
+    again = lower(replace(job, plan=near))
     assert again.plan == near
     assert not {loss.field for loss in again.losses} & _KEYS
     assert again.files == lowered.files

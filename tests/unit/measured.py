@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from autopar.documents.sidecar import Measurement
 from autopar.rates.measured import OPERATIONS
+from autopar.records import replace
 from profiler.environment import Metadata
 from profiler.hardware.options import Cell, Cluster, HardwareOptions, plan_cells
 

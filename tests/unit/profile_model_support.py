@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autopar.documents.sidecar import ModelMeasurement
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 from profiler.environment import Metadata
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 
 __all__ = [
@@ -27,12 +26,10 @@ LLAMA = LayerSpec(
     ffn_hidden_size=48,
     gated_mlp=True,
 )
-GPT = dataclasses.replace(
-    LLAMA, num_kv_heads=4, gated_mlp=False, biases=True, norm_parameters_per_hidden=4
-)
-DECODER = dataclasses.replace(GPT, cross_attention=True, norm_parameters_per_hidden=6)
-MIXTURE = dataclasses.replace(LLAMA, num_experts=4, experts_per_token=2)
-NORMED = dataclasses.replace(  # as gpt-oss and Gemma 3 together
+GPT = replace(LLAMA, num_kv_heads=4, gated_mlp=False, biases=True, norm_parameters_per_hidden=4)
+DECODER = replace(GPT, cross_attention=True, norm_parameters_per_hidden=6)
+MIXTURE = replace(LLAMA, num_experts=4, experts_per_token=2)
+NORMED = replace(  # as gpt-oss and Gemma 3 together
     LLAMA,
     qk_norms=True,
     window=5,
@@ -41,13 +38,13 @@ NORMED = dataclasses.replace(  # as gpt-oss and Gemma 3 together
     num_norms=4,
     norm_parameters_per_hidden=4,
 )
-LATENT = dataclasses.replace(
+LATENT = replace(
     LLAMA,
     num_kv_heads=None,
     qk_norms=True,
     latent=LatentSpec(query_rank=24, key_value_rank=16, key_width=8, rotary_width=4, value_width=6),
 )
-SHARED = dataclasses.replace(  # every part that a mixture may have
+SHARED = replace(  # every part that a mixture may have
     MIXTURE,
     biases=True,
     router_biases=True,
@@ -65,7 +62,7 @@ LAYERS = {
 }
 MODEL = ModelSpec(
     name="small",
-    layers=(dataclasses.replace(GPT, causal=False), DECODER),
+    layers=(replace(GPT, causal=False), DECODER),
     vocab_size=300,
     tied_embeddings=True,
     learned_positions=16,

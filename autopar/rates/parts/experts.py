@@ -6,7 +6,6 @@ Which of that runs under other work is `autopar.price.step`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from autopar.rates.collectives import moe_exchange_time_s
 from autopar.rates.constants import ELEMENT_BYTES
@@ -32,6 +31,7 @@ from autopar.rates.parts.operations import (
     split_of,
     transfer_s,
 )
+from autopar.records import replace
 from autopar.run.job import Experts, Job
 from autopar.training.mixtures import taken_share
 

@@ -7,7 +7,6 @@ by `autopar.rates.parts.experts`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,14 +19,13 @@ from autopar.rates.kernels import LinearTimes
 from autopar.rates.memory_bound import cast_s, elements_s
 from autopar.rates.site import Site
 from autopar.rates.stack import Stack
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.job import Job
 
 Kind = Literal["gemm", "attention", "memory", "cast"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Record):
     """A device, its network, and the software of a trainer on it."""
 
     card: Card

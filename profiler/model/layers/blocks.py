@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.model import LayerSpec, layer_norms
 from profiler.model.layers.attention import Attention, LatentAttention, Norm, has_norm_biases
 from profiler.model.layers.context import ContextGroup

@@ -17,13 +17,12 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from profiler.model.layers.parallel import all_gather, reduce_scatter
 from profiler.model.layers.sharding import ContextExchange
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextGroup:
+class ContextGroup(Record):
     """The ranks among which the sequence is divided, and how keys and values go round."""
 
     degree: int = 1

@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
+from profiler.measure import renamed
 
 # --------------------------------------------------------------------------------------------------
 # Collectives of one rank: of a process group, of a group that has no other rank, or of none.
@@ -50,22 +51,19 @@ class SoleRank:
         """Return x, into which a real group would sum."""
         return x
 
-    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return x as often as there are ranks, along `dim`."""
-        times = [1] * x.dim()
-        times[dim] = self._degree
-        return x.repeat(times)
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x as often as there are ranks, one after the other."""
+        return x.repeat(self._degree, *[1] * (x.dim() - 1))
 
-    def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the first of as many pieces of x as there are ranks, along `dim`."""
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the first of as many pieces of x as there are ranks."""
         # a real group allocates its result, and a view would not be counted
-        return x.narrow(dim, 0, x.shape[dim] // self._degree).clone(
-            memory_format=torch.contiguous_format
-        )
+        return x[: len(x) // self._degree].clone(memory_format=torch.contiguous_format)
 
-    def all_to_all(self, x: torch.Tensor, split_dim: int, concat_dim: int) -> torch.Tensor:
-        """Return the pieces of x along `split_dim`, joined along `concat_dim`."""
-        return torch.cat(x.chunk(self._degree, split_dim), concat_dim)
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x, whose pieces a real group would exchange."""
+        # a real group allocates its result
+        return x.clone()
 
 
 def sole_group(degree: int) -> SoleRank | None:
@@ -77,19 +75,14 @@ def _is_real(group: Any) -> bool:
     return isinstance(group, dist.ProcessGroup)
 
 
-def _function(name: str, older: str) -> Any:
-    # torch renamed them and warns about the older names
-    return getattr(dist, name, None) or getattr(dist, older)
-
-
 def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Return the pieces of all ranks one after the other along dimension 0; not to be written."""
     # process groups take contiguous tensors alone
     x = x.contiguous()
     if not _is_real(group):
-        return x if group is None else group.all_gather(x, 0)
+        return x if group is None else group.all_gather(x)
     out = x.new_empty((x.shape[0] * group.size(), *x.shape[1:]))
-    _function("all_gather_single", "all_gather_into_tensor")(out, x, group=group)
+    renamed("all_gather_single", "all_gather_into_tensor")(out, x, group=group)
     return out
 
 
@@ -97,9 +90,9 @@ def reduce_scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Return this rank's piece along dimension 0 of the sum over all ranks; not to be written."""
     x = x.contiguous()
     if not _is_real(group):
-        return x if group is None else group.reduce_scatter(x, 0)
+        return x if group is None else group.reduce_scatter(x)
     out = x.new_empty((x.shape[0] // group.size(), *x.shape[1:]))
-    _function("reduce_scatter_single", "reduce_scatter_tensor")(out, x, group=group)
+    renamed("reduce_scatter_single", "reduce_scatter_tensor")(out, x, group=group)
     return out
 
 
@@ -116,7 +109,7 @@ def all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Return the rank's pieces of all ranks; x has a piece for each rank in dimension 0."""
     x = x.contiguous()
     if not _is_real(group):
-        return x if group is None else group.all_to_all(x, 0, 0)
+        return x if group is None else group.all_to_all(x)
     out = torch.empty_like(x)
     dist.all_to_all_single(out, x, group=group)
     return out
@@ -143,31 +136,25 @@ class LocalGroup(SoleRank):
         super().__init__(degree)
         self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
 
-    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return random values in the shape of all ranks' x side by side along `dim`.
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return random values in the shape of all ranks' x one after the other.
 
         They are normal, as norms and their gradients leave them: with zeros, kernels are fast.
         """
-        shape = list(x.shape)
-        shape[dim] *= self._degree
-        key = (torch.Size(shape), x.dtype, x.device)
+        shape = torch.Size((len(x) * self._degree, *x.shape[1:]))
+        key = (shape, x.dtype, x.device)
         if key not in self._kept:
             self._kept[key] = torch.randn(shape, dtype=x.dtype, device=x.device)
         # .data: an alias that no caller's graph is attached to
         return self._kept[key].data
 
-    def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return this rank's part of x along `dim`."""
-        return x.data.narrow(dim, 0, x.shape[dim] // self._degree)
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of x."""
+        return x.data[: len(x) // self._degree]
 
-    def all_to_all(self, x: torch.Tensor, split_dim: int, concat_dim: int) -> torch.Tensor:
-        """Return what has the shape of the parts of x along `split_dim`, joined along `concat_dim`.
-
-        Where both are the first, of a contiguous x, that is x itself.
-        """
-        if split_dim == concat_dim:
-            return x.data
-        return torch.cat(x.chunk(self._degree, split_dim), concat_dim)
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x itself."""
+        return x.data
 
 
 def timed_group(degree: int) -> LocalGroup | None:
@@ -285,8 +272,7 @@ class _Row(torch.autograd.Function):
 # --- the group of a layer ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorGroup:
+class TensorGroup(Record):
     """A tensor or Ulysses group, and what a layer's tensors do on their way through it."""
 
     degree: int

@@ -9,7 +9,7 @@ from typing import Literal
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import LayerSpec
 from autopar.run.plan import Module
 
@@ -21,8 +21,7 @@ Routing = Literal["even", "top_k"]
 """Where tokens go: to the experts in turn, as many to each; or where the router sends them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharding:
+class Sharding(Record):
     """A tensor degree, what it shards, and what is recomputed."""
 
     degree: int = 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import format_magnitude
 from search.closed_form import native
 from search.closed_form.calculon.documents import (
@@ -66,8 +66,7 @@ _WORDS = (
 """In the order in which the engine looks at them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reason:
+class _Reason(Record):
     """One code."""
 
     text: str

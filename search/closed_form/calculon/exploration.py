@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from msgspec.structs import asdict
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,
@@ -24,9 +24,16 @@ from search.closed_form import (
     MOST_TOP,
     native,
 )
+from search.closed_form.answers import Answer, Each, Part, Point, present
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
-from search.closed_form.calculon.engine import Quirks, open_model, unpack_execution
+from search.closed_form.calculon.engine import (
+    Quirks,
+    open_model,
+    statistic_names,
+    unpack_execution,
+)
 from search.closed_form.native import (
+    GO_ON,
     OBJECTIVES,
     Halt,
     Objective,
@@ -90,8 +97,7 @@ _ROW_BYTES = 200
 _WAITING_BYTES = 1.5 * 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Space:
+class Space(Record):
     """Which executions are tried.
 
     The published tool's space has `fixed_batch` and `uneven` off.
@@ -132,32 +138,6 @@ class Space:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PricedExecution:
-    """One execution with its figures."""
-
-    execution: dict[str, Any]
-    total_time_s: float
-    sample_rate_per_s: float
-    tier1_bytes: float
-    tier2_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exploration:
-    """What a search found: the best first, and why the rest is not there."""
-
-    top: tuple[PricedExecution, ...]
-    frontier: tuple[PricedExecution, ...]
-    """What nothing else beats in both time per sample and memory, fastest first."""
-    counts: Mapping[str, int]
-    """Points that were considered, refused by reason, and feasible."""
-    degrees: Mapping[tuple[int, int], PricedExecution | None] = field(default_factory=dict)
-    """The best of every tensor and pipeline degree where asked for; None where none can run."""
-    complete: bool = True
-    """False where `stop` ended the search: then this is what was found until then."""
-
-
 def explore(
     application: Application | Mapping[str, Any] | Path | str,
     system: System | Mapping[str, Any] | Path | str,
@@ -170,12 +150,14 @@ def explore(
     frontier: bool = False,
     degrees: bool = False,
     duplicates: bool | None = None,
-    each: Callable[[NDArray[Any], NDArray[Any]], None] | None = None,
+    each: Each | None = None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
     halt: Any = None,
-) -> Exploration:
-    """Return the best executions of a space; exact, and independent of the threads.
+) -> Answer:
+    """Return the best executions of a space, with all statistics; independent of the threads.
+
+    The answer is exact. The points of the frontier have the figures of `FIGURES` alone.
 
     degrees : also the best of every tensor and pipeline degree, which takes longer.
     duplicates : keep executions that differ in switches without effect (default: with compat).
@@ -203,14 +185,29 @@ def explore(
         "frontier": frontier,
         "duplicates": compat is True if duplicates is None else duplicates,
     }
-    pairs: dict[tuple[int, int], PricedExecution | None] | None = {} if degrees else None
+    pairs: dict[tuple[int, int], float | None] | None = {} if degrees else None
     watched = each, progress, stop
     found, complete = _parts(model, space.native(), want, threads, *watched, halt or Halt(), pairs)
-    return Exploration(
-        top=_rows(found.top),
-        frontier=_rows(found.frontier),
-        counts=found.counts,
+    # files for the published tool have its fields alone
+    point = partial(point_of, published=compat is True, fixed_batch=space.fixed_batch)
+    executions, outcomes = found.top
+    _, table = model.evaluate_many(executions, threads, True, GO_ON)
+    names = statistic_names(a, compat)
+    counts = found.counts
+    return Answer(
+        processors=space.num_procs,
+        best=tuple(
+            point(x, o, statistics=dict(zip(names, figures, strict=True)))
+            for x, o, figures in zip(
+                executions, outcomes, table[:, : len(names)].tolist(), strict=True
+            )
+        ),
+        frontier=tuple(map(point, *found.frontier)),
+        considered=counts["considered"],
+        feasible=counts["feasible"],
+        rejected={text: counts[name] for name, text in _REJECTED.items() if counts[name]},
         degrees=dict(sorted((pairs or {}).items())),
+        capacity_bytes=s.memory_bytes(1),
         complete=complete,
     )
 
@@ -220,15 +217,15 @@ def _parts(
     space: dict[str, Any],
     want: dict[str, Any],
     threads: int,
-    each: Callable[[NDArray[Any], NDArray[Any]], None] | None,
+    each: Each | None,
     progress: Callable[[int, int], None] | None,
     stop: Callable[[], bool] | None,
     halt: Any,
-    best_of: dict[tuple[int, int], PricedExecution | None] | None,
+    best_of: dict[tuple[int, int], float | None] | None,
 ) -> tuple[Any, bool]:
     """Search the pairs of degrees, each with the bound that those before it left.
 
-    best_of : takes the best of every pair, which are then searched without bounds.
+    best_of : takes the best rate of every pair, which are then searched without bounds.
 
     Returns what was found, and whether all pairs were searched.
     """
@@ -252,7 +249,8 @@ def _parts(
         with lock:
             found.absorb(part, want | {"bound": np.inf})
             if best_of is not None:
-                best_of[pair] = next(iter(_rows(part.top)), None)
+                rates = part.top[1]["sample_rate_per_s"].tolist()
+                best_of[pair] = rates[0] if rates else None
             done += 1
             if progress is not None:
                 progress(done, len(pairs))
@@ -316,12 +314,135 @@ def _ahead(
         yield waiting.popleft().result()
 
 
-def priced_execution(execution: np.void, outcome: np.void) -> PricedExecution:
-    """Return a packed execution with its figures, as a document and plain numbers."""
-    names = ("total_time_s", "sample_rate_per_s", "tier1_bytes", "tier2_bytes")
-    figures = {name: float(outcome[name]) for name in names}
-    return PricedExecution(execution=unpack_execution(execution), **figures)
+# --------------------------------------------------------------------------------------------------
+# An execution with its figures, in words, and where its time and memory go.
+#
+# The parts of time add up to the step, those of memory to what a processor needs.
 
 
-def _rows(arrays: tuple[NDArray[Any], NDArray[Any]]) -> tuple[PricedExecution, ...]:
-    return tuple(map(priced_execution, *arrays))
+FIGURES: Mapping[str, str] = {
+    "total_time": "total_time_s",
+    "sample_rate": "sample_rate_per_s",
+    "proc_mem_tier1_cap_req": "tier1_bytes",
+    "proc_mem_tier2_cap_req": "tier2_bytes",
+}
+"""Published name -> field of what a search knows of every point."""
+_REJECTED = {
+    "network": "a network tier is too small, or not filled",
+    "layout": "sizes do not divide, or stages are too short",
+    "memory_first": "needs more memory than there is",
+    "memory_second": "needs more of the second memory than there is",
+}
+_SWITCH_WORDS = {
+    "optimizer_sharding": "sharded optimizer",
+    "data_par_overlap": "dp overlap",
+}
+_OFFLOADS = ("weight_offload", "activations_offload", "optimizer_offload")
+_TIME: Mapping[str, tuple[tuple[str, ...], str | None]] = {
+    "forward": (("fw_time",), None),
+    "backward": (("bw_time",), None),
+    "recomputation": (("recompute_time",), None),
+    "tensor parallel": (("tp_comm_exposed_time",), "tp_comm_link_time"),
+    "tensor parallel, repeated": (("recomm_exposed_time",), "recomm_link_time"),
+    "stage transfer": (("pp_comm_exposed_time",), "pp_comm_link_time"),
+    "pipeline bubble": (("bubble_time",), None),
+    "data parallel": (("dp_comm_exposed_time",), "dp_comm_link_time"),
+    "offload": (("fw_offload_exposed_time", "bw_offload_exposed_time"), None),
+    "optimizer": (("optim_step_time",), None),
+}
+"""Part -> what adds up to it, and its time on the network."""
+_VOCAB_TIME = {"embedding": (("embedding_time",), None), "head and loss": (("head_time",), None)}
+
+
+def execution_fields(*, published: bool) -> list[str]:
+    """Return the names of the fields of an execution, or those of the published tool."""
+    unknown = ("structure_type",) if published else ()
+    return [name for name in Execution.model_fields if name not in unknown]
+
+
+def point_of(
+    execution: np.void,
+    outcome: np.void,
+    *,
+    published: bool = False,
+    fixed_batch: bool = True,
+    statistics: dict[str, Any] | None = None,
+) -> Point:
+    """Return a packed execution with its figures.
+
+    published : only the fields of the published tool.
+    fixed_batch : all executions have one batch, which `switches` omits.
+    statistics : all of them; the parts of time and memory are computed from these.
+    """
+    whole = unpack_execution(execution)
+    x = {name: whole[name] for name in execution_fields(published=published)}
+    return Point(
+        execution=x,
+        degrees=f"t{x['tensor_par']} p{x['pipeline_par']} d{x['data_par']}",
+        switches=", ".join(_switches(x, fixed_batch=fixed_batch)),
+        time_s=float(outcome["total_time_s"]),
+        rate_per_s=float(outcome["sample_rate_per_s"]),
+        memory_bytes=float(outcome["tier1_bytes"]),
+        second_bytes=float(outcome["tier2_bytes"]),
+        statistics=statistics or {name: float(outcome[key]) for name, key in FIGURES.items()},
+        time=() if statistics is None else time_parts(statistics),
+        memory=() if statistics is None else memory_parts(statistics, x),
+    )
+
+
+def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
+    """Yield what an execution is beside its degrees, in words."""
+    yield f"b{x['microbatch_size']}" + ("" if fixed_batch else f" of {x['batch_size']}")
+    if x["pipeline_interleaving"] > 1:
+        yield f"v{x['pipeline_interleaving']}"
+    yield f"tiers {x['tensor_par_net']}/{x['pipeline_par_net']}/{x['data_par_net']}"
+    if x["tensor_par"] > 1:
+        again = " redo" if x["seq_par_ag_redo"] else ""
+        overlap = "" if x["tensor_par_overlap"] == "none" else f" {x['tensor_par_overlap']}"
+        yield f"{x['tensor_par_comm_type']}{again}{overlap}"
+    if x["activation_recompute"] != "none":
+        yield f"recompute {x['activation_recompute']}"
+    yield from (text for name, text in _SWITCH_WORDS.items() if x[name])
+    if not x["fused_activation"]:
+        yield "not fused"
+    if moved := [name.split("_")[0] for name in _OFFLOADS if x[name]]:
+        yield f"offload {'+'.join(moved)}"
+
+
+def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts of `total_time`, in seconds."""
+    # without a vocabulary there are no statistics of it
+    vocab = _VOCAB_TIME if "head_time" in statistics else {}
+    return present(
+        Part(
+            name=name,
+            amount=sum(statistics[key] for key in keys),
+            whole=None if whole is None else statistics[whole],
+        )
+        for name, (keys, whole) in {**_TIME, **vocab}.items()
+    )
+
+
+def memory_parts(statistics: Mapping[str, Any], execution: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts of `proc_mem_tier1_cap_req`, in bytes.
+
+    execution : its document; of what it offloads only two blocks are here.
+    """
+    s = statistics
+    weights, activations, optimizer = (execution[name] for name in _OFFLOADS)
+
+    def size(name: str, offloaded: bool) -> float:
+        # B16: published figures of inference have a null
+        return float(s[f"{name}_with_offload" if offloaded else name] or 0.0)
+
+    sizes = {
+        "weights": size("weight_space", weights),
+        # gradients go where the optimizer reads them
+        "weight gradients": size("weight_grad_space", optimizer),
+        "optimizer states": size("optimizer_space", optimizer),
+        "activations": size("act_space", activations),
+        "checkpoints": size("act_checkpoint_size", activations),
+        "activation gradients": s["act_grad_space"],
+        "embedding, head, logits": s.get("outer_space", 0.0),
+    }
+    return present(Part(name=name, amount=amount) for name, amount in sizes.items())

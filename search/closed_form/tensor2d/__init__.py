@@ -17,7 +17,7 @@ from search.closed_form.tensor2d.engine import (
     evaluate,
     evaluate_many,
 )
-from search.closed_form.tensor2d.exploration import PricedCandidate, Survey, explore, survey
+from search.closed_form.tensor2d.exploration import explore, survey
 
 __all__ = [
     "CANDIDATE",
@@ -29,10 +29,8 @@ __all__ = [
     "InfeasibleExecution",
     "Model",
     "Objective",
-    "PricedCandidate",
     "Quirks",
     "Strategy",
-    "Survey",
     "System",
     "evaluate",
     "evaluate_many",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
-from autopar.records import dataclass
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,
@@ -23,6 +22,7 @@ from search.closed_form import (
     MOST_PROCESSORS,
     MOST_TOP,
 )
+from search.closed_form.answers import Answer, Each, Part, Point, present
 from search.closed_form.native import (
     GO_ON,
     OBJECTIVES,
@@ -108,36 +108,6 @@ def fastest_placement(
 # The search of all candidates.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PricedCandidate:
-    """One candidate of those that were asked for."""
-
-    throughput: float
-    """Samples per second."""
-    mem: float
-    """1e9 bytes of one GPU."""
-    config: dict[str, int]
-    placement: dict[str, int]
-    statistics: dict[str, Any]
-    """As `evaluate` returns them."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Survey:
-    """What a search has seen; `candidates` are `feasible` and `rejected` ones."""
-
-    best: list[PricedCandidate]
-    """Best first; equal ones by the other figure, then by dp, tp1, tp2, pp, mbs, nb, placement."""
-    candidates: int
-    feasible: int
-    bounded: int
-    """Feasible ones that a bound excludes before they are priced; differs with threads."""
-    rejected: dict[str, int]
-    """Numbers by reason."""
-    all: NDArray[Any]
-    """Fields `candidate`, `time_s` and `memory_gb` of every feasible one, where asked for."""
-
-
 def explore(
     strategy: Strategy,
     model: Model | Mapping[str, Any] | Path | str,
@@ -149,7 +119,7 @@ def explore(
     compat: bool | Quirks = False,
     threads: int = 1,
     objective: Objective = "rate",
-) -> list[PricedCandidate]:
+) -> tuple[Point, ...]:
     """Return the best candidates of the whole space, best first; `survey` says more."""
     where = strategy, model, n_gpus, global_batch_size, system
     return survey(*where, top=top, compat=compat, threads=threads, objective=objective).best
@@ -166,14 +136,21 @@ def survey(
     compat: bool | Quirks = False,
     threads: int = 1,
     objective: Objective = "rate",
-    keep_all: bool = False,
+    frontier: bool = False,
+    degrees: bool = False,
+    each: Each | None = None,
     halt: Any = None,
-) -> Survey:
+) -> Answer:
     """Return the best candidates of the whole space, and how many there are of which kind.
+
+    Equal ones are ordered by the other figure, then by dp, tp1, tp2, pp, mbs, nb and placement.
 
     top : how many, exactly the best ones, none twice.
     objective : `rate` and `time` are one order, as the batch is given; `memory` is the least.
-    keep_all : add every feasible candidate with its time and memory; none is then skipped.
+    frontier : add what nothing else beats in both time and memory.
+    degrees : add the best rate of every tensor degree, in all, and pipeline degree.
+    each : called with the arrays (`CANDIDATE`, their `time_s` and `memory_gb`) of every feasible
+        candidate. With it, a frontier or degrees none is skipped.
     halt : a `native.Halt`; asked from another thread, the answer is of a part of the space.
 
     Raises
@@ -196,6 +173,7 @@ def survey(
     quirks = Quirks.of(compat)
     engine = native_engine(strategy, known, n_gpus, batch, machine, quirks)
     # a batch is given: the fewest seconds are the most samples per second
+    keep_all = frontier or degrees or each is not None
     most = MOST_KEPT if keep_all else MOST_POINTS
 
     def search(end: Any) -> Any:
@@ -208,25 +186,24 @@ def survey(
             f"the space of {strategy} on {n_gpus} GPUs has more than {most:,} candidates{kept}; "
             "take numbers of GPUs, samples or layers with fewer divisors, or a smaller nvlink_size"
         )
+    every, complete = found["all"], halt is None or not halt.asked()
+    if each is not None:
+        each(every["candidate"], every)
     # searches keep candidates only: the best are priced again with all statistics
     packed = np.ascontiguousarray(found["best"]["candidate"])
-    _, rows = engine.evaluate_many(packed, 1, True, GO_ON)
-    best = []
-    for row, figures in zip(packed, rows, strict=True):
-        config, placement = unpack_candidate(strategy, row)
-        statistics = dict(zip(STATISTICS, figures.tolist(), strict=True)) | placement
-        best.append(
-            PricedCandidate(
-                throughput=batch / statistics["t"],
-                mem=statistics["mem"],
-                config=config,
-                placement=placement,
-                statistics=statistics,
-            )
-        )
-    return Survey(
-        best=best,
-        candidates=found["candidates"],
+    _, figures = engine.evaluate_many(packed, 1, True, GO_ON)
+    best = [dict(zip(STATISTICS, row, strict=True)) for row in figures.tolist()]
+    edge = every[_undominated(every)] if frontier else every[:0]
+    rest = [{"t": float(row["time_s"]), "mem": float(row["memory_gb"])} for row in edge]
+    point = partial(_point, strategy, n_gpus, batch)
+    return Answer(
+        processors=n_gpus,
+        strategy=strategy,
+        best=tuple(point(*one, whole=True) for one in zip(packed, best, strict=True)),
+        frontier=tuple(
+            point(*one, whole=False) for one in zip(edge["candidate"], rest, strict=True)
+        ),
+        considered=found["candidates"],
         feasible=found["feasible"],
         bounded=found["bounded"],
         rejected={
@@ -234,5 +211,96 @@ def survey(
             for reason, count in zip(REASONS, found["rejected"], strict=True)
             if count
         },
-        all=found["all"],
+        degrees=_best_of_degrees(every, batch) if degrees else {},
+        # documented in 1e9 bytes
+        capacity_bytes=machine.hbm_capacity * 1e9,
+        complete=complete,
     )
+
+
+def _best_of_degrees(rows: NDArray[Any], batch: int) -> dict[tuple[int, int], float | None]:
+    """Return the most samples per second of every tensor degree, in all, and pipeline degree."""
+    c = rows["candidate"]
+    pairs = np.stack([c["tp1"].astype(np.int64) * c["tp2"], c["pp"].astype(np.int64)], axis=1)
+    found, which = np.unique(pairs, axis=0, return_inverse=True)
+    least_s = np.full(len(found), np.inf)
+    np.minimum.at(least_s, which.ravel(), rows["time_s"])
+    rates = (batch / least_s).tolist()
+    return {(t, p): rate for (t, p), rate in zip(found.tolist(), rates, strict=True)}
+
+
+def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the places of what nothing beats in both time and memory, fastest first."""
+    # lexsort sorts by its last key first: time, then memory
+    order = np.lexsort((rows["memory_gb"], rows["time_s"]))
+    memory = rows["memory_gb"][order]
+    least = np.minimum.accumulate(np.concatenate(([np.inf], memory[:-1])))
+    # less memory than everything faster
+    return order[memory < least]
+
+
+# --------------------------------------------------------------------------------------------------
+# A candidate with its figures, in words, and where its time and memory go.
+
+
+_TIME = {
+    "computation": "t_comp",
+    "memory traffic": "t_mem",
+    "tensor parallel": "t_tp_comm",
+    "stage transfer": "t_pp_comm",
+    "pipeline bubble": "t_bubble",
+    "data parallel": "t_dp_comm",
+}
+_MEMORY = {
+    "weights": "wts_mem",
+    "weight gradients": "wts_grad_mem",
+    "optimizer states": "wts_optimizer_states_mem",
+    "activations": "acts_mem",
+}
+_DOMAINS = ("nv_tp", "nv_tp1", "nv_tp2", "nv_pp", "nv_dp")
+
+
+def _point(
+    strategy: Strategy,
+    n_gpus: int,
+    batch: int,
+    candidate: np.void,
+    statistics: dict[str, Any],
+    *,
+    whole: bool,
+) -> Point:
+    """Return a packed candidate with its figures; `whole` where they are all statistics."""
+    config, placement = unpack_candidate(strategy, candidate)
+    tensor = config["tp"] if strategy == "1d" else f"{config['tp1']}x{config['tp2']}"
+    # in the order of the degrees before it
+    inside = "/".join(str(placement[name]) for name in _DOMAINS if name in placement)
+    panels = [f"nb{config['nb']}"] if "nb" in config else []
+    return Point(
+        execution={
+            "strategy": strategy,
+            "config": config,
+            "placement": placement,
+            "n_gpus": n_gpus,
+            "global_batch_size": batch,
+        },
+        degrees=f"tp{tensor} pp{config['pp']} dp{config['dp']}",
+        switches=", ".join([f"mbs{config['mbs']}", *panels, f"domain {inside}"]),
+        time_s=statistics["t"],
+        rate_per_s=batch / statistics["t"],
+        # 1e9 bytes of the model are bytes here
+        memory_bytes=statistics["mem"] * 1e9,
+        statistics=statistics | placement if whole else statistics,
+        time=time_parts(statistics) if whole else (),
+        memory=memory_parts(statistics) if whole else (),
+    )
+
+
+def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts of `t`, in seconds."""
+    return present(Part(name=n, amount=statistics[key]) for n, key in _TIME.items())
+
+
+def memory_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts of `mem`, in bytes."""
+    # the model answers in 1e9 bytes
+    return present(Part(name=name, amount=statistics[key] * 1e9) for name, key in _MEMORY.items())

@@ -5,7 +5,7 @@ The search of `search.closed_form.calculon.exploration` is exact and faster for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +25,13 @@ from search.closed_form.tuners.packages import (
 from search.closed_form.tuners.tune import (
     Domain,
     Pricer,
+    Progress,
     Record,
     TraceStep,
     TuningResult,
     TuningSpace,
     load_space,
-    price_all,
+    price_range,
     price_sample,
     result_of,
 )
@@ -74,7 +75,7 @@ def tune(
     top: int = 1,
     ray: str | None = None,
     ray_search: str = "optuna",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> TuningResult:
     """Return the best execution that a tuner finds in a space.
 
@@ -138,5 +139,5 @@ def tune(
     elif ray is not None:
         record = price_all_on_ray(pricer, ray, progress)
     else:
-        record = price_all(pricer, progress)
+        record = price_range(pricer, 0, known.size, progress)
     return result_of(tuner, objective, known, record)

@@ -6,19 +6,19 @@ Spaces, prices and the tuners without a package are in `tune`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from autopar.errors import InputError, InstallError
-from search.closed_form.tuners.tune import CHUNK, Domain, Pricer, Record, price_range
+from autopar.records import replace
+from search.closed_form.tuners.tune import CHUNK, Domain, Pricer, Progress, Record, price_range
 
 # --------------------------------------------------------------------------------------------------
 # Connects to Ray, which is an optional extra, and lets go of it again.
@@ -47,10 +47,7 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise InstallError(
-            f"Ray is needed for this and cannot be imported ({error}); "
-            "`pip install 'autopar[ray]'` installs it"
-        ) from None
+        raise _missing("Ray", "ray", error) from None
     if ray.is_initialized():
         yield ray
         return
@@ -73,6 +70,14 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _missing(what: str, extra: str, error: ImportError) -> InstallError:
+    """Return the error that names the extra with a package."""
+    return InstallError(
+        f"{what} is needed for this and cannot be imported ({error}); "
+        f"`pip install 'autopar[{extra}]'` installs it"
+    )
+
+
 def _knock(address: str) -> None:
     """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -90,11 +95,7 @@ _SHARDS_PER_CPU = 8
 """Enough that workers end together, few enough that none is too small to send."""
 
 
-def price_all_on_ray(
-    pricer: Pricer,
-    address: str,
-    progress: Callable[[int, int], None] | None = None,
-) -> Record:
+def price_all_on_ray(pricer: Pricer, address: str, progress: Progress | None = None) -> Record:
     """Return the record of every point, the same as without a cluster.
 
     Each task prices a range of points with one thread; ranges are joined in their order, so that
@@ -105,16 +106,14 @@ def price_all_on_ray(
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
         # a task has one CPU
-        shared = ray.put(dataclasses.replace(pricer, threads=1))
+        shared = ray.put(replace(pricer, threads=1))
         task = ray.remote(num_cpus=1)(price_range)
-        record = pricer.record()
+        record = pricer.record(size, progress)
         parts = [
             task.remote(shared, begin, min(begin + step, size)) for begin in range(0, size, step)
         ]
         for part in parts:
             record.join(ray.get(part))
-            if progress is not None:
-                progress(record.evaluations, size)
         return record
 
 
@@ -126,7 +125,7 @@ def price_with_smac(
     pricer: Pricer,
     evaluations: int,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Record:
     """Return the record of the points that SMAC asks for.
 
@@ -140,11 +139,8 @@ def price_with_smac(
         import smac
         from smac.model.random_forest.random_forest import RandomForest
     except ImportError as error:
-        raise InstallError(
-            f"SMAC3 is needed for this and cannot be imported ({error}); "
-            "`pip install 'autopar[smac]'` installs it"
-        ) from None
-    record = pricer.record()
+        raise _missing("SMAC3", "smac", error) from None
+    record = pricer.record(evaluations, progress)
     space = ConfigSpace.ConfigurationSpace(seed=seed)
     for domain in pricer.space.domains:
         last = len(domain.values) - 1
@@ -158,11 +154,8 @@ def price_with_smac(
             space.add(ConfigSpace.Categorical(domain.name, list(range(last + 1))))
 
     def cost(config: Any, seed: int = 0) -> float:
-        digits = [[int(config.get(d.name, 0)) for d in pricer.space.domains]]
-        priced = pricer.price(np.array(digits, np.int64))
+        priced = pricer.price(_digits(pricer, config))
         record.add(priced)
-        if progress is not None:
-            progress(record.evaluations, evaluations)
         return float(pricer.costs(priced)[0])
 
     # SMAC writes its history, which nothing here reads
@@ -214,7 +207,7 @@ def price_with_ray_tune(
     *,
     search: str,
     address: str,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Record:
     """Return the record of the points that a search algorithm asks for, one trial each.
 
@@ -235,7 +228,7 @@ def price_with_ray_tune(
         searcher = _searcher(tune, search, seed)
         free = [d for d in pricer.space.domains if len(d.values) > 1]
         where = {d.name: _parameter(tune, d) for d in free}
-        record = pricer.record()
+        record = pricer.record(evaluations, progress)
 
         class Trial(tune.Trainable):  # type: ignore[name-defined, misc]
             """One point: answers with its cost, and with its digits for the record."""
@@ -259,8 +252,6 @@ def price_with_ray_tune(
             ) -> None:
                 # the record keeps executions and refusals too, a trial reports its cost alone
                 record.add(pricer.price(_digits(pricer, trial.config)))
-                if progress is not None:
-                    progress(record.evaluations, evaluations)
 
         results = tune.Tuner(
             tune.with_resources(Trial, {"cpu": 1}),
@@ -291,10 +282,7 @@ def _tune() -> Any:
     try:
         from ray import tune
     except ImportError as error:
-        raise InstallError(
-            f"Ray Tune is needed for this and cannot be imported ({error}); "
-            "`pip install 'autopar[ray]'` installs it"
-        ) from None
+        raise _missing("Ray Tune", "ray", error) from None
     return tune
 
 
@@ -325,5 +313,5 @@ def _parameter(tune: Any, domain: Domain) -> Any:
     return tune.choice(list(range(count)))
 
 
-def _digits(pricer: Pricer, config: dict[str, Any]) -> Any:
+def _digits(pricer: Pricer, config: Any) -> Any:
     return np.array([[int(config.get(d.name, 0)) for d in pricer.space.domains]], np.int64)

@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar import records
 from autopar.documents.checks import StrictObject, Value, key_error, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError
-from autopar.objects import create_model, model_validator
-from autopar.records import dataclass
+from autopar.objects import create_model
+from search.closed_form.answers import Point
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
-from search.closed_form.calculon.exploration import PricedExecution, priced_execution
+from search.closed_form.calculon.exploration import point_of
 from search.closed_form.native import GO_ON, LARGEST, Objective
-
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
-    from pydantic_core import core_schema
 
 # --------------------------------------------------------------------------------------------------
 # Domains of a space, as its file says them.
@@ -70,8 +67,7 @@ _MOST_VALUES = 1_000_000
 _SPELLING = 'a value, a list of values, or {"from": 1, "to": 64, "times": 2} (or "step")'
 
 
-@dataclass(frozen=True, kw_only=True)
-class Domain:
+class Domain(records.Record, dict=True):
     """The values that one field of an execution may take; numbers ascend, words do not order."""
 
     name: str
@@ -90,8 +86,7 @@ class Domain:
         return np.array(self.values, np.int32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuningSpace:
+class TuningSpace(records.Record):
     """A product of domains on a fixed number of processors.
 
     A point is a row of digits, the positions of its values in the domains.
@@ -154,51 +149,54 @@ def load_space(
     keys = {"training": True, "structure_type": structure_type, **keys}
     if num_procs is not None:
         keys.setdefault("num_procs", num_procs)
-    written = validate_document(_WrittenSpace, path, keys)
-    if num_procs not in (None, written.processors):
+    given = validate_document(_Fields, path, keys)
+    found: dict[str, tuple[Any, ...]] = {name: values for name, values in given if values}
+    for name in _FIXED:
+        if len(found.get(name, ())) > 1:
+            problem = f"the value is {shorten(list(found[name]))}"
+            remedy = "give one value, a space has one"
+            raise DocumentError(path, problem, key=name, remedy=remedy)
+    absent = [name for name in _ORDER if name not in found]
+    if absent and (len(absent) > 1 or absent[0] not in _DEGREES):
+        lost = next((name for name in absent if name not in _DEGREES), absent[-1])
+        raise DocumentError(path, "this key is missing", key=lost, remedy=f"give {_SPELLING}")
+    single = not absent and all(len(found[name]) == 1 for name in _DEGREES)
+    if "num_procs" not in found and not single:
         raise DocumentError(
             path,
-            f"the value is {written.processors}, but {num_procs} are asked for",
+            "this key is missing, and degrees with several values do not tell it",
             key="num_procs",
-            remedy="drop one",
+            remedy="give the number of processors",
         )
-    found = written.values
+    # three single degrees say the processors as well
+    known = ("num_procs",) if "num_procs" in found else _DEGREES
+    processors = math.prod(found[name][0] for name in known)
+    if num_procs not in (None, processors):
+        problem = f"the value is {processors}, but {num_procs} are asked for"
+        raise DocumentError(path, problem, key="num_procs", remedy="drop one")
     return TuningSpace(
-        num_procs=written.processors,
+        num_procs=processors,
         training=bool(found["training"][0]),
         domains=tuple(Domain(name=name, values=found[name]) for name in _ORDER if name in found),
-        derived=written.derived,
+        derived=next((name for name in _DEGREES if name not in found), None),
     )
 
 
-@dataclass(frozen=True, eq=False)  # by identity: types have to be hashable
-class _Values:
-    """What a field of a space may be: a value, a list of values, or a range of integers."""
+class _Values(Value, kw_only=False, eq=False):
+    """What a field of a space may be: such a value, a list of them, or a range of integers."""
 
-    one: Value
-    number: bool
+    number: bool = False
 
-    def __get_pydantic_core_schema__(
-        self, source: type[Any], handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_plain_validator_function(self.check)
-
-    def reader(self, inner: object) -> Callable[[object], tuple[Any, ...]]:
-        """Return what reads a value, for `autopar.objects`."""
-        return self.check
-
-    def check(self, written: object) -> tuple[Any, ...]:
+    def check(self, value: object) -> object:
         """Return the values, numbers in ascending order, or raise what was expected."""
-        listed = written if isinstance(written, list) else [written]
-        if isinstance(written, dict):
-            listed = self._range(written)
+        listed = value if isinstance(value, list) else [value]
+        if isinstance(value, dict):
+            listed = self._range(value)
         if not listed:
             raise key_error(f"the list is empty; give {_SPELLING}")
-        values = [self.one.check(value) for value in listed]
+        values: list[Any] = [Value.check(self, one) for one in listed]
         if len(set(values)) < len(values):
-            raise key_error(f"a value of {shorten(written)} appears twice")
+            raise key_error(f"a value of {shorten(value)} appears twice")
         # neighbours in order are alike, which tuners use; words have no order to bring them into
         return tuple(sorted(values)) if self.number else tuple(values)
 
@@ -237,63 +235,18 @@ class _Values:
 def _values_of(name: str) -> _Values:
     if name in CHOICES:
         words = CHOICES[name]
-        expected = f"one of {', '.join(words)}"
-        return _Values(Value(expected, lambda value: value in words, {}), number=False)
+        return _Values(f"one of {', '.join(words)}", lambda value: value in words, {})
     if name in _FLAGS:
-        is_flag = Value("true or false", lambda v: type(v) in (bool, int) and v in (0, 1), {})
-        return _Values(is_flag, number=False)
+        return _Values("true or false", lambda v: type(v) in (bool, int) and v in (0, 1), {})
     least = 0 if name.endswith("_net") else 1
     expected = f"an integer from {least} to {LARGEST}"
-    return _Values(
-        Value(expected, lambda value: type(value) is int and least <= value <= LARGEST, {}),
-        number=True,
-    )
+    fits = lambda value: type(value) is int and least <= value <= LARGEST  # noqa: E731
+    return _Values(expected, fits, {}, number=True)
 
 
-class _SpaceRules(StrictObject):
-    """What a space says: its fields, which are those of an execution, agree with each other."""
-
-    @property
-    def values(self) -> dict[str, tuple[Any, ...]]:
-        """Return the values of what is given."""
-        return {name: values for name, values in self if values is not None}
-
-    @property
-    def derived(self) -> str | None:
-        """Return the degree that is left out, for it follows from the others and num_procs."""
-        return next((name for name in _DEGREES if name not in self.values), None)
-
-    @property
-    def processors(self) -> int:
-        """Return num_procs, which three single degrees say as well."""
-        found = self.values
-        known = ("num_procs",) if "num_procs" in found else _DEGREES
-        return math.prod(found[name][0] for name in known)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        found = self.values
-        for name in _FIXED:
-            if name in found and len(found[name]) > 1:
-                problem = f"the value is {shorten(list(found[name]))}"
-                raise key_error(f"{problem}; give one value, a space has one", name)
-        absent = [name for name in _ORDER if name not in found]
-        if absent and (len(absent) > 1 or absent[0] not in _DEGREES):
-            lost = next((name for name in absent if name not in _DEGREES), absent[-1])
-            raise key_error(f"this key is missing; give {_SPELLING}", lost)
-        single = not absent and all(len(found[name]) == 1 for name in _DEGREES)
-        if "num_procs" not in found and not single:
-            raise key_error(
-                "this key is missing, and degrees with several values do not tell it; "
-                "give the number of processors",
-                "num_procs",
-            )
-        return self
-
-
-_WrittenSpace: type[_SpaceRules] = create_model(  # type: ignore[call-overload]
-    "_WrittenSpace",
-    __base__=_SpaceRules,
+_Fields: Any = create_model(  # type: ignore[call-overload]
+    "_Fields",
+    __base__=StrictObject,
     **{name: (Annotated[Any, _values_of(name)], None) for name in Execution.model_fields},
 )
 
@@ -314,8 +267,11 @@ _LACKS_FIRST, _LACKS_SECOND = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Priced:
+Progress = Callable[[int, int], None]
+"""Takes the number of priced points and of all that will be priced."""
+
+
+class Priced(records.Record):
     """Points with their figures, in the order they were asked for."""
 
     executions: NDArray[Any]
@@ -324,8 +280,7 @@ class Priced:
     """Shape (points, 2): what counts and what decides ties, smaller is better; inf if refused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pricer:
+class Pricer(records.Record, dict=True):
     """A model, a space and what is asked of it; can be sent to another process."""
 
     application: Application
@@ -345,9 +300,9 @@ class Pricer:
     def _model(self) -> Any:
         return open_model(self.application, self.system, self.compat)
 
-    def record(self) -> Record:
-        """Return a record of nothing yet."""
-        return Record(room=self.top)
+    def record(self, whole: int = 0, progress: Progress | None = None) -> Record:
+        """Return an empty record, which reports its progress towards `whole` points."""
+        return Record(room=self.top, whole=whole, progress=progress)
 
     @cached_property
     def scale(self) -> float:
@@ -397,6 +352,10 @@ class Pricer:
         return costs
 
 
+_Ranked = tuple[float, float, np.void, np.void]
+"""(score, tie, execution, outcome) of a point."""
+
+
 @dataclass(kw_only=True)
 class Record:
     """What came of the points that were priced so far; records of parts add up to one."""
@@ -408,15 +367,13 @@ class Record:
     """Points by the code of the reason why they are refused, 0 for those that run."""
     room: int = 1
     """Points that are kept."""
-    ranked: list[tuple[float, float, PricedExecution]] = field(default_factory=list)
-    """(score, tie, point), the best first; of equal ones the first that was priced."""
+    ranked: list[_Ranked] = field(default_factory=list)
+    """The best first; of equal ones the first that was priced."""
     steps: list[tuple[int, float, float]] = field(default_factory=list)
     """(evaluations, score, tie) whenever a better point was found."""
-
-    @property
-    def best(self) -> PricedExecution | None:
-        """Return the best point."""
-        return self.ranked[0][2] if self.ranked else None
+    whole: int = 0
+    progress: Progress | None = None
+    """Called with the numbers of priced points and of all, after each part."""
 
     @property
     def last(self) -> tuple[float, float]:
@@ -435,8 +392,9 @@ class Record:
         self._rank(self._best_of(priced))
         self.evaluations += len(first)
         self.counts += np.bincount(priced.outcomes["reason"], minlength=len(REASONS))
+        self._tell()
 
-    def _best_of(self, priced: Priced) -> list[tuple[float, float, PricedExecution]]:
+    def _best_of(self, priced: Priced) -> list[_Ranked]:
         """Return the points of these that may be kept, the best first."""
         full = len(self.ranked) == self.room
         limit = self.ranked[-1][0] if full else np.inf
@@ -444,24 +402,20 @@ class Record:
         # lexsort sorts by its last key first, and leaves equal ones in their order
         order = np.lexsort((priced.scores[rows, 1], priced.scores[rows, 0]))
         # tuners that learn ask for points again: as many more as there are kept
-        return [
-            (
-                float(priced.scores[row, 0]),
-                float(priced.scores[row, 1]),
-                priced_execution(priced.executions[row], priced.outcomes[row]),
-            )
-            for row in rows[order][: 2 * self.room].tolist()
-        ]
+        kept = rows[order][: 2 * self.room]
+        first, second = priced.scores[kept].T.tolist()
+        # copied, as rows alone would keep all points of their chunk
+        return list(zip(first, second, priced.executions[kept], priced.outcomes[kept], strict=True))
 
-    def _rank(self, points: list[tuple[float, float, PricedExecution]]) -> None:
+    def _rank(self, points: list[_Ranked]) -> None:
         """Keep the best of what is kept and of these points, none twice."""
-        ranked: list[tuple[float, float, PricedExecution]] = []
-        seen: set[tuple[Any, ...]] = set()
+        ranked: list[_Ranked] = []
+        seen: set[Any] = set()
         # a stable sort: what came first stays in front of its equals
         for point in sorted([*self.ranked, *points], key=lambda point: point[:2]):
             if len(ranked) == self.room:
                 break
-            execution = tuple(point[2].execution.values())
+            execution = point[2].item()
             if execution not in seen:
                 seen.add(execution)
                 ranked.append(point)
@@ -476,6 +430,11 @@ class Record:
         self._rank(part.ranked)
         self.evaluations += part.evaluations
         self.counts += part.counts
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(self.evaluations, self.whole)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -488,19 +447,9 @@ _COUNTABLE = 2**62
 """Points of a larger space have no number of 64 bits."""
 
 
-def price_all(pricer: Pricer, progress: Callable[[int, int], None] | None = None) -> Record:
-    """Return the record of every point of a space."""
-    record, size = pricer.record(), pricer.space.size
-    for begin in range(0, size, CHUNK):
-        record.join(price_range(pricer, begin, min(begin + CHUNK, size)))
-        if progress is not None:
-            progress(record.evaluations, size)
-    return record
-
-
-def price_range(pricer: Pricer, begin: int, end: int) -> Record:
+def price_range(pricer: Pricer, begin: int, end: int, progress: Progress | None = None) -> Record:
     """Return the record of the points from one number to another, the last one left out."""
-    record = pricer.record()
+    record = pricer.record(end - begin, progress)
     for start in range(begin, end, CHUNK):
         points = np.arange(start, min(start + CHUNK, end), dtype=np.int64)
         record.add(pricer.price(pricer.space.digits(points)))
@@ -511,15 +460,13 @@ def price_sample(
     pricer: Pricer,
     evaluations: int,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Record:
     """Return the record of points drawn evenly, none twice; of all, if there are not more."""
-    record = pricer.record()
     digits = draw_sample(pricer.space, evaluations, np.random.default_rng(seed))
+    record = pricer.record(len(digits), progress)
     for begin in range(0, len(digits), CHUNK):
         record.add(pricer.price(digits[begin : begin + CHUNK]))
-        if progress is not None:
-            progress(record.evaluations, len(digits))
     return record
 
 
@@ -542,8 +489,7 @@ def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDA
 # What a tuner found, and how it got there.
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceStep:
+class TraceStep(records.Record):
     """After so many evaluations, this was the best figure of the objective."""
 
     evaluations: int
@@ -551,14 +497,13 @@ class TraceStep:
     """Samples per second, seconds or bytes, by objective."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuningResult:
+class TuningResult(records.Record):
     """The best point of those that were priced; `best` is None where none of them runs."""
 
     tuner: str
     objective: Objective
-    best: PricedExecution | None
-    top: tuple[PricedExecution, ...] = ()
+    best: Point | None
+    top: tuple[Point, ...] = ()
     """As many as were asked for, the best first."""
     evaluations: int
     space_size: int
@@ -592,11 +537,14 @@ def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Reco
             trace.append(TraceStep(evaluations=evaluations, value=value))
             last = score
     refused = {REASONS[code]: int(n) for code, n in enumerate(record.counts) if code and n}
+    # batches are said where they differ
+    fixed = len({int(execution["batch_size"]) for _, _, execution, _ in record.ranked}) == 1
+    top = tuple(point_of(x, o, fixed_batch=fixed) for _, _, x, o in record.ranked)
     return TuningResult(
         tuner=tuner,
         objective=objective,
-        best=record.best,
-        top=tuple(point for _, _, point in record.ranked),
+        best=next(iter(top), None),
+        top=top,
         evaluations=record.evaluations,
         space_size=space.size,
         feasible=int(record.counts[0]),

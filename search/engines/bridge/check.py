@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from autopar.errors import InputError, did_you_mean
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import BLACKWELL, Launch
 from autopar.run.rules import Kind, Notice, notice, once
 from search.check.changes import Changes, arguments_of, laid_out
@@ -62,8 +61,7 @@ _SEQ = "model.seq_length"
 _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Place(Record):
     """Where a file's launch runs."""
 
     world_size: int

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(Record):
     """A row of the table."""
 
     variant: str

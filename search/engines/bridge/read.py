@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
 from typing import Any
 
-from autopar.records import dataclass
+from msgspec import field
+
+from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.training.adapters import Adapters, Target
 from search.engines.arguments import Ignored, UnpricedError
@@ -45,8 +46,7 @@ _PROGRAMS = re.compile(
 _WORD = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_]\w*(?:\.\w+)*)(?:=(?P<value>.*))?", re.S)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
+class Given(Record):
     """A setting as a file has it: one key, or an argument that sets several."""
 
     spelled: str
@@ -57,8 +57,7 @@ class Given:
     """Keys of `settings` that follow from the others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BridgeFile:
+class BridgeFile(Record):
     """What a file says: its recipe, and what it overrides."""
 
     recipe: Recipe

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from autopar.records import dataclass
+from autopar.records import Record
 from search.engines.bridge.presets import Preset, preset_of, preset_variants
 from search.engines.huggingface.architectures import architecture, architecture_names
 
@@ -20,8 +20,7 @@ Settings = dict[str, Any]
 """Values by dotted key; None is `null`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Record):
     """A recipe by its name, and what is known of it."""
 
     name: str

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autopar.documents.json import load_object
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice, once
 from search.check.changes import Changes, Move
@@ -203,8 +202,7 @@ def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # The file.
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptedFile:
+class ScriptedFile(Record):
     """A configuration and the arguments of its script, and where they run."""
 
     document: Mapping[str, Any]

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from autopar.documents.json import shorten
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import (
     AttentionKernel,
     Degrees,
@@ -79,8 +78,7 @@ HARMLESS_OF_HF = (
 """How arguments of Hugging Face's scripts begin that change neither memory nor time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerScript:
+class TrainerScript(Record):
     """What a script of Hugging Face's Trainer says beside a configuration."""
 
     model: Model

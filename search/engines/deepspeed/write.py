@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 from autopar.errors import UnsupportedError
@@ -100,11 +99,11 @@ _BUCKET_KEYS: Mapping[str, str] = {
 def _zero(trainer: TorchTrainer) -> _Section:
     found: _Section = {"stage": trainer.zero}
     buckets = buckets_at(trainer.buckets, trainer.zero)
-    for field in fields(Buckets):
-        value = getattr(buckets, field.name)
+    for name in Buckets.__struct_fields__:
+        value = getattr(buckets, name)
         # its defaults are those of `Buckets`
-        if value != getattr(BUCKETS, field.name):
-            found[_BUCKET_KEYS[field.name]] = value
+        if value != getattr(BUCKETS, name):
+            found[_BUCKET_KEYS[name]] = value
     if trainer.zero == 3:
         found["stage3_gather_16bit_weights_on_model_save"] = True
     return found

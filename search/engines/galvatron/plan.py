@@ -6,11 +6,9 @@ Nothing of a plan is lost. Newest: `torchrun train_dist.py train_dist.yaml`, who
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +18,7 @@ from autopar.documents.plan import read_strategy
 from autopar.documents.strategy import galvatron_document
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel, model_validator
+from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
 from search.engines.engine import (
@@ -384,7 +383,7 @@ def _pipeline(plan: Plan) -> str:
 
 
 def _train(job: Job) -> str:
-    plan, spec = job.plan, dataclasses.replace(job.spec, name=inert(job.spec.name))
+    plan, spec = job.plan, replace(job.spec, name=inert(job.spec.name))
     data = plan.world_size // plan.num_stages
     document = {
         "runtime": {

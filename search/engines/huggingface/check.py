@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import DocumentError, InputError
+from autopar.records import replace
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice
 from search.check.changes import Changes, Move

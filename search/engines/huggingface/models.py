@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.families.config import parse_hugging_face
 from autopar.price.profile import launch_model
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Attention, Model
 from autopar.run.model import ModelSpec
 from search.engines.huggingface.architectures import architecture
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sizes:
+class _Sizes(Record):
     """One decoder-only model of Llama's kind, if nothing else is said."""
 
     hidden: int

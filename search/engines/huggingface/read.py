@@ -9,11 +9,11 @@ DeepSpeed; model, sequence and batch are the script's. What accelerate refuses i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from autopar.documents.json import load_object, shorten
+from autopar.records import replace
 from autopar.run.launch import TorchTrainer
 from autopar.run.rules import refuse
 from autopar.run.runtime import Zero

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autopar.errors import InputError, UnsupportedError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch, Model
 from autopar.training.adapters import Adapters, Target
 from search.engines.huggingface.models import model_named
@@ -21,8 +21,7 @@ from search.engines.place import Place, spec_of
 _FOLDER = "model"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedModel:
+class NamedModel(Record):
     """A model as `--model_name_or_path` takes it."""
 
     name: str

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import (
     LayerStrategy,
     Plan,
@@ -68,8 +67,7 @@ SEVERAL = frozenset(
 # Strategies and the words for them, in both directions.
 
 
-@dataclass(frozen=True, kw_only=True)
-class MegatronDegrees:
+class MegatronDegrees(Record):
     """The degrees of the whole model."""
 
     tensor: int = 1
@@ -268,8 +266,7 @@ def import_megatron(
     return Imported(plan=plan, notes=tuple(notes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Arguments:
+class _Arguments(Record):
     """Flags with the checks that their words need."""
 
     path: Path

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 from autopar.documents.json import shorten
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, notice
 from search.check.changes import Changes, changed_words, changes_of
@@ -58,8 +57,7 @@ _BARE = re.compile(
 """Flags that take no value, of those that change time or memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MegatronWords:
+class MegatronWords(Record):
     """Arguments of Megatron-LM by flag without hyphens, and where they run."""
 
     words: Words

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from autopar.errors import InputError, UnsupportedError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import (
     LayerStrategy,
@@ -205,8 +204,7 @@ _MOVED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Nearest:
+class _Nearest(Record):
     """What the engine runs, as a plan and as degrees."""
 
     plan: Plan

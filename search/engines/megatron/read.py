@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 from autopar.documents.json import shorten
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import (
     Attention,
     Chunk,
@@ -38,8 +38,7 @@ from search.engines.megatron.release import Release, software_of
 from search.engines.text import Configuration, arguments_in
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadLaunch:
+class ReadLaunch(Record):
     """A launch, and the arguments that it does not depend on."""
 
     launch: Launch

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import AttentionKernel, Software, default_attention
 
 
-@dataclass(frozen=True, kw_only=True)
-class Release:
+class Release(Record):
     """When a launch ran, and in which of the trainer's two containers."""
 
     date: str = "9999-12-31"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from autopar.documents.json import load_object
 from autopar.documents.plan import read_strategy
 from autopar.documents.strategy import paddle_document
 from autopar.errors import DocumentError, InputError, UnsupportedError
+from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.engine import (

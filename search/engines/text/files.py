@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from search.engines.text.shell import script_command
 from search.engines.text.shell_values import Command
 
@@ -190,8 +191,7 @@ def _fail(path: object, line: int, problem: str) -> DocumentError:
 _MAX_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Configuration:
+class Configuration(Record):
     """Content of a file: flags of a command line, or a document."""
 
     path: Path

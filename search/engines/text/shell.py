@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autopar.errors import DocumentError
+from autopar.records import replace
 from search.engines.text.shell_expansion import Expansion, Shell
 from search.engines.text.shell_syntax import (
     DEEPEST,

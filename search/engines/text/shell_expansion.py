@@ -7,11 +7,10 @@ What only a running machine tells stays as it is written. Which statements run, 
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from autopar.errors import DocumentError
-from autopar.records import dataclass
 from search.engines.text.shell_syntax import (
     NAME,
     Body,

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from fnmatch import fnmatchcase
 
-from autopar.records import dataclass
+from msgspec import field
+
+from autopar.records import Record
 from search.engines.text.shell_syntax import NAME
 
 
@@ -333,8 +334,7 @@ def _applied(operator: str, one: int, other: int) -> int:
 # Words of a launch.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Record):
     """The words of one launch."""
 
     before: tuple[str, ...]

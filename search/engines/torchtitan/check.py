@@ -13,7 +13,7 @@ from typing import Any
 
 from autopar.errors import DocumentError, InputError
 from autopar.pipeline.schedules import schedule_problem
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice
 from search.check.changes import Changes, Move
@@ -55,8 +55,7 @@ def _owns(source: Configuration) -> bool:
 # What it ends with.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _File:
+class _File(Record):
     """A job file, and where it runs."""
 
     keys: Keys

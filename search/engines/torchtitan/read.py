@@ -9,14 +9,13 @@ recipes are Python. What torchtitan refuses is `search.engines.torchtitan.check`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from autopar.documents.json import shorten
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, TORCH_NAMES, Schedule, schedule_named
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import (
     Checkpointing,
     Chunk,
@@ -124,8 +123,7 @@ def generation_of(keys: Keys) -> Generation:
     return "2025"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TitanDegrees:
+class TitanDegrees(Record):
     """Degrees of a job file on so many GPUs."""
 
     world: int

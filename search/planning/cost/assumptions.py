@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autopar.arrays import Bool
 from autopar.rates.measured import HardwareProfile, falling_times, partial_spread
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.run.plan import LayerStrategy
 from autopar.units import format_count
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerModel:
+class LayerModel(Record, eq=False):
     """What was fitted of one layer type."""
 
     spec: LayerSpec

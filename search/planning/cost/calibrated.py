@@ -7,13 +7,14 @@ they leave, since the sizes of messages follow from the same parameters and do n
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import asdict
 
 from autopar.arrays import I64
 from autopar.rates.measured import Curve, HardwareProfile, Hiding
+from autopar.records import replace
 from autopar.run.model import (
     LayerProfile,
     ModelProfile,
@@ -72,7 +73,7 @@ def calibrated_host(hiding: Hiding, options: SearchOptions) -> Hiding:
     factor = options.calibration.computation.value
     names = ("host_forward_s", "host_backward_s", "host_collective_s", "host_experts_s")
     changes: dict[str, Any] = {name: factor * getattr(hiding, name) for name in names}
-    return dataclasses.replace(hiding, **changes)
+    return replace(hiding, **changes)
 
 
 def calibrated_bytes(values: I64, options: SearchOptions) -> I64:
@@ -100,7 +101,7 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
         return rows
     forward, backward, step = rows.seconds
     fixed = np.full(rows.at[0].shape, seconds)
-    return dataclasses.replace(rows, seconds=(forward, backward, {**step, "fixed": fixed}))
+    return replace(rows, seconds=(forward, backward, {**step, "fixed": fixed}))
 
 
 def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
@@ -111,7 +112,7 @@ def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
     changes: dict[str, Any] = {
         name: calibrated_bytes(getattr(rows, name), options) for name in names
     }
-    return dataclasses.replace(rows, **changes)
+    return replace(rows, **changes)
 
 
 def _longer_hardware(
@@ -119,7 +120,7 @@ def _longer_hardware(
 ) -> HardwareProfile:
     """Multiply collectives and transfers, and what follows from the rate of the memory."""
     rate = hardware.memory_bytes_per_s
-    return dataclasses.replace(
+    return replace(
         hardware,
         # a factor on times divides rates
         allreduce_bytes_per_s={
@@ -145,7 +146,7 @@ def _longer_hardware(
 
 
 def _longer_model(model: ModelProfile, factor: float) -> ModelProfile:
-    return dataclasses.replace(
+    return replace(
         model,
         layers=tuple(_layer(layer, factor) for layer in model.layers),
         other_times=tuple(_times(time, factor) for time in model.other_times),
@@ -153,7 +154,7 @@ def _longer_model(model: ModelProfile, factor: float) -> ModelProfile:
 
 
 def _layer(layer: LayerProfile, factor: float) -> LayerProfile:
-    return dataclasses.replace(
+    return replace(
         layer,
         times=tuple(_times(time, factor) for time in layer.times),
         sharded_times=tuple(_times(time, factor) for time in layer.sharded_times),
@@ -163,9 +164,9 @@ def _layer(layer: LayerProfile, factor: float) -> LayerProfile:
 def _times(time: _Time, factor: float) -> _Time:
     """Multiply every field that is in seconds."""
     changes = {
-        field.name: value * factor
-        for field in dataclasses.fields(time)
+        name: value * factor
+        for name, value in asdict(time).items()
         # the name of a field says its unit
-        if field.name.endswith("_s") and (value := getattr(time, field.name)) is not None
+        if name.endswith("_s") and value is not None
     }
-    return dataclasses.replace(time, **changes)
+    return replace(time, **changes)

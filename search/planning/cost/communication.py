@@ -16,7 +16,7 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.errors import InputError
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import dataclass
+from autopar.records import Record
 
 _BLOCK = 1 << 14
 """Messages on curves that are looked up together: large enough to be quick, small for a cache."""
@@ -197,8 +197,7 @@ class Message(NamedTuple):
     of two runs."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Group:
+class _Group(Record, eq=False):
     """What the documents say of one group."""
 
     bus_bytes_per_s: float

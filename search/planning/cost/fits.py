@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autopar.arrays import F64, I64
 from autopar.documents.sidecar import Form
 from autopar.errors import InputError
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import (
     LayerMemory,
     LayerProfile,
@@ -35,8 +35,7 @@ from search.request.options import SearchOptions
 _Note = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComputeFit:
+class ComputeFit(Record):
     """Seconds of b samples at one sequence length: launch_s + b*sample_s."""
 
     launch_s: float
@@ -56,8 +55,7 @@ class ComputeFit:
         return self.launch_s + batch * self.sample_s / shards
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredTime:
+class MeasuredTime(Record):
     """One measured time, in seconds for the whole batch."""
 
     batch: int
@@ -303,8 +301,7 @@ sequence parallelism norms and residuals run over S/t tokens and without over S,
 for the other; DTensor's layers have the same local matrices."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ComputeFits:
+class ComputeFits(Record, eq=False):
     """Fitted times of one layer type, at one sequence length."""
 
     whole: ComputeFit
@@ -355,8 +352,7 @@ class ComputeFits:
                     yield np.flatnonzero(mine & (rows.tensor == degree)), *found
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OtherFits:
+class OtherFits(Record, eq=False):
     """Fitted times of embedding, head and loss, unsharded."""
 
     forward: ComputeFit
@@ -544,8 +540,7 @@ _OTHER_PLACE = 1_000_000
 """Of embedding, head and loss, behind any layer type."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DrawnFits(ComputeFits):
+class DrawnFits(ComputeFits, eq=False):
     """The fits of a layer type with the coefficients of every replica, for `repeated` rows."""
 
     draws: LayerDraws
@@ -571,8 +566,7 @@ class DrawnFits(ComputeFits):
         return result
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DrawnOtherFits(OtherFits):
+class DrawnOtherFits(OtherFits, eq=False):
     """The fits of embedding, head and loss with the coefficients of every replica.
 
     For as many tables as there are replicas, of which each is priced in the next.

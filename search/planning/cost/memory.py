@@ -15,7 +15,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.price.risk import LaunchKind, odds_of_kind, reserve_share
 from autopar.rates.measured import COMMUNICATOR_BYTES, HardwareProfile
 from autopar.rates.model import ShardKind, backward_bytes
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import LayerMemory, LayerSpec, ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy
 from autopar.units import GIB
@@ -303,8 +303,7 @@ _Known = tuple[float | None, str]
 """Bytes, None where nothing says them, and from where they were derived ('': as counted)."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ActivationBytes:
+class ActivationBytes(Record, eq=False):
     """(S,) bytes per sample that a layer's strategy keeps, recomputes, and needs in its backward.
 
     kept is nan where it was not measured.
@@ -518,8 +517,7 @@ def _by_rule(ruled: Mapping[tuple[bool, int], str]) -> tuple[str, ...]:
 # How sure predictions are is in `autopar.price.risk`.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reserve:
+class Reserve(Record):
     """The memory of a device that no plan may fill."""
 
     share: float

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from autopar.arrays import F64, I64, Bool
 from autopar.errors import InputError
 from autopar.rates.measured import HardwareProfile, Speed
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec
 from autopar.run.plan import LayerStrategy, PipelineType, VocabStrategy, layer_problems
 from search.planning.cost.assumptions import Assumptions, LayerModel
@@ -86,8 +85,7 @@ from search.request.options import SearchOptions
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PricedTables:
+class PricedTables(Record, eq=False):
     """The planner's arrays, and the rows by category that they are the sums of."""
 
     tables: PlanTables

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.rates.measured import Hiding, HostCalls, host_calls, together_s
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import PipelineType
 from search.planning.cost.tables import Pricing, Rows, sum_of
 from search.request.options import SearchOptions
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerTime:
+class LayerTime(Record, eq=False):
     """Seconds by category, each (n,): of one micro-batch, and `step` once per training step."""
 
     forward: dict[str, F64]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autopar.arrays import F64
 from autopar.pipeline.replay import Seconds, by_chunk
 from autopar.pipeline.schedules import SCHEDULES, Schedule, check_schedule, default_group
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.plan import PipelineType
 from search.planning.cost.tables import PlanTables
 
@@ -32,8 +32,7 @@ _WORK: tuple[Literal["forward", "backward", "tail"], ...] = ("forward", "backwar
 """In the order of the compiled codes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(Record):
     """One piece of work of one stage, in seconds since the start of the step."""
 
     stage: int
@@ -50,8 +49,7 @@ _RHYTHM = 840
 """Micro-batches over which growth is taken: every rhythm of up to 8 of them divides it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayResult:
+class ReplayResult(Record):
     """What happened in one step."""
 
     step_time_s: float
@@ -184,8 +182,7 @@ def _long_step(
 # The objective: a step from its stages, and their memory.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Record):
     """Time and memory of a plan; lists have one entry per stage."""
 
     step_time_s: float

@@ -7,19 +7,19 @@ of the kinds of data parallelism that a plan's layers have: replicas, ZeRO-1, Ze
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, replace
 from typing import Literal
 
+from msgspec import field
+
 from autopar.price.state_layouts import StateRecipe, recipe_of
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from search.request.options import SearchOptions
 
 Kind = Literal["ddp", "zero1", "zero2", "zero3"]
 KINDS: tuple[Kind, ...] = ("ddp", "zero1", "zero2", "zero3")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KindBytes:
+class KindBytes(Record):
     """Bytes of a parameter of a layer whose data ranks are of one kind."""
 
     whole: float
@@ -36,8 +36,7 @@ class KindBytes:
     """Of a rank, however many parameters it has: buckets."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Record):
     """Bytes per parameter and per activation element of a training precision."""
 
     weight: float

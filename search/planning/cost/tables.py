@@ -32,18 +32,18 @@ first layer the type of the first layer, between last layer and head that of the
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64, Bool
 from autopar.rates.measured import HardwareProfile, Hiding
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
 from search.planning.cost.communication import Groups
 from search.planning.cost.recipes import Recipe
@@ -55,8 +55,7 @@ POSITIONS = ("only", "first", "last")
 STAGE_KINDS = ("only", "first", "middle", "last")
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class ActivationLayout:
+class ActivationLayout(Record, order=True):
     """How the activation between two layers is spread over a stage's ranks."""
 
     sequence_shards: int
@@ -69,8 +68,7 @@ class ActivationLayout:
     """Tensor ranks are not neighbours: the same shards of a sample lie on other ranks."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlanTables:
+class PlanTables(Record, eq=False):
     """Everything the planner core needs; see the module docstring for axes and formulas."""
 
     world_size: int
@@ -141,7 +139,7 @@ class PlanTables:
 
     def num_bytes(self) -> int:
         """Return the memory of all arrays, in bytes."""
-        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+        return sum(v.nbytes for v in asdict(self).values() if isinstance(v, np.ndarray))
 
 
 _SECOND_AXIS = ("static_bytes", "transient_bytes", "vocab_static_bytes", "vocab_transient_bytes")
@@ -160,12 +158,12 @@ def joined(
     order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
     all_dp = [kind for _, part in parts for kind in part.table_dp]
     arrays: dict[str, Any] = {}
-    for name, array in vars(first).items():
+    for name, array in asdict(first).items():
         if isinstance(array, np.ndarray) and name not in _OF_ALL_TABLES:
             axis = int(name in _SECOND_AXIS)
             whole = np.concatenate([getattr(part, name) for _, part in parts], axis=axis)
             arrays[name] = whole.take(order, axis=axis)
-    return dataclasses.replace(
+    return replace(
         first,
         table_dp=tuple(all_dp[i] for i in order.tolist()),
         candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
@@ -183,8 +181,7 @@ _OF_ALL_TABLES = (
 # Rows priced: seconds and bytes of every (table, strategy), by category.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PricedRows:
+class PricedRows(Record, eq=False, dict=True):
     """Seconds and bytes of (table, strategy), split by category.
 
     Seconds are kept for the priced rows alone: a search needs their sums, and only what is shown
@@ -276,8 +273,7 @@ class PricedRows:
         return self.unpriced_s if name in ("forward", "backward", "tail") else 0.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerRows(PricedRows):
+class LayerRows(PricedRows, eq=False):
     """One layer type priced, axes (N, S).
 
     Categories: forward, tp, ulysses, cp, zero3; backward, recompute, tp, ulysses, cp, zero3, sync;
@@ -318,8 +314,7 @@ def sum_of(parts: Mapping[str, F64]) -> F64:
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Pricing:
+class Pricing(Record, eq=False):
     """What rows of every kind are priced with."""
 
     hardware: HardwareProfile
@@ -332,8 +327,7 @@ class Pricing:
     """Of `hardware`, where the times of the model are estimates too."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
+class Rows(Record, eq=False, dict=True):
     """Flat arrays over the n priced rows; `valid` marks those that are also legal."""
 
     shape: tuple[int, int]
@@ -418,9 +412,9 @@ class Rows:
 
     def take(self, places: I64) -> Rows:
         """Return the rows at these places, in their order and as often as they are named."""
-        names = (field.name for field in dataclasses.fields(self) if field.name != "shape")
+        names = (name for name in self.__struct_fields__ if name != "shape")
         taken: dict[str, Any] = {name: getattr(self, name).take(places) for name in names}
-        return dataclasses.replace(self, **taken)
+        return replace(self, **taken)
 
 
 def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
@@ -432,8 +426,7 @@ def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
     return stages, samples, zero
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Grid:
+class Grid(Record, eq=False):
     """What rows of (table, strategy) are, whatever is priced: degrees, groups and samples.
 
     Axes beside N and S: D distinct numbers of stages, H different degrees of strategies.

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import LayerProfile, LayerSpec, head_dim
 from autopar.run.plan import LayerStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
@@ -36,8 +36,7 @@ from search.planning.cost.tables import ActivationLayout, Pricing, Rows
 # the parameters that a rank of the tensor group holds, not sharded by data.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OptimizerCurve:
+class OptimizerCurve(Record, eq=False):
     """Seconds of one module's step over its parameters on a rank, rising."""
 
     parameters: F64
@@ -104,8 +103,7 @@ def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Activation
     )
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class Exchange:
+class Exchange(Record, order=True):
     """One collective of a redistribution; its message is `multiple` times X."""
 
     operation: str

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.rates.measured import Hiding
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.run.plan import PipelineType, VocabStrategy, data_degree, vocab_problems
 from search.planning.cost.communication import Asking, Message
@@ -54,8 +54,7 @@ _STATE_BYTES_DOCUMENTED = 16.0
 """Bytes per parameter in the model states of the documented memory file."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class VocabModel:
+class VocabModel(Record, eq=False):
     """What the vocabulary layers are: architecture, fitted time, memory by position."""
 
     spec: ModelSpec
@@ -67,8 +66,7 @@ class VocabModel:
     """The measured step of layers, which updates parameters of the embedding and head alike."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class VocabRows(PricedRows):
+class VocabRows(PricedRows, eq=False):
     """The vocabulary layers priced; axes (N tables, 3, E), of `valid` and `priced` (N, E).
 
     Categories: forward, tp, zero3; backward, tp, zero3, sync; tail, optimizer, tied (all-reduce of
@@ -246,8 +244,7 @@ def vocab_rows(
 _ONLY, _FIRST, _LAST = range(len(POSITIONS))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Positions:
+class _Positions(Record, eq=False):
     """Where the rows of positions are, one position after the other."""
 
     number: I64
@@ -256,8 +253,7 @@ class _Positions:
     """Of every position."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Moments:
+class _Moments(Record, eq=False):
     """(n,) bytes of weights and gradients of embedding and head at the moments of a step."""
 
     held: F64
@@ -503,8 +499,7 @@ def _estimated_time(
     return with_stragglers(times, pricing)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Messages:
+class _Messages(Record, eq=False):
     """What the rows of all positions send."""
 
     of_positions: list[Message]

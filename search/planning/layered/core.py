@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import InputError, InstallError
-from autopar.records import dataclass
+from autopar.records import Record
 
 if TYPE_CHECKING:
     from _autopar_core import Knowledge
@@ -51,8 +52,7 @@ _LARGEST = 1e150
 """No second or byte is that large; sums of larger numbers would overflow."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageSolution:
+class StageSolution(Record):
     """The optimum of one stage; `total_s` is infinite and `choice` empty when infeasible."""
 
     status: Literal["optimal", "infeasible"]
@@ -64,8 +64,7 @@ class StageSolution:
     """No choice within the budget is faster than this."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableChoice:
+class TableChoice(Record):
     """A plan as indices into PlanTables."""
 
     candidate: int
@@ -75,8 +74,7 @@ class TableChoice:
     step_time_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableSolution:
+class TableSolution(Record):
     """Answer of the joint planner over tables; index fields are -1 / empty without a plan."""
 
     status: Literal["optimal", "infeasible", "time_limit"]
@@ -199,7 +197,7 @@ _GROUPS = {"ddp": 0, "zero2": 1, "zero1": 2}
 
 def _arrays(tables: PlanTables, stage_allowed: NDArray[np.bool_] | None) -> dict[str, Any]:
     arrays: dict[str, Any] = {
-        name: value for name, value in vars(tables).items() if isinstance(value, np.ndarray)
+        name: value for name, value in asdict(tables).items() if isinstance(value, np.ndarray)
     }
     arrays["valid"] = tables.valid.astype(np.uint8)
     arrays["vocab_valid"] = tables.vocab_valid.astype(np.uint8)

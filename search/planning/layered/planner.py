@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from autopar.command.fields import rows_of, written
 from autopar.errors import InputError, OptionError
 from autopar.rates.accuracy import probability_faster
 from autopar.rates.measured import HardwareProfile
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import Plan, Prediction
 from autopar.sources import Source
@@ -138,8 +138,7 @@ FRONTIER_STEPS = 64
 """At most so many points of `Planner.frontier`."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Built:
+class _Built(Record, eq=False):
     """The search space of some batch sizes, priced."""
 
     space: SearchSpace

@@ -9,7 +9,6 @@ file and read back gets the same figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from itertools import groupby
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from autopar.arrays import F64
 from autopar.command.asking import frame, shown_table
 from autopar.errors import InputError
 from autopar.rates.accuracy import RunClass, class_of_sources
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.plan import (
     PUBLISHED_RUNS,
     LayerRun,
@@ -52,8 +51,7 @@ from search.planning.cost.vocabulary import VocabRows
 Status = Literal["optimal", "infeasible", "time_limit"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alternative:
+class Alternative(Record):
     """The best plan that differs in kind from every better one."""
 
     plan: Plan
@@ -67,8 +65,7 @@ class Alternative:
     published runs of one model were off apart from what they shared; None without spread."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Infeasibility:
+class Infeasibility(Record):
     """Why nothing fits: the plan nearest to fitting and what it lacks."""
 
     stage: int
@@ -79,8 +76,7 @@ class Infeasibility:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchStats:
+class SearchStats(Record):
     """What the search did."""
 
     states: int
@@ -93,8 +89,7 @@ class SearchStats:
     wall_s: float
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class SearchResult:
+class SearchResult(Record):
     """Answer of one search; `plan` is None when it is `infeasible`, or none was found in time.
 
     In a notebook it is a sentence and a table; every plan of it is thousands of characters long.
@@ -231,8 +226,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 # The prediction of a plan.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Searched:
+class Searched(Record, eq=False):
     """A plan as the search found it, in the tables that were priced for the search."""
 
     priced: PricedTables
@@ -241,8 +235,7 @@ class Searched:
     vocab_index: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Priced:
+class _Priced(Record, eq=False):
     """A plan as indices into tables that hold its strategies."""
 
     tables: PlanTables

@@ -7,11 +7,10 @@ assumed is said in sentences. Nothing here is printed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autopar.errors import InputError, OptionError
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
@@ -37,8 +36,7 @@ _TOKENS = 4 << 20
 """Of a step where nobody says its batch: what models of today are trained with at first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Record):
     """What is asked of trainers with one set of degrees."""
 
     spec: ModelSpec
@@ -72,8 +70,7 @@ class Question:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineAnswer:
+class EngineAnswer(Record):
     """What one trainer can do."""
 
     engine: EngineSpace
@@ -95,8 +92,7 @@ class EngineAnswer:
         return self.solved.solutions[0] if self.solved and self.solved.solutions else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Record):
     """The launches that answer a question, each trainer's, the fastest first."""
 
     question: Question

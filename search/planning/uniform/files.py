@@ -13,14 +13,14 @@ from typing import Any, cast
 
 from autopar import __version__
 from autopar.command.answers import is_answer
-from autopar.command.options import own_names
+from autopar.command.dialect import own_names
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.output import safe_name
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch, chunks_of_sizes
 from autopar.run.rules import Notice
 from autopar.run.runtime import Zero
@@ -213,8 +213,7 @@ def file_name(answer: Answer, request: Mapping[str, object]) -> Path:
 # Reading.
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredLaunch:
+class StoredLaunch(Record):
     """A launch made again from its file."""
 
     engine: str

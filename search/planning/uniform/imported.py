@@ -7,7 +7,6 @@ what a choice does not hold of a launch is kept beside it (`autopar.training.lau
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
 from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
 from autopar.price.profile import launch_model
-from autopar.records import dataclass
+from autopar.records import Record, replace
 from autopar.run.launch import Degrees, Launch, Model, chunks_of_sizes
 from autopar.training.launch_settings import settings_of, with_settings
 from search.engines.choice import (
@@ -55,8 +54,7 @@ _ENGINES: Mapping[Engine, str] = {"megatron-bridge": "megatron"}
 """Whose launches those of a trainer are, where they are another's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportedLaunch:
+class ImportedLaunch(Record):
     """A launch of somebody's files, as a search's."""
 
     engine: str
@@ -321,8 +319,7 @@ def choice_of(launch: Launch) -> Choice:
 # Another trainer.
 
 
-@dataclass(frozen=True, kw_only=True)
-class TakenOver:
+class TakenOver(Record):
     """A launch as another trainer can run it."""
 
     choice: Choice

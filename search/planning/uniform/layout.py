@@ -20,7 +20,7 @@ from autopar.errors import InputError
 from autopar.pipeline.orders import part_of
 from autopar.pipeline.placement import alike_counts, spread_count
 from autopar.pipeline.schedules import SCHEDULES, Schedule
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Chunk, chunks_of_sizes, even_chunks
 
 Layout = tuple[tuple[Chunk, ...], ...]
@@ -117,8 +117,7 @@ def balanced_sizes(
 # Layouts by the kinds of their layers
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Arrangement:
+class Arrangement(Record, eq=False):
     """A layout by how many layers of each kind its stages have, stages that are alike once.
 
     `again` is what `block N` computes again, the first N of each chunk, for N from 0 to the layers

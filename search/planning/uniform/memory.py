@@ -30,7 +30,7 @@ from autopar.price.parameters import Weight, chunk_weights, layer_weights
 from autopar.price.peak import backward_bytes, deferred_head_bytes, dispatched_bytes, head_bytes
 from autopar.price.risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
 from autopar.price.sharded import recipe_of_launch
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import Checkpointing, Chunk, Launch, Recompute
 from autopar.training.offload import Offload, OffloadModule
 from search.engines.choice import FULL, NONE, recompute_of
@@ -174,8 +174,7 @@ class StageBytes(NamedTuple):
     """Of the layer whose backward comes first; None: it is another one."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Sizes:
+class Sizes(Record, eq=False):
     """Bytes and elements of a rank by kind of layer, for one micro-batch."""
 
     saved: F64

@@ -20,7 +20,7 @@ from autopar.pipeline.schedules import (
     Schedule,
     schedule_problem,
 )
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import chunks_of_sizes
 from autopar.run.rules import (
     BATCH,
@@ -293,8 +293,7 @@ _NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "schedule": ("pp",), "etp": 
 """Of free values, those that they are made of."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
+class _Failure(Record):
     """Why no combination is legal."""
 
     notice: Notice

@@ -19,7 +19,7 @@ import numpy as np
 
 from autopar.errors import InputError
 from autopar.price.step import StepTime
-from autopar.records import dataclass, replace
+from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from search.check.assessment import Assessment, Target
 from search.engines.choice import NONE, Choice, Fixed
@@ -32,8 +32,7 @@ from search.planning.uniform.smallest import smallest_launch
 from search.planning.uniform.space import Space
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
+class Solution(Record):
     """A launch, and its price."""
 
     choice: Choice
@@ -71,8 +70,7 @@ class Solution:
         return step.total_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effort:
+class Effort(Record):
     """What a search has looked at."""
 
     degrees: int
@@ -89,8 +87,7 @@ class Effort:
     cpu_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shortage:
+class Shortage(Record):
     """What a launch lacks where none fits."""
 
     stage: int
@@ -107,8 +104,7 @@ class Shortage:
     """It is the host that lacks memory: what is there leaves enough of the device free."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solved:
+class Solved(Record):
     """The best launches of an engine, fastest first; none where nothing fits."""
 
     engine: EngineSpace

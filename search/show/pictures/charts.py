@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from autopar.records import dataclass
+from autopar.records import Record
 
 _COLOURS = {
     "gemm": "c1",
@@ -54,8 +54,7 @@ def colour_of(term: str) -> str:
     return _COLOURS.get(term, _PLAIN)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """One mark of a chart."""
 
     x: float
@@ -65,8 +64,7 @@ class Point:
     """The answer itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Record):
     """Marks of one colour, joined in charts of lines."""
 
     name: str

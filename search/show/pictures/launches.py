@@ -7,12 +7,12 @@ search has found, and what other batches and clusters would give, which is price
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.risk import few_runs_of, odds_of_any, reserved_interval
+from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.check.assessment import Assessment, Target
 from search.show.pictures.charts import Point, Series, lines, scatter, table

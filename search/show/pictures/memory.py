@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autopar.price.account import Account, Term, moment_terms
 from autopar.price.schedule import Event, Moment
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 from autopar.run.plan import Prediction
 from search.show.pictures.timeline import Timeline, Track
@@ -27,8 +27,7 @@ _OTHERS = "others"
 _KINDS = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageMemory:
+class StageMemory(Record):
     """What a rank of a stage has allocated over a step."""
 
     names: tuple[str, ...]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.show.pictures.charts import bars, colour_of, stacks, table
 from search.show.pictures.layers import Piece
@@ -38,8 +38,7 @@ _TIMELINE_WORDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fact:
+class Fact(Record):
     """One figure of the headline."""
 
     label: str
@@ -47,16 +46,14 @@ class Fact:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
+class Section(Record):
     """A part of the page that somebody else made: a heading, and HTML below it."""
 
     heading: str
     content: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
+class Page(Record):
     """Everything that a page shows."""
 
     title: str

@@ -8,8 +8,9 @@ apportioned, which `Timeline.notes` says, so that the last span ends with the pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from msgspec import field
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import Kind
@@ -17,7 +18,7 @@ from autopar.pipeline.replay import Timed, replay
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.schedule import micro_batch_group
 from autopar.price.step import KnownLayers, StageTime, StepTime, held_blocks
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 from autopar.run.plan import Plan, Prediction
 from search.check.assessment import Assessment, Target
@@ -85,8 +86,7 @@ class Span(NamedTuple):
     """Part of it runs beside computation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Track:
+class Track(Record):
     """One stage of the pipeline, whose ranks all do the same at the same time."""
 
     stage: int
@@ -133,8 +133,7 @@ class Track:
         yield from self.once
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
+class Timeline(Record):
     """A predicted step, event by event."""
 
     step_s: float

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.launch import Launch
 from search.show.pictures.timeline import Span, Stream, Timeline, Track, Work
 
@@ -41,8 +41,7 @@ _MOST_PIECES = 250_000
 _ARGUMENTS = "(ncclDevKernelArgsStorage<4096ul>)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceNames:
+class TraceNames(Record):
     """In whose words a trace is."""
 
     dialect: Dialect

@@ -6,8 +6,8 @@ Source: arXiv 2410.00273.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from autopar.records import replace
 from search.closed_form.tensor2d.documents import Model, Strategy
 from search.closed_form.tensor2d.exploration import assignments, divisors
 from tests.oracles.tensor2d.step import Candidate

@@ -7,9 +7,10 @@ published rows: seconds, 1e9 bytes, 1e12 FLOP.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
+from autopar.records import replace
 from search.closed_form.tensor2d.documents import Model, Strategy, System
 from search.closed_form.tensor2d.engine import Quirks
 from tests.oracles.tensor2d.edges import embedding_rows, head_rows

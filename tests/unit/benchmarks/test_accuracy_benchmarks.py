@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from autopar.records import replace
 from benchmarks import accuracy, accuracy_collectives
 from benchmarks.accuracy_models import MODELS, Answer, calculon, planner, tensor2d
 from benchmarks.accuracy_rows import FILES, UnusableError, read_rows, run_of

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar.documents.model import read_model_profile
+from autopar.records import replace
 from autopar.run.model import ModelProfile
 from benchmarks.held_out_fit import FITS, held_out, main
 from tests.unit.profile_model_support import LLAMA, measured_dir

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autopar.records import replace
+from search.closed_form.answers import Answer, Part, Point
 from search.closed_form.calculon.exploration import Space, explore
 from search.closed_form.files import calculon_system, load_application
 from search.closed_form.pictures import save_pictures
-from search.closed_form.questions import Answer, Part, Point
 
 pytest.importorskip("matplotlib", reason="needs the extra plot")
 
@@ -54,7 +54,7 @@ def test_lengths_of_bars_that_lack_the_last_part(tmp_path: Path) -> None:
 def test_a_map_of_degrees(tmp_path: Path) -> None:
     """Every rate is in its cell; what cannot run and what does not exist look different."""
     degrees = {(1, 1): 10.0, (1, 2): 12.5, (2, 1): None}
-    found = dataclasses.replace(answer(4, 0.08, {"forward": 1.0}), degrees=degrees)
+    found = replace(answer(4, 0.08, {"forward": 1.0}), degrees=degrees)
     save_pictures(str(tmp_path), [found], title="any", unit="processor", paths=(), formats=("svg",))
     picture = (tmp_path / "degrees.svg").read_text(encoding="utf-8")
     for words in (
@@ -62,7 +62,7 @@ def test_a_map_of_degrees(tmp_path: Path) -> None:
         *("none can run", "no such pair in the space", "the best of all"),
     ):
         assert f">{words}<" in picture
-    full = dataclasses.replace(found, degrees={(1, 1): 10.0, (1, 2): 12.5})
+    full = replace(found, degrees={(1, 1): 10.0, (1, 2): 12.5})
     save_pictures(str(tmp_path), [full], title="any", unit="GPU", paths=(), formats=("svg",))
     assert "none can run" not in (tmp_path / "degrees.svg").read_text(encoding="utf-8")
 
@@ -83,7 +83,7 @@ def test_rates_of_degrees_are_the_best_of_all_executions() -> None:
         best[int(t), int(p)] = max(best.get((int(t), int(p)), 0.0), float(rate))
     found = explore(*documents, space, top=1, degrees=True, threads=2)
 
-    kept = {pair: row.sample_rate_per_s for pair, row in found.degrees.items() if row is not None}
+    kept = {pair: row for pair, row in found.degrees.items() if row is not None}
     assert kept == best
     assert len(best) > 4
-    assert found.top == explore(*documents, space, top=1).top
+    assert found.best == explore(*documents, space, top=1).best

@@ -11,17 +11,11 @@ import pytest
 from rich.console import Console
 
 from autopar.command.answers import without_head
-from search.closed_form.calculon import evaluate
+from search.closed_form.calculon import evaluate, exploration as calculon_points
 from search.closed_form.calculon.documents import Execution
 from search.closed_form.calculon.exploration import peers
 from search.closed_form.files import calculon_system, execution_keys, tensor2d_system
-from search.closed_form.questions import (
-    calculon_memory,
-    calculon_time,
-    tensor2d_memory,
-    tensor2d_time,
-)
-from search.closed_form.tensor2d import Quirks as Tensor2dQuirks
+from search.closed_form.tensor2d import Quirks as Tensor2dQuirks, exploration as tensor2d_points
 from search.commands import estimate as cli_estimate
 from tests.command_lines import last_said
 
@@ -74,7 +68,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports be written for 80 columns."""
     monkeypatch.setattr(
-        "autopar.command.show.make_console",
+        "autopar.command.console.make_console",
         lambda stream: Console(file=stream, width=80, highlight=False),
     )
 
@@ -114,13 +108,7 @@ def test_parts_add_up(change: dict[str, Any]) -> None:
     for vocabulary in (0, 51200):
         a = {**SIZES, "num_blocks": 32, "hidden": 4096, "attn_heads": 32, "feedforward": 16384}
         s = evaluate({**a, "vocab_size": vocabulary}, x, calculon_system("a100"))
-        time = calculon_time(s)
-        memory = calculon_memory(
-            s,
-            weights=x["weight_offload"],
-            activations=x["activations_offload"],
-            optimizer=x["optimizer_offload"],
-        )
+        time, memory = calculon_points.time_parts(s), calculon_points.memory_parts(s, x)
 
         assert sum(part.amount for part in time) == pytest.approx(s["total_time"], rel=1e-12)
         needed = sum(part.amount for part in memory)
@@ -264,8 +252,10 @@ def test_execution_file_says_what_options_say(
 
     s = without_head(json.loads(from_file))
     assert s == without_head(json.loads(answer(capsys, *options, "--json", "-", "--layers")))
-    assert sum(part.amount for part in tensor2d_time(s)) == pytest.approx(s["t"], rel=1e-9)
-    needed = sum(part.amount for part in tensor2d_memory(s))
+    assert sum(part.amount for part in tensor2d_points.time_parts(s)) == pytest.approx(
+        s["t"], rel=1e-9
+    )
+    needed = sum(part.amount for part in tensor2d_points.memory_parts(s))
     assert needed == pytest.approx(s["mem"] * 1e9, rel=1e-9)
     text = answer(capsys, *options, "--layers")
     assert all(f"\n{row['name']} " in text for row in s["layers"])

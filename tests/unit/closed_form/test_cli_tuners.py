@@ -40,7 +40,7 @@ def test_the_best_of_all_is_shown(arguments: list[str], capsys: pytest.CaptureFi
 
     assert best is not None
     assert "best of all" in shown.out
-    assert f"{best.sample_rate_per_s:.5g} samples/s" in shown.out
+    assert f"{best.rate_per_s:.5g} samples/s" in shown.out
     lines = [line.split() for line in shown.out.splitlines()]
     assert ["tensor_par", str(best.execution["tensor_par"])] in lines
     assert ["optimizer_sharding", "true"] in lines

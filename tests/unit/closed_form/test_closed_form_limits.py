@@ -68,7 +68,7 @@ def test_sizes_of_many_divisors_in_two_dimensions(domain: int, keep_all: bool) -
         survey(
             *("2d", WIDE, 720_720, 14_414_400, MACHINE | {"nvlink_size": domain}),
             top=1,
-            keep_all=keep_all,
+            each=(lambda *_: None) if keep_all else None,
         )
 
 
@@ -82,7 +82,7 @@ def test_candidates_that_no_list_holds() -> None:
     ):
         survey(
             *("2d", WIDE, 720_720, 14_414_400, MACHINE | {"nvlink_size": 55440}),
-            keep_all=True,
+            each=lambda *_: None,
         )
 
 

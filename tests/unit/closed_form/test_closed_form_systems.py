@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
@@ -19,6 +18,7 @@ from hypothesis import example, given, strategies as st
 from autopar.documents import catalog
 from autopar.errors import DocumentError
 from autopar.rates.card import Card, load_card
+from autopar.records import replace
 from search.closed_form.calculon.documents import System as CalculonSystem
 from search.closed_form.files import (
     calculon_from_card,
@@ -191,7 +191,7 @@ def test_every_shipped_card_makes_both_systems(name: str) -> None:
 def test_a_card_that_lacks_numbers(make: Callable[[Card], object], kept: set[str]) -> None:
     """One sentence names the card and a key that is missing; other keys are not missed."""
     whole = load_card("h100")
-    card = dataclasses.replace(whole, more={key: whole.more[key] for key in kept})
+    card = replace(whole, more={key: whole.more[key] for key in kept})
     missing = NEEDED[make] - kept
     if not missing:
         system = make(card)

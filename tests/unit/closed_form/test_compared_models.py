@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from autopar.price.step import step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import DEFAULT_STACK
+from autopar.records import replace
 from autopar.run.job import job_of_plan
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.closed_form.calculon import evaluate
@@ -81,9 +81,8 @@ def test_bottom_up_is_the_step_of_its_job(question: PlanQuestion) -> None:
 
     assert (question.stack.name, question.card.name) == ("megatron-core", "a100-80gb")
     assert column.total_s == step.total_s
-    assert column.interval is not None
-    assert (column.interval.low_s, column.interval.high_s) == runs.interval_s(step.total_s)
-    assert (column.interval.stack, column.interval.rows) == ("megatron-core", runs.rows)
+    assert column.runs == runs
+    assert runs.stack == "megatron-core"
 
 
 def test_planner_is_what_the_file_says(question: PlanQuestion, path: Path) -> None:
@@ -157,8 +156,8 @@ def test_no_closed_form_has_experts(question: PlanQuestion) -> None:
     asked = replace(question, spec=spec, plan=plan)
     found = {one.model: one for one in compare(asked).columns}
 
-    assert found["bottom_up"].interval is not None
-    assert found["bottom_up"].interval.experts
+    assert found["bottom_up"].runs is not None
+    assert found["bottom_up"].runs.experts
     for model in ("calculon", "tensor2d"):
         assert "is a mixture of experts" in found[model].reason
 

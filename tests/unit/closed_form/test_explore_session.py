@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from search.closed_form.questions import Answer, Point, Search, Watched
+from search.closed_form.answers import Answer, Point, Watched
+from search.closed_form.questions import Search
 from search.commands.explore import AnswerSpec, Question, execute
 
 POINT = Point(

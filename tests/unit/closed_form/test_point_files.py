@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from autopar.errors import OptionError
+from search.closed_form.answers import Answer, Watched
 from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
-from search.closed_form.questions import Answer, Asked, CalculonSearch, Tensor2dSearch, Watched
+from search.closed_form.questions import Asked, CalculonSearch, Tensor2dSearch
 from search.closed_form.session import PointFile
 from search.closed_form.tensor2d import (
     Model,

@@ -13,6 +13,7 @@ from search.closed_form.tensor2d.engine import link_s
 from tests.oracles.tensor2d.rows import Link, Pass, Row
 from tests.oracles.tensor2d.space import candidates
 from tests.oracles.tensor2d.step import row_time
+from tests.parity.test_tensor2d_engine import every_candidate
 
 L, EMBED, HEADS, DEPTH, WIDE = 256, 1024, 8, 4, 4096
 MODEL = Model(l=L, e=EMBED, h=HEADS, depth=DEPTH, f=WIDE)
@@ -274,7 +275,8 @@ def test_q12_narrow_panels() -> None:
     narrow = Model(l=32768, e=256, h=2, depth=1, f=1024)
     found = [c for c in candidates(narrow, "2d", 256, 256, 4) if c.rows == 256]
     assert {c.panels for c in found} == {256}
-    whole = survey("2d", narrow, 256, 256, SYSTEM, keep_all=True).all["candidate"]
+    _, every = every_candidate("2d", narrow, 256, 256, SYSTEM)
+    whole = every["candidate"]
     assert set(whole["nb"][whole["tp2"] == 256].tolist()) == {256}
 
     before = SYSTEM.model_dump()
@@ -295,7 +297,7 @@ def test_q13_machines_in_any_order() -> None:
         found = {}
         for domain in domains:
             machine = SYSTEM.model_copy(update={"nvlink_size": domain})
-            found[domain] = [survey("1d", MODEL, n, 64, machine).candidates for n in (2, 3, 4, 12)]
+            found[domain] = [survey("1d", MODEL, n, 64, machine).considered for n in (2, 3, 4, 12)]
             listed = [len(list(candidates(MODEL, "1d", n, 64, domain))) for n in (2, 3, 4, 12)]
             assert found[domain] == listed
         return found

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleExecution
-from search.closed_form.tensor2d import STRATEGIES, Strategy, evaluate, evaluate_many, survey
+from search.closed_form.tensor2d import STRATEGIES, Strategy, evaluate, evaluate_many
 from search.closed_form.tensor2d.engine import pack_candidates
+from tests.parity.test_tensor2d_engine import every_candidate
 from tests.unit.explore_documents import MODEL, TENSOR2D_SYSTEM
 
 SYSTEM = TENSOR2D_SYSTEM | {"nvlink_size": 8}
@@ -130,6 +131,6 @@ def test_candidate_that_no_search_has(
 def test_panels_of_one_gpu_are_one_candidate(compat: bool) -> None:
     """Where nothing is divided, panels change nothing; the published model counts them."""
     system = SYSTEM | {"hbm_capacity": 1e6}
-    found = survey("2d", MODEL, 2, 4, system, top=1000, keep_all=True, compat=compat)
-    alone = [x for x in found.all["candidate"] if x["tp1"] == x["tp2"] == 1]
+    _, found = every_candidate("2d", MODEL, 2, 4, system, compat=compat)
+    alone = [x for x in found["candidate"] if x["tp1"] == x["tp2"] == 1]
     assert {int(x["nb"]) for x in alone} == ({1, 2, 4, 8} if compat else {1})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -27,6 +26,7 @@ from autopar.entry import SUBCOMMANDS
 from autopar.errors import DocumentError, OptionError, fitted
 from autopar.output import refuse_clashes, write_text
 from autopar.rates.command import COMMAND as ESTIMATE
+from autopar.records import replace
 from autopar.statistics import latency_bandwidth_fit
 from profiler.plan.command import COMMAND as PLAN
 from profiler.show.pictures import ASCII, Quantity, draw
@@ -259,8 +259,8 @@ def test_a_launch_command_enters_any_folder(path: str, tmp_path: Path) -> None:
 
 def test_a_name_is_no_interpolation_of_a_yaml() -> None:
     """Galvatron reads its files with OmegaConf, which replaces `${...}` inside any text."""
-    spec = dataclasses.replace(load_spec("llama2-7b"), name="${oc.env:HOME} ${x}")
-    plan = dataclasses.replace(
+    spec = replace(load_spec("llama2-7b"), name="${oc.env:HOME} ${x}")
+    plan = replace(
         HETEROGENEOUS,
         stage_sizes=(spec.num_layers // 2,) * 2,
         layers=HETEROGENEOUS.layers[:1] * spec.num_layers,

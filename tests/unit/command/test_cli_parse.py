@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 from hypothesis import given, strategies as st
 
-from autopar.command.aliases import FAMILIES
+from autopar.command.aliases import alias_tables
+from autopar.command.dialect import normalise
 from autopar.command.fields import convert
-from autopar.command.options import Command, normalise
+from autopar.command.options import Command
 from autopar.errors import OptionError
 from autopar.units import GIB
 from search.commands.search import COMMAND
@@ -17,7 +18,7 @@ from search.request.options import OutputSpec, SearchOptions
 from search.request.request import InputSpec, Request, Shorthands, build_request
 
 ROWS = {row.name: row for row in COMMAND.rows}
-FAMILY = FAMILIES["search"]
+FAMILY = alias_tables().families["search"]
 
 
 def request(*arguments: str) -> Request:

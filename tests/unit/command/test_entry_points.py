@@ -66,11 +66,11 @@ def test_ctrl_c_while_modules_are_imported(command: str) -> None:
 
 
 UNUSED = (
-    *("rich", "typer", "torch", "yaml", "profiler", "asyncio", "pydantic", "pydantic_core"),
+    *("rich", "torch", "yaml", "profiler", "asyncio", "pydantic", "pydantic_core"),
     *("autopar.documents.calibration", "search.closed_form"),
 )
 """What the default question has no part in, where stdout is no terminal."""
-HEAVY = ("numpy", "pydantic", "rich", "typer", "torch", "yaml", "_autopar_core")
+HEAVY = ("numpy", "pydantic", "rich", "torch", "yaml", "_autopar_core")
 """What a help has no part in: it is there at once."""
 EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1x8-tp8")
 
@@ -91,7 +91,7 @@ EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1
             "estimate",
             ["calculon", *EXECUTION],
             (
-                *("rich", "typer", "torch", "yaml", "profiler", "asyncio", "pydantic"),
+                *("rich", "torch", "yaml", "profiler", "asyncio", "pydantic"),
                 *(
                     "pydantic_core",
                     "search.planning.cost",

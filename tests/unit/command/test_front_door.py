@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import autopar
 import search
-from autopar.command import completion, shipped
+from autopar.command import parser, shipped
 from autopar.documents.catalog import (
     card_names,
     find_card,
@@ -21,9 +20,10 @@ from autopar.documents.catalog import (
     site_names,
     stack_names,
 )
-from autopar.entry import SUBCOMMANDS
+from autopar.entry import COMPLETION, SUBCOMMANDS
 from autopar.rates.card import load_card
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from tests import warm
 
 
@@ -100,13 +100,23 @@ def test_version() -> None:
     assert door("--version").stdout == f"autopar {autopar.__version__}\n"
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", parser.SHELLS)
 def test_scripts_of_shells(shell: str) -> None:
     """Each is a script that asks the door."""
     script = door("--show-completion", shell).stdout
 
-    assert completion.VARIABLE in script
+    assert COMPLETION in script
     assert f"complete_{shell}" in script
+
+
+def test_a_script_is_installed(tmp_path: Path) -> None:
+    """typer writes it below the home of the user."""
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
+    done = door("--install-completion", "bash", **named)
+
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / ".bash_completions" / "autopar.sh").read_text("utf-8")
+    assert COMPLETION in script
 
 
 @pytest.mark.parametrize(
@@ -131,7 +141,7 @@ def test_words_that_a_shell_completes(line: str, expected: set[str]) -> None:
     """Commands, options, shipped names and choices, as bash asks for them."""
     done = door(
         **{
-            completion.VARIABLE: "complete_bash",
+            COMPLETION: "complete_bash",
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(line.split()) - 1),
         }
@@ -145,7 +155,7 @@ def test_words_that_other_shells_complete(shell: str) -> None:
     """They say the line in another variable, and show what a word means."""
     done = door(
         **{
-            completion.VARIABLE: f"complete_{shell}",
+            COMPLETION: f"complete_{shell}",
             "_TYPER_COMPLETE_ARGS": "autopar search --mod",
             "_TYPER_COMPLETE_FISH_ACTION": "get-args",
             "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--mod",

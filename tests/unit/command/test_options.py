@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from autopar.command.aliases import ALIASES, FAMILIES, VALUES, Family
+from autopar.command.aliases import Family, alias_tables
+from autopar.command.dialect import normalise
 from autopar.command.fields import make, option, read_values, rows_of, validate
-from autopar.command.options import HELP_WIDTH, REPEATED, Command, normalise
+from autopar.command.options import HELP_WIDTH, REPEATED, Command
 from autopar.errors import OptionError
+from autopar.records import replace
 
 COMMANDS = (
     *("search.commands.search", "search.commands.explain", "search.commands.export"),
@@ -118,7 +119,7 @@ def read(*arguments: str) -> Small:
 )
 def test_spellings_mean_the_same(arguments: str, changes: dict[str, Any]) -> None:
     """Hyphens, underscores, overrides, peers' numbers and names: one typed value."""
-    assert read(*arguments.split()) == dataclasses.replace(DEFAULTS, **changes)
+    assert read(*arguments.split()) == replace(DEFAULTS, **changes)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,7 @@ def test_spellings_mean_the_same(arguments: str, changes: dict[str, Any]) -> Non
         (["--name="], "--name: expected a text, got ''"),
         (["a.json", "b.json"], "'b.json': this word is too much; give one PLAN, see --help"),
         (["-x"], "-x: this option is unknown; see --help"),
+        (["--plan", "-x"], "-x: this option is unknown; see --help"),
     ],
 )
 def test_unusable_command_lines_are_one_sentence(arguments: list[str], said: str) -> None:
@@ -180,7 +182,7 @@ def test_unusable_command_lines_are_one_sentence(arguments: list[str], said: str
 def test_python_gets_the_same_check(changes: dict[str, Any], said: str) -> None:
     """A value that no command line could give is refused where the dataclass is made."""
     with pytest.raises(OptionError) as caught:
-        dataclasses.replace(DEFAULTS, **changes)
+        replace(DEFAULTS, **changes)
     assert said in str(caught.value)
 
 
@@ -341,11 +343,12 @@ def test_aliases_lead_to_options_of_commands() -> None:
     tables = [{row.name for row in command.rows} for command in commands]
     everything = set().union(*tables)
 
-    for targets in ALIASES.values():
+    known = alias_tables()
+    for targets in known.aliases.values():
         assert {target.partition("=")[0] for target in targets} <= everything
-    assert {name for name, _ in VALUES} <= everything | set(ALIASES)
+    assert {name for name, _ in known.values} <= everything | set(known.aliases)
     for command, own in zip(commands, tables, strict=True):
-        family = FAMILIES[command.family]
+        family = known.families[command.family]
         foreign = [family.ignored, family.planned, family.refused, family.only_one]
         for table in foreign:
             assert not set(table) & own, command.name

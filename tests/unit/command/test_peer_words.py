@@ -14,7 +14,7 @@ from importlib import import_module
 
 import pytest
 
-from autopar.command.aliases import ELSEWHERE
+from autopar.command.aliases import alias_tables
 from autopar.command.fields import read_values
 from autopar.command.options import SCREEN_WIDTH
 from autopar.entry import SUBCOMMANDS
@@ -24,6 +24,8 @@ from search.commands.export import COMMAND as EXPORT
 from search.commands.search import COMMAND
 from search.commands.what_if import COMMAND as EXPLORE
 from search.request.request import ROWS, build_request
+
+ELSEWHERE = alias_tables().elsewhere
 
 _TAKEN = (
     # Megatron-LM

@@ -1,217 +1,114 @@
-"""Classes whose methods are made late behave as those of the standard decorator."""
+"""Records: what a subclass of `Record` gets without saying it, and `replace`."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import inspect
 import pickle
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
-from dataclasses import FrozenInstanceError, field
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Generic, TypeVar
 
 import pytest
+from msgspec import field
+from msgspec.structs import asdict
 
-from autopar import records
+from autopar.records import Record, replace
 
 _T = TypeVar("_T")
-_OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"frozen": True},
-    {"kw_only": True},
-    {"frozen": True, "kw_only": True},
-    {"frozen": True, "kw_only": True, "eq": False},
-    {"frozen": True, "order": True},
-    {"repr": False},
-]
 
 
-def _classes(decorate: Callable[..., Any], **options: Any) -> tuple[type, type, type]:
-    @decorate(**options)
-    class Base:
-        """With a default of every kind."""
+class _Base(Record):
+    unit: ClassVar[str] = "s"
+    number: int
+    name: str = "x"
+    items: list[int] = field(default_factory=list)
 
-        unit: ClassVar[str] = "s"
-        number: int
-        name: str = "x"
-        items: list[int] = field(default_factory=list)
-
-        def __post_init__(self) -> None:
-            object.__setattr__(self, "checked", True)
-
-    @decorate(**options)
-    class Derived(Base):
-        """With a field more, and one that is replaced."""
-
-        name: str = "y"
-        more: tuple[int, ...] = (1,)
-
-    class Plain(Derived):
-        """Below, without fields of its own."""
-
-        def __init__(self, number: int) -> None:
-            super().__init__(number=number)
-
-    return Base, Derived, Plain
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("number is negative")
 
 
-@pytest.mark.parametrize("options", _OPTIONS, ids=str)
-def test_as_the_standard_decorator(options: dict[str, Any]) -> None:
-    for ours, theirs in zip(
-        _classes(records.dataclass, **options),
-        _classes(dataclasses.dataclass, **options),
-        strict=True,
-    ):
-        mine, other = ours(number=3), theirs(number=3)
-        if options.get("repr", True):
-            assert repr(mine) == repr(other)
-        assert vars(mine) == vars(other)
-        assert (
-            inspect.signature(ours).parameters.keys() == inspect.signature(theirs).parameters.keys()
-        )
-        assert str(inspect.signature(ours)) == str(inspect.signature(theirs))
-        assert dataclasses.asdict(mine) == dataclasses.asdict(other)
-        assert [f.name for f in dataclasses.fields(ours)] == [
-            f.name for f in dataclasses.fields(theirs)
-        ]
-        assert ours.__match_args__ == theirs.__match_args__
-        assert str(ours.__dataclass_params__) == str(theirs.__dataclass_params__)
-        assert (mine == ours(number=3)) is (other == theirs(number=3))
-        assert mine != other
-        assert (ours.__hash__ is None) is (theirs.__hash__ is None)
-        assert hasattr(ours, "items") is hasattr(theirs, "items") is False
-        assert copy.deepcopy(mine).items == []
-        if options.get("order"):
-            assert mine < ours(number=4)
-        else:
-            with pytest.raises(TypeError):
-                assert mine < ours(number=4)
+class _Derived(_Base, dict=True):
+    name: str = "y"
+    more: tuple[int, ...] = (1,)
+    needed: int
+
+    @cached_property
+    def twice(self) -> int:
+        return 2 * self.number
 
 
-def test_what_is_frozen_stays() -> None:
-    *both, below = _classes(records.dataclass, frozen=True)
-    for kind in both:
-        with pytest.raises(FrozenInstanceError, match="cannot assign to field 'number'"):
-            kind(number=1).number = 2
-        with pytest.raises(FrozenInstanceError, match="cannot delete field 'number'"):
-            del kind(number=1).number
-        with pytest.raises(FrozenInstanceError):
-            kind(number=1).unknown = 2
-    below(1).unknown = 2  # as the standard: a class below that is no dataclass may have more
-    with pytest.raises(FrozenInstanceError):
-        below(1).number = 2
-
-
-@records.dataclass(frozen=True, kw_only=True)
-class _Pair(Generic[_T]):
+class _Pair(Record, Generic[_T], order=True):
     first: _T
     second: _T
 
-    @property
-    def both(self) -> tuple[_T, _T]:
-        """Return what it holds."""
-        return self.first, self.second
+
+class _Identity(Record, eq=False):
+    value: list[int]
 
 
-def test_copies_replaces_and_pickles() -> None:
-    pair = _Pair(first=1, second=2)
-    assert dataclasses.replace(pair, second=3).both == (1, 3)
-    assert pickle.loads(pickle.dumps(pair)) == pair
-    assert len({pair, _Pair(first=1, second=2)}) == 1
-    assert dataclasses.is_dataclass(_Pair)
+@pytest.mark.parametrize("kind", [_Base, _Derived, _Pair, _Identity])
+def test_every_record_is_frozen_and_takes_names_alone(kind: type[Record]) -> None:
+    assert kind.__struct_config__.frozen
+    with pytest.raises(TypeError):
+        kind(1, 2)
+    with pytest.raises(TypeError, match="Missing required argument"):
+        kind()
+    one = _Base(number=1)
+    for change in (lambda: setattr(one, "number", 2), lambda: setattr(one, "unknown", 2)):
+        with pytest.raises(AttributeError):
+            change()
+    with pytest.raises(TypeError, match="unknown"):
+        _Base(number=1, unknown=2)
 
 
-def test_of_another_process_without_init() -> None:
-    """What is unpickled never saw its `__init__`: it is compared and frozen all the same."""
-    code = (
-        "import pickle, sys, dataclasses\n"
-        "from autopar.sources import Source\n"
-        "one, two = (pickle.loads(bytes.fromhex(sys.argv[1])) for _ in range(2))\n"
-        "assert one == two and hash(one) == hash(two)\n"
-        "try: one.path = ''\n"
-        "except dataclasses.FrozenInstanceError: print('frozen')\n"
+def test_values_compare_show_and_hash() -> None:
+    assert repr(_Derived(number=1, needed=2)) == (
+        "_Derived(number=1, name='y', items=[], more=(1,), needed=2)"
     )
-    from autopar.sources import Source
-
-    text = pickle.dumps(Source(role="p2p", path="a", sha256="")).hex()
-    done = subprocess.run(
-        [sys.executable, "-c", code, text], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "frozen\n"
-
-
-def test_many_threads_meet_one_class() -> None:
-    for _ in range(20):
-        _, derived, below = _classes(records.dataclass, frozen=True)
-        start, made = threading.Barrier(8), list[Any]()
-
-        def make(
-            start: threading.Barrier = start,
-            made: list[Any] = made,
-            kinds: tuple[Any, ...] = (derived, below),
-        ) -> None:
-            start.wait()
-            made.extend(kind(3) for kind in kinds)
-
-        threads = [threading.Thread(target=make) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(made) == 16
-        assert made[0] == made[2]
+    assert _Pair(first=1, second=2) == _Pair(first=1, second=2) < _Pair(first=1, second=3)
+    assert len({_Pair(first=1, second=2), _Pair(first=1, second=2)}) == 1
+    assert _Base(number=1) != _Derived(number=1, needed=1)
+    assert _Identity(value=[1]) != _Identity(value=[1])
+    assert len({_Identity(value=[1]), _Identity(value=[1])}) == 2
+    assert _Base(number=1).items is not _Base(number=1).items
 
 
-def test_the_standard_says_what_it_refuses() -> None:
-    @records.dataclass
-    class Mutable:
-        """With what all objects would share."""
-
-        items: list[int] = []  # noqa: RUF012 - what is refused
-
-    with pytest.raises(ValueError, match="mutable default"):
-        Mutable()
-
-    @records.dataclass
-    class Order:
-        """With a default before what has none."""
-
-        first: int = 1
-        second: int  # type: ignore[misc]
-
-    with pytest.raises(TypeError, match="non-default argument"):
-        Order(2)  # type: ignore[call-arg]
+def test_copies_and_pickles() -> None:
+    one = _Derived(number=3, needed=1)
+    assert one.twice == 6
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert other == one
+        # what was computed is no part of it
+        assert other.__dict__ == {}
+    assert copy.deepcopy(one).items is not one.items
 
 
-def test_fields_that_are_no_plain_ones() -> None:
-    @records.dataclass
-    class Kinds:
-        """With what only `__post_init__` sees, and what nobody gives."""
-
-        seed: dataclasses.InitVar[int]
-        value: int = field(init=False)
-        shown: int = field(default=7, metadata={"help": "text"})
-
-        def __post_init__(self, seed: int) -> None:
-            self.value = 2 * seed
-
-    assert Kinds.shown == 7
-    assert Kinds(3).value == 6
-    assert repr(Kinds(3)).endswith("Kinds(value=6, shown=7)")
+def test_replace() -> None:
+    one = _Derived(number=3, needed=1)
+    assert one.twice == 6
+    other = replace(one, number=4)
+    assert (other.twice, other.items) == (8, one.items)
+    assert asdict(other) == {**asdict(one), "number": 4}
+    with pytest.raises(TypeError, match="no field 'nmae'"):
+        replace(one, nmae="z")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="number is negative"):
+        replace(one, number=-1)
 
 
-@pytest.mark.parametrize("options", [{"frozen": True}, {"frozen": True, "kw_only": True}, {}])
-def test_a_copy_with_other_values(options: dict[str, Any]) -> None:
-    """As `dataclasses.replace` makes it, without what else an instance has been given."""
-    for kind in _classes(records.dataclass, **options)[:2]:
-        one = kind(number=3)
-        object.__setattr__(one, "seen", 7)
-        object.__setattr__(one, "checked", False)
-        assert records.replace(one, name="z") == dataclasses.replace(one, name="z")
-        assert records.replace(one).items is one.items
-        assert vars(records.replace(one, number=4)) == vars(dataclasses.replace(one, number=4))
-        with pytest.raises(TypeError, match="no field nmae"):
-            records.replace(one, nmae="z")
+def test_replace_of_a_standard_dataclass() -> None:
+    """Options of commands are such ones."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        value: int = 1
+
+    assert replace(Options(), value=2) == Options(value=2)
+
+
+def test_by_position_where_a_class_asks_for_it() -> None:
+    class Row(Record, kw_only=False):
+        first: int
+        second: int = 2
+
+    assert Row(1) == Row(first=1, second=2)

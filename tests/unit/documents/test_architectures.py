@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from autopar.documents.spec import load_spec, write_spec
 from autopar.errors import DocumentError, InputError
 from autopar.price.activations import layer_saved_bytes
 from autopar.price.parameters import layer_weights, stage_weights
 from autopar.price.profile import launch_model
+from autopar.records import replace
 from autopar.run.job import Experts, blocks_of, layer_blocks
 from autopar.run.launch import Degrees, Latent, Launch, even_chunks
 from autopar.run.model import (
@@ -94,8 +95,8 @@ def test_a_spec_with_all_fields_is_read_as_it_was_written(tmp_path: Path) -> Non
         ({"whole_every": 2}, ["layers[0].whole_every", "window"]),
         ({"latent": {"key_value_rank": 8}}, ["layers[0].latent.key_width", "missing"]),
         ({"latent": 3}, ["layers[0].latent", "key_value_rank"]),
-        ({"latent": vars(LATENT), "head_dim": 8}, ["layers[0].head_dim", "latent"]),
-        ({"latent": vars(LATENT), "num_kv_heads": 1}, ["layers[0].num_kv_heads", "latent"]),
+        ({"latent": asdict(LATENT), "head_dim": 8}, ["layers[0].head_dim", "latent"]),
+        ({"latent": asdict(LATENT), "num_kv_heads": 1}, ["layers[0].num_kv_heads", "latent"]),
     ],
 )
 def test_fields_that_contradict_each_other_are_named(
@@ -143,7 +144,7 @@ def test_a_launch_model_has_every_layer() -> None:
     assert model.experts is not None
     assert (model.experts.ffn, model.experts.shared_ffn) == (2048, 2048)
     assert (model.experts.dispatcher, model.experts.grouped) == ("alltoall", True)
-    assert model.attention.latent == Latent(**vars(LATENT))
+    assert model.attention.latent == Latent(**asdict(LATENT))
     assert (model.mtp, model.norm, model.positions) == (1, "rms", "rotary")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from autopar.documents.calibration import (
 )
 from autopar.errors import DocumentError, OptionError
 from autopar.rates.measured import Curve
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, Prediction, VocabStrategy
 from search.commands import explain as explain_cli, search as cli
 from search.planning.cost.model import CostModel
@@ -157,9 +157,9 @@ def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
 def test_the_device_is_what_is_compared(name: str) -> None:
     """The number of ranks is not, since a calibration is made for larger clusters."""
     assert device_of(name) == "cpu"
-    dataclasses.replace(calibration(), hardware="cpu_1x2").require_device(name)
+    replace(calibration(), hardware="cpu_1x2").require_device(name)
     with pytest.raises(OptionError, match=r"fitted on 'cpu'.*hardware is 'h100'"):
-        dataclasses.replace(calibration(), hardware="cpu_1x2").require_device("h100_1x8")
+        replace(calibration(), hardware="cpu_1x2").require_device("h100_1x8")
 
 
 def test_doubts_are_said() -> None:
@@ -177,7 +177,7 @@ def test_doubts_are_said() -> None:
         model="llama",
         precision="fp32",
     )
-    odd = dataclasses.replace(
+    odd = replace(
         good,
         computation=Interval(value=2.5, low=2.4, high=2.6),
         communication=Interval(value=1.0, low=0.4, high=2.0),
@@ -207,7 +207,7 @@ def test_neutral_calibration_finds_the_same_plan() -> None:
     documents = (toy_spec(), toy_model(), toy_hardware())
     options = SearchOptions(min_bsz=8, max_bsz=24, memory_constraint_bytes=BUDGET)
     plain = Planner.from_documents(*documents, options).solve()
-    chosen = dataclasses.replace(options, calibration=calibration())
+    chosen = replace(options, calibration=calibration())
     found = Planner.from_documents(*documents, chosen).solve()
 
     assert (found.plan, found.prediction) == (plain.plan, plain.prediction)
@@ -222,7 +222,7 @@ def test_neutral_calibration_finds_the_same_plan() -> None:
 @often(25, 100, FACTORS, st.sampled_from([1, 2, 4]), st.sampled_from(["1f1b", "gpipe"]))
 def test_one_factor_on_all_times_scales_the_step(factor: float, stages: int, kind: str) -> None:
     """Times are homogeneous: overlap and the optimizer included."""
-    subject = dataclasses.replace(plan(stages), pipeline_type=kind)  # type: ignore[arg-type]
+    subject = replace(plan(stages), pipeline_type=kind)  # type: ignore[arg-type]
     before = priced(None, subject)
     after = priced(calibration(factor, factor), subject)
 
@@ -284,7 +284,7 @@ def test_a_search_plans_with_the_factors() -> None:
         "fixed": calibration(fixed_s=5.0),
         "memory": calibration(memory=1.5),
     }.items():
-        chosen = dataclasses.replace(options, calibration=applied)
+        chosen = replace(options, calibration=applied)
         planner = Planner.from_documents(*documents, chosen)
         found = planner.solve()
         assert found.plan is not None
@@ -308,7 +308,7 @@ def test_spread_is_calibrated_once() -> None:
     times = 1e-5 + sizes / 5e10
     curve = Curve(sizes_bytes=sizes, times_s=times, low_s=times * 0.8, high_s=times * 1.5)
     curves = {("allreduce", 2): curve, ("allgather", 2): curve, ("reducescatter", 2): curve}
-    hardware = dataclasses.replace(toy_hardware(), curves=curves)
+    hardware = replace(toy_hardware(), curves=curves)
 
     def interval(applied: Calibration | None) -> tuple[float, float]:
         cost = CostModel(toy_spec(), toy_model(), hardware, SearchOptions(calibration=applied))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from autopar.documents import catalog
 from autopar.documents.catalog import find_model
 from autopar.documents.spec import load_spec, write_spec
 from autopar.errors import InputError
+from autopar.records import replace
 
 
 def test_cards_are_found_by_name_and_alias():

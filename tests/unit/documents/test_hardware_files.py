@@ -22,7 +22,13 @@ from autopar.documents.hardware import (
     write_hardware,
 )
 from autopar.documents.schemas import json_schemas
-from autopar.documents.sidecar import DocumentKind, Run, append_run, read_sidecar, sidecar_path
+from autopar.documents.sidecar import (
+    DocumentKind,
+    Run,
+    read_sidecar,
+    sidecar_path,
+    write_sidecar,
+)
 from autopar.errors import DocumentError
 from autopar.rates.measured import Curve, HardwareProfile
 from tests.unit.documents_support import DOCUMENTS, SIDECAR
@@ -202,9 +208,12 @@ def test_runs_of_a_sidecar_are_append_only(tmp_path: Path) -> None:
     profile = read_hardware_dir(write_dir(tmp_path), num_nodes=2, gpus_per_node=2)
     out = tmp_path / "out"
     path = write_hardware(profile, out)[0]
-    append_run(path, Run(metadata={"host": "a"}, samples={"allreduce_size_2_consec_1": [1.0, 2.0]}))
-    write_hardware(profile, out)
-    append_run(path, Run(metadata={"host": "b"}))
+    samples = {"allreduce_size_2_consec_1": [1.0, 2.0]}
+    for run in (Run(metadata={"host": "a"}, samples=samples), Run(metadata={"host": "b"})):
+        sidecar = read_sidecar(path)
+        assert sidecar is not None
+        write_sidecar(path, sidecar.model_copy(update={"runs": [run]}))
+        write_hardware(profile, out)
     sidecar = read_sidecar(path)
     assert sidecar is not None
     assert [run.metadata["host"] for run in sidecar.runs] == ["a", "b"]

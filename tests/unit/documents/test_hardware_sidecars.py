@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from autopar.documents.hardware import hardware_file_name, read_hardware_dir, wr
 from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
 from autopar.errors import DocumentError
 from autopar.rates.measured import Curve, HardwareProfile
+from autopar.records import replace
 from tests.cost_cases import toy_hardware
 from tests.unit.documents_support import DOCUMENTS
 

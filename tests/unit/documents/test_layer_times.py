@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
+from autopar.records import replace
 from autopar.run.model import ModelProfile, OtherTime, ShardedTime
 from tests.unit.documents_support import DOCUMENTS, SPEC, write
 
@@ -158,9 +159,9 @@ def test_spread_without_sharded_times_is_written(tmp_path: Path) -> None:
     """Percentiles of a documented forward alone become an entry, and come back."""
     profile = load(tmp_path)
     first, second = profile.layers[0].times
-    spread = dataclasses.replace(first, low_s=3e-3, high_s=5e-3)
-    layer = dataclasses.replace(profile.layers[0], times=(spread, second))
-    write_model_profile(dataclasses.replace(profile, layers=(layer,)), SPEC, tmp_path / "out")
+    spread = replace(first, low_s=3e-3, high_s=5e-3)
+    layer = replace(profile.layers[0], times=(spread, second))
+    write_model_profile(replace(profile, layers=(layer,)), SPEC, tmp_path / "out")
     back = read_model_profile(
         computation=tmp_path / "out",
         memory=tmp_path / "out",
@@ -179,7 +180,7 @@ def test_other_times_gain_backward_and_spread(tmp_path: Path) -> None:
 
     assert first == OtherTime(batch=1, seq_lengths=(2048,), forward_s=4e-3)
     assert second.seq_lengths == (2048,)
-    found = {k: v for k, v in dataclasses.asdict(second).items() if k != "seq_lengths"}
+    found = {k: v for k, v in asdict(second).items() if k != "seq_lengths"}
     assert found == pytest.approx({k: v for k, v in OTHER.items() if k != "seq_lengths"})
 
 

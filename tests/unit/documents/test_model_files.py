@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError, InputError, VariantError
+from autopar.records import replace
 from autopar.run.model import (
     LayerMemory,
     LayerProfile,
@@ -365,7 +365,7 @@ PROFILE = ModelProfile(
 
 def test_round_trip(tmp_path: Path) -> None:
     """read(write(profile)) is the profile to 1e-12, both variants in one file."""
-    plain = dataclasses.replace(PROFILE, sequence_parallel=False)
+    plain = replace(PROFILE, sequence_parallel=False)
     paths = write_model_profile(PROFILE, T5, tmp_path, other_variant=plain)
     assert [path.name for path in paths] == [
         "computation_profiling_bf16_hidden_1024_head_16.json",
@@ -486,7 +486,7 @@ def test_sidecars_reach_the_profile(tmp_path: Path) -> None:
 
 def test_sidecars_are_never_taken_for_documents(tmp_path: Path) -> None:
     """With unknown heads the documented name is a pattern, which a sidecar's name fits too."""
-    profile = dataclasses.replace(load(tmp_path), estimated=True)
+    profile = replace(load(tmp_path), estimated=True)
     folder = tmp_path / "written"
     folder.mkdir()
     write_model_profile(profile, SPEC, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from autopar.documents.plan import (
 )
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError
+from autopar.records import replace
 from autopar.run.plan import LayerRun, Prediction, StagePrediction, WidestCell
 from search.show.files import evaluation_document, plan_document, result_document
 from tests.often import often
@@ -180,7 +180,7 @@ def test_a_prediction_is_written_as_it_is(prediction: Prediction) -> None:
         interval = [stage.allocated_bytes, stage.reserved_bytes]
         assert written.pop("memory_interval_bytes") == interval
         assert written == plain(stage)
-    result = dataclasses.replace(RESULT, prediction=prediction)
+    result = replace(RESULT, prediction=prediction)
     document = PlanDocument.parse(json.loads(json.dumps(plan_document(result).content())))
     assert document.step_time_s == finite(prediction.step_time_s)
     assert document.stages == entry.stages
@@ -226,8 +226,8 @@ def test_printed_results_of_version_1_are_read() -> None:
 
 def test_a_search_prints_memory_and_no_times() -> None:
     """It becomes the stages of the document; the interval stands at the top."""
-    known = dataclasses.replace(PREDICTION, step_time_interval_s=(0.1, 0.2))
-    content = result_document(dataclasses.replace(RESULT, prediction=known)).content()
+    known = replace(PREDICTION, step_time_interval_s=(0.1, 0.2))
+    content = result_document(replace(RESULT, prediction=known)).content()
     document = PlanDocument.parse(content)
 
     assert [s.reserved_bytes for s in document.stages] == [s.reserved_bytes for s in known.stages]

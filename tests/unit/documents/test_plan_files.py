@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +17,7 @@ from autopar.documents.strategy import (
     strategy_file_name,
 )
 from autopar.errors import DocumentError, InputError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Module, PipelineType, Plan, VocabStrategy
 from tests.data.read import galvatron_answers
 from tests.often import often
@@ -73,7 +73,7 @@ def test_document_has_exactly_the_documented_keys() -> None:
 def test_context_degrees_are_written_only_where_there_are_some() -> None:
     """`cp_sizes_enc` appears with the first layer whose context degree exceeds 1."""
     layers = (LayerStrategy(tp=1, cp=2), *PLAN.layers[1:])
-    document = strategy_document(dataclasses.replace(PLAN, layers=layers))
+    document = strategy_document(replace(PLAN, layers=layers))
 
     assert document["cp_sizes_enc"] == "2,1,1,1"
     assert "cp_sizes_enc" not in strategy_document(PLAN)
@@ -97,7 +97,7 @@ def test_what_the_strategy_file_cannot_say_is_named(changes: dict[str, Any], los
 
 def test_degrees_of_experts_are_in_the_newest_strategy_file() -> None:
     """Galvatron has keys for them, and for the vocabulary's context degree; PaddleNLP has none."""
-    plan = dataclasses.replace(changed(ep=4), vocab=VocabStrategy(cp=2))
+    plan = replace(changed(ep=4), vocab=VocabStrategy(cp=2))
 
     document = galvatron_document(plan)
     assert document["ep_sizes_enc"] == "4,4,4,4"
@@ -119,8 +119,8 @@ def test_expert_degrees_that_follow_from_others_are_not_given() -> None:
 def changed(**fields: Any) -> Plan:
     """Return the plan with some fields of it, or of all its layers, changed."""
     ours = {key: fields.pop(key) for key in ("pipeline_type", "num_chunks") if key in fields}
-    layers = tuple(dataclasses.replace(layer, **fields) for layer in PLAN.layers)
-    return dataclasses.replace(PLAN, layers=layers, **ours)
+    layers = tuple(replace(layer, **fields) for layer in PLAN.layers)
+    return replace(PLAN, layers=layers, **ours)
 
 
 @st.composite
@@ -145,10 +145,10 @@ def plans(draw: st.DrawFn) -> Plan:
         if draw(st.booleans()):
             modules = draw(st.sets(st.sampled_from(get_args(Module))))
             ep, etp = draw(st.integers(1, 4)), draw(st.none() | st.integers(1, 2))
-            refined = dataclasses.replace(layers[-1], ep=ep, recompute=tuple(sorted(modules)))
+            refined = replace(layers[-1], ep=ep, recompute=tuple(sorted(modules)))
             # a degree that follows from the others is not given
             given = None if etp == refined.expert_tp else etp
-            layers[-1] = dataclasses.replace(refined, etp=given)
+            layers[-1] = replace(refined, etp=given)
     vtp = draw(st.integers(1, 8))
     v = draw(st.integers(1, 2))
     chunks = draw(st.lists(st.integers(0, 4), min_size=p * v, max_size=p * v) | st.just([]))
@@ -205,7 +205,7 @@ def test_older_releases_lack_keys() -> None:
     del oldest["pp_division"]
 
     assert read_strategy(v24, world_size=8) == PLAN
-    assert read_strategy(oldest, world_size=8) == dataclasses.replace(PLAN, vocab=VocabStrategy())
+    assert read_strategy(oldest, world_size=8) == replace(PLAN, vocab=VocabStrategy())
     with pytest.raises(DocumentError, match=r"'world_size'.*--nodes"):
         read_strategy(v24)
 

@@ -11,7 +11,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from autopar.plausible import (
     notes_of,
 )
 from autopar.rates import check_rates, estimate_hardware
+from autopar.records import replace
 from autopar.run.model import LayerProfile, ModelProfile, ModelSpec, TimePoint
 from autopar.sources import Source
 from tests.unit.documents_support import write

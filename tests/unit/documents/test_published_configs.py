@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from autopar.errors import DocumentError, InputError
 from autopar.families.config import parse_hugging_face
 from autopar.price.parameters import stage_weights
 from autopar.price.profile import launch_model
+from autopar.records import replace
 from autopar.run.launch import Degrees, Launch, even_chunks
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, model_parameter_count
 from autopar.run.plan import tensor_degrees

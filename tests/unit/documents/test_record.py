@@ -347,14 +347,14 @@ def test_files_of_others_are_never_lost(tmp_path: Path, estimated: bool) -> None
         with pytest.raises(InputError, match=r"not measured by this command; --force"):
             opened(tmp_path, **changes)
     assert contents(tmp_path) == before
-    (tmp_path / (P2P + ".before")).write_text("taken", encoding="utf-8")
+    (tmp_path / (P2P + ".bak-1")).write_text("taken", encoding="utf-8")
     with opened(tmp_path, force=True) as record:
         assert document.read_bytes() == before[P2P]
         record.put(measure(planned("p2p")[0]))
-        assert any(".before-1" in note for note in record.notes)
-    assert (tmp_path / (P2P + ".before-1")).read_bytes() == before[P2P]
-    assert (tmp_path / (P2P + ".before")).read_text(encoding="utf-8") == "taken"
-    assert (tmp_path / (P2P + ".meta.json.before")).exists() == estimated
+        assert any(".bak-2" in note for note in record.notes)
+    assert (tmp_path / (P2P + ".bak-2")).read_bytes() == before[P2P]
+    assert (tmp_path / (P2P + ".bak-1")).read_text(encoding="utf-8") == "taken"
+    assert (tmp_path / (P2P + ".meta.json.bak-1")).exists() == estimated
     assert list(load(document)) == ["pp_size_2"]
     assert not sidecar_of(document).estimated
 

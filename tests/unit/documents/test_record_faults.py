@@ -102,7 +102,7 @@ def test_a_killed_run_loses_at_most_its_current_cell(tmp_path: Path) -> None:
     cells = planned("all", sizes)
     keys = [c.key for c in cells]
     assert reported == keys[: len(reported)]
-    (tmp_path / f".{P2P}.abc.tmp").write_text("left behind", encoding="utf-8")
+    (tmp_path / f".{P2P}.abc.part").write_text("left behind", encoding="utf-8")
     with opened(tmp_path, sizes=sizes, resume=True) as record:
         missing = record.missing(cells)
         assert len(cells) - len(missing) - len(reported) in (0, 1)
@@ -110,7 +110,7 @@ def test_a_killed_run_loses_at_most_its_current_cell(tmp_path: Path) -> None:
         for cell in missing:
             record.put(measure(cell))
         assert record.missing(cells) == []
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.glob(".*.part"))
     assert read_hardware_dir(tmp_path, num_nodes=1, gpus_per_node=4).curves
 
 
@@ -135,7 +135,7 @@ SMALL_DISK = """
         left = len(record.missing(cells))
     print(json.dumps({
         "sentence": sentence, "put": len(put), "lost": sorted(set(put) - kept), "left": left,
-        "broken": broken, "temporary": [p.name for p in out.rglob("*.tmp")],
+        "broken": broken, "temporary": [p.name for p in out.rglob("*.part")],
     }))
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from autopar.documents.model import ModelMemory, read_model_memory, with_shipped
 from autopar.documents.sidecar import read_sidecar, sidecar_path
 from autopar.documents.spec import load_spec, write_spec
 from autopar.rates import activation_bytes, estimate_model
+from autopar.records import replace
 from autopar.run.model import (
     ModelProfile,
     ModelSpec,

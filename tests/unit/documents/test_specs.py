@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from autopar.documents.spec import bare_spec, load_spec, write_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.families.config import parse_hugging_face
 from autopar.rates import activation_bytes
+from autopar.records import replace
 from autopar.run.model import (
     LayerSpec,
     ModelSpec,
@@ -170,10 +169,10 @@ def test_shipped_mixture_is_its_published_config(tmp_path):
     shipped = load_spec("mixtral-8x7b")
     assert load_spec(str(path)) == shipped
     (layer,) = shipped.layers
-    dense = dataclasses.replace(layer, num_experts=None, experts_per_token=None)
+    dense = replace(layer, num_experts=None, experts_per_token=None)
     assert parameter_count(layer) - parameter_count(dense) == 7 * 3 * 4096 * 14336 + 8 * 4096
     # biases of experts: 2f + h each; of the attention: QKV and h; none of the router
-    biased = dataclasses.replace(layer, biases=True)
+    biased = replace(layer, biases=True)
     biases = 8 * (2 * 14336 + 4096) + (4096 + 2 * 1024) + 4096
     assert parameter_count(biased) - parameter_count(layer) == biases
 
@@ -207,8 +206,8 @@ def test_missing_experts_per_token_are_named(tmp_path):
     spec = load_spec("mixtral-8x7b")
     for missing in ("num_experts", "experts_per_token"):
         changes: dict[str, int | None] = {missing: None}
-        layer = dataclasses.replace(spec.layers[0], **changes)  # type: ignore[arg-type]
-        write_spec(dataclasses.replace(spec, layers=(layer,)), path)
+        layer = replace(spec.layers[0], **changes)  # type: ignore[arg-type]
+        write_spec(replace(spec, layers=(layer,)), path)
         with pytest.raises(DocumentError, match=rf"layers\[0\]\.{missing}': this key is missing"):
             load_spec(str(path))
 
@@ -337,7 +336,7 @@ def test_heads_must_divide(tmp_path):
     write_spec(ModelSpec(name="m", layers=(layer,)), tmp_path / "m.json")
     with pytest.raises(DocumentError, match="does not divide hidden_size 100"):
         load_spec(str(tmp_path / "m.json"))
-    other = dataclasses.replace(layer, hidden_size=160, num_kv_heads=5)
+    other = replace(layer, hidden_size=160, num_kv_heads=5)
     write_spec(ModelSpec(name="m", layers=(other,)), tmp_path / "m.json")
     with pytest.raises(
         DocumentError, match=r"num_kv_heads.*5, which does not divide the 16 attention heads"
@@ -414,7 +413,7 @@ def test_rotary_positions_that_are_none(tmp_path, keys, key):
     with pytest.raises(DocumentError, match=f"key '{key}': the value is"):
         load_spec(str(path))
     own = tmp_path / "own.json"
-    write_spec(dataclasses.replace(load_spec("llama2-7b"), rotary_base=0.5), own)
+    write_spec(replace(load_spec("llama2-7b"), rotary_base=0.5), own)
     with pytest.raises(DocumentError, match=r"'rotary_base': the value is 0\.5, expected"):
         load_spec(str(own))
 

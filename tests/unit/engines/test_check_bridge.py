@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import asdict
 
+from autopar.records import replace
 from autopar.run.job import Experts
 from benchmarks.ledger_models import known_architecture
 from search.check.assessment import assess
@@ -74,7 +75,7 @@ def test_three_ways_to_say_the_same(tmp_path: Path) -> None:
     for file in files:
         assert file.launch is not None
         assert job_of_launch(file.launch).blocks == job_of_launch(first).blocks
-        assert {**vars(file.launch), "name": ""} == {**vars(first), "name": ""}
+        assert {**asdict(file.launch), "name": ""} == {**asdict(first), "name": ""}
     said = "the recipe is taken from the file's name: llama3_8b_pretrain_config"
     assert texts(files[2]) == [said]
     assert [one.flag for one in files[2].harmless] == ["checkpoint.save", "optimizer.lr"]

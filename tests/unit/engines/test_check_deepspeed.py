@@ -10,7 +10,6 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from autopar.price.account import account_of
 from autopar.price.sharded import instants
+from autopar.records import replace
 from autopar.run.launch import Launch
 from search.commands import check
 from search.engines.huggingface.models import flavour, model_named

@@ -488,7 +488,7 @@ def test_an_old_card_has_no_products_of_8_bits(checked: Callable[..., CheckedFil
 
 def test_changes_are_keys_of_the_file(checked: Callable[..., CheckedFile]) -> None:
     """In the sections of its generation, and read anew they are the other launch."""
-    from dataclasses import replace
+    from autopar.records import replace
 
     for text, place in ((RUNS["8B fp8"].text, "training"), (_H200, "parallelism")):
         file = checked(text, 32)

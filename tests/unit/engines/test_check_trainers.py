@@ -173,7 +173,7 @@ def test_moves_are_those_of_neighbours(
 
 
 def _still(source: Configuration, asked: Asked) -> CheckedFile:
-    from dataclasses import replace
+    from autopar.records import replace
 
     return replace(TRAINERS[-1].read(source, asked), moves=frozenset())
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.engines.engine import Lowered
 from search.engines.huggingface.plan import lower
@@ -127,5 +127,5 @@ def test_a_checkpoint_without_fsdp_is_a_note():
 
     assert lowered.losses == ()
     assert any("gradient_checkpointing_enable" in note for note in lowered.notes)
-    sharded = dataclasses.replace(lowered.plan, default_dp_type="zero2")
+    sharded = replace(lowered.plan, default_dp_type="zero2")
     assert document(lower(job_of(sharded)))["fsdp_activation_checkpointing"] is True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from autopar.documents.plan import read_strategy
 from autopar.documents.spec import write_spec
 from autopar.documents.strategy import strategy_document
 from autopar.errors import INFEASIBLE
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.engine import EXPORTERS, lower_for

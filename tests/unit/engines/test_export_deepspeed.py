@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.engines.deepspeed.plan import lower
 from search.engines.engine import Lowered
@@ -86,7 +86,7 @@ def test_tensor_parallelism_loses_sequence_parallelism_only():
     assert lowered.plan == job.plan
     assert [loss.field for loss in lowered.losses] == ["sequence_parallel"]
     assert "train_batch_size" not in document(lowered)
-    assert lower(dataclasses.replace(job, sequence_parallel=False)).losses == ()
+    assert lower(replace(job, sequence_parallel=False)).losses == ()
 
 
 def test_weights_are_not_sharded_beside_tensor_groups():
@@ -159,7 +159,7 @@ def test_a_wished_degree_keeps_ulysses():
     """A plan of several Ulysses degrees stays one of Ulysses at any degree asked for."""
     plan = uniform_plan(12, LayerStrategy(tp=2, ulysses=True))
     layers = (*plan.layers[:3], *(LayerStrategy(tp=6, ulysses=True),) * 2)
-    job = job_of(dataclasses.replace(plan, layers=layers), tensor_degree=3)
+    job = job_of(replace(plan, layers=layers), tensor_degree=3)
 
     lowered = lower(job)
     assert {(s.tp, s.ulysses) for s in lowered.plan.layers} == {(3, True)}
@@ -171,7 +171,7 @@ def test_one_checkpointed_layer_checkpoints_all():
     plan = uniform_plan(2, LayerStrategy())
     layers = tuple(LayerStrategy(checkpoint=i in (1, 2)) for i in range(5))
 
-    lowered = lower(job_of(dataclasses.replace(plan, layers=layers)))
+    lowered = lower(job_of(replace(plan, layers=layers)))
     assert all(s.checkpoint for s in lowered.plan.layers)
     (loss,) = lowered.losses
     assert loss.what == (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
+from autopar.records import replace
 from autopar.run.plan import Plan
 from search.engines.galvatron.plan import import_galvatron, lower, strategy_text
 from search.engines.text import Configuration, load_yaml

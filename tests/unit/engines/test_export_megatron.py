@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.engine import Lowered
 from search.engines.megatron.arguments import Arguments, import_megatron

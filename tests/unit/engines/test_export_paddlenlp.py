@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, UnsupportedError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.paddlenlp.plan import import_paddlenlp, lower
 from search.engines.text import Configuration, read_configuration

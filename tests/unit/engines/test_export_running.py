@@ -6,13 +6,13 @@ import json
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import INFEASIBLE, UnsupportedError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines import reprice

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from autopar.errors import DocumentError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.engines.engine import lower_for
 from search.engines.reprice import lowered_files

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 
 import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.engines.engine import Lowered
 from search.engines.torchtitan.plan import lower
@@ -90,7 +90,7 @@ def test_checkpoints_per_layer(checkpointed, policy):
     """No layer, all layers and some layers are three policies, none of them a loss."""
     plan = uniform_plan(2, LayerStrategy())
     layers = tuple(LayerStrategy(checkpoint=i in checkpointed) for i in range(5))
-    lowered = lower(job_of(dataclasses.replace(plan, layers=layers)))
+    lowered = lower(job_of(replace(plan, layers=layers)))
 
     found = keys(lowered)
     assert lowered.losses == ()
@@ -102,9 +102,9 @@ def test_several_degrees_take_the_largest_or_the_one_asked_for():
     """Every loss names its layers and what is taken instead."""
     layers = (LayerStrategy(tp=2, zero3=True),) * 2 + (LayerStrategy(tp=6),) * 3
     plan = uniform_plan(12, LayerStrategy(tp=2), layers=5)
-    job = job_of(dataclasses.replace(plan, layers=layers))
+    job = job_of(replace(plan, layers=layers))
 
-    largest, asked = lower(job), lower(dataclasses.replace(job, tensor_degree=2))
+    largest, asked = lower(job), lower(replace(job, tensor_degree=2))
     assert {s.tp for s in largest.plan.layers} == {6}
     assert all(s.zero3 for s in largest.plan.layers)
     assert {s.tp for s in asked.plan.layers} == {2}
@@ -116,7 +116,7 @@ def test_several_degrees_take_the_largest_or_the_one_asked_for():
     assert texts["vtp"].endswith("so it takes degree 6 for embedding and head")
     assert [loss.field for loss in asked.losses] == ["tp_sizes_enc", "dp_types_enc", "embed_sdp"]
     with pytest.raises(InputError, match=r"of tp 5: kv_heads"):
-        lower(dataclasses.replace(job, tensor_degree=5))
+        lower(replace(job, tensor_degree=5))
 
 
 def test_a_degree_above_the_kv_heads_is_lowered():
@@ -131,10 +131,10 @@ def test_fp16_becomes_bf16_and_fp32_stays():
     """Of the three precisions torchtitan has two."""
     job = job_of(uniform_plan(2, LayerStrategy()))
 
-    half = lower(dataclasses.replace(job, precision="fp16"))
+    half = lower(replace(job, precision="fp16"))
     assert [loss.field for loss in half.losses] == ["mixed_precision"]
     assert keys(half)["mixed_precision_param"] == "bfloat16"
-    whole = lower(dataclasses.replace(job, precision="fp32"))
+    whole = lower(replace(job, precision="fp32"))
     assert keys(whole)["mixed_precision_param"] == "float32"
 
 
@@ -168,7 +168,7 @@ def test_an_unknown_rotary_base_is_asked_for():
     assert 'raise ValueError("set ROTARY_BASE to the base' in recipe
     assert keys(lowered)["ROPE_THETA"] == "float(environ['ROTARY_BASE'])"
     assert 'ROTARY_BASE="${ROTARY_BASE:?set ROTARY_BASE to' in lowered.launch
-    known = dataclasses.replace(SMALL, rotary_base=10000.0)
+    known = replace(SMALL, rotary_base=10000.0)
     assert "ROTARY_BASE" not in lower(job_of(lowered.plan, known)).launch
 
 
@@ -193,18 +193,18 @@ def test_models_that_torchtitan_lacks_are_refused(name, what):
 
 def test_tied_embeddings_have_no_pipeline():
     """Tied tables are written down, and refused with stages, which is torchtitan's own rule."""
-    tied = dataclasses.replace(SMALL, tied_embeddings=True)
+    tied = replace(SMALL, tied_embeddings=True)
     plan = uniform_plan(2, LayerStrategy())
 
     assert keys(lower(job_of(plan, tied)))["enable_weight_tying"] is True
-    staged = dataclasses.replace(plan, num_stages=2, stage_sizes=(2, 3))
+    staged = replace(plan, num_stages=2, stage_sizes=(2, 3))
     with pytest.raises(InputError, match="no pipeline for models with tied embeddings"):
         lower(job_of(staged, tied))
 
 
 def test_names_cannot_break_the_recipe():
     """Model names come from users; the file stays Python."""
-    spec = dataclasses.replace(SMALL, name='a"b\n"""\\c')
+    spec = replace(SMALL, name='a"b\n"""\\c')
 
     lowered = lower(job_of(uniform_plan(2, LayerStrategy()), spec))
     assert keys(lowered)["flavor"] == "a_b_____c"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.profile import launch_model
+from autopar.records import replace
 from autopar.run.launch import (
     Experts,
     Launch,

@@ -30,9 +30,11 @@ FORBIDDEN = {  # package: what none of its modules may import, at any depth of i
 LEAST_LINES, MOST_LINES, MOST_FILES = 80, 800, 15
 SMALL = {  # modules that are one idea and shorter: name, and why it stands alone
     "autopar/arrays.py": "imports numpy, which the light modules beside it must not",
-    "autopar/run/runtime.py": "what the types of a run and their prices have in common",
+    "autopar/records.py": "the base of all records, which imports none of them",
+    "autopar/run/run.py": "the type that model, strategy and runtime make",
     "autopar/sources.py": "what documents of every kind carry along",
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
+    "profiler/hardware/command.py": "light, as that of models",
     "profiler/site/command.py": "light, as that of models",
     "search/engines/spaces.py": "the table of spaces, which their modules must not import",
     "search/engines/readers.py": "the table of trainers, whose modules must not import it",
@@ -346,6 +348,13 @@ def test_the_same_values_are_a_literal_in_one_order() -> None:
     }
 
 
+def test_no_private_module_of_typer_is_imported() -> None:
+    """Its copy of click is private and new in 0.26; earlier versions import click itself."""
+    pattern = re.compile(r"^\s*(from|import) (typer\._|click\b)", re.MULTILINE)
+    code = [path for path in own_code() if path.suffix == ".py"]
+    assert [path for path in code if pattern.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_planning_imports_no_torch() -> None:
     """A machine without torch plans; one with torch does not wait for it."""
     done = new_interpreter(
@@ -366,7 +375,7 @@ SLOWER_HELP = {
 @pytest.mark.parametrize("command", sorted(ENTRY_POINTS))
 def test_entry_point_answers_help(command: str) -> None:
     """`--help` works everywhere, on stdout, and waits for nothing heavy: it is text of fields."""
-    heavy = ("torch", "numpy", "pydantic", "rich", "typer", "yaml", "_autopar_core")
+    heavy = ("torch", "numpy", "pydantic", "rich", "yaml", "_autopar_core")
     module, function = ENTRY_POINTS[command].split(":")
     done = new_interpreter(
         "import atexit, importlib, sys\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 from scipy.stats import binom
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from autopar.pipeline import (
 )
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
+from autopar.records import replace
 from tests.step_cases import DENSE, card_named, job_with, stack_named
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from autopar.errors import InputError
 from autopar.pipeline import Schedule, place_layers
 from autopar.pipeline.placement import stage_seconds
+from autopar.records import replace
 from autopar.run.launch import chunks_of_sizes
 from search.engines.megatron.read import read_launch
 from search.engines.megatron.stages import layout_of

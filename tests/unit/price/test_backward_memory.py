@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from autopar.documents.model import read_model_memory
 from autopar.documents.sidecar import newest_cells, read_sidecar
 from autopar.documents.spec import load_spec
 from autopar.rates.model import ShardKind, backward_bytes
+from autopar.records import replace
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.planning.cost.memory import layer_backward_bytes, tensor_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from autopar.price.peak import (
 )
 from autopar.price.schedule import order, warmup_chunks
 from autopar.price.states import buffers_of, states_of, states_per_parameter
+from autopar.records import replace
 from autopar.run.launch import (
     Attention,
     Degrees,

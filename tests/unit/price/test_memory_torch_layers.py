@@ -6,7 +6,6 @@ Widths in bytes of 16 bits a token: 8192 of the model and of queries, 2048 of ke
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from autopar.price.torch_layers import (
     products,
     whole_parts,
 )
+from autopar.records import replace
 from autopar.run.launch import Degrees, Launch, TorchTrainer, even_chunks
 from search.engines.huggingface.models import flavour
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import Machine, machine_of
+from autopar.records import replace
 from autopar.run.job import (
     Attention,
     Block,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from autopar.errors import InputError
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import Machine, machine_of
+from autopar.records import replace
 from autopar.run.job import (
     Attention,
     Block,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -19,6 +18,7 @@ from autopar.documents.checks import validate_document
 from autopar.documents.spec import load_spec
 from autopar.exploration import ExplorationDocument
 from autopar.rates.accuracy import load_accuracy, probability_faster
+from autopar.records import replace
 from autopar.training.throughput import spec_flop
 from search.commands import search as search_command, what_if as what_if_command
 from search.commands.explore import run
@@ -546,7 +546,7 @@ def test_a_limit_of_time_is_said(
     solve = Planner.solve
 
     def stopped(self: Planner, **given: Any) -> Any:
-        return dataclasses.replace(solve(self, **given), status="time_limit", **changes)
+        return replace(solve(self, **given), status="time_limit", **changes)
 
     monkeypatch.setattr(Planner, "solve", stopped)
     plans = (*BASE, *SMALL, "--engine", "none", "--time-limit", "9")

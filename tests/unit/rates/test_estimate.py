@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
@@ -24,6 +23,7 @@ from autopar.rates.collectives import GroupShape, collective_time_s
 from autopar.rates.command import run
 from autopar.rates.measured import COLLECTIVES
 from autopar.rates.model import layer_flop
+from autopar.records import replace
 from autopar.units import GB, MIB
 
 
@@ -379,15 +379,14 @@ def test_tokens_of_a_mixture_visit_some_experts_and_all_are_resident():
     """Time and activations follow the visited experts, memory of parameters all of them."""
     spec = load_spec("mixtral-8x7b", seq_length=[4096])
     (layer,) = spec.layers
-    one = dataclasses.replace(layer, num_experts=None, experts_per_token=None)
+    one = replace(layer, num_experts=None, experts_per_token=None)
     profile, dense = (
-        estimate_model(dataclasses.replace(spec, layers=(x,)), "h100", batches=(4,))
-        for x in (layer, one)
+        estimate_model(replace(spec, layers=(x,)), "h100", batches=(4,)) for x in (layer, one)
     )
     assert profile.layers[0].memory[4096].parameter_count == 1_451_270_144
     ratio = profile.layers[0].times[0].forward_s / dense.layers[0].times[0].forward_s
     assert 1.5 < ratio < 2.2  # two experts of eight, with the same attention
-    more = dataclasses.replace(layer, num_experts=64)
+    more = replace(layer, num_experts=64)
     flops = [layer_flop(x, 4096, 4096) for x in (layer, more)]
     router = 2.0 * 4096 * 4096 * (64 - 8)
     assert flops[1] - flops[0] == router
@@ -399,7 +398,7 @@ def test_flop_of_a_layer_by_hand():
     s, h, kv, f = 512, 4096, 1024, 14336
     matrices = 2 * s * h * (2 * h + 2 * kv + 3 * f)
     assert layer_flop(layer, s, s) == matrices + 2 * s * s * h
-    crossing = dataclasses.replace(layer, cross_attention=True)
+    crossing = replace(layer, cross_attention=True)
     other = 2 * h * (2 * s * h + 64 * 2 * kv) + 4 * s * 64 * h
     assert layer_flop(crossing, s, 64) == matrices + 2 * s * s * h + other
 
@@ -407,7 +406,7 @@ def test_flop_of_a_layer_by_hand():
 def test_activations_of_a_mixture_by_hand():
     """Two experts' MLPs, their tokens whole on every rank, the router's figures with the rest."""
     (layer,) = load_spec("mixtral-8x7b").layers
-    one = dataclasses.replace(layer, num_experts=None, experts_per_token=None)
+    one = replace(layer, num_experts=None, experts_per_token=None)
     s, h, f, e = 4096, 4096, 14336, 2
     for degree in (1, 4):
         for sequence_parallel, kernels in ((True, "fused"), (False, "eager")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from autopar.rates import command as estimate_command, estimate_hardware, estima
 from autopar.rates.accuracy import class_of_sources, load_accuracy
 from autopar.rates.measured import HardwareProfile, host_calls
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.model import ModelProfile
 from autopar.run.plan import PUBLISHED_RUNS, LayerStrategy, Plan, VocabStrategy
 from autopar.sources import NAMED_BY_FILES, NAMED_BY_OPTION, Source, stack_source, stacks_of

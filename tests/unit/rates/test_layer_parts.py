@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from autopar.errors import InputError
@@ -11,6 +9,7 @@ from autopar.price.step import step_time
 from autopar.rates.collectives import moe_exchange_time_s
 from autopar.rates.layer import LayerTimes, layer_times
 from autopar.rates.parts.operations import Machine, group, machine_of, transfer_s
+from autopar.records import replace
 from autopar.run.job import Attention, Block, Experts, Job, Mamba, Mlp
 from tests.step_cases import CARDS, DENSE, STACKS, card_named, job_with, stack_named
 

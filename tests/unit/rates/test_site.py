@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from autopar.rates.site import (
     step_time_s,
 )
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.sources import Source
 from autopar.units import MIB

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from autopar.rates.accuracy import (
     quantile_interval,
     read_accuracy,
 )
+from autopar.records import replace
 from tests.step_cases import STACKS
 
 
@@ -191,7 +191,7 @@ MISSING = object()
         (("format",), MISSING, "this key is missing"),
         (("version",), 2, "the value is 2, expected 1"),
         (("source",), MISSING, "this key is missing"),
-        (("classes",), [], "the value is [], expected at least 1"),
+        (("classes",), [], "the value is [], expected a list of at least 1"),
         (("classes",), {}, "the value is {}, expected"),
         (("classes", 0), 1, "the value is 1, expected an object"),
         (("classes", 0, "stack"), MISSING, "this key is missing"),
@@ -226,7 +226,8 @@ def test_damaged_errors_are_refused(
     text = str(caught.value)
     assert message in text
     assert "errors.json" in text
-    assert ".".join(str(key) for key in path) in text
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    assert key.removeprefix(".") in text
 
 
 def test_the_share_is_nine_of_ten() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
 from autopar.rates import estimate_hardware, estimate_model
+from autopar.records import replace
 from autopar.sources import STACK_ROLE
 from search.planning.layered.core import solve_tables
 from search.request.options import SearchOptions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from autopar.documents.hardware import hardware_file_name, hardware_shapes, writ
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.rates import estimate_hardware
+from autopar.records import replace
 from autopar.sources import STACK_ROLE
 from search.commands import search as cli
 from search.planning.question import open_session
@@ -81,10 +81,10 @@ def test_a_named_file_says_its_cluster(tmp_path: Path, profile: dict[str, str]) 
 
     own = folder_of(tmp_path / "own", (1, 2)) / "mine.json"
     (folder / hardware_file_name("allreduce", 1, 2)).rename(own)
-    renamed = dataclasses.replace(named, allreduce_bandwidth_config_path=str(own))
+    renamed = replace(named, allreduce_bandwidth_config_path=str(own))
     with pytest.raises(InputError, match="required for 1 nodes x 8 GPUs"):
         shape_of(renamed)
-    assert shape_of(dataclasses.replace(renamed, num_gpus_per_node=2)) == (1, 2)
+    assert shape_of(replace(renamed, num_gpus_per_node=2)) == (1, 2)
 
 
 @pytest.mark.parametrize(

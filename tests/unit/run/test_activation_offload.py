@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from autopar.price.activations import (
 )
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
+from autopar.records import replace
 from autopar.run.launch import (
     Attention,
     Degrees,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from autopar.price.parameters import stage_weights
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import machine_of
+from autopar.records import replace
 from autopar.run.job import Experts as Mixture, Job, adapter_parameters
 from autopar.run.launch import (
     Attention,

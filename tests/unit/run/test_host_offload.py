@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from autopar.price.account import account_of
 from autopar.price.sharded import recipe_of_launch
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.parts.updates import optimizer_time_s
+from autopar.records import replace
 from autopar.run.launch import (
     Attention,
     Degrees,

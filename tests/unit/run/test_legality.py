@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
+from autopar.records import replace
 from autopar.run.plan import (
     LayerStrategy,
     Plan,
@@ -22,7 +22,7 @@ from tests.unit.cli_results import PLAN, SPEC
 
 def changed(**fields: Any) -> Plan:
     """Return the legal plan with some fields changed."""
-    return dataclasses.replace(PLAN, **fields)
+    return replace(PLAN, **fields)
 
 
 def with_layers(strategy: LayerStrategy, **fields: Any) -> Plan:
@@ -98,9 +98,7 @@ def test_violation_shows_the_arithmetic(plan: Plan, expected: str) -> None:
     assert any(expected in text for text in found), found
 
 
-EXPERTS = dataclasses.replace(
-    SPEC, layers=(dataclasses.replace(SPEC.layers[0], num_experts=6, experts_per_token=2),)
-)
+EXPERTS = replace(SPEC, layers=(replace(SPEC.layers[0], num_experts=6, experts_per_token=2),))
 INTERLEAVED: dict[str, Any] = {"pipeline_type": "interleaved", "num_chunks": 2}
 
 
@@ -135,8 +133,8 @@ def test_the_two_grids_of_a_stage_share_its_ranks_alone() -> None:
 
 def test_experts_may_be_of_a_width_that_the_tensor_degree_does_not_divide() -> None:
     """Whole experts are not divided by the tensor group; without a degree of their own they are."""
-    layer = dataclasses.replace(EXPERTS.layers[0], ffn_hidden_size=4095)
-    spec = dataclasses.replace(EXPERTS, layers=(layer,))
+    layer = replace(EXPERTS.layers[0], ffn_hidden_size=4095)
+    spec = replace(EXPERTS, layers=(layer,))
 
     def of(strategy: LayerStrategy) -> tuple[str, ...]:
         return violations(with_layers(strategy, world_size=24), spec, sequence_parallel=True)
@@ -238,7 +236,7 @@ def test_a_plan_says_in_words_what_few_programs_know() -> None:
 
 def test_sequence_parallelism_restricts_only_where_it_is_used() -> None:
     """Without it tensor parallelism does not shard the sequence; Ulysses always does."""
-    spec = dataclasses.replace(SPEC, layers=(dataclasses.replace(SPEC.layers[0], seq_length=2047),))
+    spec = replace(SPEC, layers=(replace(SPEC.layers[0], seq_length=2047),))
     tensor = with_layers(LayerStrategy(tp=8), vocab=VocabStrategy(tp=8))
     ulysses = with_layers(LayerStrategy(tp=8, ulysses=True), vocab=VocabStrategy())
 
@@ -251,8 +249,8 @@ def test_sequence_parallelism_restricts_only_where_it_is_used() -> None:
 
 def test_ulysses_does_not_shard_the_mlp() -> None:
     """ffn % t is a rule of tensor parallelism only."""
-    layer = dataclasses.replace(SPEC.layers[0], ffn_hidden_size=4095)
-    spec = dataclasses.replace(SPEC, layers=(layer,))
+    layer = replace(SPEC.layers[0], ffn_hidden_size=4095)
+    spec = replace(SPEC, layers=(layer,))
 
     assert (
         violations(with_layers(LayerStrategy(tp=8, ulysses=True)), spec, sequence_parallel=True)
@@ -265,10 +263,10 @@ def test_ulysses_does_not_shard_the_mlp() -> None:
 
 def test_unknown_sizes_are_not_checked() -> None:
     """A spec from documented files alone knows no heads."""
-    layer = dataclasses.replace(
+    layer = replace(
         SPEC.layers[0], num_heads=None, num_kv_heads=None, ffn_hidden_size=None, seq_length=2049
     )
-    spec = dataclasses.replace(SPEC, layers=(layer,))
+    spec = replace(SPEC, layers=(layer,))
     plan = with_layers(LayerStrategy(tp=3), world_size=24, vocab=VocabStrategy(tp=3))
 
     assert violations(plan, spec, sequence_parallel=True) == ()
@@ -298,9 +296,9 @@ def test_tensor_degrees_are_those_that_widths_allow() -> None:
     layer = SPEC.layers[0]
 
     assert tensor_degrees(layer) == (1, 2, 4, 8, 16)
-    assert tensor_degrees(dataclasses.replace(layer, ffn_hidden_size=4100)) == (1, 2, 4)
-    assert tensor_degrees(dataclasses.replace(layer, num_kv_heads=6)) == (1, 2)
-    assert tensor_degrees(dataclasses.replace(layer, num_heads=None)) == (1,)
+    assert tensor_degrees(replace(layer, ffn_hidden_size=4100)) == (1, 2, 4)
+    assert tensor_degrees(replace(layer, num_kv_heads=6)) == (1, 2)
+    assert tensor_degrees(replace(layer, num_heads=None)) == (1,)
     found = list(layer_problems(layer, LayerStrategy(tp=16), sequence_parallel=True))
     assert found == []
 

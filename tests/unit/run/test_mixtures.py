@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from autopar.price.activations import routed_tokens
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import Machine, Sends, machine_of, transfer_s
+from autopar.records import replace
 from autopar.run.job import Attention, Block, Experts, Job
 from autopar.run.launch import (
     Attention as Heads,

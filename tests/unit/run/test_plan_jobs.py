@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from autopar.price.step import StepTime, step_time
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.job import Experts, Job, blocks_of, job_of_plan, stage_blocks
 from autopar.run.model import ModelSpec, padded_vocab_size
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy

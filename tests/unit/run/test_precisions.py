@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from autopar.price.activations import saved_parts
 from autopar.price.parameters import stage_weights
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import Machine, machine_of
+from autopar.records import replace
 from autopar.run.launch import (
     Attention,
     Degrees,

@@ -17,6 +17,7 @@ from autopar.command.console import make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.output import write_files
 from autopar.rates.measured import Curve
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
 from search.commands import search as search_command
@@ -100,8 +101,8 @@ def test_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
 
 def test_evaluation_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
     """An illegal plan over its budget shows why, and still its price."""
-    stage = dataclasses.replace(PREDICTION.stages[0], reserved_bytes=30 * GIB)
-    bad = dataclasses.replace(
+    stage = replace(PREDICTION.stages[0], reserved_bytes=30 * GIB)
+    bad = replace(
         PREDICTION,
         legal=False,
         fits=False,
@@ -143,7 +144,7 @@ def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
 
 def test_plan_that_cannot_run_has_no_price() -> None:
     """An unpriced plan is shown without bars or numbers."""
-    unpriced = dataclasses.replace(PREDICTION, step_time_s=math.nan, samples_per_s=math.nan)
+    unpriced = replace(PREDICTION, step_time_s=math.nan, samples_per_s=math.nan)
     text = printed(show_evaluation, PLAN, unpriced, title="x", estimated=False)
 
     assert "no step time" in text
@@ -169,7 +170,7 @@ def test_infeasible_sentence_has_stage_bytes_and_budget() -> None:
 
     assert "stage 1 of 0-1 of the smallest plan misses 3.00 GiB (3221225472 bytes)" in text
     assert "--memory-constraint 27.01" in text
-    never = dataclasses.replace(infeasibility, smallest_budget_bytes=0)
+    never = replace(infeasibility, smallest_budget_bytes=0)
     text = infeasible_sentence(never, 24 * GIB)
     assert text == "there is no plan, with any --memory-constraint: model states of 2 layers"
 
@@ -178,7 +179,7 @@ def test_infeasible_sentence_names_what_restricts_the_search() -> None:
     """Preset, disabled dimensions and rules as they are written, and no option at its default."""
     infeasibility = INFEASIBLE.infeasibility
     assert infeasibility is not None
-    never = dataclasses.replace(infeasibility, smallest_budget_bytes=0)
+    never = replace(infeasibility, smallest_budget_bytes=0)
 
     def sentence(options: SearchOptions) -> str:
         text = infeasible_sentence(
@@ -202,11 +203,11 @@ def test_why_not_names_the_options_of_the_search() -> None:
     infeasibility = INFEASIBLE.infeasibility
     assert infeasibility is not None
     options = dict(RESULT.options) | {"search_space": "dp"}
-    baseline = dataclasses.replace(RESULT, options=options)
-    never = dataclasses.replace(
+    baseline = replace(RESULT, options=options)
+    never = replace(
         INFEASIBLE,
         options=options | {"pin": ("tp=2",)},
-        infeasibility=dataclasses.replace(infeasibility, smallest_budget_bytes=0),
+        infeasibility=replace(infeasibility, smallest_budget_bytes=0),
     )
 
     text = printed(show_why_not, "tp=2", baseline, WhyNot(result=never), 24 * GIB)
@@ -226,11 +227,9 @@ def test_alternatives_name_strategies_as_the_plan_does() -> None:
         "pp2: 3 layers tp2 dp2 ZeRO-2, 1 layer tp2 dp2 ZeRO-3 recompute full, micro-batch 2, "
         "batch 16, embedding and head tp4 ZeRO-3"
     )
-    same = dataclasses.replace(
-        PLAN, layers=(LayerStrategy(tp=2, cp=2),) * 4, vocab=VocabStrategy(tp=2, cp=2)
-    )
+    same = replace(PLAN, layers=(LayerStrategy(tp=2, cp=2),) * 4, vocab=VocabStrategy(tp=2, cp=2))
     assert one_line(same) == "tp2 cp2 pp2, ZeRO-2, micro-batch 4"
-    alone = dataclasses.replace(
+    alone = replace(
         same, layers=(LayerStrategy(checkpoint=True),) * 4, vocab=VocabStrategy(), world_size=2
     )
     assert one_line(alone) == "pp2, micro-batch 4, recompute full"
@@ -294,10 +293,10 @@ def test_plan_file_holds_prediction_inputs_and_options(tmp_path: Path) -> None:
 
 def test_plan_file_does_not_depend_on_limits_of_time_or_the_clock() -> None:
     """Same inputs, other limits and times: the same document."""
-    other = dataclasses.replace(
+    other = replace(
         RESULT,
         options=option_record(SearchOptions(time_limit_s=5.0), 24.0 * GIB),
-        stats=dataclasses.replace(RESULT.stats, cpu_s=9.0, wall_s=9.0, states=7),
+        stats=replace(RESULT.stats, cpu_s=9.0, wall_s=9.0, states=7),
     )
 
     assert plan_document(other) == plan_document(RESULT)
@@ -317,7 +316,7 @@ def test_more_bandwidth_raises_the_bus_bandwidth_at_every_size(
     """Bytes on the wire per second grow by exactly what was added."""
     sizes, times = np.array([1e6, 1e9]), np.array([1e-4, 2e-2])
     curve = Curve(sizes_bytes=sizes, times_s=times)
-    hardware = dataclasses.replace(HARDWARE, curves={(operation, 4): curve})
+    hardware = replace(HARDWARE, curves={(operation, 4): curve})
 
     more = add_bandwidth(hardware, collective=GB)
 
@@ -332,7 +331,7 @@ def test_more_bandwidth_raises_the_bus_bandwidth_at_every_size(
 def test_runs_with_the_same_violation_share_a_sentence() -> None:
     """What differs between neighbours, such as checkpointing, does not repeat the arithmetic."""
     bad = (LayerStrategy(tp=3), LayerStrategy(tp=3, checkpoint=True))
-    spec = dataclasses.replace(SPEC, layers=(dataclasses.replace(SPEC.layers[0], num_layers=12),))
+    spec = replace(SPEC, layers=(replace(SPEC.layers[0], num_layers=12),))
     good = LayerStrategy()
     plan = Plan(
         world_size=8,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from autopar.documents.plan import PlanDocument, write_strategy
+from autopar.records import replace
 from autopar.run.plan import Prediction
 from search.commands import explain as explain_cli, search as cli
 from search.planning.layered.prediction import SearchResult
@@ -117,8 +117,8 @@ def test_pins_say_what_they_cost(
 ) -> None:
     """The search without them is the measure."""
     session = fixed()
-    faster = dataclasses.replace(PREDICTION, samples_per_s=125.0)
-    free = FixedPlanner(dataclasses.replace(RESULT, prediction=faster))
+    faster = replace(PREDICTION, samples_per_s=125.0)
+    free = FixedPlanner(replace(RESULT, prediction=faster))
     monkeypatch.setattr(type(session), "rebuilt", lambda self, **changes: free)
 
     assert cli.run(["--pin", "tp=2", "--output-config-path", "none"]) == 0
@@ -130,9 +130,7 @@ def test_evaluate_prices_an_illegal_file(
     fixed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """legal and fits are false, with the arithmetic; the exit code says it was priced."""
-    bad = dataclasses.replace(
-        PREDICTION, legal=False, fits=False, problems=("heads(16) % tp(3) = 1 != 0",)
-    )
+    bad = replace(PREDICTION, legal=False, fits=False, problems=("heads(16) % tp(3) = 1 != 0",))
     session = fixed(RESULT, bad)
     write_strategy(PLAN, tmp_path / "s.json")
 
@@ -163,7 +161,7 @@ def test_evaluate_needs_profiles_of_the_plan(
 ) -> None:
     """What the profiles do not describe cannot be priced."""
     fixed()
-    write_strategy(dataclasses.replace(PLAN, **changes), tmp_path / "s.json")
+    write_strategy(replace(PLAN, **changes), tmp_path / "s.json")
 
     assert cli.run(["--evaluate", "s.json"]) == 2
     assert message in capsys.readouterr().err
@@ -256,10 +254,10 @@ def test_no_plan_at_all_names_preset_heads_and_gpus(
     """What the degrees had to divide, and which option left them no other."""
     assert INFEASIBLE.infeasibility is not None
     fixed(
-        dataclasses.replace(
+        replace(
             INFEASIBLE,
             options=dict(RESULT.options) | {"search_space": "tp"},
-            infeasibility=dataclasses.replace(INFEASIBLE.infeasibility, smallest_budget_bytes=0),
+            infeasibility=replace(INFEASIBLE.infeasibility, smallest_budget_bytes=0),
         )
     )
 
@@ -274,7 +272,7 @@ def test_stopped_search_is_exit_0_with_its_gap(
     fixed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan was found; the report says how far from the best it may be."""
-    fixed(dataclasses.replace(RESULT, status="time_limit", bound_samples_per_s=110.0, gap=0.1))
+    fixed(replace(RESULT, status="time_limit", bound_samples_per_s=110.0, gap=0.1))
 
     assert cli.run(["--time-limit", "0.5", "--output-config-path", "none"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -291,7 +289,7 @@ def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) ->
 
 def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither a plan nor a proof that there is none."""
-    late = dataclasses.replace(
+    late = replace(
         RESULT, status="time_limit", plan=None, prediction=None, alternatives=(), gap=math.inf
     )
     fixed(late)

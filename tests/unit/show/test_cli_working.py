@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from autopar.command.options import HELP_WIDTH
 from autopar.errors import INTERRUPTED
+from autopar.records import replace
 from autopar.run.model import LayerProfile, OtherTime, TimePoint
 from autopar.units import GIB
 from search.commands import explain as explain_cli, search as cli
@@ -78,7 +78,7 @@ def test_help_names_every_option_within_the_width(
 
 def test_memory_follows_the_hardware_unless_it_is_given() -> None:
     """24 GiB only where nothing is known; what was typed stays."""
-    known = dataclasses.replace(HARDWARE, memory_bytes=80.0 * GIB)
+    known = replace(HARDWARE, memory_bytes=80.0 * GIB)
 
     unknown, lines = fill_options(SearchOptions(), (), PROFILE, HARDWARE)
     assert unknown.memory_constraint_bytes == 24 * GIB
@@ -105,7 +105,7 @@ def test_estimated_times_of_several_batches_are_fitted(
     estimated: bool, batches: tuple[int, ...], given: tuple[str, ...], mode: str
 ) -> None:
     """Measured files keep the documented default, because their owner chose what to measure."""
-    profile = dataclasses.replace(
+    profile = replace(
         PROFILE,
         estimated=estimated,
         layers=(

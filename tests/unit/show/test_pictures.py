@@ -8,7 +8,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -22,6 +21,7 @@ from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
+from autopar.records import replace
 from autopar.run.launch import Launch
 from search.check.assessment import Assessment, Target, assess
 from search.planning.question import Session, open_session

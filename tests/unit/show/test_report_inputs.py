@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from autopar.command.console import make_console
 from autopar.documents.hardware import write_hardware
 from autopar.rates import estimate_hardware
+from autopar.records import replace
 from autopar.sources import Source
 from search.commands import search as cli
 from search.show.plan import show_evaluation, show_result
@@ -28,14 +28,14 @@ SPEC = Source(role="model spec", path="toy", estimated=True)
         ((CARD, SPEC), "ESTIMATES from datasheets"),
         ((CARD, MODEL), "ESTIMATES of the hardware from datasheets"),
         (
-            (HARDWARE, dataclasses.replace(MODEL, estimated=True)),
+            (HARDWARE, replace(MODEL, estimated=True)),
             "ESTIMATES of the model from datasheets",
         ),
         (
-            (dataclasses.replace(HARDWARE, synthetic=True), SPEC),
+            (replace(HARDWARE, synthetic=True), SPEC),
             "SYNTHETIC timings of the hardware, which describe no machine",
         ),
-        ((dataclasses.replace(HARDWARE, synthetic=True), SPEC), "ESTIMATES of the model from"),
+        ((replace(HARDWARE, synthetic=True), SPEC), "ESTIMATES of the model from"),
     ],
 )
 def test_the_report_says_which_inputs_are_estimated(sources: tuple[Source, ...], said: str) -> None:
@@ -50,7 +50,7 @@ def test_the_report_says_which_inputs_are_estimated(sources: tuple[Source, ...],
         if evaluation:
             show_evaluation(console, PLAN, PREDICTION, title="toy", sources=sources, **marks)
         else:
-            found = dataclasses.replace(RESULT, sources=sources, **marks)
+            found = replace(RESULT, sources=sources, **marks)
             show_result(console, found, title="toy")
         assert f"rests on {said}" in stream.getvalue()
 
@@ -80,12 +80,12 @@ def test_an_evaluation_shows_what_is_odd_about_the_files(
 
 def test_a_spread_that_no_digit_shows_is_no_interval() -> None:
     """A plan whose communication is hidden, or that has none, stays where it is."""
-    still = dataclasses.replace(PREDICTION, step_time_s=0.16, step_time_interval_s=(0.16, 0.160001))
+    still = replace(PREDICTION, step_time_s=0.16, step_time_interval_s=(0.16, 0.160001))
     stream = io.StringIO()
     session = make_session()
     show_result(
         make_console(stream),
-        dataclasses.replace(RESULT, prediction=still),
+        replace(RESULT, prediction=still),
         title="toy",
         throughput=session.throughput(PLAN, still),
     )

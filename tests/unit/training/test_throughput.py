@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.rates.model import layer_flop
+from autopar.records import replace
 from autopar.run.job import Job, adapter_parameters, blocks_of
 from autopar.training.adapters import Adapters
 from autopar.training.throughput import (
@@ -37,7 +37,7 @@ def job_of(name: str, **more: object) -> Job:
         global_batch=4,
         mtp=spec.mtp_layers,
     )
-    return dataclasses.replace(made, **more)  # type: ignore[arg-type]
+    return replace(made, **more)  # type: ignore[arg-type]
 
 
 def test_a_sample_of_llama_2_by_hand() -> None:
@@ -57,12 +57,12 @@ def test_a_sample_of_llama_2_by_hand() -> None:
     )
     job = job_of("llama2-7b")
     assert model_flop(job) == pytest.approx(4 * 3 * (layers + head), rel=1e-12)
-    again = dataclasses.replace(job, recompute="full")
+    again = replace(job, recompute="full")
     assert hardware_flop(again) == pytest.approx(4 * (4 * layers + 3 * head), rel=1e-12)
     assert hardware_flop(job) == model_flop(job) == model_flop(again)
-    core = dataclasses.replace(job, recompute=frozenset({"core_attn"}))
+    core = replace(job, recompute=frozenset({"core_attn"}))
     assert hardware_flop(core) - model_flop(core) == pytest.approx(4 * scores, rel=1e-9)
-    norms = dataclasses.replace(job, recompute=frozenset({"layernorm"}))
+    norms = replace(job, recompute=frozenset({"layernorm"}))
     assert hardware_flop(norms) == model_flop(norms)
 
 
@@ -75,11 +75,9 @@ def test_every_shipped_model_is_counted_as_its_layers_are_timed(name: str) -> No
         layer.num_layers * layer_flop(layer, layer.seq_length, lengths[0]) for layer in spec.layers
     )
     forward += 2.0 * lengths[-1] * spec.layers[-1].hidden_size * (spec.vocab_size or 0)
-    assert spec_flop(dataclasses.replace(spec, mtp_layers=0)) == pytest.approx(
-        3 * forward, rel=5e-3
-    )
+    assert spec_flop(replace(spec, mtp_layers=0)) == pytest.approx(3 * forward, rel=5e-3)
     with pytest.raises(InputError, match="the vocabulary is unknown"):
-        spec_flop(dataclasses.replace(spec, vocab_size=None))
+        spec_flop(replace(spec, vocab_size=None))
 
 
 _LOGGED = {
@@ -116,7 +114,7 @@ def test_frozen_weights_have_no_gradients() -> None:
     """Adapters have six FLOP a weight and token, what they stand beside has four."""
     job = job_of("llama2-7b")
     adapters = Adapters(rank=16, base="16 bits", fused=False)
-    tuned = dataclasses.replace(job, adapters=adapters)
+    tuned = replace(job, adapters=adapters)
     tokens = job.global_batch * job.seq
     scores = tokens * 32 * 3 * 4 * 4096 * 2048
     products = model_flop(job) - scores

@@ -15,7 +15,7 @@ from autopar.arrays import F64
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.rates.measured import together_s
 from autopar.rates.parts.operations import Real
-from autopar.records import dataclass
+from autopar.records import Record
 from autopar.run.job import Block, Job as StepJob
 from search.engines.choice import Choice
 from search.planning.uniform.layout import Arrangement, arranged
@@ -77,8 +77,7 @@ class Weights(NamedTuple):
     experts: float
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Unit:
+class Unit(Record, eq=False, dict=True):
     """What choices of the same degrees, micro-batch and precision have in common."""
 
     choice: Choice

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from autopar.command.console import make_console
+from autopar.records import replace
 from autopar.run.model import ModelProfile, ShardedTime
 from autopar.run.plan import LayerStrategy, Plan, Prediction
 from search.planning.cost.model import CostModel

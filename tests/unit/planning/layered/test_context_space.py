@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import search
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.planning.question import open_session
 from search.planning.space import Rules, SearchSpace, build_space, context_degrees, parse_rules

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.planning.cost.model import CostModel
 from search.request.options import SearchOptions

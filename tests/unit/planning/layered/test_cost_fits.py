@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, strategies as st
 from scipy.optimize import nnls
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.model import LayerMemory, LayerProfile, OtherMemory, OtherTime, TimePoint
 from autopar.statistics import latency_bandwidth_fit, nonnegative_fit, relative_weights
 from search.planning.cost.fits import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from autopar.price.risk import PEAK_RATIOS, odds_of_ratio
 from autopar.rates.measured import COMMUNICATOR_BYTES
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.planning.cost.memory import reserve_of, to_bytes
 from search.planning.cost.model import CostModel

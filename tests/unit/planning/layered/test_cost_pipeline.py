@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.planning.cost.model import CostModel
 from search.planning.cost.pipeline import evaluate, in_flight, stage_kind, vocab_position

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy
 from search.planning.cost.model import CostModel
 from search.planning.cost.tables import LayerRows

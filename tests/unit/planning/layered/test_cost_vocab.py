@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from autopar.records import replace
 from autopar.run.model import LayerProfile, ModelSpec, OtherMemory
 from autopar.run.plan import PipelineType, VocabStrategy
 from search.planning.cost.model import CostModel

@@ -6,12 +6,12 @@ How a dry run counts is in `test_plan_dryrun`, which categories differ in `bench
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autopar.rates.measured import COMMUNICATOR_BYTES
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, StagePrediction, VocabStrategy, violations
 from autopar.units import MIB

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from autopar.records import replace
 from autopar.run.model import LayerMemory, LayerProfile, ModelProfile, ShardedTime
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.planning.cost.model import CostModel

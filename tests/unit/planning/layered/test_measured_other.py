@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from autopar.documents.model import read_model_profile, write_model_profile
+from autopar.records import replace
 from autopar.run.model import ModelProfile, OtherTime, ShardedTime
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.planning.cost.model import CostModel

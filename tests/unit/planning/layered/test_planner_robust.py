@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.units import GIB
 from search.planning.cost.tables import PlanTables
 from search.planning.layered.core import TableSolution, core, solve_stage, solve_tables

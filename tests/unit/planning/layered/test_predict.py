@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.rates import estimate_hardware, estimate_model
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.units import GIB
 from search.planning.cost.model import CostModel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from autopar.rates.measured import Curve
+from autopar.records import replace
 from autopar.statistics import rising_fit
 from search.planning.cost.communication import Groups
 from tests.cost_cases import toy_hardware
@@ -23,7 +23,7 @@ def dipped(latency_s: float, size_bytes: float, factor: float) -> Curve:
     """Return a line from 64 KiB to 64 MiB whose time at one size is `factor` of what it was."""
     curve = line(latency_s, 50e9)
     times = np.where(curve.sizes_bytes == size_bytes, factor * curve.times_s, curve.times_s)
-    return dataclasses.replace(curve, times_s=times)
+    return replace(curve, times_s=times)
 
 
 def test_runs_that_fall_become_their_geometric_mean() -> None:

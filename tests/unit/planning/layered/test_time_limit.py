@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import signal
 import time
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 from rich.console import Console
 
+from autopar.records import replace
 from autopar.units import GIB
 from search.planning.layered.core import TableSolution, solve_tables
 from search.planning.layered.planner import Planner
@@ -124,7 +125,7 @@ def test_tables_priced_in_parts_are_the_same() -> None:
         parts = planner()._tables((64, 96), time.perf_counter() + 1000.0)
 
     assert parts.unpriced == 0
-    for name, array in vars(whole).items():
+    for name, array in asdict(whole).items():
         other = getattr(parts.tables, name)
         if isinstance(array, np.ndarray):
             assert array.dtype == other.dtype, name

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autopar.errors import InfeasibleError, OptionError
+from autopar.records import replace
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autopar.records import replace
 from autopar.run.launch import Launch, Optimizer, Recompute, TorchTrainer
 from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload

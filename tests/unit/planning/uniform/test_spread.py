@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from itertools import pairwise
@@ -15,6 +14,7 @@ from hypothesis import given, strategies as st
 from autopar.command.console import make_console
 from autopar.documents.hardware import write_hardware
 from autopar.rates.measured import OPERATIONS, Curve, HardwareProfile, Speed
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.commands import search as cli
 from search.planning.cost.communication import curve_s
@@ -91,7 +91,7 @@ def test_curves_move_to_their_percentiles() -> None:
 
 def test_a_curve_with_one_percentile_moves_one_way() -> None:
     """Where only the 95th percentile is known, the fast curve is the median."""
-    curve = dataclasses.replace(spread_curve(0.1), low_s=None)
+    curve = replace(spread_curve(0.1), low_s=None)
 
     assert curve.has_spread
     np.testing.assert_array_equal(curve.at_spread("fast").times_s, curve.times_s)
@@ -105,7 +105,7 @@ def test_bandwidths_follow_their_curve_at_the_size_they_were_measured_at() -> No
     at = int(np.flatnonzero(SIZES == 32 * 2**20)[0])
     low[at] *= 0.9
     high[at] *= 1.25
-    curve = dataclasses.replace(base, low_s=low, high_s=high)
+    curve = replace(base, low_s=low, high_s=high)
     sent = SIZES[at] / base.times_s[at]
     hardware = toy_hardware(
         allreduce_bytes_per_s={
@@ -214,12 +214,12 @@ def test_no_interval_without_a_spread_or_a_price() -> None:
     cost = CostModel(toy_spec(), toy_model(), toy_hardware(), SearchOptions())
     assert predict(cost, pipeline(), 80e9).step_time_interval_s is None
     noisy = CostModel(toy_spec(), toy_model(), measured(0.2), SearchOptions())
-    impossible = dataclasses.replace(pipeline(), vocab=VocabStrategy(tp=3))
+    impossible = replace(pipeline(), vocab=VocabStrategy(tp=3))
     assert predict(noisy, impossible, 80e9).step_time_interval_s is None
 
 
-KNOWN = dataclasses.replace(PREDICTION, step_time_interval_s=(0.15, 0.18))
-SYNTHETIC = dataclasses.replace(RESULT, prediction=KNOWN, synthetic=True, estimated=False)
+KNOWN = replace(PREDICTION, step_time_interval_s=(0.15, 0.18))
+SYNTHETIC = replace(RESULT, prediction=KNOWN, synthetic=True, estimated=False)
 
 
 def test_reports_say_the_interval_and_that_timings_are_synthetic() -> None:
@@ -274,7 +274,7 @@ def test_files_with_sidecars_are_planned_with_their_spread(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a folder of measured files to the printed line, the JSON and the plan file."""
-    hardware = dataclasses.replace(measured(0.1), synthetic=True, memory_bytes=8e10)
+    hardware = replace(measured(0.1), synthetic=True, memory_bytes=8e10)
     # as of the times: a bandwidth that differs was edited, and replaces its curve
     bandwidths = {
         (size, consecutive): OPERATIONS["allreduce"].bus_factor(size)
@@ -282,7 +282,7 @@ def test_files_with_sidecars_are_planned_with_their_spread(
         for size, consecutive in hardware.allreduce_bytes_per_s
         if (curve := hardware.allreduce_curve(size, consecutive)) is not None
     }
-    hardware = dataclasses.replace(
+    hardware = replace(
         hardware,
         allreduce_bytes_per_s={**hardware.allreduce_bytes_per_s, **bandwidths},
         p2p_bytes_per_s={

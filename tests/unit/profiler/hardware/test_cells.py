@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given, strategies as st
 
 from autopar.rates.measured import OPERATIONS
+from autopar.records import replace
 from profiler.hardware.options import (
     COLLECTIVES,
     OVERLAP_SIZES_BYTES,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from autopar.rates.measured import OPERATIONS
+from autopar.records import replace
 from profiler.hardware import collectives as patterns
 from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Member
 from profiler.hardware.options import PIPELINE
@@ -114,7 +114,7 @@ def check_wrong_rows() -> dict[str, str | None]:
     found = {}
     for name, run in WRONG:
         _current = name
-        row = dataclasses.replace(COLLECTIVES[name], run=run)
+        row = replace(COLLECTIVES[name], run=run)
         member = here(150_001, "bfloat16", name)
         found[f"{name} {run.__name__}"] = row.check(row.make(member), member)
     return found
@@ -303,7 +303,7 @@ def test_rows_are_those_of_the_vocabulary() -> None:
     """Every operation has a bus factor, a transfer is between two, and names are not invented."""
     assert set(COLLECTIVES) == set(OPERATIONS)
     with pytest.raises(AssertionError):
-        dataclasses.replace(COLLECTIVES["allreduce"], name="broadcast")
+        replace(COLLECTIVES["allreduce"], name="broadcast")
     member = Member(
         ranks=(0, 1, 2),
         rank=0,
@@ -329,7 +329,7 @@ def test_sizes_are_rounded_up_to_whole_shares() -> None:
 
     assert (member.position, member.share_elements, member.num_elements) == (1, 17, 51)
     with pytest.raises(AssertionError, match="rank 5 is not in"):
-        dataclasses.replace(member, rank=5)
+        replace(member, rank=5)
 
 
 def test_a_failing_rank_is_reported() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from autopar.errors import InputError, InstallError
+from autopar.records import replace
 from profiler import processes as shared_gpu
 from profiler.environment import (
     METADATA,
@@ -25,10 +25,10 @@ from profiler.environment import (
     host_labels,
     nvidia_smi,
     recorded_environment,
-    run_metadata,
     summarize_hosts,
 )
 from profiler.hardware.options import build_options
+from profiler.hardware.record import hardware_metadata
 
 GPU = RankInfo(
     rank=0,
@@ -255,7 +255,7 @@ def test_names_of_hosts_are_recorded_where_somebody_asks() -> None:
 
 def metadata(infos: list[RankInfo], **options: object) -> dict[str, object]:
     """Return what a run of these ranks records."""
-    return dict(run_metadata(infos, ["--out", "a b"], "nccl", replace(OPTIONS, **options)))
+    return dict(hardware_metadata(infos, ["--out", "a b"], "nccl", replace(OPTIONS, **options)))
 
 
 def test_metadata_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_metadata_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_resolved_values_are_recorded() -> None:
     """What `auto` became is recorded in its place."""
-    assert run_metadata([GPU], [], "nccl", OPTIONS, dtype="bf16")["dtype"] == "bf16"
+    assert hardware_metadata([GPU], [], "nccl", OPTIONS, dtype="bf16")["dtype"] == "bf16"
 
 
 def test_metadata_rows_are_unique() -> None:

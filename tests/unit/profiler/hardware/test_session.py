@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from autopar.errors import InputError
+from autopar.records import replace
 from profiler.environment import RankInfo, collect
 from profiler.hardware.options import Round, rounds
 from profiler.processes import Session, claim_errors, connect, introduce

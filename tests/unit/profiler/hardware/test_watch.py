@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from autopar.errors import InputError
 from profiler.hardware.run import RunState, _finish
@@ -55,7 +56,7 @@ def _rank(action: Action, rank: int, num_ranks: int, port: int, folder: str) -> 
     def finish(trouble: Trouble) -> None:
         if action is slow_to_write:
             time.sleep(2.5)
-        Path(folder, f"said-{rank}").write_text(json.dumps(vars(trouble)), encoding="utf-8")
+        Path(folder, f"said-{rank}").write_text(json.dumps(asdict(trouble)), encoding="utf-8")
 
     watch = Watch(
         store,

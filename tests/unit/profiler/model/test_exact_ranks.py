@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import product
 from typing import Any
 
 import pytest
 
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 from profiler.model.layers.sharding import Sharding
 from tests.gloo import run_ranks
@@ -34,7 +34,7 @@ REAL = tuple(
 
 def small(experts: int | None) -> LayerSpec:
     """Return the small layer, dense or with experts."""
-    return dataclasses.replace(SMALL, num_experts=experts, experts_per_token=2 if experts else None)
+    return replace(SMALL, num_experts=experts, experts_per_token=2 if experts else None)
 
 
 def real_counts() -> list[tuple[int, int, int]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.model import LayerSpec, parameter_count
 from autopar.run.plan import LayerStrategy, Module
 from profiler.model.layers.sharding import Sharding, held_tokens

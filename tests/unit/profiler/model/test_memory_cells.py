@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from autopar.documents.model import read_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
+from autopar.records import replace
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile
 from autopar.run.plan import LayerStrategy
 from search.planning.cost.memory import ulysses_bytes

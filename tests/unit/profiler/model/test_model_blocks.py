@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.families.config import parse_hugging_face
+from autopar.records import replace
 from autopar.run.model import embedding_parameter_counts, padded_vocab_size, parameter_count
 from profiler.model.layers.sharding import Sharding
 from tests.plan_cases import T5
@@ -71,7 +71,7 @@ def test_loss_is_that_of_torch() -> None:
     from profiler.model.layers.vocab import build_vocab, vocab_inputs
 
     torch.manual_seed(0)
-    spec = dataclasses.replace(MODEL, layers=(LLAMA,), tied_embeddings=False)
+    spec = replace(MODEL, layers=(LLAMA,), tied_embeddings=False)
     module = build_vocab(spec, "last", **F64)
     x, labels = vocab_inputs(spec, "last", batch=3, **F64)
     loss = module(x, labels)
@@ -119,7 +119,7 @@ def test_a_causal_layer_does_not_look_ahead() -> None:
     from profiler.model.layers.blocks import build_layer, layer_inputs
 
     for causal in (True, False):
-        spec = dataclasses.replace(LLAMA, causal=causal)
+        spec = replace(LLAMA, causal=causal)
         layer = build_layer(spec, Sharding(), group=None, **F64)
         (x,) = layer_inputs(spec, Sharding(), batch=1, **F64)
         other = x.detach().clone()
@@ -144,14 +144,14 @@ def test_what_cannot_be_built_is_said(
     from profiler.model.layers.blocks import build_layer
 
     with pytest.raises(InputError, match=text):
-        build_layer(dataclasses.replace(LLAMA, **changes), Sharding(**sharding), group=None, **F64)
+        build_layer(replace(LLAMA, **changes), Sharding(**sharding), group=None, **F64)
 
 
 def test_sequences_beyond_the_position_table_are_refused() -> None:
     """Positions that have no row are a sentence with both numbers, not an index error."""
     from profiler.model.layers.vocab import build_vocab
 
-    spec = dataclasses.replace(MODEL, learned_positions=15)
+    spec = replace(MODEL, learned_positions=15)
     with pytest.raises(InputError, match="16 is beyond the 15 learned positions"):
         build_vocab(spec, "first", **F64)
 

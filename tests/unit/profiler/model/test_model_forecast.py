@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from autopar.documents.sidecar import ModelMeasurement
+from autopar.records import replace
 from autopar.units import format_duration
 from profiler.measure import Forecast, ForecastPart, Policy
 from profiler.model.cells import ModelCell, plan_cells

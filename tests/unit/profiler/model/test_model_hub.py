@@ -118,7 +118,8 @@ def test_a_hub_model_is_made_from_its_configuration_alone():
         ("somebody/Model-1B", {"local_files_only": True, "trust_remote_code": False})
     ]
     source = module_source(factory, text="hf:x", label=factory.name, seq_lengths=[32])
-    assert (source.name, source.hidden_size, source.num_heads) == ("Model-1B", 16, 4)
+    layer = source.sizes.layers[0]
+    assert (source.sizes.name, layer.hidden_size, layer.num_heads) == ("Model-1B", 16, 4)
     built = source.build(5, dtype="fp32")
     config = built.module.config
     assert (config.num_hidden_layers, config.layer_types) == (5, ["a", "b", "a", "a", "b"])

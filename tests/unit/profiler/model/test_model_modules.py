@@ -149,7 +149,8 @@ def test_stated_sizes_and_plans_are_taken():
     """Attributes beside the module name the files, and a plan opens the divisors of the heads."""
     values = {"num_heads": 4, "hidden_size": 8, "parallelize_plan": {"up": "column"}}
     source = source_of(stated(lambda m: [list(m.blocks)], **values))
-    assert (source.num_heads, source.hidden_size, source.degrees) == (4, 8, (1, 2, 4))
+    (layer,) = source.sizes.layers
+    assert (layer.num_heads, layer.hidden_size, source.degrees) == (4, 8, (1, 2, 4))
     assert source.parallelize_plan == {"up": "column"}
     assert source.check_degree(2) is None
     with pytest.raises(InputError, match="parallelize_plan is a list, expected a dict"):
@@ -159,7 +160,7 @@ def test_stated_sizes_and_plans_are_taken():
 def test_unknown_heads_are_said():
     """Without any word on heads, one is assumed, and the source says so."""
     source = source_of(model_of())
-    assert source.num_heads == 1
+    assert source.sizes.layers[0].num_heads == 1
     assert any("number of heads is unknown" in text for text in source.warnings)
 
 

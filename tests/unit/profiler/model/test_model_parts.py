@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 from tests.unit.profile_model_support import LLAMA, T5
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
+from autopar.records import replace
 from profiler.model.layers.sharding import Sharding
 from tests.gloo import run_ranks
 from tests.unit.small_models import LAYERS, MIXTURE, MODEL
@@ -109,7 +109,7 @@ def outer_gaps() -> dict[str, float]:
     for part in ("only", "first", "last"):
         torch.manual_seed(2)
         # 300 would be padded differently for two ranks
-        spec = dataclasses.replace(MODEL, vocab_size=512)
+        spec = replace(MODEL, vocab_size=512)
         whole = build_vocab(spec, part, **F64)
         inputs = vocab_inputs(spec, part, batch=2, **F64)
         if part == "first":  # two sequences come out as one, which ranks divide one by one

@@ -13,6 +13,9 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
+from autopar.records import replace
+from profiler.model.cells import plan_cells
+from profiler.model.options import build_options
 from profiler.model.sources import load_source
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -21,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E4
 
 from profiler.measure import Policy  # noqa: E402
 from profiler.model.counting import count_memory  # noqa: E402
+from profiler.model.layers.vocab import build_stack  # noqa: E402
 from profiler.model.modules import call, main_output  # noqa: E402
 from profiler.model.timing import time_module  # noqa: E402
 
@@ -55,16 +59,14 @@ def modules(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["llama2-7b", "t5-3b", "gpt2-xl", "mixtral-8x7b", "bert-large"])
 def test_a_shipped_model_is_built_from_reference_blocks(name):
     """A spec's model has the asked-for layers of each type, and its loss has a gradient."""
-    source = load_source(name, seq_lengths=[64])
+    source = load_source(name)
     assert source.spec is source.sizes
     assert source.spec == load_spec(name)
-    assert (source.name, source.warnings) == (name, ())
-    assert (source.hidden_size, source.num_heads) == (
-        source.spec.layers[0].hidden_size,
-        source.spec.layers[0].num_heads,
-    )
+    assert source.warnings == ()
+    layers = [replace(layer, num_layers=3, seq_length=64) for layer in source.spec.layers]
+    spec = replace(source.spec, layers=tuple(layers))
     with FakeTensorMode():
-        built = source.build(3, seq_length=64)
+        built = build_stack(spec, dtype=torch.bfloat16, device="cpu")
         loss = main_output(call(built.module, built.make_batch(2, 64)), name)
         loss.backward()
         with pytest.raises(InputError, match="built for 64 tokens and is called with 32"):
@@ -87,10 +89,11 @@ def test_a_config_is_a_spec(tmp_path):
     values = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 100}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gpt2", **values}))
-    source = load_source(str(path), seq_lengths=[64, 128])
-    assert (source.hidden_size, source.num_heads) == (64, 4)
+    source = load_source(str(path))
+    assert [(x.hidden_size, x.num_heads) for x in source.sizes.layers] == [(64, 4)]
+    options = build_options(model=str(path), seq="129")
     with pytest.raises(InputError, match="--seq: 129 tokens are more than the 128 rows"):
-        load_source(str(path), seq_lengths=[129])
+        plan_cells(source.sizes, options)
     path.write_text(json.dumps({"model_type": "gpt2", **values, "n_head": None}))
     with pytest.raises(InputError, match=r"n_head.*the value is null"):
         load_source(str(path))
@@ -132,7 +135,8 @@ def test_the_documented_model_is_measured(modules):
     assert len(text.splitlines()) <= 70
     name = modules(text, "my_model")
     source = load_source(f"py:{name}:build", seq_lengths=[16, 32], dtype="fp32")
-    assert (source.name, source.hidden_size, source.num_heads) == ("my-model-build", 256, 8)
+    assert source.sizes.name == "my-model-build"
+    assert [(x.hidden_size, x.num_heads) for x in source.sizes.layers] == [(256, 8)]
     assert source.spec is None
     assert source.sizes.layers[0].seq_length == 32
     assert source.warnings == ()
@@ -209,7 +213,7 @@ def test_a_module_in_a_package_is_imported_from_here(modules):
     modules("", "pack.__init__")
     name = modules(documented_module(), "pack.models")
     source = load_source(f"py:{name}:build", seq_lengths=[8])
-    assert source.name == "models-build"
+    assert source.sizes.name == "models-build"
 
 
 def test_sources_are_values():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
+from autopar.records import replace
 from profiler.model.cells import ModelCell, length_cases, plan_cells, stack_counts, tensor_degrees
 from tests.unit.profile_model_support import LLAMA, T5, make_options
 

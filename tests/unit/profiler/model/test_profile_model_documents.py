@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from autopar.documents.checks import validate_document
 from autopar.documents.schemas import ComputationDocument, MemoryDocument
 from autopar.documents.sidecar import ModelMeasurement
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 from profiler.model.cells import plan_cells, tensor_kinds
 from profiler.model.documents import ModelDocument, derive_computation, derive_memory

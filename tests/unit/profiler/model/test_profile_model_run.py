@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ import pytest
 
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.errors import InputError
+from autopar.records import replace
 from profiler.measure import Policy
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.measuring import is_out_of_memory, needed_bytes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+
+from autopar.records import replace
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 

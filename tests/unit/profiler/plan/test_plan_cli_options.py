@@ -101,7 +101,10 @@ def test_options_without_a_meaning_are_named() -> None:
         (["plan.json", "--ranks", "middle"], "--ranks: 'middle' is neither"),
         (["plan.json", "--backend", "nccl", "--device", "cpu"], "leave one of them out"),
         (["plan.json", "--backend", "gloo", "--device", "cuda"], "leave one of them out"),
-        (["plan.json", "--num-layers", "four"], "--num-layers: 'four'"),
+        (
+            ["plan.json", "--num-layers", "four"],
+            "--num-layers: expected 1 to 65536 layers, got 'four'",
+        ),
         (["plan.json", "--seed", "-1"], "--seed: expected 0 to"),
         (["plan.json", "--timed-steps", "-1"], "--timed-steps: expected 0 to"),
         (["plan.json", "--sdp", "2"], "--sdp: expected 0 or 1, got '2'"),

@@ -9,7 +9,6 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ import pytest
 from autopar.command import run
 from autopar.command.console import make_console
 from autopar.documents.plan import read_strategy
+from autopar.records import replace
 from profiler.plan import command as plan_cli
 from profiler.plan.job import DryRunRank, RunResult, judge
 from profiler.plan.question import Question, ask

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from profiler.model.counting import PARTS

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.arithmetic import Cube, Layout, check_job, cube_of, layer_layout, vocab_layout
 from profiler.plan.job import PlanJob

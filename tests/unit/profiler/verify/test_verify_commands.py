@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from autopar.documents.plan import PlanDocument
 from autopar.errors import DocumentError, InstallError, OptionError
+from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from profiler.verify import command as cli
 from profiler.verify.compare import predicted_bytes, read_priced, read_run
@@ -74,12 +74,12 @@ def test_other_processes_are_seen(tmp_path: Path) -> None:
     stat.write_text(f"cpu  100 0 0 900 0 0 0 0 0 0\n{each}", encoding="ascii")
     before = Usage.now(stat)
     assert before is not None
-    later = dataclasses.replace(before, wall_s=before.wall_s + 10.0, busy_s=before.busy_s + 12.0)
+    later = replace(before, wall_s=before.wall_s + 10.0, busy_s=before.busy_s + 12.0)
     cores = before.num_processors
 
     assert before.busy_s == 100 / os.sysconf("SC_CLK_TCK")
     assert later.others_since(before) == pytest.approx(min(1.0, 1.2 / cores))
-    own = dataclasses.replace(later, own_s=before.own_s + 9.0)
+    own = replace(later, own_s=before.own_s + 9.0)
     assert own.others_since(before) == pytest.approx(0.3 / cores)
     stat.write_text(f"cpu  1 0 0 9\n{each}cpu99 0 0 0 0\n", encoding="ascii")
     assert Usage.now(stat) is None
@@ -192,7 +192,7 @@ def test_one_call_at_a_time(tmp_path: Path) -> None:
     first, second = opened(tmp_path)[0], opened(tmp_path)[0]
     with (
         first.held(),
-        pytest.raises(OptionError, match="another autopar-verify works in"),
+        pytest.raises(OptionError, match="another run is writing there"),
         second.held(),
     ):
         pass
@@ -262,7 +262,6 @@ def test_labels_say_what_differs() -> None:
         global_batch=8,
         num_microbatches=1,
     )
-    replace = dataclasses.replace
     tensor = replace(base, layers=(LayerStrategy(tp=2),) * 2 + base.layers[2:])
     stages = replace(base, num_stages=2, stage_sizes=(2, 2), num_microbatches=4)
     sharded = replace(base, layers=(LayerStrategy(zero3=True, checkpoint=True),) * 4)
@@ -294,7 +293,7 @@ def test_lines_say_what_was_asked() -> None:
     assert run.startswith("torchrun --standalone --nproc-per-node 2 -m profiler.plan p.json")
     assert "--num-layers 2 --seq 64 --mode run --no-reference --timed-steps 7" in run
     assert "--backend gloo --mixed-precision fp32" in run
-    given = dataclasses.replace(options, hardware="h", profiles="p")
+    given = replace(options, hardware="h", profiles="p")
     assert Lines(given, "cpu").profile_hardware() is None
     assert Lines(given, "cpu").profile_model() is None
     assert "--mixed-precision bf16" in Lines(options, "cuda").search("best", ()).line

@@ -11,7 +11,6 @@ import io
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from autopar.documents.json import load_object
 from autopar.documents.plan import read_strategy
 from autopar.errors import OptionError
 from autopar.rates import command as estimate_cli
+from autopar.records import replace
 from autopar.sources import STACK_ROLE
 from profiler.verify.command import Verification, show_verification, verify, verify_document
 from profiler.verify.folder import Command, Folder, VerifyOptions, checked_options

@@ -1,0 +1,267 @@
+"""typer's part of a command line: parsing, help as a typer command, completion of words in shells.
+
+A command is made from its options, which are fields of dataclasses; `autopar` is the group of all
+commands. Importing typer costs 0.05 s of CPU, so this module is imported by its users late.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from autopar.command.aliases import alias_tables
+from autopar.command.dialect import normalise
+from autopar.command.fields import Row, missing
+from autopar.command.run import guarded, say
+from autopar.entry import COMPLETION, SUBCOMMANDS
+from autopar.errors import OptionError, did_you_mean
+
+if TYPE_CHECKING:
+    from autopar.command.options import Command
+
+HELP = ("--help", "-h", "--help-all")
+SHELLS = ("bash", "zsh", "fish")
+_NAMES: Mapping[str, str] = {
+    "model": "model_names",
+    "application": "model_names",
+    "hardware": "card_names",
+    "system": "card_names",
+    "stack": "stack_names",
+    "site": "site_names",
+}
+"""Option that takes a shipped name -> function of `autopar.documents.catalog` with these names."""
+
+
+class DialectCommand(TyperCommand):
+    """A typer command that rewrites its words before typer parses them.
+
+    Values stay texts here, as stored questions keep them, and `fields.read_values` converts them:
+    typer's own conversion builds a pydantic adapter for every option (0.1 s of CPU for a search).
+    """
+
+    spec: Command
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Set the texts and flags of the given options as parameters of the context.
+
+        ctx.obj : writes a notice on an option without an effect.
+
+        Raises
+        ------
+        OptionError: an option is unknown or has no value, a word is missing or too much.
+        """
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        # before any check: help is for command lines that are not right yet
+        place = next((i for i, word in enumerate(args) if word in HELP), None)
+        if place is not None:
+            every = args[place] == "--help-all"
+            ctx.args = ["all"] if every else args[place + 1 : place + 2]
+            sys.stdout.write(self.get_help(ctx) + "\n")
+            ctx.exit()
+        words, rows = args, self.spec.rows
+        if args:
+            words, notices = normalise(args, rows, alias_tables().families[self.spec.family])
+            for notice in notices:
+                ctx.obj(notice)
+        found, rest, _ = self.make_parser(ctx).parse_args(args=words)
+        # an argument that is not given is None, an empty tuple or a mark, by the version of typer
+        values = {row.name: found.get(row.key) for row in rows}
+        texts = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if isinstance(value, str | bool | list | tuple) and value != ()
+        }
+        places = [row for row in rows if row.positional]
+        if rest:
+            remedy = f"give one {places[-1].label}" if places else "options begin with --"
+            raise OptionError(f"{rest[0]!r:.60}: this word is too much; {remedy}, see --help")
+        for row in places:
+            if row.default is MISSING and row.name not in texts:
+                raise missing(row)
+        ctx.params = texts
+        return []
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help on the words behind `--help`."""
+        formatter.write(self.spec.help_of(ctx.args))
+
+
+def typer_command(spec: Command) -> DialectCommand:
+    """Return the typer command of the options of a command."""
+
+    def call(**values: Any) -> dict[str, Any]:
+        return values
+
+    parameters = [_parameter(row) for row in spec.rows]
+    # typer reads the signature; made from the rows, an option has one definition
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(spec.name, cls=DialectCommand)(call)
+    command = typer.main.get_command(app)
+    assert isinstance(command, DialectCommand)
+    command.spec = spec
+    return command
+
+
+def _parameter(row: Row) -> inspect.Parameter:
+    info: Any
+    hint: Any = list[str] | None if row.kind == "texts" else str | None
+    if row.positional:
+        info = typer.Argument(None, help=row.help)
+    elif row.flaglike:
+        hint = bool | None
+        text = f"--{row.name}/--no-{row.name}" if row.kind == "switch" else f"--{row.name}"
+        info = typer.Option(None, text, help=row.help)
+    else:
+        info = typer.Option(None, f"--{row.name}", help=row.help, autocompletion=_words(row))
+    return inspect.Parameter(row.key, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=hint)
+
+
+def _words(row: Row) -> Callable[[str], list[str]] | None:
+    """Return the completion of a value of an option; None: the shell completes files."""
+    names = _NAMES.get(row.name)
+    if names is None and not row.choices:
+        return None
+
+    def found(incomplete: str) -> list[str]:
+        catalog = import_module("autopar.documents.catalog")
+        known = list(row.choices) if names is None else getattr(catalog, names)()
+        return [word for word in known if word.startswith(incomplete)]
+
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# `autopar`.
+
+
+class LazyGroup(TyperGroup):
+    """The commands whose words begin with a prefix, each loaded when a command line names it.
+
+    The options of a command are in its module, and importing all modules would take seconds.
+    """
+
+    prefix = ""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the words that may follow the prefix."""
+        names = [name for name in SUBCOMMANDS if name.startswith(self.prefix)]
+        return list(dict.fromkeys(name.removeprefix(self.prefix).split()[0] for name in names))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand:
+        """Return a command without options, for lists."""
+        _, _, text = SUBCOMMANDS.get(self.prefix + cmd_name, ("", "", "measure, print and compare"))
+        return TyperCommand(cmd_name, help=text, rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command or group that the first word names, and the other words."""
+        word, *rest = args
+        name = self.prefix + word
+        if word not in self.list_commands(ctx):
+            return None, None, args
+        if name not in SUBCOMMANDS:
+            inner = LazyGroup(name=word, rich_markup_mode=None)
+            inner.prefix = f"{name} "
+            return word, inner, rest
+        module = import_module(SUBCOMMANDS[name][1])
+        found = module.COMMAND.typed
+        # the first word of some commands may name a model, which has options of its own
+        if hasattr(module, "MODELS"):
+            models = {model: one.command.typed for model, one in module.MODELS.items()}
+            found = TyperGroup(name=word, commands=models, params=found.params)
+        return word, found, rest
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Answer words that name no command: help, version, completion; or raise OptionError."""
+        first = args[0] if args else "--help"
+        if ctx.resilient_parsing or first == "--install-completion":
+            return super().parse_args(ctx, args)
+        if first in ("--help", "-h", "help"):
+            text = self.get_help(ctx)
+        elif first == "--version":
+            from autopar import __version__
+
+            text = f"autopar {__version__}"
+        elif first == "--show-completion":
+            text = _script("".join(args[1:2]))
+        else:
+            raise _unknown(args)
+        sys.stdout.write(text + "\n")
+        ctx.exit()
+        return []
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        width = max(map(len, SUBCOMMANDS)) + 2
+        commands = (f"  {name:<{width}}{text}" for name, (_, _, text) in SUBCOMMANDS.items())
+        formatter.write(_HELP.format(commands="\n".join(commands)))
+
+
+_HELP = """\
+usage: autopar COMMAND [OPTIONS]
+
+How to train a large transformer in parallel: the fastest plan that fits in memory, how
+good it is, and how to launch it.
+
+Commands
+{commands}
+
+Options
+  --version         print the version
+  --show-completion print the script that completes words in bash, zsh or
+                    fish: eval "$(autopar --show-completion bash)"
+  --install-completion
+                    install this script for the shell in use
+
+autopar COMMAND --help says the options of a command. Each has a name of its own as well,
+such as autopar-search and profile-model.
+"""
+
+
+def main() -> None:
+    """Answer `autopar` with words that name no command, or the question of a shell's script."""
+    # typer registers the shells that it knows with the options of completion
+    app = typer.Typer(cls=LazyGroup, rich_markup_mode=None)
+    app.callback()(lambda: None)
+    group = typer.main.get_command(app)
+    if COMPLETION in os.environ:
+        group.main(prog_name="autopar")
+
+    def answer() -> int:
+        try:
+            group.make_context("autopar", sys.argv[1:])
+        except typer.Exit as end:
+            return end.exit_code
+        return 0
+
+    sys.exit(guarded(answer, say))
+
+
+def _script(shell: str) -> str:
+    """Return the script that a shell evaluates."""
+    # in typer since its first completion, though it does not export it
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    if shell not in SHELLS:
+        got = f"got {shell!r:.60}" if shell else "none is given"
+        raise OptionError(f"autopar --show-completion: expected {', '.join(SHELLS)}; {got}")
+    return get_completion_script(prog_name="autopar", complete_var=COMPLETION, shell=shell)
+
+
+def _unknown(words: Sequence[str]) -> OptionError:
+    """Return the error of first words that name no command."""
+    if words[0] == "profile":
+        inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
+        return OptionError(f"autopar profile: say what to profile, one of {', '.join(inner)}")
+    hint = did_you_mean(words[0], SUBCOMMANDS, 0.5, otherwise="see autopar --help")
+    return OptionError(f"autopar: the command {words[0]!r:.60} is unknown{hint}")

@@ -1,0 +1,258 @@
+"""Plans as runs and back, while both types exist.
+
+A plan is the strategy of a run with a split for every layer. What a plan cannot hold is refused by
+name.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from autopar.errors import InputError
+from autopar.pipeline.orders import rank_of
+from autopar.run.architecture import (
+    Attention,
+    Experts,
+    LatentAttention,
+    Layer,
+    Mlp,
+    Model,
+    grouped,
+)
+from autopar.run.launch import chunks_of_sizes
+from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, ZeroDefault
+from autopar.run.run import Run
+from autopar.run.runtime import (
+    AttentionKernel,
+    Keeper,
+    Kernels,
+    Overlap,
+    Precision,
+    PrecisionKind,
+    Runtime,
+    States,
+    Zero,
+)
+from autopar.run.strategy import Chunk, ContextKind, Split, Strategy, split_groups
+
+_DEFAULTS: tuple[ZeroDefault, ...] = ("ddp", "zero1", "zero2")
+"""What a plan calls the ZeRO stages 0 to 2 of layers without ZeRO-3."""
+
+
+def model_of_spec(spec: ModelSpec) -> Model:
+    """Return the architecture that a spec describes.
+
+    Raises InputError where heads, MLP width or vocabulary are unknown, or norms are neither
+    RMSNorms nor LayerNorms.
+    """
+    if spec.vocab_size is None:
+        raise InputError(f"model {spec.name!r}: its vocabulary is unknown; give a model spec")
+    seen = [0] * len(spec.layers)
+    layers = []
+    for kind in spec.layer_types:
+        layer = spec.layers[kind]
+        seen[kind] += 1
+        whole = layer.whole_every and seen[kind] % layer.whole_every == 0
+        layers.append(_layer_of_spec(spec, layer, None if whole else layer.window))
+    groups, repeat = grouped(tuple(layers))
+    return Model(
+        name=spec.name,
+        layers=groups,
+        repeat=repeat,
+        vocab=spec.vocab_size,
+        vocab_divisor=spec.make_vocab_size_divisible_by,
+        tied=spec.tied_embeddings,
+        positions="learned" if spec.learned_positions else "rotary",
+        max_positions=spec.learned_positions,
+        rotary_base=spec.rotary_base,
+        rotary_scaling=spec.rotary_scaling_factor,
+        extra_embedding=spec.extra_embedding_parameters,
+        extra_head=spec.extra_head_parameters,
+        mtp=spec.mtp_layers,
+    )
+
+
+def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Layer:
+    if layer.num_heads is None or layer.ffn_hidden_size is None:
+        raise InputError(
+            f"model {spec.name!r}: heads and MLP width are unknown; give a model spec (--model)"
+        )
+    norms, latent = layer_norms(layer), layer.latent
+    if layer.norm_parameters_per_hidden not in (norms, 2 * norms):
+        raise InputError(
+            f"model {spec.name!r}: {layer.norm_parameters_per_hidden} norm parameters per hidden "
+            f"size in {norms} norms are neither RMSNorms nor LayerNorms"
+        )
+    width = head_dim(layer)
+    attention = Attention(
+        heads=layer.num_heads,
+        kv_heads=layer.num_kv_heads or layer.num_heads,
+        width=width,
+        value_width=width if latent is None else latent.value_width,
+        window=window,
+        causal=layer.causal,
+        rotary_share=0.0 if spec.learned_positions else 1.0,
+        head_norms=("all" if layer.wide_qk_norms else "head") if layer.qk_norms else "none",
+        sinks=layer.attention_sinks,
+        qkv_biases=layer.biases or layer.qkv_biases,
+        latent=None
+        if latent is None
+        else LatentAttention(
+            query_rank=latent.query_rank,
+            kv_rank=latent.key_value_rank,
+            key_width=latent.key_width,
+            rotary_width=latent.rotary_width,
+        ),
+    )
+    mlp: Mlp | Experts = Mlp(width=layer.ffn_hidden_size, gated=layer.gated_mlp)
+    if layer.num_experts is not None:
+        mlp = Experts(
+            number=layer.num_experts,
+            per_token=layer.experts_per_token or layer.num_experts,
+            width=layer.ffn_hidden_size,
+            gated=layer.gated_mlp,
+            shared_width=layer.shared_expert_width,
+            shared_gate=layer.shared_expert_gate,
+            router_biases=layer.router_biases,
+        )
+    own_length = layer.seq_length != spec.layers[-1].seq_length
+    return Layer(
+        hidden=layer.hidden_size,
+        mixers=(attention,),
+        mlp=mlp,
+        cross=layer.cross_attention,
+        norm="rms" if layer.norm_parameters_per_hidden == norms else "layer",
+        norms=norms,
+        biases=layer.biases,
+        seq_length=layer.seq_length if own_length else None,
+    )
+
+
+def run_of_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    *,
+    engine: str,
+    gpu: str,
+    sequence_parallel: bool = True,
+    cp_kind: ContextKind = "ring",
+    precision: PrecisionKind = "bf16",
+    overlap: Overlap = Overlap(gradients=True),
+) -> Run:
+    """Return the run of a legal plan.
+
+    Parameters
+    ----------
+    engine, gpu : names. sequence_parallel, cp_kind, precision, overlap : as the plan is priced.
+
+    Raises
+    ------
+    InputError : the model's sizes are unknown.
+    """
+    default = cast(Zero, _DEFAULTS.index(plan.default_dp_type))
+    scattered = sequence_parallel
+    splits = [_split_of_layer(one, default, scattered, cp_kind) for one in plan.layers]
+    vocab = _split_of_layer(plan.vocab.as_layer(), default, scattered, cp_kind)
+    data = plan.world_size // (plan.num_stages * plan.layers[0].tp * plan.layers[0].cp)
+    keeper = cast(Keeper, engine)
+    kernel: AttentionKernel = "flash"
+    return Run(
+        name=spec.name,
+        model=model_of_spec(spec),
+        strategy=Strategy(
+            gpus=plan.world_size,
+            layers=split_groups(splits),
+            ends=vocab,
+            stages=tuple(
+                tuple(Chunk(*chunk) for chunk in stage)
+                for stage in chunks_of_sizes(
+                    plan.chunks,
+                    plan.num_stages,
+                    mtp=spec.mtp_layers,
+                    schedule=plan.pipeline_type,
+                )
+            ),
+            schedule=plan.pipeline_type,
+            micro_batch=plan.global_batch // (plan.num_microbatches * data),
+            global_batch=plan.global_batch,
+        ),
+        runtime=Runtime(
+            engine=engine,
+            precision=Precision(kind=precision),
+            states=States(keeper=keeper),
+            kernels=Kernels(attention=kernel),
+            overlap=overlap,
+        ),
+        seq_length=spec.layers[-1].seq_length,
+        gpu=gpu,
+    )
+
+
+def _split_of_layer(
+    layer: LayerStrategy, default: Zero, sequence_parallel: bool, cp_kind: ContextKind
+) -> Split:
+    return Split(
+        tp=layer.tp,
+        tp_kind="ulysses" if layer.ulysses else "megatron",
+        strided=layer.strided,
+        sequence_parallel=sequence_parallel and not layer.ulysses and layer.tp > 1,
+        cp=layer.cp,
+        cp_kind=cp_kind,
+        ep=layer.ep,
+        etp=layer.expert_tp,
+        zero=3 if layer.zero3 else default,
+        recompute="full" if layer.checkpoint else frozenset(layer.recompute),
+    )
+
+
+def plan_of_run(run: Run) -> Plan:
+    """Return the strategy of a run as a plan; raises InputError for what a plan cannot hold."""
+    strategy = run.strategy
+    splits = strategy.each_layer
+    stages = {
+        *(split.zero for split in (*splits, strategy.ends) if split.zero < 3),
+    }
+    if len(stages) > 1:
+        raise InputError("a plan has one ZeRO stage for all layers without ZeRO-3")
+    if not strategy.micro_batches:
+        raise InputError("a plan has whole micro-batches; degrees and batch do not divide")
+    ends = strategy.ends
+    sizes = tuple(sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages)
+    pp, parts = strategy.pp, strategy.pp * strategy.vpp
+    order = [
+        strategy.stages[rank_of(strategy.schedule, part, pp)][part // pp] for part in range(parts)
+    ]
+    return Plan(
+        world_size=strategy.gpus,
+        num_stages=strategy.pp,
+        stage_sizes=sizes,
+        layers=tuple(map(_layer_of_split, splits)),
+        vocab=VocabStrategy(
+            tp=ends.tp, ulysses=ends.tp_kind == "ulysses", zero3=ends.zero == 3, cp=ends.cp
+        ),
+        global_batch=strategy.global_batch,
+        num_microbatches=strategy.micro_batches,
+        pipeline_type=strategy.schedule,
+        default_dp_type=_DEFAULTS[min(stages, default=0)],
+        num_chunks=strategy.vpp,
+        chunk_sizes=tuple(len(chunk.layers) for chunk in order) if strategy.vpp > 1 else (),
+    )
+
+
+def _layer_of_split(split: Split) -> LayerStrategy:
+    if split.recompute == "op" or split.replicas > 1 or split.rings > 1 or split.offload:
+        raise InputError("a plan has no selective `op`, replicas, rings or activation offload")
+    modules = split.recompute if isinstance(split.recompute, frozenset) else frozenset()
+    usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
+    return LayerStrategy(
+        tp=split.tp,
+        ulysses=split.tp_kind == "ulysses",
+        cp=split.cp,
+        zero3=split.zero == 3,
+        checkpoint=split.recompute == "full",
+        strided=split.strided,
+        ep=split.ep,
+        etp=None if split.etp == usual else split.etp,
+        recompute=tuple(sorted(modules)),
+    )

@@ -1,0 +1,141 @@
+"""Random questions: each answer is exported, read back and checked, as a user would do.
+
+`python -m benchmarks.random_questions [--questions 600] [--seed 1] [--part 1/2]` draws questions
+about shipped models, clusters of cards, engines and batches. Of every answer that is proven:
+
+- what `autopar export` writes is read by `autopar check` with the price of the search, in time and
+  in the memory of every stage;
+- `autopar check` knows no launch next to it that fits and is faster: the search has proven that.
+
+It prints what broke either, and exits with 1 where a price differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autopar import ask
+from autopar.errors import AutoparError
+
+MODELS = ("llama2-7b", "llama3-8b", "llama3-70b", "qwen2.5-7b", "mixtral-8x7b", "gpt-oss-20b",
+          "qwen3-30b-a3b", "gpt-6.7b")  # fmt: skip
+CLUSTERS = ("h100:1x8", "h100:2x8", "h100:4x8", "h100:8x8", "a100-80gb:2x8", "a100-80gb:8x8",
+            "gb200:4x4", "b200:2x8")  # fmt: skip
+ENGINES = ("megatron", "megatron", "torchtitan", "deepspeed", "accelerate")
+"""Megatron-LM twice: most questions are about it."""
+SAME = 1e-9
+"""Relative difference of two seconds that are the same: sums in another order."""
+
+
+def drawn(seed: int) -> dict[str, str]:
+    """Return the options of a question."""
+    rng = random.Random(seed)
+    asked = {
+        "model": rng.choice(MODELS),
+        "hardware": rng.choice(CLUSTERS),
+        "engine": rng.choice(ENGINES),
+        "global-batch-size": str(rng.choice((16, 64, 256, 512))),
+    }
+    if rng.random() < 0.5:
+        asked["seq-length"] = str(rng.choice((2048, 4096, 8192, 16384)))
+    if asked["engine"] == "megatron" and rng.random() < 0.2:
+        asked["precision"] = "any"
+    return asked
+
+
+def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (kind, what) of one question: how it ended, and what is wrong with its answer."""
+    plan, files = folder / "plan.json", folder / "exported"
+    try:
+        found = ask("search", **asked, output_config_path=str(plan), top="1").to_dict()
+    except AutoparError as error:
+        yield "no answer", str(error)
+        return
+    if found["exit_code"] or found.get("launch") is None:
+        yield "no answer", str(found.get("status", "refused"))
+        return
+    predicted = found["launch"]["predicted"]
+    yield "answered", found["launch"]["engine"]
+    try:
+        export = ask("export", str(plan), to=asked["engine"], out=str(files), force=True).to_dict()
+    except AutoparError as error:
+        yield "not exported", str(error)
+        return
+    if export["exit_code"]:
+        yield "not exported", json.dumps(export.get("losses") or export.get("error"))
+        return
+    if export["losses"]:
+        yield "exported with losses", json.dumps(export["losses"])
+    # the command of some engines names the file that holds everything
+    texts = [files / "launch.sh", *map(Path, export["files"])]
+    again, why = _checked(texts, asked["hardware"])
+    if again is None:
+        yield "not checked", why
+        return
+    illegal = [one for one in again["findings"] if one["kind"] in ("illegal", "not priced")]
+    if illegal:
+        yield "finding", json.dumps(illegal)
+    step = again.get("step_time_s")
+    if step is None or abs(step / predicted["step_time_s"] - 1.0) > SAME:
+        yield "another time", f"{predicted['step_time_s']} as searched, {step} as checked"
+    peaks = [[one["peak_bytes"] for one in each["stages"]] for each in (predicted, again)]
+    if peaks[0] != peaks[1]:
+        yield "another memory", f"{peaks[0]} as searched, {peaks[1]} as checked"
+    for name, better in (again.get("neighbours") or {}).items():
+        if better is not None:
+            yield "contradiction", f"{name}: {json.dumps(better)[:300]}"
+
+
+def _checked(files: Sequence[Path], hardware: str) -> tuple[dict[str, Any] | None, str]:
+    """Return what check finds of the first file that is a launch, else why none is."""
+    why = ""
+    for file in files:
+        try:
+            answer = ask("check", str(file), hardware=hardware).to_dict()
+        except AutoparError as error:
+            why = why or str(error)
+            continue
+        (launch,) = answer["launches"]
+        return launch, ""
+    return None, why
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask the questions and print what broke."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--questions", type=int, default=600, help="how many [600]")
+    parser.add_argument("--seed", type=int, default=1, help="of the first question [1]")
+    parser.add_argument("--part", default="1/1", help="I/N: every N-th question, from the I-th")
+    asked = parser.parse_args(arguments)
+    part, parts = map(int, asked.part.split("/"))
+    kinds: Counter[str] = Counter()
+    home = Path.cwd()
+    for number in range(part - 1, asked.questions, parts):
+        question = drawn(asked.seed + number)
+        with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
+            os.chdir(folder)
+            try:
+                ends = [*asked_of(Path(folder), question)]
+            finally:
+                os.chdir(home)
+        # one contradiction a question, whatever the number of better launches
+        kinds.update({kind for kind, _ in ends})
+        for kind, what in ends:
+            if kind not in ("answered", "no answer"):
+                words = " ".join(f"--{key} {value}" for key, value in question.items())
+                print(f"{asked.seed + number}: {kind}: {what[:400]}\n    {words}", flush=True)
+    print(", ".join(f"{kind} {number}" for kind, number in kinds.most_common()))
+    return 1 if kinds["another time"] or kinds["another memory"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
