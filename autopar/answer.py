@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autopar.records import Record
+from autopar.run.rules import Notice
 
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
@@ -176,6 +177,8 @@ class EngineBest(Record):
     """Options that find the per-layer plan, besides those that were typed."""
     reason: str = ""
     """Why there is no plan."""
+    broken: tuple[Notice, ...] = ()
+    """Broken rules that leave no plan."""
 
 
 class Answer(Record):

@@ -2,6 +2,7 @@
 
     AutoparError                 base; carries the exit code of the command line
     |-- InputError        (2)    a value the user gave is unusable
+    |   |-- RuleError            ... a run breaks rules (`autopar.run.rules`); names their ids
     |   |-- DocumentError (2)    ... inside a file: names file, key, value and the remedy
     |   |   `-- VariantError     ... the file was measured with another sequence parallelism
     |   |-- OptionError   (2)    ... on the command line: names the option and the remedy
@@ -40,6 +41,11 @@ class AutoparError(Exception):
     """Base of every error meant for a user; `exit_code` is what a command exits with."""
 
     exit_code = FAILED
+
+    @property
+    def short(self) -> str:
+        """Message without its remedy, which follows the first `; `."""
+        return str(self).partition("; ")[0]
 
 
 class InputError(AutoparError):

@@ -275,6 +275,12 @@ def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | Non
     )
 
 
+class Caution(str):
+    """A note that an input is most likely wrong, which a command prints even on a short screen."""
+
+    __slots__ = ()
+
+
 def notes_of(path: Path, doubts: Iterable[Doubt]) -> tuple[str, ...]:
     """Return one note for every file that has doubts.
 
@@ -291,4 +297,5 @@ def notes_of(path: Path, doubts: Iterable[Doubt]) -> tuple[str, ...]:
     if not found:
         return ()
     first, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return (f"suspicious: in {path.name} {first.key} is {first.problem}{more}; {first.remedy}",)
+    text = f"suspicious: in {path.name} {first.key} is {first.problem}{more}; {first.remedy}"
+    return (Caution(text),)

@@ -21,6 +21,7 @@ from autopar.command.options import MOST_USED, Command
 from autopar.documents.schemas import json_schemas
 from autopar.entry import SUBCOMMANDS
 from autopar.errors import INTERRUPTED
+from autopar.run.rules import Rule
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Written by docs/make_reference.py: `make docs-reference`. -->\n"
@@ -249,17 +250,66 @@ BROKEN: tuple[tuple[str, tuple[str, ...]], ...] = (
 def _rules_page() -> Iterator[str]:
     yield "# Rules of launches\n\n"
     yield (
-        "What a trainer does not run is an input error (exit code 2): the first rule that the "
-        "degrees break, its arithmetic, and the nearest values that keep all rules. Each row was "
-        "run. [Launches](../launches.md) has the degrees.\n\n"
+        "A run that breaks a rule is an input error (exit code 2): the rule with its arithmetic, "
+        "and the nearest values that keep all rules. Each row was run. "
+        "[Launches](../launches.md) lists the degrees.\n\n"
     )
     rows = ((title, _typed(" ".join(words)), _cell(answer)) for title, words, answer in broken())
     yield from _table(("rule", "`autopar-search` with", "answers"), rows)
     yield (
-        "Rules of a launch that somebody wrote are those of [`autopar-check`](../check.md); what "
-        "is answered to unusable files and options is [a page of its own]"
+        "\n## Ids\n\n"
+        "Every rule has an id. In `--json`, `findings` of [`autopar-check`](../check.md), "
+        "`error.rules` and `engines[].rules` contain the id of a broken rule, the values that it "
+        "reads, and the sentence. In Python, `broken` of an `autopar.run.rules.RuleError` lists "
+        "them. "
+        "Values are in braces.\n"
+    )
+    for title, rules in rule_tables().items():
+        yield f"\n### {title}\n\n"
+        rows = ((f"`{one.id}`", _cell(one.message)) for one in rules)
+        yield from _table(("id", "sentence"), rows)
+    yield (
+        "\nAnswers to unusable files and options are on [a page of their own]"
         "(../../tests/golden/bad_input.md).\n"
     )
+
+
+def rule_tables() -> dict[str, tuple[Rule, ...]]:
+    """Return the rules by the title of their table, each id once."""
+    from autopar.run import rules as general
+    from search.engines import choice
+    from search.engines.deepspeed import rules as deepspeed
+    from search.engines.huggingface import rules as huggingface
+    from search.engines.megatron import rules as megatron
+    from search.engines.torchtitan import rules as torchtitan
+    from search.planning.uniform import obstacle
+
+    tables = {
+        "Any engine": (
+            *general.DEGREES, *general.BATCH, general.EVEN_LAYERS, *general.LAUNCH,
+            *general.PRECISION, *general.OPTIMIZER, *general.JOB, *general.BLOCK,
+            *obstacle.GENERAL, *choice.TRAINING,
+        ),
+        "Per-layer plans": (
+            *general.LAYER, *general.LAYER_BATCH, *general.VOCABULARY_GRID, *general.ENDS,
+            *general.PLAN, *general.STAGE, *general.CHUNKS,
+        ),
+        "Megatron-LM": (
+            *megatron.RULES, *megatron.LAYERS, *megatron.WRITTEN, *megatron.EARLIER,
+            *megatron.SPACE,
+        ),
+        "torchtitan": (
+            *torchtitan.FILE, *torchtitan.LOCAL_BATCH, *torchtitan.WHOLE_STAGES, *torchtitan.SPACE,
+        ),
+        "DeepSpeed": (*deepspeed.FILE, *deepspeed.SPACE),
+        "accelerate": (*huggingface.FILE, *huggingface.SPACE),
+    }  # fmt: skip
+    seen: set[str] = set()
+    found = {}
+    for title, rules in tables.items():
+        found[title] = tuple({one.id: one for one in rules if one.id not in seen}.values())
+        seen |= {one.id for one in rules}
+    return found
 
 
 def broken() -> Iterator[tuple[str, tuple[str, ...], str]]:

@@ -25,6 +25,7 @@ from autopar.errors import (
     InstallError,
     OptionError,
 )
+from autopar.run.rules import RuleError
 
 SCHEMA = "autopar/answer/1"
 """Of the head; another number where a key of it changes its meaning or goes."""
@@ -168,4 +169,6 @@ def error_document(error: BaseException, text: str) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": kind, "message": text}
     if isinstance(error, DocumentError):
         found |= {"file": str(Path(error.path)), "key": error.key, "remedy": error.remedy}
+    if isinstance(error, RuleError):
+        found["rules"] = [one.entry for one in error.broken]
     return {"error": found}

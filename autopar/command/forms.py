@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.documents.checks import StrictObject
-from autopar.documents.plan import EngineEntry, InfeasibilityEntry, ResultDocument
+from autopar.documents.plan import (
+    BrokenRuleEntry,
+    EngineEntry,
+    InfeasibilityEntry,
+    ResultDocument,
+)
 from autopar.documents.strategy import Strategy
 from autopar.exploration import ExplorationDocument
 from autopar.objects import Field
@@ -72,6 +77,8 @@ class AgainstEntry(StrictObject):
 
     launch: LaunchEntry | None
     reason: str | None
+    rules: list[BrokenRuleEntry] | None = None
+    """Rules that leave none."""
     gain: float | None
     """Its samples/s over those of the one that is explained, less 1."""
     terms_s_per_sample: dict[str, float]

@@ -25,6 +25,7 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.errors import DocumentError
+from autopar.plausible import Caution
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import Record
 from autopar.sources import Source, stacks_of
@@ -378,7 +379,7 @@ def _worst(differences: list[_Difference]) -> tuple[str, str, str]:
 
 def _edited(path: Path, differences: list[_Difference]) -> str:
     value, expected, more = _worst(differences)
-    return (
+    return Caution(
         f"at odds: in {path.name} {value}, but the times in the sidecars say {expected}{more}; "
         "the documented values price these messages, without latency: measure again to have both "
         "of one run"
@@ -387,7 +388,7 @@ def _edited(path: Path, differences: list[_Difference]) -> str:
 
 def _conflict(bandwidths: Path, times: Path, differences: list[_Difference]) -> str:
     value, expected, more = _worst(differences)
-    return (
+    return Caution(
         f"at odds: in {bandwidths.name} {value}, but {times.name} says {expected} for messages of "
         f"16 MiB and more{more}; bandwidths price the all-reduces of gradients and of tensor "
         "parallelism, these times its sequence parallelism"

@@ -28,7 +28,15 @@ from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, s
 from autopar.documents.spec import bare_spec
 from autopar.documents.times import required, seqs_of, seqs_of_model, type_of_model
 from autopar.errors import DocumentError, VariantError
-from autopar.plausible import Doubt, Figure, Law, doubtful_parameters, doubtful_table, notes_of
+from autopar.plausible import (
+    Caution,
+    Doubt,
+    Figure,
+    Law,
+    doubtful_parameters,
+    doubtful_table,
+    notes_of,
+)
 from autopar.records import Record, replace
 from autopar.run.model import (
     LayerMemory,
@@ -120,7 +128,7 @@ def read_cells(
         )
     if abs(worst - 1.0) <= _AGREE:
         return tables, ()
-    note = (
+    note = Caution(
         f"at odds: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} % from its sidecar "
         f"(activations of {where}); the file's were used, and the sidecar's Ulysses and backward "
         "figures in proportion, the latter never lowered"

@@ -351,6 +351,16 @@ class StatisticsEntry(_Entry):
     wall_s: _Amount
 
 
+class BrokenRuleEntry(_Entry):
+    """A rule that is broken."""
+
+    id: _Text
+    """Stable name, such as `grid.dense`; docs/reference/rules.md lists all."""
+    values: dict[str, Any]
+    """What the rule reads, by name."""
+    text: _Text
+
+
 class EngineEntry(_Entry):
     """The fastest plan or launch that one engine runs as it is, or why there is none."""
 
@@ -363,6 +373,8 @@ class EngineEntry(_Entry):
     options: _Text | None = None
     """What the search of that plan has beside what was typed."""
     reason: _Text | None = None
+    rules: list[BrokenRuleEntry] | None = None
+    """Rules that leave no launch, where these are the reason."""
 
 
 class FrontierEntry(_Entry):
@@ -586,6 +598,8 @@ class AnswerErrorEntry(_Entry):
     """Of a document: where in it."""
     remedy: _Text | None = None
     """Of a document: what to do."""
+    rules: list[BrokenRuleEntry] | None = None
+    """Of an input that breaks rules of a run: which."""
 
 
 _ANSWER_EXAMPLE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from autopar.documents.schemas import ComputationDocument
 from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKind, sidecar_path
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError
-from autopar.plausible import Doubt, Figure, Law, contradictions, notes_of, once
+from autopar.plausible import Caution, Doubt, Figure, Law, contradictions, notes_of, once
 from autopar.records import replace
 from autopar.run.model import (
     LayerProfile,
@@ -300,7 +300,7 @@ def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
     worst, cell = max(ratios, key=lambda item: abs(item[0] - 1.0), default=(1.0, ""))
     if abs(worst - 1.0) <= _AGREE:
         return None
-    return (
+    return Caution(
         f"at odds: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} % from its sidecar "
         f"({cell}); the file's forwards were used, with the sidecar's other times"
     )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from autopar.errors import InputError
 from autopar.pipeline.formulas import step_s
 from autopar.pipeline.orders import rank_of, warmup_chunks
 from autopar.pipeline.schedules import schedule_of_chunks
@@ -59,6 +58,7 @@ from autopar.run.job import (
     parameters,
     stage_blocks,
 )
+from autopar.run.rules import BLOCK, JOB, POSITIVE, refuse
 
 TERMS = (
     "gemm",
@@ -464,54 +464,37 @@ def held_blocks(job: Job) -> list[tuple[Block, ...]]:
 
 
 def _check(job: Job) -> None:
-    """Raise InputError for sizes and degrees that no trainer runs."""
-    for name in (
-        "vocab",
-        "seq",
-        "micro_batch",
-        "global_batch",
-        "gpus",
-        *_DEGREES,
-        "ep",
-        "etp",
-        "vpp",
-    ):
-        if getattr(job, name) < 1:
-            raise InputError(f"{name} is {getattr(job, name)}, and has to be 1 at least")
-    if math.prod(getattr(job, name) for name in _DEGREES) != job.gpus:
-        raise InputError(
-            f"degrees tp {job.tp}, cp {job.cp}, pp {job.pp} and dp {job.dp} do not multiply to "
-            f"the {job.gpus} GPUs"
-        )
-    # a rest would be tokens that nobody trains
-    _divides(job.micro_batch * job.dp, job.global_batch, "micro_batch x dp", "global_batch")
-    _divides(job.cp, job.seq, "cp", "seq")
-    name = "ep" if job.etp == 1 else "ep x etp"
-    _divides(job.ep * job.etp, job.tp * job.cp * job.dp, name, "tp x cp x dp")
+    """Raise RuleError for sizes and degrees that no engine runs."""
+    degrees = {name: getattr(job, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")}
+    sizes = {name: getattr(job, name) for name in ("vocab", "micro_batch", "global_batch")}
+    sizes |= {"gpus": job.gpus, "seq": job.seq}
+    # one row for all of them: the least is the one that is broken
+    name, size = min((sizes | degrees).items(), key=itemgetter(1))
+    refuse(POSITIVE, {"name": name, "size": size})
+    refuse(
+        JOB,
+        {
+            **degrees,
+            **sizes,
+            "world": job.gpus,
+            "seq_length": job.seq,
+            "layers": sum(block.number for block in job.blocks),
+            "mtp": job.mtp,
+            "mtp_stages": len(job.stage_mtp) or None,
+            "stage_mtp": sum(job.stage_mtp),
+        },
+    )
     for block in job.blocks:
-        if block.attention is not None:
-            _divides(job.tp, block.attention.heads, "tp", "the number of heads")
-        if block.mamba is not None:
-            _divides(job.tp, block.mamba.heads, "tp", "the number of a mixer's heads")
-        if isinstance(block.mlp, Experts):
-            _divides(job.ep, block.mlp.number, "ep", "the number of experts")
-            _divides(job.etp, block.mlp.width, "etp", "the width of an expert")
-    if job.stage_mtp and (len(job.stage_mtp), sum(job.stage_mtp)) != (job.pp, job.mtp):
-        raise InputError(
-            f"stage_mtp has {sum(job.stage_mtp)} modules of further tokens on {len(job.stage_mtp)} "
-            f"stages, where the job has {job.mtp} on {job.pp}"
+        refuse(
+            BLOCK,
+            {
+                **degrees,
+                "heads": None if block.attention is None else block.attention.heads,
+                "mixer_heads": None if block.mamba is None else block.mamba.heads,
+                "experts": block.mlp.number if isinstance(block.mlp, Experts) else None,
+                "expert_width": block.mlp.width if isinstance(block.mlp, Experts) else None,
+            },
         )
-    # launchers count embedding and head as a layer each where that fills the chunks
-    if job.pp > 1 and job.pp * job.vpp > sum(block.number for block in job.blocks) + 2:
-        raise InputError(f"pp {job.pp} stages of vpp {job.vpp} chunks are more than the layers")
-
-
-_DEGREES = ("tp", "cp", "pp", "dp")
-
-
-def _divides(part: int, whole: int, of_part: str, of_whole: str) -> None:
-    if whole % part:
-        raise InputError(f"{of_part} is {part}, which does not divide {of_whole}, {whole}")
 
 
 def _stage(

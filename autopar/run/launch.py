@@ -16,6 +16,7 @@ from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_of_chunks
 from autopar.records import Record, replace
 from autopar.run.plan import Module
+from autopar.run.rules import DEGREES, EVEN_LAYERS, LAUNCH, OPTIMIZER, PRECISION, refuse
 from autopar.run.runtime import BUCKETS, Buckets, Keeper, Zero
 from autopar.training.adapters import Adapters
 from autopar.training.offload import Offload
@@ -197,11 +198,7 @@ def even_chunks(
     """
     parts = stages * chunks
     total = num_layers + sum(ends)
-    if total % parts:
-        raise InputError(
-            f"layers({total}) % (pp({stages}) * chunks({chunks})) = {total % parts} != 0; "
-            "give a layout"
-        )
+    refuse((EVEN_LAYERS,), {"layers": total, "pp": stages, "vpp": chunks})
     sizes = [total // parts] * parts
     sizes[0] -= ends[0]
     sizes[-1] -= ends[1]
@@ -264,31 +261,17 @@ class Degrees(Record):
 
     def __post_init__(self) -> None:
         """Refuse degrees that do not divide."""
-        for names, product in (
-            (
-                f"tp({self.tp}) * cp({self.cp}) * pp({self.pp})",
-                self.tp * self.cp * self.pp,
-            ),
-            (
-                f"etp({self.etp}) * ep({self.ep}) * pp({self.pp})",
-                self.etp * self.ep * self.pp,
-            ),
-        ):
-            if self.world < 1 or self.world % product:
-                rest = self.world % product
-                raise InputError(f"world size({self.world}) % ({names}) = {rest} != 0")
-        if self.cp % self.rings or (self.rings > 1 and not self.heads_exchanged):
-            raise InputError(f"rings of {self.rings} are of groups of cp({self.cp}) that exchange")
-        if self.keys_gathered and self.heads_exchanged:
-            raise InputError("context ranks gather keys and values, or exchange heads, not both")
-        if self.cp % self.rings or (self.rings > 1 and not self.heads_exchanged):
-            raise InputError(f"rings of {self.rings} are of groups of cp({self.cp}) that exchange")
-        if self.keys_gathered and self.heads_exchanged:
-            raise InputError("context ranks gather keys and values, or exchange heads, not both")
-        if len(self.chunks) != self.pp:
-            raise InputError(f"pp({self.pp}) stages are laid out as {len(self.chunks)}")
-        if len(set(map(len, self.chunks))) != 1:
-            raise InputError("the stages of a pipeline have different numbers of chunks")
+        refuse(
+            DEGREES,
+            {
+                **{name: getattr(self, name) for name in ("world", "tp", "cp", "pp", "ep", "etp")},
+                "rings": self.rings,
+                "heads_exchanged": self.heads_exchanged,
+                "keys_gathered": self.keys_gathered,
+                "laid_stages": len(self.chunks),
+                "chunk_counts": len(set(map(len, self.chunks))),
+            },
+        )
 
     @property
     def dp(self) -> int:
@@ -339,14 +322,16 @@ class Precision(Record):
 
     def __post_init__(self) -> None:
         """Refuse two low precisions at once, and low precision beside another kind."""
-        if self.fp8 and self.fp4:
-            raise InputError("products are of 8 bits or of 4, not both")
-        if self.fp4 and self.kind != "bf16":
-            raise InputError(f"NVFP4 needs bf16 beside it, not {self.kind}")
-        if self.fp4_weights and not self.fp4:
-            raise InputError("weights of 4 bits need products of 4 bits")
-        if min(self.wide_ends) < 0:
-            raise InputError("numbers of layers in 16 bits are 0 or more")
+        refuse(
+            PRECISION,
+            {
+                "precision": self.kind,
+                "fp8": self.fp8,
+                "fp4": self.fp4,
+                "fp4_weights": self.fp4_weights,
+                "least_end": min(self.wide_ends),
+            },
+        )
 
     @property
     def low(self) -> bool:
@@ -419,12 +404,14 @@ class Optimizer(Record):
 
     def __post_init__(self) -> None:
         """Refuse shares that are none."""
-        if not 0 <= self.offload <= 1:
-            raise InputError(f"the share of offloaded states is {self.offload}, expected 0 to 1")
-        if self.offload_weights and self.offload < 1:
-            raise InputError("weights go to the host with all states; set offload to 1")
-        if self.kind == "muon" and self.offload:
-            raise InputError("the host updates with Adam alone, not Muon")
+        refuse(
+            OPTIMIZER,
+            {
+                "optimizer": self.kind,
+                "offload": self.offload,
+                "offload_weights": self.offload_weights,
+            },
+        )
 
     @property
     def adam_bytes(self) -> float:
@@ -555,49 +542,40 @@ class Launch(Record):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
-        model, degrees = self.model, self.degrees
-        shared = self.micro_batch * degrees.dp
-        if self.global_batch < 1 or self.global_batch % shared:
-            raise InputError(
-                f"global batch({self.global_batch}) % (micro batch({self.micro_batch}) * "
-                f"dp({degrees.dp})) = {self.global_batch % shared} != 0"
-            )
-        if self.seq % degrees.cp:
-            raise InputError(f"sequence({self.seq}) % cp({degrees.cp}) != 0")
-        if model.attention.heads % degrees.tp:
-            raise InputError(f"heads({model.attention.heads}) % tp({degrees.tp}) != 0")
+        model, degrees, optimizer = self.model, self.degrees, self.optimizer
         placed = [n for stage in degrees.chunks for chunk in stage for n in chunk[1]]
-        if sorted(placed) != list(range(model.num_layers)):
-            raise InputError(
-                f"the layout places {len(placed)} layers where the model has {model.num_layers}"
-            )
-        experts = model.experts
-        if any(model.expert_layers) and experts is None:
-            raise InputError("layers are a mixture whose experts are not given")
-        if experts is not None and experts.number % degrees.ep:
-            raise InputError(f"experts({experts.number}) % ep({degrees.ep}) != 0")
-        self._check_options()
-
-    def _check_options(self) -> None:
-        """Refuse options that exclude each other."""
-        if self.offload.layers:
-            # transformer_config.py of Megatron-Core
-            if self.degrees.pp > 1:
-                raise InputError(
-                    f"layers are offloaded without a pipeline; pp is {self.degrees.pp}"
-                )
-            if self.recompute != Recompute():
-                raise InputError("layers are offloaded without recomputation; take one of them out")
-            if self.offload.layers >= self.model.num_layers:
-                raise InputError(
-                    f"{self.offload.layers} layers are offloaded of {self.model.num_layers}: one "
-                    "at least stays"
-                )
-        if self.offload.any and self.trainer is not None:
-            raise InputError("only Megatron-Core offloads activations by module or layer")
-        self._check_optimizer()
-        if self.adapters is not None and self.optimizer.kind == "muon":
-            raise InputError("adapters are trained with Adam; Muon is for whole matrices")
+        experts, trainer = model.experts, self.trainer
+        refuse(
+            LAUNCH,
+            {
+                "global_batch": self.global_batch,
+                "micro_batch": self.micro_batch,
+                "dp": degrees.dp,
+                "cp": degrees.cp,
+                "tp": degrees.tp,
+                "pp": degrees.pp,
+                "ep": degrees.ep,
+                "seq_length": self.seq,
+                "heads": model.attention.heads,
+                "layers": model.num_layers,
+                "placed_layers": len(placed),
+                "misplaced_layers": sorted(placed) != list(range(model.num_layers)),
+                "mixtures": any(model.expert_layers),
+                "has_experts": experts is not None,
+                "experts": None if experts is None else experts.number,
+                "offload_layers": self.offload.layers,
+                "offloads": self.offload.any,
+                "recomputes": self.recompute != Recompute(),
+                "torch": trainer is not None,
+                "keeper": "" if trainer is None else trainer.keeper,
+                "zero": 0 if trainer is None else trainer.zero,
+                "optimizer": optimizer.kind,
+                "sharding": optimizer.sharding,
+                "offload": optimizer.offload,
+                "offload_weights": optimizer.offload_weights,
+                "adapters": self.adapters is not None,
+            },
+        )
 
     def of_layer(self, layer: int) -> Launch:
         """Return the launch as a layer computes, which may be in 16 bits at the ends of a model."""
@@ -610,24 +588,6 @@ class Launch(Record):
             fp8_attention=False,
         )  # fmt: skip
         return replace(self, precision=plain)
-
-    def _check_optimizer(self) -> None:
-        """Refuse states that the trainer cannot keep so."""
-        optimizer, trainer = self.optimizer, self.trainer
-        if trainer is None:
-            if optimizer.kind == "adam8bit":
-                raise InputError(
-                    "Megatron-Core has no Adam with scales of blocks; take moments of 16 bits"
-                )
-            if optimizer.offload and optimizer.sharding == "none":
-                # optimizer/__init__.py of Megatron-Core
-                raise InputError("states are offloaded with the distributed optimizer alone")
-            if optimizer.offload_weights:
-                raise InputError("Megatron-Core keeps weights on the device")
-        elif optimizer.offload and trainer.keeper != "deepspeed" and not optimizer.offload_weights:
-            raise InputError(f"{trainer.keeper} offloads states with the weights, or not at all")
-        elif optimizer.offload and not trainer.zero:
-            raise InputError(f"{trainer.keeper} offloads what is sharded; zero is 0")
 
     @property
     def micro_batches(self) -> int:

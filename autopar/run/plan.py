@@ -1,7 +1,7 @@
 """Plan: a strategy for every layer, the stages and the batch; and the prediction of one.
 
-Every rule of legality stands here once, as a function that returns its sentence where it is broken;
-`violations` asks all of them of a plan, and the search and the engines ask those that they need.
+Rules of legality are rows of `autopar.run.rules`; `plan_notices` applies them to a plan, and the
+search and the engines apply those that they need.
 `autopar.documents.plan` reads and writes plans.
 """
 
@@ -9,14 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import field
 
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import SCHEDULES, Schedule
-from autopar.records import Record
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
+from autopar.run.rules import (
+    CHUNKS,
+    ENDS,
+    GRID,
+    LAYER,
+    LAYER_BATCH,
+    PLAN,
+    STAGE,
+    VOCABULARY_GRID,
+    WIDTHS,
+    Notice,
+    broken,
+)
 
 PipelineType = Schedule
 ZeroDefault = Literal["ddp", "zero1", "zero2"]
@@ -266,131 +279,112 @@ def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
 
 def width_problems(
     layer: LayerSpec, degree: int, *, ulysses: bool = False, heads_only: bool = False
-) -> Iterator[str]:
-    """Yield why heads and MLP do not split over so many tensor ranks; unknown sizes always do.
+) -> tuple[Notice, ...]:
+    """Return why heads and MLP do not split over so many tensor ranks; unknown sizes always do.
 
     heads_only : where the MLP is experts, whose degree is another one.
     """
-    name = "ulysses" if ulysses else "tp"
-    heads, kv_heads, ffn = layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size
-    # every rank has whole heads
-    if heads is not None and heads % degree:
-        yield f"heads({heads}) % {name}({degree}) = {heads % degree} != 0"
-    # fewer key-value heads than ranks are copied, equally often on all of them
-    if kv_heads is not None and kv_heads % degree and degree % kv_heads:
-        yield (
-            f"kv_heads({kv_heads}) % {name}({degree}) = {kv_heads % degree} "
-            f"and {name}({degree}) % kv_heads({kv_heads}) = {degree % kv_heads}, "
-            "where one must be 0"
-        )
-    # Ulysses splits tokens and heads, never the width of the MLP
-    if not (ulysses or heads_only) and ffn is not None and ffn % degree:
-        yield f"ffn_hidden_size({ffn}) % tp({degree}) = {ffn % degree} != 0"
-    # what all tokens visit is divided as a dense MLP, wherever the experts are
-    shared = layer.shared_expert_width
-    if not ulysses and shared % degree:
-        yield f"shared_expert_width({shared}) % tp({degree}) = {shared % degree} != 0"
+    return broken(WIDTHS, _widths(layer, degree, ulysses=ulysses, heads_only=heads_only))
+
+
+def _widths(layer: LayerSpec, degree: int, *, ulysses: bool, heads_only: bool) -> dict[str, Any]:
+    return {
+        "heads": layer.num_heads,
+        "kv_heads": layer.num_kv_heads,
+        "ffn_hidden_size": None if heads_only else layer.ffn_hidden_size,
+        "shared_expert_width": layer.shared_expert_width,
+        "tp": 1 if ulysses else degree,
+        "ulysses": degree if ulysses else 1,
+    }
 
 
 def layer_problems(
     layer: LayerSpec, strategy: LayerStrategy, *, sequence_parallel: bool
-) -> Iterator[str]:
-    """Yield why a layer of this shape cannot have a strategy."""
-    t, c, s = strategy.tp, strategy.cp, layer.seq_length
+) -> tuple[Notice, ...]:
+    """Return why a layer of this shape cannot have a strategy."""
     own_grid = layer.num_experts is not None and (strategy.ep > 1 or strategy.etp is not None)
-    yield from width_problems(layer, t, ulysses=strategy.ulysses, heads_only=own_grid)
-    yield from expert_problems(layer, strategy)
-    if strategy.checkpoint and strategy.recompute:
-        yield (
-            f"the whole layer is recomputed, and {'+'.join(strategy.recompute)} of it once more; "
-            "choose one"
-        )
-    name = "ulysses" if strategy.ulysses else "tp"
-    # only these two split the sequence over the tensor group
-    shards = t if strategy.ulysses or sequence_parallel else 1
-    if c > 1:
-        # Zigzag: every rank of the ring holds one early and one late piece of the sequence, so
-        # that causal work is even.
-        pieces = 2 * c * shards
-        factor = f" * {name}({t})" if shards > 1 else ""
-        if s % pieces:
-            yield f"seq_length({s}) % (2 * cp({c}){factor}) = {s % pieces} != 0"
-    elif s % shards:
-        yield f"seq_length({s}) % {name}({t}) = {s % shards} != 0"
-
-
-def expert_problems(layer: LayerSpec, strategy: LayerStrategy) -> Iterator[str]:
-    """Yield why the experts of a layer do not split so; unknown sizes always do."""
-    e, t = strategy.ep, strategy.expert_tp
-    if layer.num_experts is None:
-        if e > 1:
-            yield f"ep({e}) is for layers with experts, and this layer has none"
-        # without experts an expert tensor degree of 1 divides nothing, any other one is a mistake
-        if strategy.etp is not None and t > 1:
-            yield f"etp({t}) is for layers with experts, and this layer has none"
-        return
-    # every rank of an expert group has as many whole experts
-    if layer.num_experts % e:
-        yield f"experts({layer.num_experts}) % ep({e}) = {layer.num_experts % e} != 0"
-    ffn = layer.ffn_hidden_size
-    if strategy.etp is not None and ffn is not None and ffn % t:
-        yield f"ffn_hidden_size({ffn}) % etp({t}) = {ffn % t} != 0"
+    values = _widths(layer, strategy.tp, ulysses=strategy.ulysses, heads_only=own_grid)
+    given = strategy.etp is not None
+    return broken(
+        LAYER,
+        {
+            **values,
+            "cp": strategy.cp,
+            "ep": strategy.ep,
+            "experts": layer.num_experts or 0,
+            # a degree that is not given divides nothing
+            "etp": strategy.etp,
+            "expert_width": layer.ffn_hidden_size if layer.num_experts and given else None,
+            "seq_length": layer.seq_length,
+            "sequence_parallel": sequence_parallel,
+            "checkpoint": strategy.checkpoint,
+            "recomputed": "+".join(strategy.recompute),
+        },
+    )
 
 
 def vocab_problems(
     spec: ModelSpec, vocab: VocabStrategy, *, sequence_parallel: bool
-) -> Iterator[str]:
-    """Yield why embedding and head cannot have a strategy.
-
-    The vocabulary itself is padded to a multiple of the degree, so it never restricts it.
-    """
-    splits = vocab.ulysses or sequence_parallel
-    name, t, c = "vsp" if vocab.ulysses else "vtp", vocab.tp, vocab.cp
-    for s in sorted({layer.seq_length for layer in spec.layers}):
-        if c > 1:
-            # the two pieces of a rank's tokens are those of the layers' rings
-            pieces = 2 * c * (t if splits else 1)
-            factor = f" * {name}({t})" if splits and t > 1 else ""
-            if s % pieces:
-                yield f"seq_length({s}) % (2 * vcp({c}){factor}) = {s % pieces} != 0"
-        elif splits and s % t:
-            yield f"seq_length({s}) % {name}({t}) = {s % t} != 0"
+) -> tuple[Notice, ...]:
+    """Return why embedding and head cannot have a strategy."""
+    degrees = {
+        "vtp": 1 if vocab.ulysses else vocab.tp,
+        "vsp": vocab.tp if vocab.ulysses else 1,
+        "vcp": vocab.cp,
+        "sequence_parallel": sequence_parallel,
+    }
+    lengths = sorted({layer.seq_length for layer in spec.layers})
+    return tuple(one for s in lengths for one in broken(ENDS, {**degrees, "seq_length": s}))
 
 
 def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple[str, ...]:
-    """Return one sentence per violated rule, empty for a legal plan.
+    """Return one sentence per broken rule, empty for a legal plan; parameters as `plan_notices`."""
+    found = plan_notices(plan, spec, sequence_parallel=sequence_parallel)
+    return tuple(one.text for one in found)
+
+
+def plan_notices(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple[Notice, ...]:
+    """Return one notice per broken rule; those of layers name the layers.
 
     Parameters
     ----------
     sequence_parallel : whether tensor-parallel layers use Megatron sequence parallelism, which
         shards the sequence and so restricts the tensor degree.
     """
-    problems = list(_structure(plan, spec))
+    found = [*_structure(plan, spec)]
     shape_known = len(plan.layers) == spec.num_layers
-    # Runs that differ in something else, such as checkpointing, share a sentence.
-    where: dict[str, list[tuple[int, int]]] = {}
+    # runs that differ in something else, such as checkpointing, share a notice
+    where: dict[tuple[object, ...], tuple[Notice, list[tuple[int, int]]]] = {}
     for first, last, kind, strategy in _runs(plan, spec):
-        t, c = strategy.tp, strategy.cp
-        texts = [*_ranks(plan, f"tp({t}) * cp({c})", t * c), *_expert_ranks(plan, strategy)]
+        notices = [*_ranks(plan, strategy)]
         # with another number of layers no strategy can be told its layer type
         if shape_known:
             layer = spec.layers[kind]
-            texts += layer_problems(layer, strategy, sequence_parallel=sequence_parallel)
-        for text in texts:
-            ranges = where.setdefault(text, [])
+            notices += layer_problems(layer, strategy, sequence_parallel=sequence_parallel)
+        for one in notices:
+            _, ranges = where.setdefault(one.key, (one, []))
             # runs that touch read as one range
             if ranges and ranges[-1][1] == first - 1:
                 ranges[-1] = (ranges[-1][0], last)
             else:
                 ranges.append((first, last))
-    problems += (f"{_layers(ranges)}: {text}" for text, ranges in where.items())
-    t, c = plan.vocab.tp, plan.vocab.cp
-    ends = [
-        *_ranks(plan, f"vtp({t})" + (f" * vcp({c})" if c > 1 else ""), t * c),
-        *vocab_problems(spec, plan.vocab, sequence_parallel=sequence_parallel),
-    ]
-    problems += (f"embedding and head: {text}" for text in ends)
-    return tuple(problems)
+    found += (_placed(one, _layers(ranges)) for one, ranges in where.values())
+    ends = {"world": plan.world_size, "pp": plan.num_stages, "vtp": plan.vocab.tp}
+    ends["vcp"] = plan.vocab.cp
+    degree = data_degree(plan.world_size, plan.num_stages, plan.vocab.tp * plan.vocab.cp)
+    found += (
+        _placed(one, "embedding and head")
+        for one in (
+            *broken(VOCABULARY_GRID, ends),
+            *_samples(plan, degree),
+            *vocab_problems(spec, plan.vocab, sequence_parallel=sequence_parallel),
+        )
+    )
+    return tuple(found)
+
+
+def _placed(one: Notice, where: str) -> Notice:
+    return replace(one, text=f"{where}: {one.text}", values={"where": where, **one.values})
 
 
 def _layers(ranges: list[tuple[int, int]]) -> str:
@@ -401,67 +395,48 @@ def _layers(ranges: list[tuple[int, int]]) -> str:
     return ("layer " if one else "layers ") + ", ".join(shown)
 
 
-def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:
-    p, m, num_layers = plan.num_stages, plan.num_microbatches, len(plan.layers)
-    if num_layers != spec.num_layers:
-        yield f"layers of the plan({num_layers}) != layers of {spec.name}({spec.num_layers})"
-    if len(plan.stage_sizes) != p:
-        yield f"entries of pp_division({len(plan.stage_sizes)}) != pp({p})"
-    if sum(plan.stage_sizes) != num_layers:
-        # beyond 16 stages the sum written out is longer than what it proves
-        terms = " + ".join(map(str, plan.stage_sizes)) if p <= 16 else "sum of pp_division"
-        yield f"{terms} = {sum(plan.stage_sizes)} != layers({num_layers})"
+def _structure(plan: Plan, spec: ModelSpec) -> Iterator[Notice]:
+    p, v, num_layers = plan.num_stages, plan.num_chunks, len(plan.layers)
+    facts = SCHEDULES[plan.pipeline_type]
+    # beyond 16 stages the sum written out is longer than what it proves
+    terms = " + ".join(map(str, plan.stage_sizes)) if p <= 16 else "sum of pp_division"
+    yield from broken(
+        PLAN,
+        {
+            "world": plan.world_size,
+            "pp": p,
+            "vpp": v,
+            "schedule": plan.pipeline_type,
+            "micro_batches": plan.num_microbatches,
+            "global_batch": plan.global_batch,
+            "fewest": fewest_microbatches(plan.pipeline_type, p),
+            "least_chunks": facts.least_chunks,
+            "most_chunks": facts.most_chunks,
+            "plan_layers": num_layers,
+            "layers": spec.num_layers,
+            "model": spec.name,
+            "stage_entries": len(plan.stage_sizes),
+            "stage_terms": terms,
+            "stage_sum": sum(plan.stage_sizes),
+        },
+    )
+    whole = len(plan.chunk_sizes) == p * v
+    laid = v >= 1 and len(plan.stage_sizes) == p
+    if laid and plan.chunk_sizes:
+        entries = {"chunk_entries": len(plan.chunk_sizes), "pp": p, "vpp": v}
+        yield from broken(CHUNKS, entries)
+        for chunk, size in enumerate(plan.chunk_sizes) if whole else ():
+            yield from broken(CHUNKS, {"chunk": chunk, "chunk_size": size})
+    held: list[int | None] = [None] * len(plan.stage_sizes)
+    if laid and plan.chunk_sizes and whole:
+        held = [0] * p
+        for chunk, size in enumerate(plan.chunk_sizes):
+            stage = plan.stage_of_chunk(chunk)
+            held[stage] = (held[stage] or 0) + size
     for stage, size in enumerate(plan.stage_sizes):
-        if size < 1:
-            yield f"stage {stage} has {size} layers where at least 1 is needed"
-    if p > num_layers:
-        yield f"pp({p}) > layers({num_layers})"
-    if plan.world_size % p:
-        yield f"world_size({plan.world_size}) % pp({p}) = {plan.world_size % p} != 0"
-    fewest = fewest_microbatches(plan.pipeline_type, p)
-    if m < fewest:
-        factor = f"{fewest // p} * " if fewest > p else ""
-        name = "1F1B" if plan.pipeline_type == "1f1b" else plan.pipeline_type
-        yield f"{name} needs micro-batches({m}) >= {factor}pp({p})"
-    yield from chunk_problems(plan)
-    if plan.global_batch % m:
-        yield (
-            f"global_batch({plan.global_batch}) % micro-batches({m}) = {plan.global_batch % m} != 0"
-        )
-
-
-def chunk_problems(plan: Plan) -> Iterator[str]:
-    """Yield why stages cannot hold their layers in these chunks, or the schedule not run them."""
-    p, v, m, kind = plan.num_stages, plan.num_chunks, plan.num_microbatches, plan.pipeline_type
-    facts = SCHEDULES[kind]
-    least, most = facts.least_chunks, facts.most_chunks
-    if v < least or (most is not None and v > most):
-        wanted = "1 chunk" if most == 1 else f"{least}{' or more' * (most != least)} chunks"
-        yield f"{kind} has {wanted} a stage, and the plan has num_chunks({v})"
-    if kind not in ("1f1b", "gpipe") and p == 1:
-        yield f"{kind} needs stages, and pp is 1"
-    # micro-batches go through the chunks in rounds of one for every stage
-    if kind in ("interleaved", "interleaved_zero_bubble") and m >= p and m % p:
-        yield f"{kind} needs micro-batches({m}) % pp({p}) = {m % p} to be 0"
-    if v < 1 or len(plan.stage_sizes) != p:
-        return
-    if not plan.chunk_sizes:
-        for stage, size in enumerate(plan.stage_sizes):
-            if size % v:
-                yield f"layers of stage {stage}({size}) % num_chunks({v}) = {size % v} != 0"
-        return
-    if len(plan.chunk_sizes) != p * v:
-        yield f"entries of chunk_sizes({len(plan.chunk_sizes)}) != pp({p}) * num_chunks({v})"
-        return
-    for chunk, size in enumerate(plan.chunk_sizes):
-        if size < 0:
-            yield f"chunk {chunk} has {size} layers where at least 0 are needed"
-    held = [0] * p
-    for chunk, size in enumerate(plan.chunk_sizes):
-        held[plan.stage_of_chunk(chunk)] += size
-    for stage, (found, size) in enumerate(zip(held, plan.stage_sizes, strict=True)):
-        if found != size:
-            yield f"chunks of stage {stage} have {found} layers and the stage has {size}"
+        values = {"stage": stage, "stage_layers": size, "chunk_layers": held[stage]}
+        values["even_chunks"] = v if laid and not plan.chunk_sizes else None
+        yield from broken(STAGE, values)
 
 
 def refinements(plan: Plan) -> tuple[str, ...]:
@@ -497,27 +472,21 @@ def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStr
         first += count
 
 
-def _expert_ranks(plan: Plan, strategy: LayerStrategy) -> Iterator[str]:
-    """Experts fill the stage by a grid of their own."""
-    if strategy.ep == 1 and strategy.etp is None:
-        return
-    p, e, t = plan.num_stages, strategy.ep, strategy.expert_tp
-    d = plan.world_size // (p * e * t)
-    if not data_degree(plan.world_size, p, e * t):
-        product = f"etp({t}) * ep({e}) * edp({d}) * pp({p}) = {t * e * d * p}"
-        yield f"{product} != world_size({plan.world_size})"
+def _ranks(plan: Plan, strategy: LayerStrategy) -> Iterator[Notice]:
+    """Yield where degrees do not fill a stage, or ranks get no whole samples.
+
+    Experts fill the stage by a grid of their own.
+    """
+    t, c, p = strategy.tp, strategy.cp, plan.num_stages
+    own = strategy.ep > 1 or strategy.etp is not None
+    grid = {"world": plan.world_size, "tp": t, "cp": c, "pp": p}
+    if own:
+        grid |= {"ep": strategy.ep, "etp": strategy.expert_tp}
+    yield from broken(GRID, grid)
+    yield from _samples(plan, data_degree(plan.world_size, p, t * c))
 
 
-def _ranks(plan: Plan, degrees: str, group: int) -> Iterator[str]:
-    """Degrees fill the stage, and every rank gets whole samples: b = G/(m*d)."""
-    p, m, world, batch = plan.num_stages, plan.num_microbatches, plan.world_size, plan.global_batch
-    # rounded down, so that the product shows what is left out
-    d = world // (p * group)
-    if not data_degree(world, p, group):
-        yield f"{degrees} * dp({d}) * pp({p}) = {d * p * group} != world_size({world})"
-    # a batch that m does not divide is reported once, for the whole plan
-    if d > 0 and batch % m == 0 and batch % (m * d):
-        yield (
-            f"global_batch({batch}) / (micro-batches({m}) * dp({d})) = {batch / (m * d):g} "
-            f"samples, which is not an integer"
-        )
+def _samples(plan: Plan, data: int) -> tuple[Notice, ...]:
+    """Return where data ranks get no whole samples of a micro-batch."""
+    values = {"micro_batches": plan.num_microbatches, "global_batch": plan.global_batch, "dp": data}
+    return broken(LAYER_BATCH, values)

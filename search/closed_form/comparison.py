@@ -346,9 +346,8 @@ def compare(question: PlanQuestion) -> Comparison:
         except InfeasibleExecution as error:
             columns.append(Column(model=model, total_s=None, reason=error.reason))
         except InputError as error:
-            # a remedy follows the first `; `, and the plan is what it is
-            reason = str(error).partition("; ")[0]
-            columns.append(Column(model=model, total_s=None, reason=reason))
+            # without its remedy, since the plan is what it is
+            columns.append(Column(model=model, total_s=None, reason=error.short))
     return Comparison(question=question, columns=tuple(columns))
 
 

@@ -14,6 +14,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import replace
+from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB
 from search.commands.app import emit, files_read, leave, working, write_pictures
 from search.engines.choice import Fixed
@@ -174,17 +175,19 @@ def _explain_launch(
     json_path = request.output.json_path
     refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
 
-    def solved(question: Question) -> tuple[Solution | None, str]:
+    def solved(question: Question) -> tuple[Solution | None, str, tuple[Notice, ...]]:
         try:
             (found,) = answer(question).engines
-        except InputError as error:  # no such launch, whatever the memory
-            return None, str(error)
-        return found.best, found.reason
+        except RuleError as error:  # no such launch, whatever the memory
+            return None, str(error), error.broken
+        except InputError as error:
+            return None, str(error), ()
+        return found.best, found.reason, found.broken
 
     write_pictures(pictures, lambda: given.draw(pictures), command=_NAME)
     larger = replace(question.card, memory_bytes=question.card.memory_bytes + GIB)
     best = working("searching again", lambda: solved(question))
-    more, _ = working("searching again", lambda: solved(replace(question, card=larger)))
+    more, _, _ = working("searching again", lambda: solved(replace(question, card=larger)))
     others = [
         (rule, fixed, working("searching again", partial(solved, replace(question, fixed=fixed))))
         for rule, fixed in rules
@@ -201,7 +204,9 @@ def _explain_launch(
     if json_path == "-":
         return 0
 
-    def told(heading: str, solution: Solution | None, reason: str) -> Asked:
+    def told(
+        heading: str, solution: Solution | None, reason: str, broken: Sequence[Notice]
+    ) -> Asked:
         plan = None if solution is None else priced_of(shown, one, solution)
         return Asked(heading, plan, reason)
 

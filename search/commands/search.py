@@ -15,6 +15,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError
+from autopar.plausible import Caution
 from autopar.records import replace
 from search.commands.app import (
     emit,
@@ -255,11 +256,6 @@ def _deliver(
         say(f"{_NAME}: {line}")
 
 
-def _is_warning(note: str) -> bool:
-    """Return whether a note says that an input is most likely wrong."""
-    return note.startswith(("suspicious: ", "at odds: "))
-
-
 def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, object]:
     """Return options as a file of `--json` holds them; on stdout paths are seen from here."""
     return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
@@ -390,7 +386,9 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
     )
     files, says = _files(request, session, result, paths, engines)
     # a first screen has no room for what is wrong with inputs, and nobody may miss it
-    says += [] if request.output.verbose else [note for note in result.notes if _is_warning(note)]
+    says += (
+        [] if request.output.verbose else [one for one in result.notes if isinstance(one, Caution)]
+    )
 
     def answer() -> Record:
         from search.planning.layered.summary import summary_of

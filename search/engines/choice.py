@@ -11,11 +11,11 @@ from typing import Literal, TypeVar, cast, get_args
 
 from msgspec.structs import force_setattr
 
-from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.records import Record, replace
 from autopar.run.launch import Chunk, Launch, Recompute
 from autopar.run.plan import Module
+from autopar.run.rules import Rule, refuse
 from autopar.training.adapters import Adapters, BaseKind
 from autopar.training.offload import Offload, OffloadModule
 
@@ -233,32 +233,45 @@ class Training(Record):
         return " ".join(found)
 
 
-_LACKS: dict[str, dict[str, str]] = {
-    "torchtitan": {
-        "adam-bf16": "moments of Adam in 16 bits are Megatron-Core's",
-        "adam8bit": "torchtitan has no Adam with scales of blocks",
-        "lora": "torchtitan has no adapters",
-    },
-    "deepspeed": {"adam-bf16": "moments of Adam in 16 bits are Megatron-Core's"},
-    "accelerate": {"adam-bf16": "moments of Adam in 16 bits are Megatron-Core's"},
-}
-"""What trainers do not have of a training, in a sentence; the rest is refused by their launches."""
+TRAINING = (
+    Rule("training.adapters", ("engine", "adapters"),
+         lambda engine, adapters: (engine == "torchtitan") * adapters, "{engine} has no adapters"),
+    Rule("training.adam8bit", ("engine", "optimizer"),
+         lambda engine, kind: (engine == "torchtitan") * (kind == "adam8bit"),
+         "{engine} has no Adam with scales of blocks"),
+    Rule("training.adam-bf16", ("engine", "optimizer"),
+         lambda engine, kind: (engine != "megatron") * (kind == "adam-bf16"),
+         "moments of Adam in 16 bits are Megatron-Core's"),
+    # validate_args of Megatron-LM
+    Rule("training.adam-bf16-sharded", ("engine", "optimizer", "sharding"),
+         lambda engine, kind, sharding:
+         (engine == "megatron") * (kind == "adam-bf16") * (sharding == "none"),
+         "moments of 16 bits are of the distributed optimizer alone"),
+    # `ratio` of offload_optimizer
+    Rule("training.offload-share", ("engine", "offload", "sharding"),
+         lambda engine, share, sharding:
+         (engine == "deepspeed") * (share > 0) * (share < 1) * (sharding != "fsdp"),
+         "DeepSpeed offloads a share of the states with ZeRO-3 alone"),
+)  # fmt: skip
+"""Rules of adapters and optimizer; the others are those of the launch."""
 
 
 def trained(launch: Launch, training: Training, engine: str) -> Launch:
-    """Return a launch that trains so; raises InputError where its trainer does not."""
+    """Return a launch that trains so; raises RuleError where its engine does not."""
     if training == Training():
         return launch
-    lacks = _LACKS.get(engine, {})
-    asked = [training.optimizer, *(["lora"] if training.lora_rank is not None else [])]
-    for word in asked:
-        if word in lacks:
-            raise InputError(lacks[word])
     optimizer = launch.optimizer
+    refuse(
+        TRAINING,
+        {
+            "engine": engine,
+            "optimizer": training.optimizer,
+            "adapters": training.lora_rank is not None,
+            "offload": training.offload,
+            "sharding": optimizer.sharding,
+        },
+    )
     if training.optimizer == "adam-bf16":
-        if optimizer.sharding == "none":
-            # validate_args of Megatron-LM
-            raise InputError("moments of 16 bits are of the distributed optimizer alone")
         # where both are on the device, fp32 weights lose what bf16 ones have of them
         whole = training.offload or optimizer.sharding != "distributed"
         optimizer = replace(optimizer, moments_bytes=4, master_bytes=4 if whole else 2)
@@ -266,9 +279,6 @@ def trained(launch: Launch, training: Training, engine: str) -> Launch:
         optimizer = replace(optimizer, kind="adam8bit")
     if training.offload:
         deepspeed, megatron = engine == "deepspeed", launch.trainer is None
-        if deepspeed and training.offload < 1 and optimizer.sharding != "fsdp":
-            # `ratio` of offload_optimizer
-            raise InputError("DeepSpeed offloads a share of the states with ZeRO-3 alone")
         optimizer = replace(
             optimizer,
             offload=training.offload,

@@ -5,7 +5,7 @@ Which engines there are, and whose a file is, is in `search.engines.table`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import field
@@ -13,9 +13,9 @@ from msgspec import field
 from autopar.errors import DocumentError, InputError
 from autopar.records import Record
 from autopar.run.launch import Launch
+from autopar.run.rules import Notice, RuleError, notice, once
 from search.check.changes import MOVES, Changes, Move
 from search.engines.arguments import Ignored, UnpricedError
-from search.engines.megatron.findings import Finding
 from search.engines.megatron.read import ReadLaunch
 
 
@@ -45,7 +45,7 @@ class CheckedFile(Record):
     """None: it cannot be priced, and the reason is a finding."""
     described: Launch | None = None
     """The launch of a file that is read whole and has no price."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Notice, ...]
     """A launch with one of the kind `illegal` is not priced either."""
     harmless: tuple[Ignored, ...] = ()
     """Arguments that change neither time nor memory."""
@@ -72,9 +72,9 @@ class Attempt(Record):
     described: Launch | None = None
     """The launch whether or not it has a price."""
     ignored: tuple[Ignored, ...] = ()
-    problem: str | None = None
-    """What is unusable: a finding of the kind `illegal`."""
-    unpriced: str | None = None
+    problems: tuple[Notice, ...] = ()
+    """Why there is no launch: findings of the kind `illegal`."""
+    unpriced: Notice | None = None
     """What may well run and has no price: a finding of the kind `not priced`."""
 
 
@@ -83,16 +83,23 @@ def attempt(read: Callable[[], ReadLaunch]) -> Attempt:
     try:
         found = read()
     except UnpricedError as error:
-        return Attempt(unpriced=f"{error.key} {error.problem}; {error.remedy}")
+        text = "{key} {problem}; {remedy}"
+        values = {"key": error.key, "problem": error.problem, "remedy": error.remedy}
+        return Attempt(unpriced=notice("read.unpriced", "not priced", text, **values))
+    except RuleError as error:
+        return Attempt(problems=error.broken)
     except DocumentError as error:
-        return Attempt(problem=f"{error.key}: {error.problem}" if error.key else error.problem)
+        text = "{key}: {problem}" if error.key else "{problem}"
+        one = notice("read.key", "illegal", text, key=error.key, problem=error.problem)
+        return Attempt(problems=(one,))
     except InputError as error:
-        return Attempt(problem=str(error))
+        return Attempt(problems=(notice("read.file", "illegal", "{problem}", problem=str(error)),))
+    why = found.unpriced
     return Attempt(
-        launch=None if found.unpriced else found.launch,
+        launch=None if why else found.launch,
         described=found.launch,
         ignored=found.ignored,
-        unpriced=found.unpriced,
+        unpriced=notice("read.unpriced", "not priced", "{problem}", problem=why) if why else None,
     )
 
 
@@ -115,3 +122,23 @@ def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
             remedy="give --hardware, such as h100:8x8",
         )
     return found
+
+
+def without_effect(trainer: str, keys: Iterable[tuple[str, str]]) -> tuple[Notice, ...]:
+    """Return notices of keys without effect; each comes with its reason."""
+    return tuple(
+        notice(f"{trainer}.no-effect", "no effect", "{key}, since {why}", key=key, why=why)
+        for key, why in keys
+    )
+
+
+def read_notes(notes: Iterable[str]) -> tuple[Notice, ...]:
+    """Return notices of how a file was read."""
+    return tuple(notice("read.note", "read", "{note}", note=note) for note in notes)
+
+
+def with_problems(found: Attempt, broken: Sequence[Notice]) -> tuple[Notice, ...]:
+    """Return why a file has no price, and what its trainer ends with, each rule once."""
+    ids = {one.id for one in broken}
+    unpriced = () if found.unpriced is None else (found.unpriced,)
+    return once((*unpriced, *(one for one in found.problems if one.id not in ids), *broken))

@@ -1,15 +1,15 @@
 """What an engine with one degree of each kind can be told, and the launch that a choice is in it.
 
-Each engine's own row is `SPACE` in its folder; what it refuses is raised as an InputError with its
-arithmetic. Here are the types and what engines have in common.
+Each engine's own row is `SPACE` in its folder, and what it refuses are rows of its `rules.py`. Here
+are the types and what engines have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, cast
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
 
-from autopar.errors import InputError
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, replace
 from autopar.run.launch import (
@@ -26,6 +26,7 @@ from autopar.run.launch import (
     Software,
     TorchTrainer,
 )
+from autopar.run.rules import WHOLE_KEYS, Rule, kept, refuse
 from autopar.run.runtime import Keeper, Zero
 from search.engines.choice import (
     FULL,
@@ -54,6 +55,26 @@ class Job(Record):
     skew: float | None = None
     """Tokens of the busiest expert rank over the mean, in the times of a step; None: even."""
     training: Training = Training()
+
+
+_UNLINKED = re.compile(r"MI[0-9]|RTX|L4|L40|T4|V100|A(2|10|16|30|40)([^0-9]|$)|.*PCIE")
+"""Names of devices that NVLink does not join, or whose architecture the kernels below are not of;
+somebody's own card is taken for one that has both."""
+
+
+def nvlinked(gpu: str) -> bool:
+    """Return whether a device has the links that kernels of NVIDIA's libraries write through."""
+    return _UNLINKED.match(gpu.upper()) is None
+
+
+def overlaps_one(gpu: str) -> bool:
+    """Return whether a device sends tokens of experts, or tensors, beside kernels, but not both.
+
+    Before Blackwell a transfer that is launched before the product beside it needs one queue of
+    launches, and another micro-batch's exchanges need several: CUDA_DEVICE_MAX_CONNECTIONS is 1 or
+    32 (`PerfEnvPlugin` of Megatron-Bridge's scripts/performance, `validate_args` of Megatron-LM).
+    """
+    return not gpu.upper().startswith(BLACKWELL)
 
 
 class EngineSpace(Record):
@@ -94,19 +115,75 @@ class EngineSpace(Record):
     any_layout: bool
     """Layers can be placed on stages as one likes."""
     launch: Callable[[Job, Choice], Launch]
-    attention: Callable[[Job, Choice], Iterator[str]]
-    """Yields what it refuses of tensor and context ranks, whatever else is chosen."""
-    refused: Callable[[Job, Choice], Iterator[str]]
-    """Yields what it refuses of a choice whose degrees divide, of its attention first."""
+    rules: tuple[Rule, ...]
+    """What it refuses of degrees that divide, over the values of `values_of`."""
     left_out: tuple[str, ...]
     """What it can run and a search does not choose, with the option that lets it in, if any."""
 
 
 def launch_of(engine: EngineSpace, job: Job, choice: Choice) -> Launch:
-    """Return the launch of a choice; raises InputError with what the trainer refuses."""
-    for problem in engine.refused(job, choice):
-        raise InputError(problem)
+    """Return the launch of a choice; raises RuleError with what the engine refuses."""
+    refuse(engine.rules, values_of(job, choice))
     return engine.launch(job, choice)
+
+
+def values_of(job: Job, choice: Choice) -> dict[str, Any]:
+    """Return the values of rules of a job and a choice."""
+    given = {name: getattr(choice, name) for name in _FIELDS}
+    return {**job_values(job), **with_words(given)}
+
+
+def runs(engine: EngineSpace, job: Job, choice: Choice) -> bool:
+    """Return whether an engine runs a choice whose degrees divide."""
+    return bool(kept(engine.rules, values_of(job, choice)))
+
+
+def job_values(job: Job) -> dict[str, Any]:
+    """Return the values that no choice changes."""
+    model, experts = job.model, job.model.experts
+    latent = model.attention.latent is not None
+    return {
+        "world": job.world,
+        "domain": job.domain or job.world,
+        "seq_length": job.seq,
+        "sequence_parallel": True,
+        "ulysses": 1,
+        "heads": model.attention.heads,
+        "query_groups": model.attention.groups,
+        # latent attention has no heads of keys
+        "kv_heads": None if latent else model.attention.groups,
+        "latent": latent,
+        "window": model.attention.window is not None,
+        "ffn_hidden_size": model.ffn,
+        "layers": model.num_layers,
+        "experts": 0 if experts is None else experts.number,
+        "expert_width": None if experts is None else experts.ffn,
+        "biases": model.biases,
+        "tied": model.tied,
+        "mtp": model.mtp,
+        "gpu": job.gpu,
+        "nvlinked": nvlinked(job.gpu),
+        "one_queue": overlaps_one(job.gpu),
+    }
+
+
+_FIELDS = (
+    *("tp", "tp_overlap", "cp", "cp_kind", "pp", "vpp", "ep", "etp", "zero", "dp_replicate"),
+    *("recompute", "offload", "overlap_experts"),
+)
+"""Fields of a choice that rules read."""
+OF_WORDS = {"whole_layers": "recompute", "recomputed_experts": "recompute"}
+"""Value of rules -> the field whose words it follows from."""
+
+
+def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a choice with those that follow from its words."""
+    word = values.get("recompute")
+    if word is None:
+        return {**values}
+    whole = word == FULL or word.startswith("block ")
+    experts = whole or "moe" in word.split("+")
+    return {**values, "whole_layers": whole, "recomputed_experts": experts}
 
 
 def degrees_of(job: Job, choice: Choice) -> Degrees:
@@ -199,18 +276,15 @@ def torch_launch(
     return trained(launch, job.training, engine)
 
 
-def plain_attention(job: Job, choice: Choice) -> Iterator[str]:
-    heads = job.model.attention.groups
-    if heads % choice.tp:
-        yield f"heads of keys and values({heads}) % tp({choice.tp}) = {heads % choice.tp} != 0"
-    if job.model.attention.latent is not None:
-        yield "layers of transformers with latent attention keep activations that nobody counts"
-
-
-def plain_refuses(job: Job, choice: Choice) -> Iterator[str]:
-    yield from plain_attention(job, choice)
-    if job.model.experts is not None and choice.etp != choice.tp:
-        yield "it has no degrees of experts of their own"
+PLAIN_RULES = (
+    WHOLE_KEYS,
+    Rule("transformers.latent", ("latent",), lambda latent: latent,
+         "layers of transformers with latent attention keep activations that nobody counts"),
+    Rule("transformers.etp", ("experts", "etp", "tp"), lambda experts, etp, tp:
+         (experts > 0) * (etp != tp), "it has no degrees of experts of their own: etp({etp}) is "
+         "not tp({tp})"),
+)  # fmt: skip
+"""Rules of engines with layers of transformers."""
 
 
 TRANSFORMERS = TorchTrainer(keeper="deepspeed", layers="transformers", loss_parallel=False)

@@ -57,7 +57,10 @@ class Route(Record):
     """Engines whose plans may differ by layer; none: plans whatever runs them, unless launches
     answer."""
     why: str = ""
-    """Why plans answer where one may have expected launches; empty elsewhere."""
+    """Why plans answer where one may have expected launches, in front of it what they are; empty
+    elsewhere."""
+    reason: str = ""
+    """The same reason alone."""
 
 
 def route_of(request: Request) -> Route:
@@ -86,7 +89,7 @@ def route_of(request: Request) -> Route:
     try:
         launch_model(spec)
     except InputError as error:
-        return _layered(request, str(error).partition("; ")[0])
+        return _layered(request, error.short)
     question = open_launches(request)
     plain = not _modern_parts(question.spec) and not request.degrees.any_given
     if plain and engine is None and request.inputs.stack is not None:
@@ -213,12 +216,13 @@ def _layered(request: Request, why: str = "") -> Route:
     if engine is None and (request.output.frontier or not sweeps(request)):
         engine = "none"
     if engine == "none":
-        return Route(why=why and f"plans whose layers may differ, whatever runs them: {why}")
-    every = cast(tuple[Engine, ...], EXPORTERS)
-    if engine in (None, "any"):
-        return Route(layered=every, why=why and f"plans whose layers may differ: {why}")
-    named = cast(Engine, engine)
-    return Route(layered=(named,), why=why and f"plans of {named} whose layers may differ: {why}")
+        engines: tuple[Engine, ...] = ()
+        found = "plans whose layers may differ, whatever runs them"
+    elif engine in (None, "any"):
+        engines, found = cast(tuple[Engine, ...], EXPORTERS), "plans whose layers may differ"
+    else:
+        engines, found = (cast(Engine, engine),), f"plans of {engine} whose layers may differ"
+    return Route(layered=engines, why=f"{found}: {why}" if why else "", reason=why)
 
 
 def sweeps(request: Request) -> bool:
@@ -280,7 +284,7 @@ def _line(question: Question, one: EngineAnswer) -> EngineBest:
 
     engine = cast(Engine, one.engine.name)
     if one.best is None:
-        return EngineBest(engine=engine, samples_per_s=None, reason=one.reason)
+        return EngineBest(engine=engine, samples_per_s=None, reason=one.reason, broken=one.broken)
     choice, job = one.best.choice, question.job
     return EngineBest(
         engine=engine,
@@ -300,7 +304,7 @@ def _plans(
         # what was typed as a degree is a rule there
         asked = with_rules(request)
     except OptionError as error:
-        why, asked = why or str(error).partition("; ")[0], request
+        why, asked = why or error.short, request
     if why:
         lines = tuple(EngineBest(engine=one, samples_per_s=None, reason=why) for one in engines)
         return Chosen(request=request, lines=lines)
@@ -312,7 +316,7 @@ def _plans(
 def with_rules(request: Request, why: str = "") -> Request:
     """Return a request whose fixed degrees are rules of plans whose layers may differ.
 
-    why : as `Route` has it. Raises OptionError with what such plans do not have.
+    why : `Route.reason`. Raises OptionError with what such plans do not have.
     """
-    rules = rules_of(request.degrees, why.rpartition(": ")[2])
+    rules = rules_of(request.degrees, why)
     return extended(request, rules) if rules else request

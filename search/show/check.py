@@ -270,7 +270,7 @@ def check_document(
         "card": target.machine.card.name,
         "stack": target.machine.stack.name,
         "understood": dict(_understood(file.launch)) if file.launch is not None else None,
-        "findings": [{"kind": one.kind, "text": one.text} for one in file.findings],
+        "findings": [{"kind": one.kind, **one.entry} for one in file.findings],
         "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
     }
     if assessment is not None:

@@ -26,6 +26,7 @@ from autopar.documents.catalog import (
 )
 from autopar.documents.plan import (
     AlternativeEntry,
+    BrokenRuleEntry,
     EngineEntry,
     FrontierEntry,
     InfeasibilityEntry,
@@ -55,6 +56,7 @@ from autopar.rates.measured import HardwareProfile
 from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan, Prediction, violations
+from autopar.run.rules import Notice
 from autopar.training.launch_file import HardwareEntry, LaunchDocument, LaunchEntry
 from autopar.training.launch_settings import settings_of
 from autopar.training.throughput import Throughput, throughput_entry
@@ -144,6 +146,7 @@ def engine_entries(engines: Sequence[EngineBest]) -> list[EngineEntry]:
             launch=None if line.launch is None else dict(line.launch),
             options=line.options or None,
             reason=line.reason or None,
+            rules=[BrokenRuleEntry(**one.entry) for one in line.broken] or None,
         )
         for line in engines
     ]
@@ -398,6 +401,7 @@ def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
     return {
         "stack": one.target.machine.stack.name,
         "reason": one.reason or None,
+        "rules": [rule.entry for rule in one.broken] or None,
         "launches": []
         if solved is None
         else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
@@ -414,18 +418,24 @@ def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
     }
 
 
-def against_entry(answer: Launches, other: Solution | None, reason: str) -> dict[str, Any]:
-    """Return another launch beside the one of an answer, and the terms that make the difference.
+def against_entry(
+    answer: Launches, other: Solution | None, reason: str, broken: Sequence[Notice] = ()
+) -> dict[str, Any]:
+    """Return another launch next to that of an answer, and the terms that make the difference.
 
-    reason : why there is none. Seconds are of a sequence, since global batches may differ.
+    reason : why there is none; broken : the rules that leave none. Seconds are of a sequence, since
+    global batches may differ.
     """
     (one,) = answer.engines
     assert one.best is not None, "a launch is shown"
     if other is None:
-        return {"launch": None, "reason": reason, "gain": None, "terms_s_per_sample": {}}
+        rules = [one.entry for one in broken] or None
+        found: dict[str, Any] = {"launch": None, "reason": reason, "rules": rules}
+        return found | {"gain": None, "terms_s_per_sample": {}}
     return {
         "launch": _launch(answer, one, other).model_dump(),
         "reason": None,
+        "rules": None,
         "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
         "terms_s_per_sample": price_of(other.assessment, one.target).terms_against(
             price_of(one.best.assessment, one.target)

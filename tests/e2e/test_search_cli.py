@@ -202,7 +202,7 @@ def test_peer_file_that_is_illegal_is_priced(tmp_path: Path, published: list[str
 
     document = json.loads(done.stdout)
     assert document["legal"] is False
-    assert any("global_batch(7)" in problem for problem in document["problems"])
+    assert any("global batch(7)" in problem for problem in document["problems"])
 
 
 def test_ulysses_without_times_names_the_command(tmp_path: Path, published: list[str]) -> None:

@@ -26,7 +26,7 @@ from autopar.run.launch import Attention, Experts, Latent, Launch, Model
 from search.check.assessment import Target
 from search.check.job import job_of_launch
 from search.engines.choice import Choice, Fixed, Training
-from search.engines.space import EngineSpace, Job, launch_of
+from search.engines.space import EngineSpace, Job, launch_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.prices import Prices
@@ -162,8 +162,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         zeros = [
             zero
             for zero in zeros
-            if prices.has(one.precision, zero)
-            and not [*engine.refused(job, replace(one, zero=zero))]
+            if prices.has(one.precision, zero) and runs(engine, job, replace(one, zero=zero))
         ][:1]
     for precision, dispatcher, overlap, (zero, copies), (schedule, vpp) in itertools.product(
         [p for p in engine.precisions(job.gpu) if p in fixed.precision],

@@ -365,8 +365,8 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         ),
     ),
     "experts are split as everything else, or not": (
-        space.Space, "_goes", lambda old: lambda self, way, laid: (
-            way.etp in (1, laid.tp) and old(self, way, laid)
+        space.Space, "_going", lambda old: lambda self, way, laid: old(self, way, laid) & np.array(
+            [way.etp in (1, one.tp) for one in laid]
         ),
     ),
     "modules are never on the host": (

@@ -1,6 +1,6 @@
-"""Why a trainer has no launch: said exactly where the search has none, and true.
+"""Why an engine has no launch: found exactly where the search has none, and true.
 
-The search itself says what is legal, and the arithmetic of every sentence is done here again.
+The search itself decides what is legal, and the arithmetic of every rule is done here again.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, Facts
+from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
+from autopar.run.rules import Notice
 from search.check.assessment import Target
 from search.engines.choice import Fixed, Training
 from search.engines.space import EngineSpace, Job
@@ -100,24 +102,16 @@ def _no_layout(fixed: Fixed) -> bool:
 def test_there_is_an_obstacle_where_the_search_has_no_launch(seed: int) -> None:
     """And nowhere else; what it says is true, and what it advises has a launch."""
     engine, job, fixed = _drawn(seed)
-    said = obstacle(engine, job, fixed)
+    found = obstacle(engine, job, fixed)
     there = _is_there(engine, job, fixed)
-    if said is None:
+    if found is None:
         assert there or _no_layout(fixed)
         return
-    assert not there, said
-    sentence, remedy = parted(said)
-    assert is_true(sentence, engine, job), sentence
-    other = _changed(job, fixed, remedy)
+    assert not there, found
+    assert is_true(found, engine, job), found
+    other = _changed(job, fixed, str(found.values.get("suggestion", "")))
     if other is not None:
-        assert _is_there(engine, *other), said
-
-
-def parted(said: str) -> tuple[str, str]:
-    """Return the sentence about one combination, and the remedy."""
-    found = re.fullmatch(r"(.*?)(?:, and no other [a-z ,-]+ helps)?(?:; ((?:leave )?--.*))?", said)
-    assert found is not None, said
-    return found[1], found[2] or ""
+        assert _is_there(engine, *other), found
 
 
 def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
@@ -161,319 +155,147 @@ def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
 # Arithmetic
 
 
-def is_true(sentence: str, engine: EngineSpace, job: Job) -> bool:
-    """Return whether a sentence holds, by its own numbers and those of the job."""
-    for pattern, holds in _SENTENCES:
-        found = re.fullmatch(pattern, sentence)
-        if found is not None:
-            return holds(engine, job, *found.groups())
-    raise AssertionError(f"nobody knows {sentence!r}")
+def is_true(found: Notice, engine: EngineSpace, job: Job) -> bool:
+    """Return whether a rule is broken, by its own values, which are those of the job."""
+    model, values = job.model, found.values
+    own = {
+        "world": job.world,
+        "heads": model.attention.heads,
+        "seq_length": job.seq,
+        "layers": model.num_layers,
+        "experts": 0 if model.experts is None else model.experts.number,
+        "largest_batch": max(job.global_batches),
+    }
+    assert all(values[name] == number for name, number in own.items() if name in values), found
+    assert values.get("global_batch", job.global_batches[0]) in job.global_batches
+    return _HOLDS[found.id](engine, job, SimpleNamespace(**values))
 
 
-def _product(words: str) -> int:
-    """Return the product of `tp 2 * cp 4`, `2 * cp 3` or `7`."""
-    number = 1
-    for word in words.split(" * "):
-        number *= int(word.split()[-1])
-    return number
+_Holds = Callable[[EngineSpace, Job, Any], bool]
+_ZERO_WITH_STAGES = {"megatron": (0, 1), "torchtitan": (2, 3)}
+_REPLICATED = {"megatron": (1,), "deepspeed": (), "torchtitan": (2, 3), "accelerate": (2, 3)}
 
 
-_Holds = Callable[..., bool]
+def _no_schedule(engine: EngineSpace, job: Job, v: Any) -> bool:
+    facts = SCHEDULES[v.schedule]
+    rounds = getattr(v, "global_batch", 2 * v.pp)
+    if hasattr(v, "global_batch"):
+        rounds = v.global_batch // (v.micro_batch * v.dp)
+    few = v.vpp < facts.least_chunks or v.vpp > (facts.most_chunks or v.vpp)
+    short = rounds < (2 * v.pp if v.schedule == "dual_pipe_v" else v.pp)
+    return engine.name not in facts.engines or few or short or rounds % v.pp != 0
 
 
-def _named(title: str) -> Facts:
-    return next(facts for facts in SCHEDULES.values() if facts.title == title)
+def _no_products(engine: EngineSpace, job: Job, v: Any) -> bool:
+    lacking = {"h100-80gb": ("mxfp8", "nvfp4"), "a100-80gb": tuple(_LOW)}
+    return (
+        engine.name not in ("megatron", "torchtitan")
+        or v.precision in lacking.get(job.gpu, ("fp8-blockwise",))
+        or (engine.name == "torchtitan" and v.precision not in ("fp8", "mxfp8"))
+    )
 
 
-def _divides(of: Callable[[Job], int]) -> _Holds:
-    def holds(engine: EngineSpace, job: Job, words: str, product: str | None, whole: str) -> bool:
-        number = _product(words)
-        return (product is None or int(product) == number) and (
-            int(whole) == of(job) and int(whole) % number != 0
+_LOW = ("fp8", "fp8-blockwise", "mxfp8", "nvfp4")
+_HOLDS: dict[str, _Holds] = {
+    "heads.tensor": lambda engine, job, v: v.heads % v.tp > 0,
+    "kv-heads.whole": lambda engine, job, v: v.kv_heads % v.tp > 0,
+    "kv-heads.copied": lambda engine, job, v: v.kv_heads % v.tp > 0 < v.tp % v.kv_heads,
+    "ffn.tensor": lambda engine, job, v: job.model.ffn % v.tp > 0,
+    "sequence.ring": lambda engine, job, v: v.cp > 1 and job.seq % (2 * v.cp) > 0,
+    "sequence.tensor": lambda engine, job, v: v.cp == 1 and job.seq % v.tp > 0,
+    "sequence.context": lambda engine, job, v: v.cp > 1 and job.seq % (2 * v.cp) > 0,
+    "sequence.context-tensor": lambda engine, job, v: job.seq % (2 * v.cp * v.tp) > 0,
+    "pipeline.layers": lambda engine, job, v: v.pp > v.layers,
+    "pipeline.no-stages": lambda engine, job, v: v.vpp > 1 == v.pp,
+    "pipeline.many-chunks": lambda engine, job, v: v.pp * v.vpp > v.layers,
+    "pipeline.single": lambda engine, job, v: v.schedule != "1f1b" and v.pp == 1,
+    "pipeline.schedule": _no_schedule,
+    "pipeline.schedule-rounds": _no_schedule,
+    "experts.none": lambda engine, job, v: job.model.experts is None and v.ep > 1,
+    "experts.none-etp": lambda engine, job, v: job.model.experts is None and v.etp > 1,
+    "experts.whole": lambda engine, job, v: v.experts % v.ep > 0,
+    "experts.width": lambda engine, job, v: job.model.experts.ffn % v.etp > 0,  # type: ignore[union-attr]
+    "batch.micro": lambda engine, job, v: v.micro_batch > v.largest_batch,
+    "batch.whole": lambda engine, job, v: v.global_batch % (v.micro_batch * v.dp) > 0,
+    "batch.stages": lambda engine, job, v: v.global_batch < v.micro_batch * v.dp * v.pp,
+    "grid.dense": lambda engine, job, v: v.world % (v.tp * v.cp * v.pp) > 0,
+    "grid.data": lambda engine, job, v: v.world != v.tp * v.cp * v.pp * v.dp,
+    "grid.experts": lambda engine, job, v: v.world % (v.etp * v.ep * v.pp) > 0,
+    "replicas.dp": lambda engine, job, v: v.dp % v.dp_replicate > 0,
+    "replicas.alone": lambda engine, job, v: 1 < v.dp_replicate == v.dp * v.cp,
+    "replicas.experts": lambda engine, job, v: (
+        job.world // (v.pp * v.ep * v.etp) % v.dp_replicate > 0
+    ),
+    "recompute.blocks": lambda engine, job, v: (
+        int(v.recompute.split()[1]) > v.layers - v.pp * v.vpp
+    ),
+    "engine.precision": _no_products,
+    "engine.recompute": lambda engine, job, v: (
+        (v.recompute == "op" and engine.name != "torchtitan")
+        or (v.recompute not in ("none", "full", "op") and engine.name != "megatron")
+        or (
+            v.recompute == "mla_up_proj+moe"
+            and (job.model.attention.latent is None or job.model.experts is None)
         )
-
-    return holds
-
-
-_PRODUCT = r"((?:[a-z-]* ?\d+ \* )*[a-z-]* ?\d+)(?: = (\d+))?"
-_SENTENCES: tuple[tuple[str, _Holds], ...] = (
-    (f"{_PRODUCT} does not divide (\\d+) heads", _divides(lambda job: job.model.attention.heads)),
-    (f"{_PRODUCT} does not divide (\\d+) GPUs", _divides(lambda job: job.world)),
-    (f"{_PRODUCT} does not divide (\\d+) tokens", _divides(lambda job: job.seq)),
-    (f"{_PRODUCT} does not divide (\\d+) experts", _divides(lambda job: job.model.experts.number)),  # type: ignore[union-attr]
-    (
-        f"{_PRODUCT} does not divide the (\\d+) GPUs of a stage",
-        lambda engine, job, words, product, ranks: (
-            _product(words) == int(product)
-            and job.world % int(ranks) == 0
-            and int(ranks) % int(product) != 0
-        ),
     ),
-    (
-        f"{_PRODUCT} does not divide the global batch (\\d+)",
-        lambda engine, job, words, product, batch: (
-            _product(words) == int(product)
-            and int(batch) in job.global_batches
-            and int(batch) % int(product) != 0
-        ),
+    "engine.offload": lambda engine, job, v: (
+        engine.name != "megatron"
+        or (job.model.experts is None and {*v.offload.split("+")} >= {"expert_fc1", "moe_act"})
+        or (job.model.attention.latent is None and v.offload == "attn_norm")
     ),
-    (
-        f"{_PRODUCT} is not the (\\d+) GPUs",
-        lambda engine, job, words, product, world: (
-            _product(words) == int(product) != int(world) == job.world
-        ),
+    "engine.context": lambda engine, job, v: engine.name == "deepspeed" and v.cp > 1,
+    "engine.context-kind": lambda engine, job, v: engine.name != "megatron" and v.cp > 1,
+    "engine.stages": lambda engine, job, v: engine.name not in _ZERO_WITH_STAGES and v.pp > 1,
+    "engine.chunks": lambda engine, job, v: engine.name not in _ZERO_WITH_STAGES and v.vpp > 1,
+    "engine.schedule": lambda engine, job, v: engine.name not in SCHEDULES[v.schedule].engines,
+    "engine.experts": lambda engine, job, v: engine.name not in _ZERO_WITH_STAGES and v.ep > 1,
+    "engine.expert-tensor": lambda engine, job, v: (
+        (engine.name != "megatron" and v.etp not in (1, v.tp))
+        or (engine.name not in _ZERO_WITH_STAGES and v.etp != v.tp)
     ),
-    (
-        r"global batch (\d+) / \(micro-batch (\d+) \* dp (\d+)\) = (\d+) .* fewer than pp (\d+)",
-        lambda engine, job, batch, size, dp, number, pp: (
-            int(batch) in job.global_batches
-            and int(batch) == int(size) * int(dp) * int(number)
-            and int(number) < int(pp)
-        ),
+    "engine.zero": lambda engine, job, v: (engine.name, v.zero) in _WITHOUT_ZERO,
+    "engine.zero-stages": lambda engine, job, v: (
+        v.pp > 1 and v.zero not in _ZERO_WITH_STAGES.get(engine.name, ())
     ),
-    (
-        r"micro-batch (\d+) is more than the global batch (\d+)",
-        lambda engine, job, size, batch: int(size) > int(batch) == max(job.global_batches),
+    "engine.replicas": lambda engine, job, v: (
+        v.dp_replicate > 1 and v.zero not in _REPLICATED.get(engine.name, (1,))
     ),
-    (
-        r"(?:\S+|Megatron-LM) has no (.*) schedule",
-        lambda engine, job, title: engine.name not in _named(title).engines,
+    "engine.dispatcher": lambda engine, job, v: v.dispatcher == "flex" and v.ep > 1,
+    "engine.overlap-experts": lambda engine, job, v: engine.name != "megatron" and v.ep > 1,
+    "engine.overlap-tensor": lambda engine, job, v: (
+        engine.name != "megatron"
+        or v.tp > (job.domain or job.world)
+        or (job.domain or job.world) % v.tp > 0
     ),
-    (
-        r"schedule (\S+) is of pipeline stages, and pp is 1",
-        lambda engine, job, name: name != "1f1b",
+    # what is refused of a training, whatever the degrees
+    "engine.training": lambda engine, job, v: job.training != Training(),
+    "megatron.window.rings": lambda engine, job, v: (
+        engine.name == "megatron" and job.model.attention.window is not None
     ),
-    (
-        r"(.*) has (\d)( or more)? chunks a stage, not (\d+)",
-        lambda engine, job, title, least, more, chunks: (
-            _named(title).least_chunks == int(least)
-            and (int(chunks) < int(least) or (not more and chunks != least))
-        ),
-    ),
-    (
-        r".*: micro-batches\((\d+)\) % .*stages\((\d+)\) = (\d+) != 0",
-        lambda engine, job, number, rounds, rest: int(number) % int(rounds) == int(rest) != 0,
-    ),
-    (
-        r"DualPipeV needs as many micro-batches\((\d+)\) as .* 2 \* stages\((\d+)\) = (\d+)",
-        lambda engine, job, number, stages, parts: int(number) < int(parts) == 2 * int(stages),
-    ),
-    (
-        r"pp (\d+) is more than (\d+) layers",
-        lambda engine, job, pp, layers: int(pp) > int(layers) == job.model.num_layers,
-    ),
-    (
-        r"pp (\d+) \* vpp (\d+) = (\d+) chunks are more than (\d+) layers",
-        lambda engine, job, pp, vpp, chunks, layers: (
-            int(pp) * int(vpp) == int(chunks) > int(layers) == job.model.num_layers
-        ),
-    ),
-    (
-        r"vpp (\d+) is of chunks of pipeline stages, and pp is 1",
-        lambda engine, job, vpp: vpp != "1",
-    ),
-    (
-        r".* has no pipeline stages, and (?:pp is|vpp) (\d+).*",
-        lambda engine, job, degree: engine.zero_with_stages == () and degree != "1",
-    ),
-    (
-        r".* has no context degree, and cp is (\d+)",
-        lambda engine, job, cp: engine.name == "deepspeed" and cp != "1",
-    ),
-    (
-        r"(.*) has no context ranks of kind a2a, and cp is (\d+)",
-        lambda engine, job, title, cp: engine.name != "megatron" and int(cp) > 1,
-    ),
-    (
-        r"latent attention exchanges no heads.*",
-        lambda engine, job: job.model.attention.latent is not None,
-    ),
-    (
-        r".* has no copies of ZeRO stage (\d), and dp-replicate is (\d+)",
-        lambda engine, job, zero, copies: (
-            int(copies) > 1
-            and int(zero) not in {"megatron": (1,), "deepspeed": ()}.get(engine.name, (2, 3))
-        ),
-    ),
-    (
-        r"dp-replicate (\d+) does not divide dp (\d+)",
-        lambda engine, job, copies, dp: job.world % int(dp) == 0 and int(dp) % int(copies) != 0,
-    ),
-    (
-        r"dp-replicate (\d+) leaves nothing to share of dp (\d+) \* cp (\d+)",
-        lambda engine, job, copies, dp, cp: int(copies) == int(dp) * int(cp) > 1,
-    ),
-    (
-        r"dp-replicate (\d+) does not divide edp (\d+) \(ep (\d+), etp (\d+)\)",
-        lambda engine, job, copies, edp, ep, etp: (
-            job.world % (int(edp) * int(ep) * int(etp)) == 0 and int(edp) % int(copies) != 0
-        ),
-    ),
-    (
-        r".* has no expert degree, and ep is (\d+)",
-        lambda engine, job, ep: engine.name in ("deepspeed", "accelerate") and ep != "1",
-    ),
-    (
-        r".* has no experts, and e(?:t)?p is (\d+)",
-        lambda engine, job, ep: job.model.experts is None and ep != "1",
-    ),
-    (
-        r"etp (\d+) is neither 1 nor tp (\d+)",
-        lambda engine, job, etp, tp: etp not in ("1", tp),
-    ),
-    (
-        r".* has no degrees of experts of their own: etp (\d+) is not tp (\d+)",
-        lambda engine, job, etp, tp: etp != tp and not engine.experts,
-    ),
-    (
-        r".* has no ZeRO stage (\d)",
-        lambda engine, job, zero: (engine.name, int(zero)) in _WITHOUT_ZERO,
-    ),
-    (
-        r".* has no ZeRO stage (\d) beside pp (\d+)",
-        lambda engine, job, zero, pp: (
-            int(pp) > 1 and int(zero) not in {"megatron": (0, 1), "torchtitan": (2, 3)}[engine.name]
-        ),
-    ),
-    (
-        r".* has no products in (\S+) on (\S+)",
-        lambda engine, job, precision, gpu: (
-            gpu == job.gpu
-            and (
-                not engine.schedules
-                or gpu == "a100-80gb"
-                or precision in {"h100-80gb": ("mxfp8", "nvfp4")}.get(gpu, ("fp8-blockwise",))
-                or engine.name == "torchtitan"
-            )
-        ),
-    ),
-    (
-        r".* does not recompute (.*) of small",
-        lambda engine, job, word: (
-            (word == "op" and engine.name != "torchtitan")
-            or (word not in ("none", "full", "op") and engine.name != "megatron")
-            or (
-                word == "mla_up_proj+moe"
-                and (job.model.attention.latent is None or job.model.experts is None)
-            )
-        ),
-    ),
-    (
-        r"block (\d+) has to be fewer than .*, (\d+) at most of (\d+) in pp (\d+) \* vpp (\d+)",
-        lambda engine, job, number, most, layers, pp, vpp: (
-            int(layers) == job.model.num_layers
-            and int(most) == int(layers) - int(pp) * int(vpp) + 1 <= int(number)
-        ),
-    ),
-    (
-        r".* does not put (\S+) of small on the host",
-        lambda engine, job, words: (
-            engine.name != "megatron"
-            or (job.model.experts is None and {*words.split("+")} >= {"expert_fc1", "moe_act"})
-            or (job.model.attention.latent is None and words == "attn_norm")
-        ),
-    ),
-    (
-        r"modules go to the host beside layers of which modules alone are recomputed",
-        lambda engine, job: engine.name == "megatron",
-    ),
-    (
-        r".* has no flex dispatcher on (\S+), and ep is (\d+)",
-        lambda engine, job, gpu, ep: (
-            (engine.name != "megatron" or gpu == "mi300x") and gpu == job.gpu and int(ep) > 1
-        ),
-    ),
-    (
-        r".* does not overlap exchanges of experts, and ep is (\d+)",
-        lambda engine, job, ep: engine.name != "megatron" and int(ep) > 1,
-    ),
-    (
-        r".* does not send beside products of tp (\d+) on (\S+)",
-        lambda engine, job, tp, gpu: (
-            engine.name != "megatron" or gpu == "mi300x" or int(tp) > (job.domain or job.world)
-        ),
-    ),
-    (
-        r".* has no (?:a2a|all-gather) of context ranks, and cp is (\d+)",
-        lambda engine, job, cp: engine.name != "megatron" and int(cp) > 1,
-    ),
-    (
-        r".* has no copies of ZeRO stage (\d), and dp-replicate is (\d+)",
-        lambda engine, job, zero, number: (
-            int(number) > 1
-            and int(zero)
-            not in {"megatron": (1,), "torchtitan": (2, 3), "accelerate": (2, 3)}.get(
-                engine.name, ()
-            )
-        ),
-    ),
-    (
-        r"dp-replicate (\d+) does not divide dp (\d+)",
-        lambda engine, job, number, dp: int(dp) % int(number) != 0,
-    ),
-    (
-        r"dp-replicate (\d+) leaves each of dp (\d+) \* cp (\d+) = (\d+) ranks alone",
-        lambda engine, job, number, dp, cp, ranks: (
-            1 < int(number) == int(dp) * int(cp) == int(ranks)
-        ),
-    ),
-    (
-        r"dp-replicate (\d+) does not divide the (\d+) ranks of the same experts",
-        lambda engine, job, number, ranks: int(ranks) % int(number) != 0,
-    ),
-    # what the trainers themselves refuse
-    (
-        r"attention with a window has no rings",
-        lambda engine, job: engine.name == "megatron" and job.model.attention.window is not None,
-    ),
-    (
-        r"latent attention has rings alone: its queries and values differ in width",
-        lambda engine, job: job.model.attention.latent is not None,
-    ),
-    (
-        r"replicas beside tensor ranks need dp_shard_size above 1",
-        lambda engine, job: engine.name == "accelerate",
-    ),
-    (
-        r"heads of keys and values\((\d+)\) and tp\((\d+)\) do not divide each other",
-        lambda engine, job, groups, tp: int(groups) % int(tp) > 0 < int(tp) % int(groups),
-    ),
-    (
-        r"[^=]*\((\d+)\) % .*\((\d+)\) = (\d+) != 0",
-        lambda engine, job, whole, part, rest: int(whole) % int(part) == int(rest) != 0,
-    ),
-    (r"Megatron-FSDP is not combined with pipeline stages", lambda engine, job: job.world > 1),
-    (r"--overlap-moe-expert-parallel-comm .*", lambda engine, job: job.model.experts is not None),
-    (r"experts with biases are not split over tensor ranks", lambda engine, job: job.model.biases),
-    (r"tied embeddings have no pipeline", lambda engine, job: job.model.tied),
-    (
-        r"replicas alone \(DDP\) have no tensor, context or pipeline ranks beside them",
-        lambda engine, job: engine.name == "torchtitan",
-    ),
-    (
-        r"beside tensor and pipeline ranks alone \(dp_shard \* cp = 1\) it computes in fp32",
-        lambda engine, job: engine.name == "torchtitan" and job.world > 1,
-    ),
-    (
-        r"ZeRO-3 has no tensor ranks beside it, and tp is (\d+)",
-        lambda engine, job, tp: engine.name == "deepspeed" and int(tp) > 1,
-    ),
-    (
-        r"without expert ranks tensor ranks split the experts",
-        lambda engine, job: engine.name == "torchtitan",
-    ),
-    (
-        r"it has no degrees of experts of their own",
-        lambda engine, job: not engine.experts,
-    ),
-    (
-        r"layers of transformers with latent attention keep activations that nobody counts",
-        lambda engine, job: job.model.attention.latent is not None,
-    ),
-    # what a launch is refused for, whatever its degrees
-    (
-        r"(?:\S+ has no (?:Adam with|ada)|states are offloaded|\S+ offloads |moments of ).*",
-        lambda engine, job: job.training != Training(),
-    ),
-)
-"""Sentences of obstacles, and what makes them true."""
+    "megatron.latent.rings": lambda engine, job, v: job.model.attention.latent is not None,
+    "megatron.exchange.heads": lambda engine, job, v: v.heads % (v.tp * v.cp) > 0,
+    "megatron.exchange.query-groups": lambda engine, job, v: v.query_groups % (v.tp * v.cp) > 0,
+    "megatron.tp-overlap.links": lambda engine, job, v: v.domain % v.tp > 0,
+    "megatron.connections.both": lambda engine, job, v: job.gpu != "b200-180gb" and v.tp_overlap,
+    "megatron.offload.recompute": lambda engine, job, v: v.offload != "none" and v.whole_layers,
+    "megatron.fsdp.stages": lambda engine, job, v: v.zero == 3 and v.pp > 1,
+    "megatron.experts.biases": lambda engine, job, v: job.model.biases and v.etp > 1,
+    "megatron.moe-overlap.virtual": lambda engine, job, v: v.pp > 1 == v.vpp,
+    "megatron.moe-overlap.recompute": lambda engine, job, v: v.recomputed_experts,
+    "megatron.moe-overlap.mtp": lambda engine, job, v: job.model.mtp > 1,
+    "megatron.moe-overlap.mtp-stages": lambda engine, job, v: job.model.mtp == 1 == v.pp,
+    "torchtitan.tied": lambda engine, job, v: job.model.tied and v.pp > 1,
+    "torchtitan.ddp": lambda engine, job, v: v.zero == 0 and v.tp * v.cp * v.pp > 1,
+    "torchtitan.fp32": lambda engine, job, v: v.zero > 0 and v.tp * v.pp > 1,
+    "torchtitan.etp": lambda engine, job, v: v.etp not in (1, v.tp),
+    "torchtitan.split-experts": lambda engine, job, v: v.ep == 1 and v.etp != v.tp,
+    "torchtitan.ep.whole": lambda engine, job, v: v.ep % (v.cp * v.tp) > 0,
+    "torchtitan.ep.tensor": lambda engine, job, v: v.etp == v.tp and v.ep % v.cp > 0,
+    "torchtitan.ep.ranks": lambda engine, job, v: v.dp_shard * v.cp * v.tp % v.ep > 0,
+    "torchtitan.ep.ranks-tensor": lambda engine, job, v: v.dp_shard * v.cp % v.ep > 0,
+    "deepspeed.zero3-tensor": lambda engine, job, v: v.zero == 3 and v.tp > 1,
+    "accelerate.replicas-tensor": lambda engine, job, v: v.tp > 1 and v.dp_shard == 1,
+    "transformers.etp": lambda engine, job, v: v.etp != v.tp,
+    "transformers.latent": lambda engine, job, v: job.model.attention.latent is not None,
+}
+"""Id of an obstacle -> whether it holds, stated again."""

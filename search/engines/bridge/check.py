@@ -14,6 +14,7 @@ from typing import Any
 from autopar.errors import InputError, did_you_mean
 from autopar.records import Record, replace
 from autopar.run.launch import BLACKWELL, Launch
+from autopar.run.rules import Kind, Notice, notice, once
 from search.check.changes import Changes, arguments_of, laid_out
 from search.engines.arguments import Ignored, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
@@ -27,9 +28,17 @@ from search.engines.bridge.read import (
 )
 from search.engines.bridge.recipes import Settings
 from search.engines.megatron.check import same_launch
-from search.engines.megatron.findings import Finding, findings_of
-from search.engines.megatron.rules import Setting, broken_rules
-from search.engines.reader import Asked, Attempt, CheckedFile, attempt, world_size_of
+from search.engines.megatron.findings import findings_of
+from search.engines.megatron.rules import broken_rules
+from search.engines.megatron.setting import Setting
+from search.engines.reader import (
+    Asked,
+    Attempt,
+    CheckedFile,
+    attempt,
+    read_notes,
+    world_size_of,
+)
 from search.engines.text import Configuration
 
 _STACK = "megatron-core"
@@ -91,26 +100,26 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         name=str(source.path),
     )
     ignored = (*file.ignored, *other_keys(file.own, whole=file.is_whole))
-    found, said = Attempt(), list[Finding]()
+    found, said = Attempt(), list[Notice]()
     if file.unpriced is not None:
-        said.append(Finding(kind="not priced", text=file.unpriced))
+        said.append(_fact("unpriced", "not priced", file.unpriced))
     elif file.recipe.model is None and "model.num_layers" not in settings:
         # what it trains is the recipe's to say
         text = f"the sizes of {file.recipe.name}'s model are not known; add model.num_layers, "
         text += "model.hidden_size and the others, or name a recipe that is known"
-        said.append(Finding(kind="not priced", text=text))
+        said.append(_fact("sizes", "not priced", text))
     else:
         found = place.read(settings)
         said += _findings(file, settings, place, found)
     said += [_unknown(file, one) for one in ignored if not one.understood]
-    said += [Finding(kind="read", text=text) for text in (*file.notes, *_of_device(file, asked))]
+    said += read_notes((*file.notes, *_of_device(file, asked)))
     return CheckedFile(
         path=str(source.path),
         trainer="Megatron-Bridge",
         stack=_STACK,
         world_size=world,
         launch=found.launch,
-        findings=tuple(dict.fromkeys(said)),
+        findings=once(said),
         harmless=tuple(one for one in ignored if one.understood),
         words={one.spelled: (one.value,) for one in file.given},
         written=partial(_written, file, place, found.launch),
@@ -119,11 +128,16 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
     )
 
 
-def _unknown(file: BridgeFile, one: Ignored) -> Finding:
+def _unknown(file: BridgeFile, one: Ignored) -> Notice:
     """Return what is to say of a key that nobody here knows, misspelt ones among them."""
     text = f"{_line(file, one.flag, one.value)} may change time or memory"
     names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
-    return Finding(kind="not understood", text=text + did_you_mean(one.flag, sorted(names), 0.9))
+    text += did_you_mean(one.flag, sorted(names), 0.9)
+    return _fact("unknown", "not understood", text)
+
+
+def _fact(name: str, kind: Kind, text: str) -> Notice:
+    return notice(f"bridge.{name}", kind, "{fact}", fact=text)
 
 
 _RECIPES_OWN = {"NVTE_CPU_OFFLOAD_V1": "1"}
@@ -156,47 +170,53 @@ def _of_device(file: BridgeFile, asked: Asked) -> Iterator[str]:
 
 def _findings(
     file: BridgeFile, settings: Settings, place: _Place, found: Attempt
-) -> Iterator[Finding]:
+) -> Iterator[Notice]:
     spelled = file.spelled
     own = {f"--{flag}" for key, flag in FLAG_OF_KEY.items() if key in spelled}
     if found.unpriced is not None:
-        yield Finding(kind="not priced", text=_worded(file, settings, found.unpriced))
+        yield replace(found.unpriced, text=_worded(file, settings, found.unpriced.text))
     for one in findings_of(
         place.setting(settings).words,
         world_size=place.world_size,
         environment=place.environment,
         gpu=place.gpu,
         ignored=found.ignored,
-        problem=found.problem,
+        problems=found.problems,
         launch=found.launch,
     ):
         # what a recipe sets to no effect is not for the file to change
-        of_file = re.split("[ ,]", one.text)[0] in own and not file.is_whole
+        of_file = _flag_of(one) in own and not file.is_whole
         if one.kind not in ("no effect", "not understood") or of_file:
-            yield Finding(kind=one.kind, text=_worded(file, settings, one.text))
+            yield replace(one, text=_worded(file, settings, one.text))
     yield from _idle(file, settings)
     yield from _of_samples(file)
     launch = found.launch
     if launch is not None and launch.graphs != "none":
         text = "CUDA graphs keep memory of their own, which is not counted; their time is"
-        yield Finding(kind="not priced", text=text)
+        yield _fact("graphs", "not priced", text)
     experts = None if launch is None else launch.model.experts
     if experts is not None and experts.fused_mlp:
         text = "what fused experts save is not known, and counted as that of others; their time is"
-        yield Finding(kind="not priced", text=text)
+        yield _fact("fused-experts", "not priced", text)
     if settings.get("mixed_precision.first_last_layers_bf16") is True:
         text = "the first and the last layer stay in bf16, and are counted and priced in 8 bits"
-        yield Finding(kind="read", text=text)
+        yield _fact("ends", "read", text)
 
 
-def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
+def _flag_of(one: Notice) -> str:
+    """Return the flag that a notice of one without effect, or of an unknown one, is of."""
+    given = str(one.values.get("flag", one.values.get("given", "")))
+    return f"--{given.split()[0].lstrip('-')}" if given else ""
+
+
+def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
     """Yield what the file sets and Bridge does not follow; see `flags_of_settings`."""
     own, spelled = file.own, file.spelled
     for one in file.given:
         for key in one.settings:
             if spelled[key] is not one and spelled[key].spelled != one.spelled:
                 text = f"{one.spelled}, since {spelled[key].spelled} counts"
-                yield Finding(kind="no effect", text=text)
+                yield _fact("no-effect", "no effect", text)
     configured = any(key.startswith("comm_overlap.") for key in settings)
     sharded = settings.get("ddp.use_distributed_optimizer") is True
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
@@ -204,18 +224,18 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Finding]:
         kept = settings.get(f"comm_overlap.{name}", True)
         if configured and sharded and own.get(f"ddp.{name}", kept) != kept:
             text = f"ddp.{name}, since comm_overlap.{name} counts, and is {str(kept).lower()}"
-            yield Finding(kind="no effect", text=text)
+            yield _fact("no-effect", "no effect", text)
     precise = settings.get("mixed_precision.grad_reduce_in_fp32")
     if own.get("ddp.grad_reduce_in_fp32", precise) != precise:
         text = "ddp.grad_reduce_in_fp32, since mixed_precision.grad_reduce_in_fp32 counts, and is "
-        yield Finding(kind="no effect", text=text + str(precise).lower())
+        yield _fact("no-effect", "no effect", text + str(precise).lower())
     scattered = settings.get(_SP) is True and settings.get(_TP) not in (None, 1)
     if own.get("comm_overlap.tp_comm_overlap") is True and not scattered:
         text = "comm_overlap.tp_comm_overlap, since nothing is scattered over tensor ranks"
-        yield Finding(kind="no effect", text=text)
+        yield _fact("no-effect", "no effect", text)
 
 
-def _of_samples(file: BridgeFile) -> Iterator[Finding]:
+def _of_samples(file: BridgeFile) -> Iterator[Notice]:
     """Yield what is to say where the model's length is not that of samples.
 
     `run_recipe.py` takes that of samples (`sync_model_dataset_sequence_length`), all others end in
@@ -231,12 +251,12 @@ def _of_samples(file: BridgeFile) -> Iterator[Finding]:
         if other not in (None, samples):
             text = f"{_line(file, key, str(samples))} is taken for the model's length as well, as "
             text += f"run_recipe.py does; other scripts refuse it beside {_SEQ} {other}"
-            yield Finding(kind="read", text=text)
+            yield _fact("samples", "read", text)
     elif spelled is not None and spelled.spelled == _SEQ and known not in (None, file.own[_SEQ]):
         text = f"{_line(file, _SEQ, spelled.value)} is without effect in run_recipe.py and "
         text += f"refused by other scripts, where samples stay at the {known} of the recipe; "
         text += "dataset.seq_length (early releases: dataset.sequence_length) is to say it too"
-        yield Finding(kind="read", text=text)
+        yield _fact("samples", "read", text)
 
 
 def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
@@ -287,7 +307,7 @@ def _written(
     found = place.read(wanted)
     if found.launch is None or not same_launch(found.launch, after):
         return None
-    if any(broken_rules(place.setting(wanted), None, found.launch)):
+    if broken_rules(place.setting(wanted), (), found.launch):
         return None
     was = {one.spelled: one.value for one in file.given}
     is_ = {one.spelled: one.value for one in given}

@@ -1,8 +1,7 @@
 """Configurations of DeepSpeed as they are checked: what it refuses, and what has no effect.
 
-What the keys mean is `search.engines.deepspeed.read`'s. Rules are those of `runtime/config.py`,
-`runtime/zero/config.py` and `runtime/engine.py` of DeepSpeed 0.19.8, and of Hugging Face's Trainer
-where it hands its arguments on.
+What the keys mean is `search.engines.deepspeed.read`'s, and rules are
+`search.engines.deepspeed.rules`'.
 """
 
 from __future__ import annotations
@@ -17,13 +16,22 @@ from autopar.documents.json import load_object
 from autopar.errors import InputError
 from autopar.records import Record, replace
 from autopar.run.launch import Launch
+from autopar.run.rules import Notice, broken, notice, once
 from search.check.changes import Changes, Move
 from search.engines.arguments import Ignored
 from search.engines.deepspeed.read import HARMLESS_OF_HF, read_deepspeed
+from search.engines.deepspeed.rules import FILE
 from search.engines.keys import flattened, words_of_values
-from search.engines.megatron.findings import Finding
 from search.engines.megatron.read import ReadLaunch
-from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
+from search.engines.reader import (
+    Asked,
+    CheckedFile,
+    attempt,
+    read_notes,
+    with_problems,
+    without_effect,
+    world_size_of,
+)
 from search.engines.text import Configuration
 
 STACK = "torchtitan-eager"
@@ -104,6 +112,7 @@ _ZERO_KEYS = frozenset(
         "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
     }
 )  # fmt: skip
+_ZERO, _BUCKET = "zero_optimization.", "zero_optimization.allgather_bucket_size"
 _OF_STAGE_3 = ("stage3_", "sub_group_size", "offload_param", "memory_efficient_linear")
 _OF_STAGES_1_2 = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients",
                   "use_multi_rank_bucket_allreduce")  # fmt: skip
@@ -120,42 +129,41 @@ def _stage(values: Mapping[str, Any]) -> int:
 
 def broken_of_deepspeed(
     values: Mapping[str, Any], flags: Mapping[str, tuple[str, ...]]
-) -> Iterator[str]:
-    """Yield what DeepSpeed, or Hugging Face's Trainer above it, ends with.
+) -> tuple[Notice, ...]:
+    """Return what DeepSpeed, or Hugging Face's Trainer above it, ends with.
 
     values : of the configuration, by dotted key. flags : of the script.
     """
-    if _on(values, "bf16.enabled") and _on(values, "fp16.enabled"):
-        yield "bf16.enabled and fp16.enabled exclude each other"
-    seen = dict.fromkeys(
-        key.split(".")[1] for key in values if key.startswith("zero_optimization.")
-    )
-    for key in seen:
-        if key not in _ZERO_KEYS:
-            yield f"zero_optimization.{key} is no key of DeepSpeed, which refuses others there"
-    if _on(values, "zero_optimization.legacy_stage1"):
-        yield "zero_optimization.legacy_stage1 is refused since DeepSpeed 0.5.9"
-    tp = values.get("tensor_parallel.autotp_size")
-    if isinstance(tp, int) and tp > 1 and _stage(values) == 3:
-        # `_configure_tensor_parallel_states` of runtime/engine.py
-        yield f"tensor_parallel.autotp_size({tp}) needs zero_optimization.stage 2 at most"
-    bucket = values.get("zero_optimization.allgather_bucket_size")
-    if isinstance(bucket, int) and bucket % 2 and _stage(values) in (1, 2):
-        yield f"zero_optimization.allgather_bucket_size({bucket}) % 2 = 1 != 0"
+    keys = dict.fromkeys(key.split(".")[1] for key in values if key.startswith(_ZERO))
+    tp, bucket = values.get("tensor_parallel.autotp_size"), values.get(_BUCKET)
+    found = [
+        *broken(
+            FILE,
+            {
+                "bf16": _on(values, "bf16.enabled"),
+                "fp16": _on(values, "fp16.enabled"),
+                "legacy_stage1": _on(values, "zero_optimization.legacy_stage1"),
+                "tp": tp if isinstance(tp, int) else None,
+                "allgather_bucket": bucket if isinstance(bucket, int) else None,
+                "zero": _stage(values),
+            },
+        )
+    ]
+    for key in keys:
+        found += broken(FILE, {"unknown_key": "" if key in _ZERO_KEYS else key})
     for key, flag in (
         ("train_micro_batch_size_per_gpu", "per-device-train-batch-size"),
         ("gradient_accumulation_steps", "gradient-accumulation-steps"),
     ):
         value, words = values.get(key), flags.get(flag, ())
-        number = int(words[0]) if len(words) == 1 and words[0].isdigit() else value
-        if isinstance(value, int) and number != value:
-            yield (
-                f"{key}({value}) is not --{flag.replace('-', '_')}({number}), and Hugging "
-                "Face's Trainer wants one number or auto"
-            )
+        if isinstance(value, int) and len(words) == 1 and words[0].isdigit():
+            numbers = {"number": value, "flag_number": int(words[0])}
+            found += broken(FILE, {"key": key, "flag": flag.replace("-", "_"), **numbers})
     for kind in ("bf16", "fp16"):
-        if _on(values, f"{kind}.enabled") and kind not in flags and _other(flags, kind):
-            yield f"{kind}.enabled is true, and the script says --{_other(flags, kind)}"
+        other = _other(flags, kind)
+        if other and _on(values, f"{kind}.enabled") and kind not in flags:
+            found += broken(FILE, {"enabled": kind, "other_precision": other})
+    return once(found)
 
 
 def _other(flags: Mapping[str, tuple[str, ...]], kind: str) -> str:
@@ -164,8 +172,8 @@ def _other(flags: Mapping[str, tuple[str, ...]], kind: str) -> str:
     return other if words is not None and (not words or words[0].lower() == "true") else ""
 
 
-def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield keys that the stage switches off."""
+def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield keys that the stage switches off, and why."""
     stage = _stage(values)
     for key in values:
         name = key.removeprefix("zero_optimization.")
@@ -174,11 +182,11 @@ def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[str]:
         if stage < 3 and name.startswith(_OF_STAGE_3):
             device = values.get("zero_optimization.offload_param.device")
             if not (name.startswith("offload_param") and device in (None, "none")):
-                yield f"{key}, since zero_optimization.stage is {stage}"
+                yield key, f"zero_optimization.stage is {stage}"
         elif stage == 3 and name in _OF_STAGES_1_2:
-            yield f"{key}, since zero_optimization.stage is 3"
+            yield key, "zero_optimization.stage is 3"
         elif stage == 0:
-            yield f"{key}, since zero_optimization.stage is 0"
+            yield key, "zero_optimization.stage is 0"
     if stage == 3 and not _on(values, "zero_optimization.contiguous_gradients"):
         return
     if (
@@ -186,10 +194,8 @@ def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[str]:
         and _on(values, "zero_optimization.overlap_comm")
         and stage in (1, 2)
     ):
-        yield (
-            "zero_optimization.overlap_comm makes no second bucket, since contiguous_gradients "
-            "is false"
-        )
+        why = "contiguous_gradients is false, which leaves no second bucket"
+        yield "zero_optimization.overlap_comm", why
 
 
 # --------------------------------------------------------------------------------------------------
@@ -239,30 +245,21 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
     )
     values = dict(flattened(document))
     found = attempt(given.launch)
-    said: list[Finding] = []
-    if found.unpriced is not None:
-        said.append(Finding(kind="not priced", text=found.unpriced))
-    broken = list(broken_of_deepspeed(values, flags))
-    if found.problem is not None and found.problem not in broken:
-        broken.insert(0, found.problem)
-    said += [Finding(kind="illegal", text=text) for text in broken]
-    said += [Finding(kind="no effect", text=text) for text in idle_of_deepspeed(values)]
+    said = [*with_problems(found, broken_of_deepspeed(values, flags))]
+    said += without_effect("deepspeed", idle_of_deepspeed(values))
     said += [
-        Finding(
-            kind="not understood",
-            text=f"{one.flag} {one.value}".strip() + " is not known here, and DeepSpeed leaves "
-            "what it does not know",
+        notice(
+            "deepspeed.unknown",
+            "not understood",
+            "{given} is not known here, and DeepSpeed leaves what it does not know",
+            given=f"{one.flag} {one.value}".strip(),
         )
         for one in found.ignored
-        if not one.understood and one.flag.removeprefix("zero_optimization.") == one.flag
+        if not one.understood and one.flag.removeprefix(_ZERO) == one.flag
     ]
     if found.launch is not None and not flags:
-        said.append(
-            Finding(
-                kind="read",
-                text="whether layers are computed again is the script's to say, and taken as no",
-            )
-        )
+        text = "whether layers are computed again is the script's to say, and taken as no"
+        said.append(notice("deepspeed.recompute", "read", text))
     harmless = tuple(one for one in found.ignored if one.understood)
     return CheckedFile(
         path=str(source.path),
@@ -271,7 +268,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         world_size=world,
         launch=found.launch,
         described=found.described,
-        findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
+        findings=(*said, *read_notes(source.notes)),
         harmless=(*harmless, *_harmless_flags(flags)),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,
@@ -325,7 +322,7 @@ def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Chang
     except InputError:
         return None
     wanted = _normal(after)
-    if _normal(again) != wanted or any(broken_of_deepspeed(dict(flattened(changed)), words)):
+    if _normal(again) != wanted or broken_of_deepspeed(dict(flattened(changed)), words):
         return None
     return tuple(
         [(key, _text(values.get(key)), _text(value)) for key, value in keys.items()]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.documents.json import shorten
-from autopar.errors import InputError
 from autopar.records import Record, replace
 from autopar.run.launch import (
     AttentionKernel,
@@ -28,8 +27,10 @@ from autopar.run.launch import (
     TorchTrainer,
     even_chunks,
 )
+from autopar.run.rules import GRID, refuse
 from autopar.run.runtime import Buckets, Zero
 from autopar.training.adapters import Adapters, BaseKind, Target
+from search.engines.deepspeed.rules import FILE
 from search.engines.huggingface.models import model_named
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadLaunch
@@ -235,10 +236,7 @@ def torch_launch(
     exchanged : context ranks exchange heads. states : fields of `Optimizer`, where states are kept
     otherwise, or on the host.
     """
-    if world_size % (tp * cp):
-        raise InputError(
-            f"world size({world_size}) % (tp({tp}) * cp({cp})) = {world_size % (tp * cp)} != 0"
-        )
+    refuse(GRID, {"world": world_size, "tp": tp, "cp": cp, "pp": 1})
     dp = world_size // (tp * cp)
     kernel: AttentionKernel = "flash"
     zero = trainer.zero
@@ -293,11 +291,8 @@ def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int,
             micro = max(total // (ranks * (steps or 1)), 1)
         if steps is None:
             steps = max(total // (ranks * micro), 1)
-        if total != micro * steps * ranks:
-            raise InputError(
-                f"train_micro_batch_size_per_gpu({micro}) * gradient_accumulation_steps({steps}) * "
-                f"ranks({ranks}) = {micro * steps * ranks} != train_batch_size({total})"
-            )
+        sizes = {"micro_batch": micro, "steps": steps, "ranks": ranks, "train_batch": total}
+        refuse(FILE, {**sizes, "product": micro * steps * ranks})
     if micro is None:
         raise keys.fail("train_micro_batch_size_per_gpu", "is missing", "add it")
     return micro, steps or 1
@@ -310,8 +305,7 @@ def _kind(keys: Keys, script: TrainerScript) -> Literal["bf16", "fp16", "fp32"]:
         word = keys.text(f"{kind}.enabled", "false").lower()
         if word == "true" or (word == "auto" and script.kind == kind):
             found.append(kind)
-    if len(found) > 1:
-        raise InputError("bf16.enabled and fp16.enabled exclude each other")
+    refuse(FILE, {kind: kind in found for kind in kinds})
     return found[0] if found else "fp32"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 from autopar.records import replace
 from autopar.run.launch import Launch
 from autopar.run.runtime import Zero
 from search.engines.choice import Choice
+from search.engines.deepspeed.rules import SPACE as SPACE_RULES
 from search.engines.space import (
     BY_LAYER,
     TRANSFORMERS,
@@ -16,20 +16,11 @@ from search.engines.space import (
     Job,
     never,
     no_offload,
-    plain_attention,
     plain_dispatcher,
-    plain_refuses,
     torch_launch,
     torch_recompute,
     whole_sequences,
 )
-
-
-def _deepspeed_refuses(job: Job, choice: Choice) -> Iterator[str]:
-    yield from plain_refuses(job, choice)
-    if choice.zero == 3 and choice.tp > 1:
-        # `_configure_tensor_parallel_states` of runtime/engine.py
-        yield f"ZeRO-3 has no tensor ranks beside it, and tp is {choice.tp}"
 
 
 def _deepspeed(job: Job, choice: Choice) -> Launch:
@@ -64,8 +55,7 @@ SPACE = EngineSpace(
     overlaps_tensor=never,
     any_layout=False,
     launch=_deepspeed,
-    attention=plain_attention,
-    refused=_deepspeed_refuses,
+    rules=SPACE_RULES,
     left_out=("pipelines", "Ulysses, which is not priced", BY_LAYER),
 )
 VARIANTS = (SPACE,)

@@ -1,8 +1,7 @@
 """Configurations of accelerate as they are checked: what it refuses, and what has no effect.
 
-What the keys mean is `search.engines.huggingface.read`'s. Rules are those of `commands/launch.py`,
-`parallelism_config.py` and `utils/dataclasses.py` of accelerate 1.15; of a section for DeepSpeed,
-DeepSpeed's own.
+What the keys mean is `search.engines.huggingface.read`'s, and rules are
+`search.engines.huggingface.rules`'; of a section for DeepSpeed, DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 from autopar.errors import DocumentError, InputError
 from autopar.records import replace
 from autopar.run.launch import Launch
+from autopar.run.rules import Notice, broken, notice
 from search.check.changes import Changes, Move
 from search.engines.deepspeed.check import (
     STACK,
@@ -26,9 +26,17 @@ from search.engines.deepspeed.check import (
     script_flags,
 )
 from search.engines.huggingface.read import deepspeed_document, read_accelerate
+from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.keys import flattened, words_of_values
-from search.engines.megatron.findings import Finding
-from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
+from search.engines.reader import (
+    Asked,
+    CheckedFile,
+    attempt,
+    read_notes,
+    with_problems,
+    without_effect,
+    world_size_of,
+)
 from search.engines.text import Configuration, read_configuration
 
 _MOVES: frozenset[Move] = frozenset({"recompute"})
@@ -57,45 +65,38 @@ def owns(source: Configuration) -> bool:
     )
 
 
-def _broken(values: Mapping[str, Any], world: int) -> Iterator[str]:
+def _broken(values: Mapping[str, Any], world: int) -> tuple[Notice, ...]:
     kind = str(values.get("distributed_type", "NO")).upper()
     degrees = {
         name: values.get(f"parallelism_config.parallelism_config_{name}_size", 1)
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     }
     numbers = {name: size if isinstance(size, int) else 1 for name, size in degrees.items()}
-    product = 1
-    for size in numbers.values():
-        product *= max(size, 1)
-    if any(key.startswith("parallelism_config.") for key in values) and product != world:
-        text = " * ".join(f"{name}({size})" for name, size in numbers.items())
-        yield f"{text} = {product} != num_processes({world})"
-    whole = numbers["dp_replicate"] > 1 and numbers["dp_shard"] == 1
-    for name, what in (("tp", "tensor"), ("cp", "context")):
-        if numbers[name] > 1 and whole:
-            yield f"replicas beside {what} ranks need dp_shard_size above 1"
-    if numbers["cp"] > 1 and numbers["sp"] > 1:
-        yield f"cp_size({numbers['cp']}) and sp_size({numbers['sp']}) exclude each other"
-    if (
-        kind == "FSDP"
-        and str(values.get("fsdp_config.fsdp_version", 1)) == "1"
-        and numbers["tp"] > 1
-    ):
-        yield "tensor ranks need fsdp_version 2"
-    if str(values.get("mixed_precision", "no")) == "fp8" and kind == "NO" and world > 1:
-        yield f"distributed_type NO runs one process, and num_processes is {world}"
+    given = any(key.startswith("parallelism_config.") for key in values)
+    version = str(values.get("fsdp_config.fsdp_version", 1))
+    return broken(
+        FILE,
+        {
+            **numbers,
+            "world": world,
+            **(grid_values(numbers) if given else {}),
+            "fsdp1": kind == "FSDP" and version == "1",
+            "fp8": str(values.get("mixed_precision", "no")) == "fp8",
+            "no_distribution": kind == "NO",
+        },
+    )
 
 
-def _idle(values: Mapping[str, Any]) -> Iterator[str]:
+def _idle(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     kind = str(values.get("distributed_type", "NO")).upper()
     for section, wanted in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
         if kind != wanted and any(key.startswith(f"{section}.") for key in values):
-            yield f"{section}, since distributed_type is {kind}"
+            yield section, f"distributed_type is {kind}"
     if kind == "FSDP" and str(values.get("fsdp_config.fsdp_version", 1)) == "2":
         for name in _FSDP1:
             value = values.get(f"fsdp_config.{name}")
             if value not in (None, False, "NO_PREFETCH"):
-                yield f"fsdp_config.{name}, since fsdp_version is 2"
+                yield f"fsdp_config.{name}", "fsdp_version is 2"
     if kind == "DEEPSPEED" and values.get("deepspeed_config.deepspeed_config_file") not in (
         None,
         "none",
@@ -103,7 +104,7 @@ def _idle(values: Mapping[str, Any]) -> Iterator[str]:
         for name in ("zero_stage", "gradient_accumulation_steps", "gradient_clipping",
                      "offload_optimizer_device", "offload_param_device"):  # fmt: skip
             if f"deepspeed_config.{name}" in values:
-                yield f"deepspeed_config.{name}, since there is a deepspeed_config_file"
+                yield f"deepspeed_config.{name}", "there is a deepspeed_config_file"
 
 
 def read(source: Configuration, asked: Asked) -> CheckedFile:
@@ -127,33 +128,28 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
     )
     values = dict(flattened(document))
     found = attempt(given.launch)
-    said: list[Finding] = []
-    if found.unpriced is not None:
-        said.append(Finding(kind="not priced", text=found.unpriced))
-    broken, idle = list(_broken(values, world)), list(_idle(values))
+    wrong, idle = _broken(values, world), [*_idle(values)]
     if str(values.get("distributed_type", "")).upper() == "DEEPSPEED":
         try:
             below = dict(flattened(deepspeed_document(document, source.path.parent)))
         except DocumentError:
             below = {}  # which is the problem already
-        broken += broken_of_deepspeed(below, flags)
+        wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)
-    if found.problem is not None and not broken:
-        broken.insert(0, found.problem)
-    said += [Finding(kind="illegal", text=text) for text in broken]
-    said += [Finding(kind="no effect", text=text) for text in idle]
+    said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
     said += [
-        Finding(kind="not understood", text=f"{one.flag} {one.value} is not known here".strip())
+        notice(
+            "accelerate.unknown",
+            "not understood",
+            "{given} is not known here",
+            given=f"{one.flag} {one.value}".strip(),
+        )
         for one in found.ignored
         if not one.understood
     ]
     if found.launch is not None and "per-device-train-batch-size" not in flags:
-        said.append(
-            Finding(
-                kind="read",
-                text="the batch of a rank is the script's to say, and taken as one sequence",
-            )
-        )
+        text = "the batch of a rank is the script's to say, and taken as one sequence"
+        said.append(notice("accelerate.batch", "read", text))
     return CheckedFile(
         path=str(source.path),
         trainer="accelerate",
@@ -161,7 +157,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         world_size=world,
         launch=found.launch,
         described=found.described,
-        findings=(*said, *(Finding(kind="read", text=note) for note in source.notes)),
+        findings=(*said, *read_notes(source.notes)),
         harmless=tuple(one for one in found.ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.documents.json import load_object, shorten
-from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.launch import TorchTrainer
+from autopar.run.rules import refuse
 from autopar.run.runtime import Zero
 from search.engines.deepspeed.read import (
     ULYSSES,
@@ -24,6 +24,7 @@ from search.engines.deepspeed.read import (
     script_of,
     torch_launch,
 )
+from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadLaunch
 
@@ -211,10 +212,8 @@ def _sharding(
         zero = 2
     replicas = max(degrees["dp_replicate"], 1)
     shard = degrees["dp_shard"]
-    ranks = world_size // (max(degrees["tp"], 1) * max(degrees["cp"], 1))
-    if shard > 1 and replicas * shard != ranks:
-        raise InputError(
-            f"dp_replicate({replicas}) * dp_shard({shard}) * tp({max(degrees['tp'], 1)}) * "
-            f"cp({max(degrees['cp'], 1)}) != num_processes({world_size})"
-        )
+    tp, cp = max(degrees["tp"], 1), max(degrees["cp"], 1)
+    if shard > 1:
+        numbers = {"dp_replicate": replicas, "dp_shard": shard, "tp": tp, "cp": cp}
+        refuse(FILE, {**grid_values(numbers), "world": world_size})
     return zero, replicas

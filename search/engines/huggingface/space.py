@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 from autopar.records import replace
 from autopar.run.launch import Launch
 from autopar.run.runtime import Zero
 from search.engines.choice import Choice
+from search.engines.huggingface.rules import SPACE as SPACE_RULES
 from search.engines.space import (
     BY_LAYER,
     TRANSFORMERS,
@@ -16,21 +16,11 @@ from search.engines.space import (
     Job,
     never,
     no_offload,
-    plain_attention,
     plain_dispatcher,
-    plain_refuses,
     torch_launch,
     torch_recompute,
     whole_sequences,
 )
-
-
-def _accelerate_refuses(job: Job, choice: Choice) -> Iterator[str]:
-    yield from plain_refuses(job, choice)
-    dp = job.world // (choice.tp * choice.cp * choice.pp)
-    if choice.tp > 1 and dp == choice.dp_replicate > 1:
-        # ParallelismConfig of accelerate 1.15
-        yield "replicas beside tensor ranks need dp_shard_size above 1"
 
 
 def _accelerate(job: Job, choice: Choice) -> Launch:
@@ -66,8 +56,7 @@ SPACE = EngineSpace(
     overlaps_tensor=never,
     any_layout=False,
     launch=_accelerate,
-    attention=plain_attention,
-    refused=_accelerate_refuses,
+    rules=SPACE_RULES,
     left_out=("torch.compile", "Ulysses, which is not priced", BY_LAYER),
 )
 VARIANTS = (SPACE,)

@@ -1,4 +1,4 @@
-"""The arguments of Megatron-LM that say a plan: their names, rules, and what plan they describe.
+"""The arguments of Megatron-LM that describe a plan: their names, and that plan.
 
 `search.engines.megatron.plan` writes them, and what is read here is read as it writes it. Read are
 launch scripts, YAML (`MODEL_ARGS:` of its functional tests, or plain keys) and JSON objects of
@@ -8,23 +8,20 @@ to know, and flags that say nothing of the plan, are notes.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError
 from autopar.records import Record, replace
-from autopar.run.model import LayerSpec
 from autopar.run.plan import (
     LayerStrategy,
     Plan,
     VocabStrategy,
     ZeroDefault,
     data_degree,
-    layer_problems,
 )
 from search.engines.place import Imported
 from search.engines.text import Configuration, arguments_in, flags_of_document
@@ -210,130 +207,6 @@ def _count(text: str, at: int) -> tuple[int, int]:
     if len(match[1]) > 6:
         raise LayoutError(f"repeats something more than {_MOST} times")
     return int(match[1]), match.end()
-
-
-# --------------------------------------------------------------------------------------------------
-# Megatron-LM's own rules for its arguments, so that a launch is not refused on the cluster.
-#
-# Taken from `validate_args` in `megatron/training/arguments.py` and from the Megatron-FSDP guide
-# (NVIDIA/Megatron-LM, main of 2026), from `TransformerConfig` of megatron-core 0.16.1, and, that
-# Megatron-FSDP and pipeline stages exclude each other, from NVIDIA/Megatron-LM pull request 6081.
-# That experts beside tensor parallelism need sequence parallelism: `MoELayer.forward` of
-# `megatron/core/transformer/moe/moe_layer.py`, which ends the first step otherwise.
-
-
-def _number(arguments: Arguments, flag: str, default: int) -> int:
-    """Return the whole number of a flag, the default where it is absent; ValueError otherwise."""
-    return int(arguments[flag][0]) if arguments.get(flag) else default
-
-
-def violated_rules(arguments: Arguments, world_size: int) -> tuple[str, ...]:
-    """Return one sentence per rule that arguments of so many GPUs break."""
-    return (
-        tuple(_degrees(arguments, world_size)) + tuple(_layers(arguments)) + tuple(_data(arguments))
-    )
-
-
-def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
-    tp = _number(arguments, Flag.TENSOR, 1)
-    pp = _number(arguments, Flag.STAGES, 1)
-    cp = _number(arguments, Flag.CONTEXT, 1)
-    dp = data_degree(world, pp, tp * cp)
-    if not dp:
-        yield f"world size({world}) % (tp({tp}) * pp({pp}) * cp({cp})) != 0"
-        # every further rule needs a whole data degree
-        return
-    micro = _number(arguments, Flag.MICRO_BATCH, 1)
-    batch = _number(arguments, Flag.GLOBAL_BATCH, micro * dp)
-    if batch % (micro * dp):
-        yield f"global batch({batch}) % (micro batch({micro}) * dp({dp})) = {batch % (micro * dp)}"
-    heads = _number(arguments, "num-attention-heads", 0)
-    groups = _number(arguments, "num-query-groups", heads)
-    length = _number(arguments, "seq-length", 0)
-    layer = LayerSpec(
-        num_layers=1,
-        seq_length=length,
-        hidden_size=0,
-        num_heads=heads,
-        num_kv_heads=groups or None,
-        ffn_hidden_size=_number(arguments, "ffn-hidden-size", 0),
-    )
-    # what no plan may break; the engine's all-to-all keeps the zigzag of its ring
-    scattered = "sequence-parallel" in arguments
-    yield from layer_problems(layer, LayerStrategy(tp=tp, cp=cp), sequence_parallel=scattered)
-    yield from exchange_problems(heads, groups, tp, _all_to_all(arguments, cp))
-    if scattered and tp == 1:
-        yield "--sequence-parallel needs --tensor-model-parallel-size above 1"
-    if "num-experts" in arguments and tp > 1 and not scattered:
-        yield f"experts with tp({tp}) need --sequence-parallel"
-    if _number(arguments, "max-position-embeddings", length) < length:
-        yield f"max-position-embeddings is below seq-length({length})"
-
-
-def exchange_problems(
-    heads: int | None, kv_heads: int | None, tensor: int, exchange: int
-) -> Iterator[str]:
-    """Yield why heads are not exchanged over so many ranks, which hold what tp has left them."""
-    for what, count in (("attention heads", heads), ("query groups", kv_heads)):
-        # no key-value head is copied, as a plan's Ulysses copies them
-        if exchange > 1 and count is not None and count % (tensor * exchange):
-            rest = count % (tensor * exchange)
-            yield f"{what}({count}) % (tp({tensor}) * a2a({exchange})) = {rest} != 0"
-
-
-def _all_to_all(arguments: Arguments, cp: int) -> int:
-    """Return over how many ranks heads are exchanged."""
-    kinds = arguments.get(Flag.COMMUNICATION, ())
-    if "a2a" in kinds:
-        return cp
-    sizes = arguments.get(Flag.HIERARCHY, ())
-    return int(sizes[0]) if "a2a+p2p" in kinds and sizes else 1
-
-
-def _layers(arguments: Arguments) -> Iterator[str]:
-    pp = _number(arguments, Flag.STAGES, 1)
-    cp = _number(arguments, Flag.CONTEXT, 1)
-    layers = _number(arguments, "num-layers", 0)
-    layout = arguments.get(Flag.LAYOUT)
-    if layout:
-        try:
-            stage_sizes(layout[0], num_layers=layers, num_stages=pp)
-        except LayoutError as error:
-            yield f"--pipeline-model-parallel-layout {error}"
-    # without a layout all stages have the same number of layers
-    elif layers % pp:
-        yield f"layers({layers}) % pp({pp}) = {layers % pp} != 0 without a layout"
-    kinds = arguments.get(Flag.COMMUNICATION, ())
-    if len(kinds) not in (0, 1, layers):
-        yield f"--cp-comm-type has {len(kinds)} entries for {layers} layers"
-    sizes = arguments.get(Flag.HIERARCHY, ())
-    product = math.prod(map(int, sizes))
-    if sizes and product != cp:
-        yield f"hierarchical sizes multiply to {product} where cp is {cp}"
-    if "a2a+p2p" in kinds and not sizes:
-        yield "--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes"
-    if arguments.get(Flag.GRANULARITY) == ("full",):
-        for flag in (Flag.METHOD, Flag.RECOMPUTED):
-            if flag not in arguments:
-                yield f"--recompute-granularity full needs --{flag}"
-
-
-def _data(arguments: Arguments) -> Iterator[str]:
-    sharded = "use-megatron-fsdp" in arguments
-    if "overlap-param-gather" in arguments:
-        if not (sharded or "use-distributed-optimizer" in arguments):
-            yield "--overlap-param-gather needs a distributed optimizer or Megatron-FSDP"
-        if "overlap-grad-reduce" not in arguments:
-            yield "--overlap-param-gather needs --overlap-grad-reduce"
-    if sharded:
-        if arguments.get("ckpt-format") != ("fsdp_dtensor",):
-            yield "--use-megatron-fsdp needs --ckpt-format fsdp_dtensor"
-        if "gradient-accumulation-fusion" not in arguments and (
-            "no-gradient-accumulation-fusion" not in arguments
-        ):
-            yield "--use-megatron-fsdp needs --no-gradient-accumulation-fusion"
-        if _number(arguments, Flag.STAGES, 1) > 1:
-            yield "--use-megatron-fsdp is not combined with pipeline stages"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,17 +14,25 @@ from autopar.documents.json import shorten
 from autopar.errors import InputError
 from autopar.records import Record, replace
 from autopar.run.launch import Launch
+from autopar.run.rules import Notice, notice
 from search.check.changes import Changes, changed_words, changes_of
 from search.engines.arguments import words_of
-from search.engines.megatron.findings import Finding, findings_of
+from search.engines.megatron.findings import findings_of
 from search.engines.megatron.read import (
     arguments_of_configuration,
     read_launch,
     underscored,
     unread_parts,
 )
-from search.engines.megatron.rules import Setting, Words, broken_rules
-from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
+from search.engines.megatron.rules import broken_rules
+from search.engines.megatron.setting import Setting, Words
+from search.engines.reader import (
+    Asked,
+    CheckedFile,
+    attempt,
+    read_notes,
+    world_size_of,
+)
 from search.engines.text import Configuration
 
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
@@ -71,7 +79,7 @@ class MegatronWords(Record):
         except InputError:
             return None
         setting = Setting(self.words, self.world_size, self.gpu.upper())
-        return None if any(broken_rules(setting, None, found)) else found
+        return None if broken_rules(setting, (), found) else found
 
     def becoming(self, before: Launch, after: Launch) -> Changes | None:
         """Return what changes from one launch to another; None: that would not run.
@@ -118,19 +126,25 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         environment=environment,
         gpu=asked.gpu,
         ignored=found.ignored,
-        problem=found.problem,
+        problems=found.problems,
         launch=found.launch,
     )
     if found.unpriced is not None:
-        said = (Finding(kind="not priced", text=found.unpriced), *said)
-    wrong += [
-        f"{flag} is spelt with hyphens, --{_flag(flag)}, and argparse knows no other"
-        for flag in underscored(source)
+        said = (found.unpriced, *said)
+    spelt = [
+        notice(
+            "megatron.underscores",
+            "illegal",
+            "{given} is spelt with hyphens, --{flag}, and argparse knows no other",
+            given=given,
+            flag=_flag(given),
+        )
+        for given in underscored(source)
     ]
-    said = (*(Finding(kind="illegal", text=text) for text in wrong), *said)
+    said = (*wrong, *spelt, *said)
     texts = (*left_out.values(), *source.notes, *unread_parts(source))
     # a variable may be written over several lines
-    notes = tuple(Finding(kind="read", text=" ".join(text.split())) for text in texts if text)
+    notes = (" ".join(text.split()) for text in texts if text)
     whole = MegatronWords(
         words=words,
         world_size=world,
@@ -145,7 +159,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         world_size=world,
         launch=found.launch,
         described=found.described,
-        findings=(*said, *notes),
+        findings=(*said, *read_notes(notes)),
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words,
         written=partial(_written, whole, found.launch),
@@ -166,13 +180,15 @@ def _flag(name: object) -> str:
     return str(name).lstrip("-").replace("_", "-")
 
 
-def _without_values(words: Words) -> tuple[dict[str, tuple[str, ...]], dict[str, str], list[str]]:
+def _without_values(
+    words: Words,
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str], list[Notice]]:
     """Return words whose flags without values have none, what was taken away, and what is wrong.
 
     Behind such a flag `$ARGS` is no value of it: it holds other flags, or nothing.
     """
-    found, left_out, wrong = {**words}, dict[str, str](), list[str]()
-    for flag, given in words.items():
+    found, left_out, wrong = {**words}, dict[str, str](), list[Notice]()
+    for flag, given in sorted(words.items()):
         if not given or not _BARE.fullmatch(flag):
             continue
         found[flag] = ()
@@ -180,8 +196,10 @@ def _without_values(words: Words) -> tuple[dict[str, tuple[str, ...]], dict[str,
         if all(word[:1] in ("$", "`") for word in given):
             left_out[flag] = f"{text[:60]} is known where the launch runs, and taken as nothing"
         else:
-            wrong.append(f"--{flag} takes no value, got {shorten(text)}")
-    return found, dict(sorted(left_out.items())), sorted(wrong)
+            message = "--{flag} takes no value, got {value}"
+            value = shorten(text)
+            wrong.append(notice("megatron.bare", "illegal", message, flag=flag, value=value))
+    return found, left_out, wrong
 
 
 def _own_world(source: Configuration, words: Words) -> int | None:

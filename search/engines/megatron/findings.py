@@ -1,134 +1,75 @@
-"""What is to say of a launch's arguments: illegal ones, those without effect, variables.
+"""Findings on a launch's arguments: broken rules, flags without effect, variables.
 
-What Megatron-LM refuses is `search.engines.megatron.rules`. What a launch takes is not said here.
+Rules are `search.engines.megatron.rules`'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from typing import Any, NamedTuple
 
-from autopar.records import Record
 from autopar.run.launch import BLACKWELL, Launch
+from autopar.run.rules import Notice, notice, once
 from search.engines.arguments import Ignored
 from search.engines.megatron.names import RELEASES, alike, concern_of
-from search.engines.megatron.rules import (
-    VIRTUAL,
-    OpenValueError,
-    Setting,
-    Words,
-    broken_before,
-    broken_rules,
-    decided,
-    ramp_start,
-)
-
-Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
+from search.engines.megatron.rules import broken_before, broken_rules
+from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
 
 
-class Finding(Record):
-    """One thing to change in a launch, or to know of it."""
+class _Idle(NamedTuple):
+    """Flags without effect: where `rest` of the values is not 0."""
 
-    kind: Kind
-    text: str
-    """A sentence without its end, that names flags and numbers."""
+    flags: tuple[str, ...]
+    over: tuple[str, ...]
+    rest: Callable[..., Any]
+    why: str
 
 
-_WITHOUT: tuple[tuple[tuple[str, ...], Callable[[Setting], bool], str], ...] = (
-    (
-        ("sequence-parallel",),
-        lambda s: s.number("tensor-model-parallel-size") > 1,
-        "tensor-model-parallel-size is 1",
-    ),
-    (
-        ("tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"),
-        lambda s: s.number("tensor-model-parallel-size") > 1,
-        "tensor-model-parallel-size is 1",
-    ),
-    (
-        ("expert-tensor-parallel-size", "moe-grouped-gemm",
-         "moe-token-dispatcher-type", "moe-permute-fusion", "moe-router-topk",
-         "moe-shared-expert-intermediate-size", "moe-layer-freq",
-         "overlap-moe-expert-parallel-comm", "moe-shared-expert-overlap"),
-        lambda s: s.has("num-experts"),
-        "there are no --num-experts",
-    ),
-    (
-        (*VIRTUAL, "microbatch-group-size-per-virtual-pipeline-stage",
-         "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
-         "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
-        lambda s: s.number("pipeline-model-parallel-size") > 1,
-        "pipeline-model-parallel-size is 1",
-    ),
-    (
-        ("cp-comm-type", "hierarchical-context-parallel-sizes"),
-        lambda s: s.number("context-parallel-size") > 1,
-        "context-parallel-size is 1",
-    ),
-    (
-        ("recompute-modules",),
-        lambda s: s.selective,
-        "--recompute-granularity is not selective",
-    ),
-    (
-        ("recompute-method", "recompute-num-layers"),
-        # with modules they are illegal
-        lambda s: s.text("recompute-granularity") == "full" or s.selective,
-        "--recompute-granularity is not full",
-    ),
-    (
-        ("fp8-recipe", "fp8-amax-history-len", "fp8-amax-compute-algo",
-         "fp8-margin"),
-        lambda s: s.has("fp8-format"),
-        "there is no --fp8-format",
-    ),
-    (
-        ("num-distributed-optimizer-instances", "use-precision-aware-optimizer"),
-        lambda s: s.has("use-distributed-optimizer") or s.has("use-megatron-fsdp"),
-        "there is no --use-distributed-optimizer",
-    ),
-    (
-        ("exp-avg-dtype", "exp-avg-sq-dtype"),
-        lambda s: s.has("use-precision-aware-optimizer"),
-        "there is no --use-precision-aware-optimizer",
-    ),
-    (
-        ("optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d"),
-        lambda s: s.has("optimizer-cpu-offload"),
-        "there is no --optimizer-cpu-offload",
-    ),
-    (
-        ("offload-modules", "activation-offload-fraction", "min-offloaded-tensor-size"),
-        lambda s: s.has("fine-grained-activation-offloading"),
-        "there is no --fine-grained-activation-offloading",
-    ),
-    (
-        ("fp4-recipe", "fp4-param-gather"),
-        lambda s: s.has("fp4-format"),
-        "there is no --fp4-format",
-    ),
-    (
-        ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"),
-        lambda s: s.has("first-last-layers-bf16"),
-        "there is no --first-last-layers-bf16",
-    ),
-    (
-        ("cross-entropy-fusion-impl",),
-        lambda s: s.has("cross-entropy-loss-fusion"),
-        "there is no --cross-entropy-loss-fusion",
-    ),
-    (
-        ("num-query-groups",),
-        lambda s: s.has("group-query-attention"),
-        "there is no --group-query-attention",
-    ),
-    (
-        ("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"),
-        lambda s: s.has("multi-latent-attention"),
-        "there is no --multi-latent-attention",
-    ),
+def _without(flag: str, *flags: str, others: tuple[str, ...] = ()) -> _Idle:
+    """Return flags that do nothing without another one, or `others`."""
+    return _Idle(flags, (flag, *others), lambda *given: sum(given) == 0, f"there is no --{flag}")
+
+
+def _alone(flag: str, number: str, *flags: str) -> _Idle:
+    """Return flags that do nothing where a degree is 1."""
+    return _Idle(flags, (number,), lambda degree: degree == 1, f"{flag} is 1")
+
+
+_IDLE = (
+    _alone("tensor-model-parallel-size", "tp", "sequence-parallel"),
+    _alone("tensor-model-parallel-size", "tp", "tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"),
+    _Idle(("expert-tensor-parallel-size", "moe-grouped-gemm", "moe-token-dispatcher-type",
+           "moe-permute-fusion", "moe-router-topk", "moe-shared-expert-intermediate-size",
+           "moe-layer-freq", "overlap-moe-expert-parallel-comm", "moe-shared-expert-overlap"),
+          ("num-experts",), lambda given: given == 0, "there are no --num-experts"),
+    _alone("pipeline-model-parallel-size", "pp", *VIRTUAL,
+           "microbatch-group-size-per-virtual-pipeline-stage",
+           "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+           "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+    _alone("context-parallel-size", "cp", "cp-comm-type", "hierarchical-context-parallel-sizes"),
+    _Idle(("recompute-modules",), ("selective",), lambda selective: selective == 0,
+          "--recompute-granularity is not selective"),
+    # with modules they are illegal
+    _Idle(("recompute-method", "recompute-num-layers"),
+          ("recompute-granularity=full", "selective"),
+          lambda full, selective: full + selective == 0, "--recompute-granularity is not full"),
+    _without("fp8-format", "fp8-recipe", "fp8-amax-history-len", "fp8-amax-compute-algo",
+             "fp8-margin"),
+    _without("use-distributed-optimizer", "num-distributed-optimizer-instances",
+             "use-precision-aware-optimizer", others=("use-megatron-fsdp",)),
+    _without("use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype"),
+    _without("optimizer-cpu-offload", "optimizer-offload-fraction",
+             "overlap-cpu-optimizer-d2h-h2d"),
+    _without("fine-grained-activation-offloading", "offload-modules",
+             "activation-offload-fraction", "min-offloaded-tensor-size"),
+    _without("fp4-format", "fp4-recipe", "fp4-param-gather"),
+    _without("first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"),
+    _without("cross-entropy-loss-fusion", "cross-entropy-fusion-impl"),
+    _without("group-query-attention", "num-query-groups"),
+    _without("multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim",
+             "qk-pos-emb-head-dim", "v-head-dim"),
 )  # fmt: skip
-"""Flags, what they need, and what is said where that is not so."""
+"""Flags without effect, one row for each cause."""
 
 
 def findings_of(
@@ -138,45 +79,50 @@ def findings_of(
     environment: Mapping[str, str],
     gpu: str,
     ignored: tuple[Ignored, ...] = (),
-    problem: str | None = None,
+    problems: tuple[Notice, ...] = (),
     launch: Launch | None = None,
-) -> tuple[Finding, ...]:
-    """Return what is to say of the arguments of so many GPUs, the illegal first.
+) -> tuple[Notice, ...]:
+    """Return the findings on arguments of so many GPUs, the illegal first.
 
     Parameters
     ----------
-    environment : what the launch itself sets. gpu : kind of device. ignored : arguments that the
-        reading did not need. problem : why the launch could not be read, if so. launch : it,
+    environment : variables that the launch sets. gpu : kind of device. ignored : arguments that
+        the reading did not need. problems : why the launch could not be read, if so. launch : it,
         if not.
     """
     setting = Setting(words, world_size, gpu.upper())
     misspelt = dict(_misspelt(words))
     found = [
-        Finding(
-            kind="illegal",
-            text=f"--{flag} is no argument of Megatron-LM ({RELEASES}), --{meant} is",
+        notice(
+            "megatron.misspelt",
+            "illegal",
+            "--{flag} is no argument of Megatron-LM ({releases}), --{meant} is",
+            flag=flag,
+            releases=RELEASES,
+            meant=meant,
         )
         for flag, meant in misspelt.items()
     ]
-    found += [Finding(kind="illegal", text=text) for text in broken_rules(setting, problem, launch)]
-    idle = dict(_idle(setting))
-    found += [
-        Finding(kind="no effect", text=f"--{flag}, since {why}") for flag, why in idle.items()
-    ]
-    variables = (*decided(_variables(setting, environment, gpu)), *broken_before(setting))
-    found += [Finding(kind="environment", text=text) for text in variables]
-    found += [Finding(kind="read", text=text) for text in decided(_of_ramp_up(setting))]
+    found += broken_rules(setting, problems, launch)
+    idle = {str(one.values["flag"]): one for one in _idle(setting)}
+    found += idle.values()
+    found += (*_variables(setting, environment, gpu), *broken_before(setting))
+    start, batch = ramp_start(setting), setting.value("global_batch")
+    if start is not None and batch is not None and start != batch:
+        text = "--rampup-batch-size begins with {start} sequences, and {batch} are priced"
+        found.append(notice("megatron.ramp", "read", text, start=start, batch=batch))
     kinds = {*setting.list("cp-comm-type")}
     if len(kinds) > 1 and launch is not None and launch.degrees.cp > 1:
-        text = f"--cp-comm-type {' and '.join(sorted(kinds))} by layer: all are priced as p2p"
-        found.append(Finding(kind="read", text=text))
+        text = "--cp-comm-type {kinds} by layer: all are priced as p2p"
+        kind = " and ".join(sorted(kinds))
+        found.append(notice("megatron.cp-comm-types", "read", text, kinds=kind))
     found += [
         _unread(entry)
         for entry in ignored
         # what was said already is not said again
         if not (entry.understood or entry.flag in idle or entry.flag in misspelt)
     ]
-    return tuple(dict.fromkeys(found))
+    return once(found)
 
 
 def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
@@ -190,71 +136,75 @@ def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
             yield flag, meant
 
 
-def _unread(entry: Ignored) -> Finding:
-    """Return what is to say of an argument that no price depends on, though it may have to."""
-    said = " ".join(f"--{entry.flag} {entry.value[:60]}".split())
+def _unread(entry: Ignored) -> Notice:
+    """Return the notice of an argument that no price depends on, though it may have to."""
+    given = " ".join(f"--{entry.flag} {entry.value[:60]}".split())
     if entry.concern is None:
-        return Finding(kind="not understood", text=f"{said} may change time or memory")
-    return Finding(
-        kind="not priced", text=f"{said} ({entry.concern}) may change time or memory; the rest is"
-    )
+        text = "{given} may change time or memory"
+        return notice("megatron.unknown", "not understood", text, given=given)
+    text = "{given} ({concern}) may change time or memory; the rest is"
+    return notice("megatron.unpriced", "not priced", text, given=given, concern=entry.concern)
 
 
-def _of_ramp_up(setting: Setting) -> Iterator[str]:
-    start, batch = ramp_start(setting), setting.number("global-batch-size")
-    if start is not None and start != batch:
-        yield f"--rampup-batch-size begins with {start} sequences, and {batch} are priced"
-
-
-def _idle(setting: Setting) -> Iterator[tuple[str, str]]:
-    for flags, needed, why in _WITHOUT:
-        try:
-            if needed(setting):
-                continue
-        except OpenValueError:
+def _idle(setting: Setting) -> Iterator[Notice]:
+    for flags, over, rest, why in _IDLE:
+        given = setting.values(over)
+        if None in given.values() or not rest(*given.values()):
             continue
         for flag in flags:
-            given = setting.words.get(flag)
+            words = setting.words.get(flag)
             # a degree of 1 says that there is none
-            none = given == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
-            if given is not None and not none:
-                yield flag, why
+            none = words == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
+            if words is not None and not none:
+                text = "--{flag}, since {why}"
+                yield notice("megatron.no-effect", "no effect", text, flag=flag, why=why)
 
 
 _ORDERED = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 """Algorithms of NCCL with which `validate_args` lets --deterministic-mode through."""
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 
 
-def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> Iterator[str]:
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    value = environment.get(name)
-    split = (
-        setting.number("tensor-model-parallel-size") > 1
-        or setting.number("context-parallel-size") > 1
-    )
+def _variable(name: str, text: str, **values: object) -> Notice:
+    return notice(f"megatron.{name}", "environment", text, **values)
+
+
+def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> Iterator[Notice]:
+    value, blackwell = environment.get(_CONNECTIONS), gpu.upper().startswith(BLACKWELL)
+    degrees = setting.values(("tp", "cp")).values()
+    split = None not in degrees and max(degrees) > 1
     if setting.has("use-megatron-fsdp") or setting.has("use-torch-fsdp2"):
         if value == "1":
-            yield f"{name} is 1, and fully sharded training needs another value or none"
+            text = f"{_CONNECTIONS} is 1, and fully sharded training needs another value or none"
+            yield _variable("connections.sharded", text)
     elif setting.has("overlap-moe-expert-parallel-comm"):
         # where ranks also split layers, validate_args warns that one of both goes without
         if value == "1":
-            yield f"{name} is 1, and exchanges of experts beside other kernels need 32"
-        if setting.has("tp-comm-overlap") and not gpu.upper().startswith(BLACKWELL):
-            yield (
+            text = f"{_CONNECTIONS} is 1, and exchanges of experts beside other kernels need 32"
+            yield _variable("connections.experts", text)
+        if setting.has("tp-comm-overlap") and not blackwell:
+            yield _variable(
+                "connections.both",
                 "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of "
-                f"{name} on {gpu}, 1 and 32: one of them hides less than is priced"
+                f"{_CONNECTIONS} on {{gpu}}, 1 and 32: one of them hides less than is priced",
+                gpu=gpu,
             )
     # validate_args of Megatron-LM asks for it on devices before Blackwell
-    elif split and not gpu.upper().startswith(BLACKWELL):
-        if value is not None and value != "1":
-            yield f"{name} is {value}, and tensor or context parallelism needs 1 on {gpu}"
-        elif value is None:
-            yield f"{name} is not set here, and tensor or context parallelism needs 1 on {gpu}"
-    offloads = "NVTE_CPU_OFFLOAD_V1"
-    if setting.has("fine-grained-activation-offloading") and environment.get(offloads) != "1":
-        yield (
-            f"{offloads} is {environment.get(offloads, 'not set here')}, and "
-            "--fine-grained-activation-offloading needs 1 with Transformer Engine 2.10 and newer"
+    elif split and not blackwell and value != "1":
+        yield _variable(
+            "connections.tensor",
+            f"{_CONNECTIONS} is {{value}}, and tensor or context parallelism needs 1 on {{gpu}}",
+            value="not set here" if value is None else value,
+            gpu=gpu,
+        )
+    offload = environment.get(_OFFLOAD)
+    if setting.has("fine-grained-activation-offloading") and offload != "1":
+        yield _variable(
+            "offload-variable",
+            f"{_OFFLOAD} is {{value}}, and --fine-grained-activation-offloading needs 1 with "
+            "Transformer Engine 2.10 and newer",
+            value="not set here" if offload is None else offload,
         )
     settings = " ".join(
         environment.get(key, "") for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -262,9 +212,13 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     if (
         setting.has("use-nccl-ub") or setting.has("nccl-ub")
     ) and "expandable_segments:true" in settings.lower():
-        yield "--use-nccl-ub registers buffers, which expandable_segments does not allow"
-    if setting.has("deterministic-mode"):
-        algorithm = environment.get("NCCL_ALGO")
-        if algorithm not in _ORDERED:
-            given = "not set here" if algorithm is None else algorithm
-            yield f"NCCL_ALGO is {given}, and --deterministic-mode needs {', '.join(_ORDERED)}"
+        text = "--use-nccl-ub registers buffers, which expandable_segments does not allow"
+        yield _variable("nccl-ub", text)
+    algorithm = environment.get("NCCL_ALGO")
+    if setting.has("deterministic-mode") and algorithm not in _ORDERED:
+        yield _variable(
+            "nccl-algorithm",
+            "NCCL_ALGO is {value}, and --deterministic-mode needs {known}",
+            value="not set here" if algorithm is None else algorithm,
+            known=", ".join(_ORDERED),
+        )

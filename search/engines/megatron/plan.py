@@ -17,13 +17,14 @@ from autopar.run.plan import (
     layer_problems,
     violations,
 )
+from autopar.run.rules import broken
 from search.engines.choice import FULL, NONE
 from search.engines.megatron.arguments import (
     MegatronDegrees,
     communication,
     engine_vocab,
-    exchange_problems,
 )
+from search.engines.megatron.rules import EXCHANGE
 from search.engines.megatron.space import SPACE as OWN
 from search.engines.nearest import losses_between
 from search.engines.place import Loss, Place
@@ -250,7 +251,15 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
     exchanged = max((s.tp for s in plan.layers if s.ulysses), default=1)
     return not violations(plan, job.spec, sequence_parallel=sp) and not any(
         any(layer_problems(layer, ring, sequence_parallel=sp))
-        or any(exchange_problems(layer.num_heads, layer.num_kv_heads, 1, exchanged))
+        or broken(
+            EXCHANGE,
+            {
+                "heads": layer.num_heads,
+                "kv_heads": layer.num_kv_heads,
+                "tp": 1,
+                "exchange": exchanged,
+            },
+        )
         for layer in job.spec.layers
     )
 

@@ -1,544 +1,557 @@
-"""What Megatron-LM refuses in a launch's arguments: one sentence for each rule that is broken.
+"""Rules of Megatron-LM for a launch's arguments, one row each, with ids.
 
-Rules that a plan handed to it has to keep, too, are
-`search.engines.megatron.arguments.violated_rules`; arguments that do nothing are
-`search.engines.megatron.findings`'s.
+Sources, where a row names none: `validate_args` in `megatron/training/arguments.py` (core 0.15 and
+main of 2026), `TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig` of
+Megatron-Core 0.15 and 0.16. Widths of fp8 are Transformer Engine's: compute capability 8.9 for fp8,
+9.0 for blocks of it, 10.0 for mxfp8. A row reads values of
+`search.engines.megatron.setting`; arguments without effect are `search.engines.megatron.findings`'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from autopar.run.launch import Launch
-from search.engines.arguments import is_open
-from search.engines.megatron.arguments import violated_rules
-
-_LAYOUT = ("layers(", "--pipeline-model-parallel-layout")
-_WARNED = (
-    "--sequence-parallel needs",
-    "--use-megatron-fsdp needs --no-gradient-accumulation-fusion",
-    "--use-megatron-fsdp is not combined with pipeline stages",
+from autopar.run.rules import (
+    BATCH,
+    COPIED_KEYS,
+    EVEN_LAYERS,
+    EXPERT_WIDTH,
+    FFN,
+    GRID,
+    HEADS,
+    NO_EXPERTS,
+    SEQUENCE,
+    WHOLE_EXPERTS,
+    Notice,
+    Rule,
+    broken,
+    once,
 )
-"""Rules of a plan that Megatron-LM itself only warns of, or does not know."""
-Words = Mapping[str, tuple[str, ...]]
+from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp, ramp_start
 
 
-class OpenValueError(Exception):
-    """A number that only a running machine tells: no rule on it is known to be broken."""
+def _named(flag: str) -> str:
+    return flag.replace("=", " ")
 
 
-class Setting(NamedTuple):
-    """The arguments as numbers, where they are some."""
-
-    words: Words
-    world: int
-    gpu: str = ""
-    """Kind of device, in capitals."""
-
-    def has(self, flag: str) -> bool:
-        return flag in self.words
-
-    def number(self, flag: str, default: int = 1) -> int:
-        text = self.words.get(flag, ("",))[:1]
-        if text and is_open(text[0]):
-            raise OpenValueError
-        known = text and text[0].isascii() and text[0].isdigit() and len(text[0]) < 19
-        # 0 where there has to be something is a problem that the reading has named
-        return int(text[0]) or min(default, 1) if known else default
-
-    def text(self, flag: str) -> str:
-        return " ".join(self.words.get(flag, ()))
-
-    def list(self, flag: str) -> tuple[str, ...]:
-        """Return the words of a flag, those of one text apart."""
-        return tuple(self.text(flag).split())
-
-    def real(self, flag: str, default: float = 0.0) -> float:
-        try:
-            return float(self.text(flag))
-        except ValueError:
-            return default
-
-    @property
-    def selective(self) -> bool:
-        """Whether modules are computed again; the old word counts over the granularity."""
-        return self.text("recompute-granularity") == "selective" or self.has(
-            "recompute-activations"
-        )
-
-    @property
-    def sharded(self) -> bool:
-        return any(
-            map(self.has, ("use-distributed-optimizer", "use-megatron-fsdp", "use-torch-fsdp2"))
-        )
-
-    @property
-    def scattered(self) -> bool:
-        return self.has("sequence-parallel") and self.number("tensor-model-parallel-size") > 1
-
-    @property
-    def dispatcher(self) -> str:
-        return self.text("moe-token-dispatcher-type") or "allgather"
-
-    @property
-    def virtual(self) -> bool:
-        return any(map(self.has, (*VIRTUAL, "pipeline-model-parallel-layout")))
+def _id(*names: str) -> str:
+    return ".".join(("megatron", *(name.replace("=", "-").replace("_", "-") for name in names)))
 
 
-VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
+def _excludes(*flags: str) -> Rule:
+    """Return that at most one of these is given."""
+    *others, last = (f"--{_named(flag)}" for flag in flags)
+    return Rule(_id(flags[0], "excludes", flags[1]), flags, lambda *given: sum(given) > 1,
+                f"{', '.join(others)} and {last} exclude each other")  # fmt: skip
 
 
-def broken_rules(
-    setting: Setting, problem: str | None, launch: Launch | None = None
-) -> Iterator[str]:
-    """Yield what Megatron-LM ends with; problem : why the launch was not read, or launch : it."""
-    try:
-        rules = violated_rules(setting.words, setting.world)
-    except (ValueError, IndexError, ZeroDivisionError):
-        rules = ()  # a value that is no number above 0 is the problem already
-    # no error of theirs: it is switched off, with a warning
-    found = [text for text in rules if not text.startswith(_WARNED)]
-    found += [*decided(_experts(setting)), *decided(_chunks(setting)), *_tabled(setting)]
-    if launch is not None:
-        dp, vpp = launch.degrees.dp, launch.degrees.vpp
-        found += decided(_interleaved(setting, launch.micro_batches, vpp))
-        found += decided(_ramp_up(setting, dp, vpp))
-    if problem is None:
-        # a launch that was read has laid out its layers, also those that count for the embedding,
-        # stages of given sizes and modules of further tokens, which no plan has
-        found = [text for text in found if not text.startswith(_LAYOUT)]
-    # what the reading stumbled over may be one of them, without its rest
-    if problem is not None and not any(_left(problem) in text for text in found):
-        yield problem
-    yield from found
+def _needs(flag: str, *others: str, what: str = "") -> Rule:
+    """Return that a flag needs one of others; what : these in words."""
+    text = what or " or ".join(f"--{_named(other)}" for other in others)
+    return Rule(_id(flag, "needs", others[0]), (flag, *others),
+                lambda given, *one: given > (sum(one) > 0),
+                f"--{_named(flag)} needs {text}")  # fmt: skip
 
 
-def decided(rules: Iterator[str]) -> Iterator[str]:
-    """Yield sentences as far as what they need is known."""
-    with suppress(OpenValueError):
-        yield from rules
+def _renamed(flag: str, new: str) -> Rule:
+    return Rule(_id(flag, "renamed"), (flag,), lambda given: given,
+                f"--{flag} is no longer valid, --{new} is")  # fmt: skip
 
 
-def _broken(rules: Sequence[tuple[_Broken, str]], setting: Setting) -> Iterator[str]:
-    """Yield what a table says of a setting, as far as it is known."""
-    for broken, rule in rules:
-        with suppress(OpenValueError):
-            if broken(setting):
-                yield rule
-
-
-def _left(rule: str) -> str:
-    """Return what stands left of a rule's sign."""
-    return rule.partition(" != ")[0].partition(" = ")[0]
-
-
-def _experts(setting: Setting) -> Iterator[str]:
-    ep, tp = (
-        setting.number("expert-model-parallel-size"),
-        setting.number("tensor-model-parallel-size"),
+def _when(flag: str, rule: Rule) -> Rule:
+    """Return a rule that holds where a flag is given."""
+    return rule._replace(
+        over=(flag, *rule.over), rest=lambda given, *rest: given * rule.rest(*rest)
     )
-    pp = setting.number("pipeline-model-parallel-size")
-    etp = setting.number("expert-tensor-parallel-size", tp)
-    if not setting.has("num-experts"):
-        return
-    experts = setting.number("num-experts")
-    if experts % ep:
-        yield f"experts({experts}) % ep({ep}) = {experts % ep} != 0"
-    product = etp * ep * pp
-    if setting.world % product:
-        rest = setting.world % product
-        yield f"world size({setting.world}) % (etp({etp}) * ep({ep}) * pp({pp})) = {rest} != 0"
-    topk = setting.number("moe-router-topk", 2)
-    if topk > experts:
-        yield f"moe-router-topk({topk}) is above num-experts({experts})"
-    if setting.has("overlap-moe-expert-parallel-comm"):
-        yield from _expert_overlap(setting, ep, pp)
 
 
-def _expert_overlap(setting: Setting, ep: int, pp: int) -> Iterator[str]:
-    """Yield what `--overlap-moe-expert-parallel-comm` asks for and does not find."""
-    flag = "--overlap-moe-expert-parallel-comm"
-    modules = setting.list("recompute-modules")
-    rules = (
-        (ep > 1, "expert-model-parallel-size above 1"),
-        (pp == 1 or setting.virtual, "virtual pipeline stages"),
-        (setting.text("recompute-granularity") != "full" and "moe" not in modules,
-         "no recomputation of whole layers or of moe"),
-        (not setting.has("moe-shared-expert-overlap"), "no --moe-shared-expert-overlap"),
-        (setting.text("moe-token-dispatcher-type") in ("alltoall", "flex"),
-         "--moe-token-dispatcher-type alltoall or flex"),
-        (setting.number("mtp-num-layers", 0) <= 1, "one MTP layer at most"),
-        (setting.has("bf16") or setting.has("fp16"), "--bf16 or --fp16"),
+def _rule(name: str, over: str, rest: Callable[..., Any], message: str, source: str = "") -> Rule:
+    """Return a row; over : names with commas between them."""
+    return Rule(_id(name), tuple(over.split(", ")), rest, message, source=source)
+
+
+EXCHANGE = tuple(
+    # no key-value head is copied, as a plan's Ulysses copies them
+    Rule(_id("exchange", name), (name, "tp", "exchange"),
+         lambda heads, tp, exchange: (exchange > 1) * (heads % (tp * exchange)),
+         f"{name}({{{name}}}) % (tp({{tp}}) * a2a({{exchange}})) = {{rest}} != 0")
+    for name in ("heads", "kv_heads")
+)  # fmt: skip
+"""Heads are exchanged among ranks that hold those that tp has left them."""
+DEGREES = (
+    *GRID,
+    *BATCH,
+    HEADS,
+    COPIED_KEYS,
+    FFN,
+    *SEQUENCE,
+    NO_EXPERTS._replace(message="--expert-model-parallel-size {ep} needs --num-experts"),
+    _when("num-experts", WHOLE_EXPERTS),
+    *EXCHANGE,
+    # `MoELayer.forward` of megatron/core/transformer/moe/moe_layer.py ends the first step otherwise
+    _rule("experts.sequence-parallel", "num-experts, tp, sequence_parallel",
+          lambda there, tp, sp: there * (tp > 1) > sp,
+          "experts with tp({tp}) need --sequence-parallel"),
+    _rule("positions", "positions, seq_length", lambda positions, length: positions < length,
+          "max-position-embeddings({positions}) is below seq-length({seq_length})"),
+    _rule("experts.topk", "topk, experts", lambda topk, experts: (experts > 0) * (topk > experts),
+          "moe-router-topk({topk}) is above num-experts({experts})"),
+    _rule("heads.hidden", "kv-channels, hidden, heads",
+          lambda width, hidden, heads: (hidden % heads) * (width == 0),
+          "num-attention-heads does not divide hidden-size, which needs --kv-channels"),
+)  # fmt: skip
+LAYERS = (
+    EVEN_LAYERS._replace(source="megatron/core/transformer/transformer_block.py"),
+    _rule("layers.chunk", "layers, pp, chunk_layers, pipeline-model-parallel-layout",
+          lambda layers, pp, each, layout:
+          (pp > 1) * (each > 0) * (layout == 0) * (layers % (pp * each + (each == 0))),
+          "layers({layers}) % (pp({pp}) * layers of a chunk({chunk_layers})) = {rest}"),
+    _rule("layout", "layout_problem", lambda problem: problem != "",
+          "--pipeline-model-parallel-layout {layout_problem}"),
+)  # fmt: skip
+"""A launch that was read has laid out its layers, also those that count for the embedding, stages
+of given sizes and modules of further tokens; these rows are asked where none was."""
+_OVERLAP = "overlap-moe-expert-parallel-comm"
+ARGUMENTS = (
+    _rule("cp-comm-type", "comm_types, layers",
+          lambda number, layers: (number > 1) * (number != layers),
+          "--cp-comm-type has {comm_types} entries for {layers} layers"),
+    _rule("hierarchy", "hierarchy, cp", lambda product, cp: product != cp,
+          "hierarchical sizes multiply to {hierarchy} where cp is {cp}"),
+    _needs("cp-comm-type=a2a+p2p", "hierarchical-context-parallel-sizes"),
+    _needs("recompute-granularity=full", "recompute-method"),
+    _needs("recompute-granularity=full", "recompute-num-layers"),
+    _needs("overlap-param-gather", "sharded", what="a distributed optimizer or Megatron-FSDP"),
+    _needs("overlap-param-gather", "overlap-grad-reduce"),
+    _needs("use-megatron-fsdp", "ckpt-format=fsdp_dtensor"),
+    _excludes("fp16", "bf16"),
+    _excludes("train-iters", "train-samples"),
+    _rule("rampup.samples", "train-iters, rampup-batch-size", lambda iters, ramp: iters * ramp,
+          "--rampup-batch-size needs --train-samples"),
+    _excludes("fp4-format", "fp8-format"),
+    _excludes("multi-latent-attention", "group-query-attention"),
+    _excludes("swiglu", "squared-relu", "quick-geglu"),
+    _rule("layout.alone", "pipeline-model-parallel-layout, places_otherwise",
+          lambda layout, others: layout * others,
+          "other arguments that place layers exclude --pipeline-model-parallel-layout"),
+    _rule("positions.missing", "max-position-embeddings", lambda given: given == 0,
+          "--max-position-embeddings is missing"),
+    _excludes(*VIRTUAL),
+    _needs("save", "save-interval"),
+    _rule("lr", "lr_excess", lambda excess: excess, "--min-lr is above --lr"),
+    _rule("fp8-gather.sharded", "fp8-param-gather, fp8-format, sharded",
+          lambda gather, fp8, sharded: gather * fp8 > sharded,
+          "--fp8-param-gather needs --use-distributed-optimizer or Megatron-FSDP"),
+    _needs("fp8-param-gather", "fp8-format"),
+    _rule("fp8.device", "fp8-format, no_fp8", lambda fp8, lacks: fp8 * lacks,
+          "--fp8-format needs a device that has products of 8 bits"),
+    _rule("mxfp8.device", "fp8-format, fp8-recipe=mxfp8, no_mxfp8",
+          lambda fp8, recipe, lacks: fp8 * recipe * lacks, "--fp8-recipe mxfp8 needs Blackwell"),
+    *(_rule(f"selective.{flag}", f"selective, {flag}", lambda selective, given: selective * given,
+            f"--{flag} is not for selective recomputation")
+      for flag in ("recompute-method", "recompute-num-layers")),
+    *(_rule(f"recompute.{module}.needs.{flag}", f"recomputes {module}, {flag}",
+            lambda recomputes, given: recomputes > given,
+            f"--recompute-modules {module} needs --{flag}")
+      for module, flag in (("moe_act", "moe-grouped-gemm"),
+                           ("mla_up_proj", "multi-latent-attention"))),
+    _rule("recompute.delayed",
+          "recomputes moe_act, recomputes layernorm, fp8-format, fp8-recipe=delayed",
+          lambda activation, norm, fp8, delayed: (activation + norm) * fp8 * delayed,
+          "--recompute-modules moe_act and layernorm need another --fp8-recipe than delayed"),
+    _rule("recompute.moe-layer", "moe-layer-recompute, recompute-granularity=full, selective",
+          lambda layer, full, selective: layer * full > selective,
+          "--moe-layer-recompute and full recomputation exclude each other"),
+    _rule("saved.scattered", "distribute-saved-activations, scattered",
+          lambda saved, scattered: saved * scattered,
+          "--distribute-saved-activations and --sequence-parallel exclude each other"),
+    _needs("tp-comm-overlap", "scattered",
+           what="--sequence-parallel and --tensor-model-parallel-size above 1"),
+    _rule("tp-comm-overlap.device", "tp-comm-overlap, amd", lambda overlap, amd: overlap * amd,
+          "--tp-comm-overlap needs GPUs of NVIDIA: Transformer Engine's userbuffers are theirs"),
+    _rule("flex.device", "moe-token-dispatcher-type=flex, amd", lambda flex, amd: flex * amd,
+          "--moe-token-dispatcher-type flex needs GPUs of NVIDIA: DeepEP and HybridEP are theirs"),
+    _rule("deferred-head.stages", "defer-embedding-wgrad-compute, pp",
+          lambda deferred, pp: deferred * (pp == 1),
+          "--defer-embedding-wgrad-compute needs --pipeline-model-parallel-size above 1"),
+    _excludes("defer-embedding-wgrad-compute", "no-gradient-accumulation-fusion"),
+    _rule("gather-in-step", "overlap-param-gather-with-optimizer-step, overlap-param-gather, "
+          "virtual", lambda given, gather, virtual: given > gather * virtual,
+          "--overlap-param-gather-with-optimizer-step needs --overlap-param-gather and virtual "
+          "stages"),
+    _rule("placed.virtual", f"{VIRTUAL[0]}, placed", lambda each, placed: each * placed,
+          "stages of given layers need --num-virtual-stages-per-pipeline-rank instead"),
+    _rule("context.local", "cp, transformer-impl=local", lambda cp, local: (cp > 1) * local,
+          "--context-parallel-size above 1 needs --transformer-impl transformer_engine"),
+    _excludes("deterministic-mode", "cross-entropy-loss-fusion"),
+    _excludes("deterministic-mode", "use-flash-attn"),
+    _rule("mtp.relative", "mtp, rotary, position-embedding-type=relative",
+          lambda mtp, rotary, relative: (mtp > 0) * relative > rotary,
+          "--mtp-num-layers excludes --position-embedding-type relative"),
+    _renamed("batch-size", "micro-batch-size"),
+    _renamed("warmup", "lr-warmup-fraction"),
+    _renamed("model-parallel-size", "tensor-model-parallel-size"),
+    _renamed("checkpoint-activations", "recompute-activations"),
+    _excludes("num-layers", "encoder-num-layers"),
+    _excludes("seq-length", "encoder-seq-length"),
+    *(_rule(f"{flag}.unit", f"{unit}, {value}", lambda given, other: given * other,
+            f"--{flag} needs --{wanted}")
+      for flag, value, unit, wanted in (
+          ("lr-decay-samples", "lr-decay-samples", "train-iters", "train-samples"),
+          ("lr-decay-iters", "lr-decay-iters", "train-samples", "train-iters"),
+          ("lr-warmup-samples", "warm_up_samples", "train-iters", "train-samples"),
+          ("lr-warmup-iters", "warm_up_iters", "train-samples", "train-iters"))),
+    _rule("warm-up", "lr-warmup-fraction, warm_up_iters, warm_up_samples",
+          lambda share, iters, samples: share * (iters + samples),
+          "--lr-warmup-fraction excludes --lr-warmup-iters and --lr-warmup-samples"),
+    _rule("weight-decay.constant", "weight-decay-incr-style=constant, decay_ends",
+          lambda constant, ends: constant * ends,
+          "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or "
+          "cosine"),
+    _rule("weight-decay.ends", "weight-decay-incr-style=linear, weight-decay-incr-style=cosine, "
+          "decay_ends", lambda linear, cosine, ends: (linear + cosine) * (ends < 2),
+          "--weight-decay-incr-style needs --start-weight-decay and --end-weight-decay"),
+    _rule("save.retain", "retain_interval, save_interval",
+          lambda retain, save: retain % save,
+          "save-interval does not divide save-retain-interval"),
+    _rule("data", "data_sources", lambda sources: sources > 1,
+          "--mock-data, --data-path and the data paths of splits exclude each other"),
+    _excludes("data-path", "data-args-path"),
+    _needs("fp16-lm-cross-entropy", "fp16"),
+    _needs("fp32-residual-connection", "bf16", "fp16"),
+    _rule("saved.tensor", "distribute-saved-activations, tp, recompute-granularity=full",
+          lambda saved, tp, full: saved > (tp > 1) * full,
+          "--distribute-saved-activations needs tensor ranks and --recompute-granularity full"),
+    _rule("no-positions", "no-position-embedding, rotary, position-embedding-type=rope",
+          lambda none, old, rotary: none > (old + rotary > 0),
+          "--no-position-embedding needs --position-embedding-type rope; none is a type of its "
+          "own"),
+    _rule("ends-bf16.delayed", "first-last-layers-bf16, fp8-format, fp8-recipe=delayed",
+          lambda ends, fp8, delayed: ends * fp8 * delayed,
+          "--first-last-layers-bf16 needs another --fp8-recipe than delayed"),
+    _rule("ends-bf16.stage", "first-last-layers-bf16, first_bf16, last_bf16, layers, pp",
+          lambda ends, first, last, layers, pp:
+          ends * ((first > layers // pp) + (last > layers // pp)),
+          "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 are those of a stage at "
+          "most"),
+    _rule("fp8.custom", "fp8-recipe=custom, fp8-format, fp8-quantizer-factory",
+          lambda custom, fp8, factory: custom * fp8 > factory,
+          "--fp8-recipe custom needs --fp8-quantizer-factory"),
+    _needs("reuse-grad-buf-for-mxfp8-param-ag", "fp8-param-gather"),
+    _excludes("multi-latent-attention", "rotary-interleaved"),
+    _rule("latent.rope", "multi-latent-attention, rope-type=rope, position-embedding-type=rope, "
+          "no-rope-fusion", lambda latent, kind, rope, unfused: latent * kind * rope > unfused,
+          "--rope-type rope of --multi-latent-attention needs --no-rope-fusion"),
+    _needs("rope-type=yarn", "multi-latent-attention"),
+    _rule("placed.counted", "placed, counted", lambda placed, counted: placed * counted,
+          "stages of given layers exclude those that --account-for-embedding or loss"),
+    _rule("p2p-warm-up", "overlap-p2p-communication-warmup-flush, virtual, "
+          "no-overlap-p2p-communication",
+          lambda given, virtual, alone: given * ((virtual == 0) + alone),
+          "--overlap-p2p-communication-warmup-flush needs virtual stages that overlap their "
+          "transfers"),
+    _rule("te-activation", "use-te-activation-func, swiglu, no-bias-swiglu-fusion",
+          lambda given, gated, unfused: given * gated > unfused,
+          "--use-te-activation-func needs --no-bias-swiglu-fusion"),
+    _needs("delay-wgrad-compute", _OVERLAP),
+    _needs("use-precision-aware-optimizer", "use-distributed-optimizer"),
+    _needs("optimizer-cpu-offload", "use-precision-aware-optimizer"),
+    _rule("states", "narrow_states, use-precision-aware-optimizer",
+          lambda narrow, aware: narrow > aware,
+          "other precisions of the optimizer's states than fp32 need "
+          "--use-precision-aware-optimizer"),
+    _needs("overlap-param-gather-with-optimizer-step", "ckpt-format=torch"),
+    _needs("ckpt-format=fsdp_dtensor", "fsdp", what="--use-megatron-fsdp"),
+    _needs("ckpt-format=torch_dcp", "use-torch-fsdp2"),
+    _rule("cpu-offloading", "offloaded_layers, pp, recompute-granularity",
+          lambda number, pp, recompute: (number > 0) * ((pp > 1) + recompute),
+          "--cpu-offloading-num-layers excludes pipeline stages and recomputation"),
+    _rule("expert-width", "moe-ffn-hidden-size, experts", lambda width, experts:
+          width * (experts == 0), "--moe-ffn-hidden-size needs --num-experts"),
+)  # fmt: skip
+"""Arguments that exclude or need each other."""
+
+
+def _beside_overlap(name: str, over: str, lacks: Callable[..., Any], what: str) -> Rule:
+    """Return what overlapped exchanges of experts need."""
+    rule = _rule(f"moe-overlap.{name}", over, lacks, f"--{_OVERLAP} needs {what}")
+    return _when("num-experts", _when(_OVERLAP, rule))
+
+
+EXPERT_OVERLAP = (
+    _beside_overlap("ranks", "ep", lambda ep: ep <= 1, "expert-model-parallel-size above 1"),
+    _beside_overlap("virtual", "pp, virtual", lambda pp, virtual: (pp > 1) > virtual,
+                    "virtual pipeline stages"),
+    _beside_overlap("recompute", "recompute-granularity=full, recompute-modules=moe",
+                    lambda full, moe: full + moe, "no recomputation of whole layers or of moe"),
+    _beside_overlap("shared", "moe-shared-expert-overlap", lambda given: given,
+                    "no --moe-shared-expert-overlap"),
+    _beside_overlap("dispatcher", "moe-token-dispatcher-type=alltoall, "
+                    "moe-token-dispatcher-type=flex", lambda all_to_all, flex:
+                    (all_to_all + flex) == 0, "--moe-token-dispatcher-type alltoall or flex"),
+    _beside_overlap("mtp", "mtp", lambda mtp: mtp > 1, "one MTP layer at most"),
+    _beside_overlap("precision", "16_bits", lambda bits: bits == 0, "--bf16 or --fp16"),
+)  # fmt: skip
+
+
+def _of_fsdp2(name: str, over: str, lacks: Callable[..., Any], what: str) -> Rule:
+    """Return what PyTorch's sharding needs."""
+    rule = _rule(f"torch-fsdp2.{name}", over, lacks, f"--use-torch-fsdp2 needs {what}")
+    return _when("use-torch-fsdp2", rule)
+
+
+FSDP2 = (
+    _of_fsdp2("stages", "pp", lambda pp: pp > 1, "--pipeline-model-parallel-size 1"),
+    _of_fsdp2("experts", "ep", lambda ep: ep > 1, "--expert-model-parallel-size 1"),
+    _of_fsdp2("optimizer", "use-distributed-optimizer", lambda given: given,
+              "no --use-distributed-optimizer"),
+    _of_fsdp2("fusion", "no-gradient-accumulation-fusion", lambda given: given == 0,
+              "--no-gradient-accumulation-fusion"),
+    _of_fsdp2("untied", "untie-embeddings-and-output-weights", lambda given: given == 0,
+              "--untie-embeddings-and-output-weights"),
+    _of_fsdp2("fp16", "fp16", lambda given: given, "no --fp16"),
+    _of_fsdp2("checkpoint", "ckpt-format=torch_dist, ckpt-format=torch_dcp",
+              lambda own, other: own + other == 0, "--ckpt-format torch_dist or torch_dcp"),
+)  # fmt: skip
+_ALL_GATHER = "moe-token-dispatcher-type=allgather"
+_FLEX = "moe-token-dispatcher-type=flex"
+_SOFTMAX = "moe-router-score-function=softmax"
+_SINKHORN = "moe-router-load-balancing-type=sinkhorn"
+MIXTURES = tuple(
+    _when("num-experts", rule)
+    for rule in (
+        _needs("moe-enable-deepep", _FLEX),
+        _rule("shared-overlap", f"moe-shared-expert-overlap, {_ALL_GATHER}",
+              lambda overlap, gathered: overlap * gathered,
+              "--moe-shared-expert-overlap needs --moe-token-dispatcher-type alltoall"),
+        _rule("expert-bias", f"moe-router-enable-expert-bias, {_SOFTMAX}",
+              lambda bias, softmax: bias * softmax,
+              "--moe-router-enable-expert-bias needs --moe-router-score-function sigmoid"),
+        _rule("topk.softmax", f"topk, moe-router-pre-softmax, {_SOFTMAX}, {_SINKHORN}",
+              lambda topk, before, softmax, sinkhorn:
+              (topk == 1) * softmax > (before + sinkhorn > 0),
+              "--moe-router-topk 1 needs --moe-router-pre-softmax"),
+        _needs("moe-router-group-topk", "moe-router-num-groups"),
+        _rule("groups.experts", "moe-router-group-topk, experts, router_groups",
+              lambda given, experts, groups: given * (experts % groups),
+              "moe-router-num-groups does not divide num-experts"),
+        _rule("groups.topk", "moe-router-num-groups, group_topk, router_groups",
+              lambda given, topk, groups: given * (topk > groups),
+              "moe-router-group-topk is above moe-router-num-groups"),
+        _rule("recompute.shared", "recomputes shared_experts, moe-shared-expert-overlap",
+              lambda recomputes, overlap: recomputes * overlap,
+              "--recompute-modules shared_experts excludes --moe-shared-expert-overlap"),
+        _rule("padding.precision", "padded, low_precision", lambda padded, low: padded > low,
+              "--moe-router-padding-for-quantization needs --fp8-format or --fp4-format"),
+        _rule("padding.dispatcher",
+              f"padded, {_ALL_GATHER}, moe-token-dispatcher-type=alltoall_seq",
+              lambda padded, gathered, old: padded * (gathered + old),
+              "--moe-router-padding-for-quantization needs --moe-token-dispatcher-type alltoall "
+              "or flex"),
+        _rule("capacity.sinkhorn", f"moe-expert-capacity-factor, {_SINKHORN}",
+              lambda capacity, sinkhorn: capacity * sinkhorn,
+              "--moe-expert-capacity-factor excludes --moe-router-load-balancing-type sinkhorn"),
+        _rule("balancing", "balancing_types, balancing_coefficients",
+              lambda types, coefficients: (types > 1) * (types != coefficients),
+              "--moe-aux-loss-coeff needs a coefficient for each "
+              "--moe-router-load-balancing-type"),
+        _needs("moe-pad-expert-input-to-capacity", "moe-expert-capacity-factor"),
+        _rule("padded-capacity.flex", f"moe-pad-expert-input-to-capacity, {_FLEX}",
+              lambda padded, flex: padded * flex,
+              "--moe-pad-expert-input-to-capacity excludes --moe-token-dispatcher-type flex"),
+        _rule("experts.biases", "disable-bias-linear, etp",
+              lambda without, etp: (etp > 1) > without,
+              "experts with biases need --expert-tensor-parallel-size 1, or "
+              "--disable-bias-linear"),
+    )
+)  # fmt: skip
+"""Rules of models with experts."""
+
+
+def _groups(name: str, number: str, prefix: str, *more: str) -> tuple[Rule, ...]:
+    """Return what the interleaved schedule needs of so many micro-batches.
+
+    prefix : of the sentences, with the values `more`.
+    """
+    over = ", ".join(("pp", "chunks", "group", number, *more))
+    return (
+        _rule(f"{name}.groups", over, lambda pp, chunks, group, number, *_:
+              (pp > 1) * (chunks > 1) * ((group < pp) + (group > number)),
+              f"{prefix}an interleaved pipeline runs groups of at least pp({{pp}}) and at most "
+              f"{{{number}}} micro-batches, these are of {{group}}"),
+        _rule(f"{name}.rest", over, lambda pp, chunks, group, number, *_:
+              (pp > 1) * (chunks > 1) * (group >= pp) * (group <= number)
+              * (number % group < pp) * (number % group),
+              f"{prefix}micro-batches({{{number}}}) % {{group}} = {{rest}}, between 0 and "
+              "pp({pp})"),
     )  # fmt: skip
-    for kept, what in rules:
-        if not kept:
-            yield f"{flag} needs {what}"
 
 
-def _chunks(setting: Setting) -> Iterator[str]:
-    pp = setting.number("pipeline-model-parallel-size")
-    each = setting.number(VIRTUAL[0], 0)
-    chunks = setting.number(VIRTUAL[1], 0)
-    layers = setting.number("num-layers", 0)
-    if pp == 1 or setting.has("pipeline-model-parallel-layout"):
-        return
-    if each and chunks:
-        yield f"--{VIRTUAL[0]} and --{VIRTUAL[1]} exclude each other"
-    elif each and layers % (pp * each):
-        yield f"layers({layers}) % (pp({pp}) * layers of a chunk({each})) = {layers % (pp * each)}"
-    elif chunks and layers % (pp * chunks):
-        yield f"layers({layers}) % (pp({pp}) * chunks({chunks})) = {layers % (pp * chunks)}"
+def _unless(flag: str, rule: Rule) -> Rule:
+    """Return a rule that holds where a flag is not given."""
+    return rule._replace(
+        over=(flag, *rule.over), rest=lambda given, *rest: (given == 0) * rule.rest(*rest)
+    )
 
 
-# --------------------------------------------------------------------------------------------------
-# Arguments that exclude or need each other: `validate_args` of Megatron-LM (`megatron/training/
-# arguments.py`, core 0.15 and main of 2026) and `TransformerConfig`, `ModelParallelConfig` and
-# `DistributedDataParallelConfig` of Megatron-Core 0.15 and 0.16; the widths that fp8 asks for are
-# Transformer Engine's (compute capability 8.9 for fp8, 9.0 for blocks of it, 10.0 for mxfp8).
-
-
-_Broken = Callable[[Setting], bool]
-_AMD = ("MI2", "MI3", "MI4")
-_NO_FP8 = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200", "L40", "RTX-4090")
-
-
-def _both(*flags: str) -> _Broken:
-    """Return whether more than one of these is given."""
-    return lambda s: sum(map(s.has, flags)) > 1
-
-
-def _layouts(s: Setting) -> bool:
-    others = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-              "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
-              *VIRTUAL)  # fmt: skip
-    return s.has("pipeline-model-parallel-layout") and any(map(s.has, others))
-
-
-def _recomputes(module: str) -> _Broken:
-    """Return whether a module is computed again."""
-    return lambda s: s.selective and module in s.list("recompute-modules")
-
-
-def _padded(s: Setting) -> bool:
-    return s.has("moe-router-padding-for-quantization") or s.has("moe-router-padding-for-fp8")
-
-
-_STATES = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
-_TABLE: tuple[tuple[_Broken, str], ...] = (
-    (_both("fp16", "bf16"), "--fp16 and --bf16 exclude each other"),
-    (_both("train-iters", "train-samples"), "--train-iters and --train-samples exclude each other"),
-    (_both("train-iters", "rampup-batch-size"), "--rampup-batch-size needs --train-samples"),
-    (_both("fp4-format", "fp8-format"), "--fp4-format and --fp8-format exclude each other"),
-    (_both("multi-latent-attention", "group-query-attention"),
-     "--multi-latent-attention and --group-query-attention exclude each other"),
-    (_both("swiglu", "squared-relu", "quick-geglu"),
-     "--swiglu, --squared-relu and --quick-geglu exclude each other"),
-    (_layouts, "other arguments that place layers exclude --pipeline-model-parallel-layout"),
-    (lambda s: not s.has("max-position-embeddings"), "--max-position-embeddings is missing"),
-    (lambda s: not s.has("kv-channels")
-     and s.number("hidden-size") % s.number("num-attention-heads") != 0,
-     "num-attention-heads does not divide hidden-size, which needs --kv-channels"),
-    (lambda s: s.has("save") and not s.has("save-interval"), "--save needs --save-interval"),
-    (lambda s: s.real("min-lr") > s.real("lr", float("inf")), "--min-lr is above --lr"),
-    (lambda s: s.has("fp8-param-gather") and s.has("fp8-format") and not s.sharded,
-     "--fp8-param-gather needs --use-distributed-optimizer or Megatron-FSDP"),
-    (lambda s: s.has("fp8-param-gather") and not s.has("fp8-format"),
-     "--fp8-param-gather needs --fp8-format"),
-    (lambda s: s.has("fp8-format") and s.gpu.startswith(_NO_FP8),
-     "--fp8-format needs a device that has products of 8 bits"),
-    (lambda s: s.has("fp8-format") and s.text("fp8-recipe") == "mxfp8"
-     and s.gpu.startswith(_HOPPER),
-     "--fp8-recipe mxfp8 needs Blackwell"),
-    (lambda s: s.selective and s.has("recompute-method"),
-     "--recompute-method is not for selective recomputation"),
-    (lambda s: s.selective and s.has("recompute-num-layers"),
-     "--recompute-num-layers is not for selective recomputation"),
-    (lambda s: _recomputes("moe_act")(s) and not s.has("moe-grouped-gemm"),
-     "--recompute-modules moe_act needs --moe-grouped-gemm"),
-    (lambda s: _recomputes("mla_up_proj")(s) and not s.has("multi-latent-attention"),
-     "--recompute-modules mla_up_proj needs --multi-latent-attention"),
-    (lambda s: (_recomputes("moe_act")(s) or _recomputes("layernorm")(s))
-     and s.has("fp8-format") and s.text("fp8-recipe") in ("", "delayed"),
-     "--recompute-modules moe_act and layernorm need another --fp8-recipe than delayed"),
-    (lambda s: s.has("moe-layer-recompute") and s.text("recompute-granularity") == "full"
-     and not s.selective, "--moe-layer-recompute and full recomputation exclude each other"),
-    (lambda s: s.has("distribute-saved-activations") and s.scattered,
-     "--distribute-saved-activations and --sequence-parallel exclude each other"),
-    (lambda s: s.has("tp-comm-overlap") and not s.scattered,
-     "--tp-comm-overlap needs --sequence-parallel and --tensor-model-parallel-size above 1"),
-    (lambda s: s.has("tp-comm-overlap") and s.gpu.startswith(_AMD),
-     "--tp-comm-overlap needs GPUs of NVIDIA: Transformer Engine's userbuffers are theirs"),
-    (lambda s: s.dispatcher == "flex" and s.gpu.startswith(_AMD),
-     "--moe-token-dispatcher-type flex needs GPUs of NVIDIA: DeepEP and HybridEP are theirs"),
-    (lambda s: s.has("defer-embedding-wgrad-compute")
-     and s.number("pipeline-model-parallel-size") == 1,
-     "--defer-embedding-wgrad-compute needs --pipeline-model-parallel-size above 1"),
-    (lambda s: s.has("defer-embedding-wgrad-compute")
-     and s.has("no-gradient-accumulation-fusion"),
-     "--defer-embedding-wgrad-compute and --no-gradient-accumulation-fusion exclude each other"),
-    (lambda s: s.has("overlap-param-gather-with-optimizer-step")
-     and not (s.has("overlap-param-gather") and s.virtual),
-     "--overlap-param-gather-with-optimizer-step needs --overlap-param-gather and virtual stages"),
-    (lambda s: s.has(VIRTUAL[0]) and (s.has("decoder-first-pipeline-num-layers")
-                                      or s.has("decoder-last-pipeline-num-layers")),
-     "stages of given layers need --num-virtual-stages-per-pipeline-rank instead"),
-    (lambda s: s.number("context-parallel-size") > 1 and s.text("transformer-impl") == "local",
-     "--context-parallel-size above 1 needs --transformer-impl transformer_engine"),
-    (lambda s: s.has("deterministic-mode") and s.has("cross-entropy-loss-fusion"),
-     "--deterministic-mode and --cross-entropy-loss-fusion exclude each other"),
-    (lambda s: s.has("deterministic-mode") and s.has("use-flash-attn"),
-     "--deterministic-mode and --use-flash-attn exclude each other"),
-    (lambda s: s.number("mtp-num-layers", 0) > 0 and not s.has("use-rotary-position-embeddings")
-     and s.text("position-embedding-type") == "relative",
-     "--mtp-num-layers excludes --position-embedding-type relative"),
-    (lambda s: s.has("batch-size"), "--batch-size is no longer valid, --micro-batch-size is"),
-    (lambda s: s.has("warmup"), "--warmup is no longer valid, --lr-warmup-fraction is"),
-    (lambda s: s.has("model-parallel-size"),
-     "--model-parallel-size is no longer valid, --tensor-model-parallel-size is"),
-    (lambda s: s.has("checkpoint-activations"),
-     "--checkpoint-activations is no longer valid, --recompute-activations is"),
-    (_both("num-layers", "encoder-num-layers"),
-     "--num-layers and --encoder-num-layers exclude each other"),
-    (_both("seq-length", "encoder-seq-length"),
-     "--seq-length and --encoder-seq-length exclude each other"),
-    (_both("train-iters", "lr-decay-samples"), "--lr-decay-samples needs --train-samples"),
-    (_both("train-samples", "lr-decay-iters"), "--lr-decay-iters needs --train-iters"),
-    (lambda s: s.has("train-iters") and s.real("lr-warmup-samples") > 0,
-     "--lr-warmup-samples needs --train-samples"),
-    (lambda s: s.has("train-samples") and s.real("lr-warmup-iters") > 0,
-     "--lr-warmup-iters needs --train-iters"),
-    (lambda s: s.has("lr-warmup-fraction")
-     and (s.real("lr-warmup-iters") > 0 or s.real("lr-warmup-samples") > 0),
-     "--lr-warmup-fraction excludes --lr-warmup-iters and --lr-warmup-samples"),
-    (lambda s: s.text("weight-decay-incr-style") in ("", "constant")
-     and (s.has("start-weight-decay") or s.has("end-weight-decay")),
-     "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine"),
-    (lambda s: s.text("weight-decay-incr-style") in ("linear", "cosine")
-     and not (s.has("start-weight-decay") and s.has("end-weight-decay")),
-     "--weight-decay-incr-style needs --start-weight-decay and --end-weight-decay"),
-    (lambda s: s.number("save-retain-interval", 0) % max(s.number("save-interval"), 1) != 0,
-     "save-interval does not divide save-retain-interval"),
-    (lambda s: s.has("mock-data") + s.has("data-path") + any(
-        map(s.has, ("train-data-path", "valid-data-path", "test-data-path"))) > 1,
-     "--mock-data, --data-path and the data paths of splits exclude each other"),
-    (_both("data-path", "data-args-path"), "--data-path and --data-args-path exclude each other"),
-    (lambda s: s.has("fp16-lm-cross-entropy") and not s.has("fp16"),
-     "--fp16-lm-cross-entropy needs --fp16"),
-    (lambda s: s.has("fp32-residual-connection") and not (s.has("fp16") or s.has("bf16")),
-     "--fp32-residual-connection needs --bf16 or --fp16"),
-    (lambda s: s.has("distribute-saved-activations")
-     and (s.number("tensor-model-parallel-size") == 1
-          or s.text("recompute-granularity") != "full"),
-     "--distribute-saved-activations needs tensor ranks and --recompute-granularity full"),
-    (lambda s: s.has("no-position-embedding") and not s.has("use-rotary-position-embeddings")
-     and s.text("position-embedding-type") != "rope",
-     "--no-position-embedding needs --position-embedding-type rope; none is a type of its own"),
-    (lambda s: s.has("first-last-layers-bf16") and s.has("fp8-format")
-     and s.text("fp8-recipe") in ("", "delayed"),
-     "--first-last-layers-bf16 needs another --fp8-recipe than delayed"),
-    (lambda s: s.has("first-last-layers-bf16") and any(
-        s.number(f"num-layers-at-{end}-in-bf16") > s.number("num-layers")
-        // s.number("pipeline-model-parallel-size") for end in ("start", "end")),
-     "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 are those of a stage at most"),
-    (lambda s: s.text("fp8-recipe") == "custom" and s.has("fp8-format")
-     and not s.has("fp8-quantizer-factory"),
-     "--fp8-recipe custom needs --fp8-quantizer-factory"),
-    (lambda s: s.has("reuse-grad-buf-for-mxfp8-param-ag") and not s.has("fp8-param-gather"),
-     "--reuse-grad-buf-for-mxfp8-param-ag needs --fp8-param-gather"),
-    (lambda s: s.has("multi-latent-attention") and s.has("rotary-interleaved"),
-     "--multi-latent-attention and --rotary-interleaved exclude each other"),
-    (lambda s: s.has("multi-latent-attention") and s.text("rope-type") == "rope"
-     and s.text("position-embedding-type") == "rope" and not s.has("no-rope-fusion"),
-     "--rope-type rope of --multi-latent-attention needs --no-rope-fusion"),
-    (lambda s: s.text("rope-type") == "yarn" and not s.has("multi-latent-attention"),
-     "--rope-type yarn needs --multi-latent-attention"),
-    (lambda s: (s.has("decoder-first-pipeline-num-layers")
-                or s.has("decoder-last-pipeline-num-layers"))
-     and (s.has("account-for-embedding-in-pipeline-split")
-          or s.has("account-for-loss-in-pipeline-split")),
-     "stages of given layers exclude those that --account-for-embedding or loss"),
-    (lambda s: s.has("overlap-p2p-communication-warmup-flush")
-     and (not s.virtual or s.has("no-overlap-p2p-communication")),
-     "--overlap-p2p-communication-warmup-flush needs virtual stages that overlap their transfers"),
-    (lambda s: s.has("use-te-activation-func") and s.has("swiglu")
-     and not s.has("no-bias-swiglu-fusion"),
-     "--use-te-activation-func needs --no-bias-swiglu-fusion"),
-    (lambda s: s.has("delay-wgrad-compute") and not s.has("overlap-moe-expert-parallel-comm"),
-     "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm"),
-    (lambda s: s.has("use-precision-aware-optimizer") and not s.has("use-distributed-optimizer"),
-     "--use-precision-aware-optimizer needs --use-distributed-optimizer"),
-    (lambda s: s.has("optimizer-cpu-offload") and not s.has("use-precision-aware-optimizer"),
-     "--optimizer-cpu-offload needs --use-precision-aware-optimizer"),
-    (lambda s: not s.has("use-precision-aware-optimizer") and any(
-        s.text(flag) not in ("", "fp32") for flag in _STATES),
-     "other precisions of the optimizer's states than fp32 need --use-precision-aware-optimizer"),
-    (lambda s: s.has("overlap-param-gather-with-optimizer-step")
-     and s.text("ckpt-format") != "torch",
-     "--overlap-param-gather-with-optimizer-step needs --ckpt-format torch"),
-    (lambda s: s.text("ckpt-format") == "fsdp_dtensor"
-     and not (s.has("use-megatron-fsdp") or s.has("use-custom-fsdp")),
-     "--ckpt-format fsdp_dtensor needs --use-megatron-fsdp"),
-    (lambda s: s.text("ckpt-format") == "torch_dcp" and not s.has("use-torch-fsdp2"),
-     "--ckpt-format torch_dcp needs --use-torch-fsdp2"),
-    (lambda s: s.number("cpu-offloading-num-layers", 0) > 0
-     and s.has("cpu-offloading-num-layers")
-     and (s.number("pipeline-model-parallel-size") > 1 or s.has("recompute-granularity")),
-     "--cpu-offloading-num-layers excludes pipeline stages and recomputation"),
-    (lambda s: s.has("moe-ffn-hidden-size") and not s.number("num-experts", 0),
-     "--moe-ffn-hidden-size needs --num-experts"),
+_RAMP = "--rampup-batch-size"
+SCHEDULES = (
+    *_groups("interleaved", "micro_batches", ""),
+    _rule("interleaved.p2p", "pp, chunks, no-overlap-p2p-communication",
+          lambda pp, chunks, alone: (pp == 2) * (chunks > 1) * alone,
+          "an interleaved pipeline of 2 stages excludes --no-overlap-p2p-communication"),
+    # `RampupBatchsizeNumMicroBatchesCalculator` of megatron/core/num_microbatches_calculator.py
+    # (core 0.16), which steps from the first size to the last
+    _rule("ramp.words", "bad_ramp, ramp_words", lambda bad, words: bad,
+          f"{_RAMP} needs a first batch, an increment and samples, got {{ramp_words!r}}"),
+    _rule("ramp.start", "ramp_start, global_batch", lambda start, batch: start > batch,
+          f"{_RAMP} begins with {{ramp_start}}, above global-batch-size({{global_batch}})"),
+    _rule("ramp.step", "ramp_start, ramp_step, global_batch",
+          lambda start, step, batch: (batch >= start) * ((batch - start) % step),
+          f"{_RAMP}: (global batch({{global_batch}}) - {{ramp_start}}) % increment({{ramp_step}}) "
+          "= {rest} != 0"),
+    # with the flag, a size that does not divide is rounded down
+    *(_unless("decrease-batch-size-if-needed", rule) for rule in (
+        _rule("ramp.first", "ramp_start, global_batch, together",
+              lambda start, batch, once: (batch >= start) * (start % once),
+              f"{_RAMP}: batch({{ramp_start}}) % (micro batch * dp({{together}})) = {{rest}} "
+              "!= 0"),
+        _rule("ramp.second", "ramp_second, ramp_start, global_batch, together",
+              lambda second, start, batch, once: (second < batch) * (start % once == 0)
+              * (second % once),
+              f"{_RAMP}: batch({{ramp_second}}) % (micro batch * dp({{together}})) = {{rest}} "
+              "!= 0"),
+        *_groups("ramp", "ramp_micro_batches", f"{_RAMP} begins with {{ramp_start}}: ",
+                  "ramp_start"))),
 )  # fmt: skip
-"""What breaks a rule, and the rule."""
-_OF_FSDP2: tuple[tuple[_Broken, str], ...] = (
-    (lambda s: s.number("pipeline-model-parallel-size") > 1, "--pipeline-model-parallel-size 1"),
-    (lambda s: s.number("expert-model-parallel-size") > 1, "--expert-model-parallel-size 1"),
-    (lambda s: s.has("use-distributed-optimizer"), "no --use-distributed-optimizer"),
-    (lambda s: not s.has("no-gradient-accumulation-fusion"), "--no-gradient-accumulation-fusion"),
-    (lambda s: not s.has("untie-embeddings-and-output-weights"),
-     "--untie-embeddings-and-output-weights"),
-    (lambda s: s.has("fp16"), "no --fp16"),
-    (lambda s: s.text("ckpt-format") not in ("", "torch_dist", "torch_dcp"),
-     "--ckpt-format torch_dist or torch_dcp"),
+"""Rules of micro-batches and chunks, which a launch that was read has."""
+RULES = (*DEGREES, *ARGUMENTS, *EXPERT_OVERLAP, *MIXTURES, *FSDP2, *SCHEDULES)
+WRITTEN = (
+    _rule("sequence-parallel.tensor", "sequence_parallel, tp", lambda sp, tp: sp * (tp == 1),
+          "--sequence-parallel needs --tensor-model-parallel-size above 1"),
+    # Megatron-FSDP guide, and NVIDIA/Megatron-LM pull request 6081
+    _rule("fsdp.fusion", "use-megatron-fsdp, fused_accumulation", lambda fsdp, fused: fsdp * fused,
+          "--use-megatron-fsdp needs --no-gradient-accumulation-fusion"),
+    _rule("fsdp.stages", "use-megatron-fsdp, pp", lambda fsdp, pp: fsdp * (pp > 1),
+          "--use-megatron-fsdp is not combined with pipeline stages"),
 )  # fmt: skip
-"""What PyTorch's sharding needs, and when it does not have it."""
-_OF_EXPERTS: tuple[tuple[_Broken, str], ...] = (
-    (lambda s: s.has("moe-enable-deepep") and s.dispatcher != "flex",
-     "--moe-enable-deepep needs --moe-token-dispatcher-type flex"),
-    (lambda s: s.has("moe-shared-expert-overlap") and s.dispatcher == "allgather",
-     "--moe-shared-expert-overlap needs --moe-token-dispatcher-type alltoall"),
-    (lambda s: s.has("moe-router-enable-expert-bias")
-     and s.text("moe-router-score-function") in ("", "softmax"),
-     "--moe-router-enable-expert-bias needs --moe-router-score-function sigmoid"),
-    (lambda s: s.number("moe-router-topk", 2) == 1 and not s.has("moe-router-pre-softmax")
-     and s.text("moe-router-score-function") in ("", "softmax")
-     and "sinkhorn" not in s.text("moe-router-load-balancing-type"),
-     "--moe-router-topk 1 needs --moe-router-pre-softmax"),
-    (lambda s: s.has("moe-router-group-topk") and not s.has("moe-router-num-groups"),
-     "--moe-router-group-topk needs --moe-router-num-groups"),
-    (lambda s: s.has("moe-router-group-topk")
-     and s.number("num-experts") % max(s.number("moe-router-num-groups"), 1) != 0,
-     "moe-router-num-groups does not divide num-experts"),
-    (lambda s: s.has("moe-router-num-groups")
-     and s.number("moe-router-group-topk", 0) > s.number("moe-router-num-groups"),
-     "moe-router-group-topk is above moe-router-num-groups"),
-    (lambda s: _recomputes("shared_experts")(s) and s.has("moe-shared-expert-overlap"),
-     "--recompute-modules shared_experts excludes --moe-shared-expert-overlap"),
-    (lambda s: _padded(s) and not (s.has("fp8-format") or s.has("fp4-format")),
-     "--moe-router-padding-for-quantization needs --fp8-format or --fp4-format"),
-    (lambda s: _padded(s) and s.dispatcher in ("allgather", "alltoall_seq"),
-     "--moe-router-padding-for-quantization needs --moe-token-dispatcher-type alltoall or flex"),
-    (lambda s: s.has("moe-expert-capacity-factor")
-     and "sinkhorn" in s.list("moe-router-load-balancing-type"),
-     "--moe-expert-capacity-factor excludes --moe-router-load-balancing-type sinkhorn"),
-    (lambda s: len(s.list("moe-router-load-balancing-type")) > 1
-     and len(s.list("moe-aux-loss-coeff")) != len(s.list("moe-router-load-balancing-type")),
-     "--moe-aux-loss-coeff needs a coefficient for each --moe-router-load-balancing-type"),
-    (lambda s: s.has("moe-pad-expert-input-to-capacity")
-     and not s.has("moe-expert-capacity-factor"),
-     "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor"),
-    (lambda s: s.has("moe-pad-expert-input-to-capacity") and s.dispatcher == "flex",
-     "--moe-pad-expert-input-to-capacity excludes --moe-token-dispatcher-type flex"),
-    (lambda s: not s.has("disable-bias-linear") and s.number(
-        "expert-tensor-parallel-size", s.number("tensor-model-parallel-size")) > 1,
-     "experts with biases need --expert-tensor-parallel-size 1, or --disable-bias-linear"),
+"""Rules that Megatron-LM only warns of, or does not know: of what is written, not of what is
+read."""
+_EARLIER = (
+    _when("num-experts", _rule(
+        "before.fp16-experts", "fp16, ep", lambda fp16, ep: fp16 * (ep > 1),
+        "--expert-model-parallel-size above 1 excludes --fp16 up to core 0.15")),
+    _when("num-experts", _rule(
+        "before.grouped", "moe-grouped-gemm, bf16", lambda grouped, bf16: grouped > bf16,
+        "--moe-grouped-gemm needs --bf16 up to core 0.15")),
+    _rule("before.mtp", "mtp, rotary, position-embedding-type=learned_absolute",
+          lambda mtp, rotary, learned: (mtp > 0) * learned > rotary,
+          "--mtp-num-layers needs --position-embedding-type rope or none up to core 0.15"),
+    _rule("before.moe-overlap", f"{_OVERLAP}, mtp, pp",
+          lambda overlap, mtp, pp: overlap * (mtp == 1) * (pp == 1),
+          f"--{_OVERLAP} needs pipeline stages beside MTP layers up to core 0.16"),
+    _rule("before.muon", "muon, use-distributed-optimizer", lambda muon, sharded: muon * sharded,
+          "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
 )  # fmt: skip
-"""The same of a model with experts."""
-_BEFORE: tuple[tuple[_Broken, str], ...] = (
-    (lambda s: s.has("num-experts") and s.has("fp16")
-     and s.number("expert-model-parallel-size") > 1,
-     "--expert-model-parallel-size above 1 excludes --fp16 up to core 0.15"),
-    (lambda s: s.has("num-experts") and s.has("moe-grouped-gemm") and not s.has("bf16"),
-     "--moe-grouped-gemm needs --bf16 up to core 0.15"),
-    (lambda s: s.number("mtp-num-layers", 0) > 0 and not s.has("use-rotary-position-embeddings")
-     and s.text("position-embedding-type") in ("", "learned_absolute"),
-     "--mtp-num-layers needs --position-embedding-type rope or none up to core 0.15"),
-    (lambda s: s.has("overlap-moe-expert-parallel-comm") and s.number("mtp-num-layers", 0) == 1
-     and s.number("pipeline-model-parallel-size") == 1,
-     "--overlap-moe-expert-parallel-comm needs pipeline stages beside MTP layers up to core 0.16"),
-    (lambda s: "muon" in s.text("optimizer") and s.has("use-distributed-optimizer"),
-     "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
-)  # fmt: skip
+EARLIER = tuple(rule._replace(level="warned") for rule in _EARLIER)
 """What earlier releases end with, and later ones run: main of 2026, and its tests of August."""
 
 
-def broken_before(setting: Setting) -> Iterator[str]:
-    """Yield what only earlier releases of Megatron-LM end with."""
-    yield from _broken(_BEFORE, setting)
+_RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
+SPACE = (
+    COPIED_KEYS,
+    FFN,
+    *SEQUENCE,
+    # Transformer Engine's AttnFuncWithCPAndQKVOA2A
+    *(_rule(f"exchange.{name}", f"{name}, tp, cp, cp_kind", lambda heads, tp, cp, kind:
+            (cp > 1) * (kind == "a2a") * (heads % (tp * cp)),
+            f"{name}({{{name}}}) % (tp({{tp}}) * cp({{cp}})) = {{rest}} != 0")
+      for name in ("heads", "query_groups")),
+    _rule("latent.rings", "latent, cp, cp_kind", lambda latent, cp, kind:
+          latent * (cp > 1) * (kind != "ring"),
+          "latent attention has rings alone: its queries and values differ in width"),
+    # attn_forward_func_with_cp
+    _rule("window.rings", "window, cp, cp_kind", lambda window, cp, kind:
+          window * (cp > 1) * (kind == "ring"), "attention with a window has no rings"),
+    _rule("tp-overlap.ranks", "tp_overlap, tp", lambda overlap, tp: overlap * (tp == 1),
+          "--tp-comm-overlap needs tensor ranks"),
+    _rule("tp-overlap.links", _RANKS, lambda overlap, tp, linked, world, domain, gpu:
+          overlap * (tp > 1) * (linked * ((world <= domain) + (domain % tp == 0)) == 0),
+          "--tp-comm-overlap: no memory of {tp} {gpu} is joined by NVLink"),
+    _rule("connections.both", "tp_overlap, overlap_experts, one_queue, gpu",
+          lambda tensor, experts, one, gpu: tensor * experts * one,
+          f"--tp-comm-overlap and --{_OVERLAP} need other values of CUDA_DEVICE_MAX_CONNECTIONS "
+          "on {gpu}, 1 and 32"),
+    EXPERT_WIDTH,
+    _rule("experts.biases", "experts, biases, etp", lambda experts, biases, etp:
+          (experts > 0) * biases * (etp > 1),
+          "experts with biases are not split over tensor ranks"),
+    # its guide combines modules on the host with recomputation of modules alone
+    _rule("offload.recompute", "offload, whole_layers", lambda words, whole:
+          (words != "none") * whole,
+          "modules go to the host beside layers of which modules alone are recomputed"),
+    _rule("fsdp.stages", "zero, pp", lambda zero, pp: (zero == 3) * (pp > 1),
+          "Megatron-FSDP is not combined with pipeline stages"),
+    _rule("moe-overlap.virtual", "overlap_experts, pp, vpp", lambda overlap, pp, vpp:
+          overlap * (pp > 1) * (vpp == 1), f"--{_OVERLAP} needs chunks of stages"),
+    _rule("moe-overlap.recompute", "overlap_experts, recomputed_experts",
+          lambda overlap, recomputed: overlap * recomputed,
+          f"--{_OVERLAP} excludes recomputed experts"),
+    _rule("moe-overlap.mtp", "overlap_experts, mtp", lambda overlap, mtp: overlap * (mtp > 1),
+          f"--{_OVERLAP} needs one MTP layer at most"),
+    # TransformerConfig up to core 0.16
+    _rule("moe-overlap.mtp-stages", "overlap_experts, mtp, pp", lambda overlap, mtp, pp:
+          overlap * (mtp == 1) * (pp == 1),
+          f"--{_OVERLAP} needs pipeline stages beside an MTP layer"),
+)  # fmt: skip
+"""Rules of a search, over the values of `search.engines.space`."""
 
 
-def _tabled(setting: Setting) -> Iterator[str]:
-    yield from _broken(_TABLE, setting)
-    if setting.has("num-experts"):
-        yield from _broken(_OF_EXPERTS, setting)
-    if setting.has("use-torch-fsdp2"):
-        yield from (f"--use-torch-fsdp2 needs {what}" for what in _broken(_OF_FSDP2, setting))
-    yield from decided(_split_without_experts(setting))
+def _names(rules: Sequence[Rule]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for rule in rules for name in rule.over))
 
 
-def _split_without_experts(setting: Setting) -> Iterator[str]:
-    experts = setting.number("expert-model-parallel-size")
-    if experts > 1 and not setting.has("num-experts"):
-        yield f"--expert-model-parallel-size {experts} needs --num-experts"
+_READ = _names((*RULES, *LAYERS, *WRITTEN, *EARLIER))
 
 
-def _interleaved(setting: Setting, micro_batches: int, chunks: int) -> Iterator[str]:
-    """Yield what the interleaved schedule asks of so many micro-batches in so many chunks."""
-    pp = setting.number("pipeline-model-parallel-size")
-    if pp == 1 or chunks == 1:
-        return
-    group = setting.number("microbatch-group-size-per-virtual-pipeline-stage", pp)
-    rest = micro_batches % group
-    if not pp <= group <= micro_batches:
-        yield (
-            f"an interleaved pipeline runs groups of at least pp({pp}) and at most "
-            f"{micro_batches} micro-batches, these are of {group}"
-        )
-    elif 0 < rest < pp:
-        yield f"micro-batches({micro_batches}) % {group} = {rest}, between 0 and pp({pp})"
-    if pp == 2 and setting.has("no-overlap-p2p-communication"):
-        yield "an interleaved pipeline of 2 stages excludes --no-overlap-p2p-communication"
+def broken_rules(
+    setting: Setting, problems: Sequence[Notice] = (), launch: Launch | None = None
+) -> tuple[Notice, ...]:
+    """Return what Megatron-LM ends with.
+
+    problems : why the launch was not read; launch : it, where it was.
+    """
+    values = setting.values(_READ)
+    if launch is not None:
+        values |= _of_launch(setting, launch)
+    found = broken((*RULES, *LAYERS) if problems else RULES, values)
+    # what the reading stumbled over may be a rule of the table
+    ids = {one.id for one in found}
+    return once((*(one for one in problems if one.id not in ids), *found))
 
 
-# --------------------------------------------------------------------------------------------------
-# A batch that grows: `RampupBatchsizeNumMicroBatchesCalculator` of `megatron/core/
-# num_microbatches_calculator.py` (core 0.16), which steps from the first size to the last.
+def _of_launch(setting: Setting, launch: Launch) -> dict[str, Any]:
+    """Return values that only a launch that was read has."""
+    dp, micro = launch.degrees.dp, setting.value("micro_batch")
+    start, step = ramp_start(setting), ramp(1)(setting)
+    found: dict[str, Any] = {"micro_batches": launch.micro_batches, "chunks": launch.degrees.vpp}
+    if micro is not None:
+        found["together"] = micro * dp
+        if start is not None and step is not None:
+            grows = start < launch.global_batch and start % (micro * dp) == 0
+            found["ramp_second"] = start + step
+            found["ramp_micro_batches"] = start // (micro * dp) if grows else None
+    return found
 
 
-def ramp_start(setting: Setting) -> int | None:
-    """Return the batch that a run begins with; None: it does not grow, or is given badly."""
-    ramp = setting.list("rampup-batch-size")
-    return int(ramp[0]) if len(ramp) == 3 and all(map(_is_count, ramp)) else None
+def broken_before(setting: Setting) -> tuple[Notice, ...]:
+    """Return what only earlier releases of Megatron-LM end with."""
+    return broken(EARLIER, setting.values(_names(EARLIER)))
 
 
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19
-
-
-def _ramp_up(setting: Setting, dp: int, chunks: int) -> Iterator[str]:
-    """Yield what batches on the way to the last one break, on so many data ranks."""
-    flag = "--rampup-batch-size"
-    if not setting.has(flag[2:]):
-        return
-    ramp = setting.list(flag[2:])
-    if len(ramp) != 3 or not all(map(_is_count, ramp)) or not int(ramp[0]) or not int(ramp[1]):
-        yield f"{flag} needs a first batch, an increment and samples, got {' '.join(ramp)[:60]!r}"
-        return
-    start, increment = int(ramp[0]), int(ramp[1])
-    once = setting.number("micro-batch-size") * dp
-    batch = setting.number("global-batch-size", once)
-    if start > batch:
-        yield f"{flag} begins with {start}, above global-batch-size({batch})"
-    elif (batch - start) % increment:
-        rest = (batch - start) % increment
-        yield f"{flag}: (global batch({batch}) - {start}) % increment({increment}) = {rest} != 0"
-    # with the flag, a size that does not divide is rounded down
-    elif not setting.has("decrease-batch-size-if-needed"):
-        second = start + increment if start + increment < batch else start
-        rest, size = next(((size % once, size) for size in (start, second) if size % once), (0, 0))
-        if rest:
-            yield f"{flag}: batch({size}) % (micro batch * dp({once})) = {rest} != 0"
-        elif start < batch:
-            for text in _interleaved(setting, start // once, chunks):
-                yield f"{flag} begins with {start}: {text}"
+def violated_rules(arguments: Words, world_size: int) -> tuple[Notice, ...]:
+    """Return one notice per rule that written arguments of so many GPUs break."""
+    setting = Setting(arguments, world_size)
+    return broken((*RULES, *LAYERS, *WRITTEN), setting.values(_READ))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
 from autopar.records import replace
-from autopar.run.launch import BLACKWELL, Launch, Model, Optimizer, Software, default_attention
+from autopar.run.launch import Launch, Model, Optimizer, Software, default_attention
 from autopar.training.offload import OffloadModule
 from search.engines.choice import FULL, NONE, Choice, Dispatcher, offload_of, recompute_of, trained
+from search.engines.megatron.rules import SPACE as SPACE_RULES
 from search.engines.space import (
     BY_LAYER,
     FEW,
@@ -20,33 +20,14 @@ from search.engines.space import (
     degrees_of,
     device_precisions,
     launch_precision,
+    nvlinked,
 )
-
-
-def overlaps_one(gpu: str) -> bool:
-    """Return whether a device sends tokens of experts, or tensors, beside kernels, but not both.
-
-    Before Blackwell a transfer that is launched before the product beside it needs one queue of
-    launches, and another micro-batch's exchanges need several: CUDA_DEVICE_MAX_CONNECTIONS is 1 or
-    32 (`PerfEnvPlugin` of Megatron-Bridge's scripts/performance, `validate_args` of Megatron-LM).
-    """
-    return not gpu.upper().startswith(BLACKWELL)
-
-
-_UNLINKED = re.compile(r"MI[0-9]|RTX|L4|L40|T4|V100|A(2|10|16|30|40)([^0-9]|$)|.*PCIE")
-"""Names of devices that NVLink does not join, or whose architecture the kernels below are not of;
-somebody's own card is taken for one that has both."""
-
-
-def _nvlinked(gpu: str) -> bool:
-    """Return whether a device has the links that kernels of NVIDIA's libraries write through."""
-    return _UNLINKED.match(gpu.upper()) is None
 
 
 def _userbuffers(job: Job, tp: int) -> bool:
     """Return whether tensor ranks write into one another's memory, as Transformer Engine does."""
     joined = job.domain is None or job.world <= job.domain or job.domain % tp == 0
-    return tp > 1 and _nvlinked(job.gpu) and joined
+    return tp > 1 and nvlinked(job.gpu) and joined
 
 
 def _megatron_dispatchers(gpu: str) -> tuple[Dispatcher, ...]:
@@ -54,7 +35,7 @@ def _megatron_dispatchers(gpu: str) -> tuple[Dispatcher, ...]:
 
     `validate_flex_dispatcher_backend` of Megatron-Bridge.
     """
-    return ("alltoall", "flex") if _nvlinked(gpu) else ("alltoall",)
+    return ("alltoall", "flex") if nvlinked(gpu) else ("alltoall",)
 
 
 def _megatron_modules(model: Model) -> tuple[str, ...]:
@@ -100,67 +81,6 @@ def _megatron_offload(model: Model) -> tuple[str, ...]:
 def subsets(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for size in range(len(items) + 1):
         yield from combinations(items, size)
-
-
-def _megatron_attention(job: Job, choice: Choice) -> Iterator[str]:
-    model = job.model
-    groups = model.attention.groups
-    if model.attention.latent is None and groups % choice.tp and choice.tp % groups:
-        yield f"heads of keys and values({groups}) and tp({choice.tp}) do not divide each other"
-    if model.ffn % choice.tp:
-        yield f"MLP width({model.ffn}) % tp({choice.tp}) = {model.ffn % choice.tp} != 0"
-    pieces = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
-    if job.seq % pieces:
-        yield f"sequence({job.seq}) % (tp * 2 cp)({pieces}) = {job.seq % pieces} != 0"
-    if choice.cp > 1 and choice.cp_kind == "a2a":
-        # Transformer Engine's AttnFuncWithCPAndQKVOA2A
-        for heads, name in ((model.attention.heads, "heads"), (groups, "heads of keys and values")):
-            if heads % (choice.tp * choice.cp):
-                rest = heads % (choice.tp * choice.cp)
-                yield f"{name}({heads}) % (tp * cp)({choice.tp * choice.cp}) = {rest} != 0"
-    if choice.cp > 1 and choice.cp_kind != "ring" and model.attention.latent is not None:
-        yield "latent attention has rings alone: its queries and values differ in width"
-    if choice.cp > 1 and choice.cp_kind == "ring" and model.attention.window is not None:
-        # attn_forward_func_with_cp
-        yield "attention with a window has no rings"
-
-
-def _megatron_refuses(job: Job, choice: Choice) -> Iterator[str]:
-    model = job.model
-    yield from _megatron_attention(job, choice)
-    if choice.tp_overlap and choice.tp == 1:
-        yield "--tp-comm-overlap needs tensor ranks"
-    elif choice.tp_overlap and not _userbuffers(job, choice.tp):
-        yield f"--tp-comm-overlap: no memory of {choice.tp} {job.gpu} is joined by NVLink"
-    if choice.tp_overlap and choice.overlap_experts and overlaps_one(job.gpu):
-        yield (
-            "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of "
-            f"CUDA_DEVICE_MAX_CONNECTIONS on {job.gpu}, 1 and 32"
-        )
-    if model.experts is not None:
-        if model.experts.ffn % choice.etp:
-            rest = model.experts.ffn % choice.etp
-            yield f"width of an expert({model.experts.ffn}) % etp({choice.etp}) = {rest} != 0"
-        if model.biases and choice.etp > 1:
-            yield "experts with biases are not split over tensor ranks"
-    if choice.offload != NONE and (
-        choice.recompute == FULL or choice.recompute.startswith("block ")
-    ):
-        # its guide combines modules on the host with recomputation of modules alone
-        yield "modules go to the host beside layers of which modules alone are recomputed"
-    if choice.zero == 3 and choice.pp > 1:
-        yield "Megatron-FSDP is not combined with pipeline stages"
-    words = choice.recompute.split("+")
-    if choice.overlap_experts:
-        if choice.pp > 1 and choice.vpp == 1:
-            yield "--overlap-moe-expert-parallel-comm needs chunks of stages"
-        if choice.recompute == FULL or choice.recompute.startswith("block") or "moe" in words:
-            yield "--overlap-moe-expert-parallel-comm excludes recomputed experts"
-        if model.mtp > 1:
-            yield "--overlap-moe-expert-parallel-comm needs one MTP layer at most"
-        if model.mtp == 1 and choice.pp == 1:
-            # TransformerConfig up to core 0.16
-            yield "--overlap-moe-expert-parallel-comm needs pipeline stages beside an MTP layer"
 
 
 def _megatron(job: Job, choice: Choice) -> Launch:
@@ -215,8 +135,7 @@ SPACE = EngineSpace(
     overlaps_tensor=_userbuffers,
     any_layout=True,
     launch=_megatron,
-    attention=_megatron_attention,
-    refused=_megatron_refuses,
+    rules=SPACE_RULES,
     left_out=(
         "CUDA graphs, whose memory nobody has counted",
         "rings of ranks that exchange heads (--cp-comm-type a2a+p2p)",

@@ -1,8 +1,7 @@
 """Job files of torchtitan as they are checked: what it refuses, and what has no effect.
 
-What the keys mean is `search.engines.torchtitan.read`'s. Rules are those of `distributed/
-parallel_dims.py`, `distributed/pipeline_parallel.py`, `components/quantization` and
-`models/*/parallelize.py`, of 2024 to 0.2; torch.distributed.pipelining's are torch's.
+What the keys mean is `search.engines.torchtitan.read`'s, and rules are
+`search.engines.torchtitan.rules`'.
 """
 
 from __future__ import annotations
@@ -16,19 +15,29 @@ from autopar.errors import DocumentError, InputError
 from autopar.pipeline.schedules import schedule_problem
 from autopar.records import Record
 from autopar.run.launch import Launch
+from autopar.run.rules import Notice, broken, notice
 from search.check.changes import Changes, Move
 from search.engines.keys import Keys, words_of_values
-from search.engines.megatron.findings import Finding
-from search.engines.reader import Asked, CheckedFile, attempt, world_size_of
+from search.engines.reader import (
+    Asked,
+    CheckedFile,
+    attempt,
+    read_notes,
+    with_problems,
+    without_effect,
+    world_size_of,
+)
 from search.engines.text import Configuration
 from search.engines.torchtitan.read import (
     Generation,
     TitanDegrees,
     degrees_of,
     generation_of,
+    grid_values,
     keys_of,
     read_titan,
 )
+from search.engines.torchtitan.rules import FILE
 
 _MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batch", "recompute"})
 _BEFORE_HOPPER = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
@@ -80,85 +89,57 @@ class _File(Record):
         return "float8" if on else ""
 
 
-def _broken(file: _File, launch: Launch | None) -> Iterator[str]:
-    """Yield what torchtitan, or torch below it, ends with."""
-    degrees = file.degrees
-    product = degrees.dp * degrees.cp * degrees.tp * degrees.pp
-    if product != degrees.world:
-        yield (
-            f"dp_replicate({degrees.replicate}) * dp_shard({degrees.shard}) * cp({degrees.cp}) * "
-            f"tp({degrees.tp}) * pp({degrees.pp}) = {product} != world size({degrees.world})"
-        )
-    if degrees.replicate > 1 and degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
-        yield "replicas alone (DDP) have no tensor or pipeline ranks beside them"
-    if file.asynchronous and degrees.tp > 1 and not file.compiled:
-        yield "enable_async_tensor_parallel needs compile"
-    section = file.float8
-    if section:
-        gathers = file.on(f"{section}.enable_fsdp_float8_all_gather")
-        recipe = file.keys.values.get(f"{section}.recipe_name")
-        if gathers and recipe not in (None, ""):
-            yield f"[{section}] enable_fsdp_float8_all_gather and recipe_name exclude each other"
-        if file.gpu.upper().startswith(_BEFORE_HOPPER):
-            yield f"[{section}] needs a device that has products of 8 bits"
-    if launch is None:
-        return
-    yield from _of_sizes(file, launch)
+def _broken(file: _File, launch: Launch | None) -> tuple[Notice, ...]:
+    """Return what torchtitan, or torch below it, ends with."""
+    degrees, section = file.degrees, file.float8
+    values: dict[str, Any] = {
+        **grid_values(degrees),
+        "replicas_alone": degrees.replicate > 1 and degrees.shard * degrees.cp == 1,
+        "asynchronous": file.asynchronous,
+        "compiled": file.compiled,
+        "float8": section,
+        "float8_gather": bool(section) and file.on(f"{section}.enable_fsdp_float8_all_gather"),
+        "float8_recipe": file.keys.values.get(f"{section}.recipe_name") not in (None, ""),
+        "no_fp8": file.gpu.upper().startswith(_BEFORE_HOPPER),
+    }
+    return broken(FILE, values | ({} if launch is None else _of_launch(file, launch)))
 
 
-def _of_sizes(file: _File, launch: Launch) -> Iterator[str]:
+def _of_launch(file: _File, launch: Launch) -> dict[str, Any]:
+    """Return values that only a launch that was read has."""
     degrees, model = file.degrees, launch.model
-    if degrees.tp > 1 and model.attention.latent is None:
-        # it copies no heads of keys and values
-        groups = model.attention.groups
-        if groups % degrees.tp:
-            yield f"heads of keys and values({groups}) % tp({degrees.tp}) != 0"
-    unit = degrees.tp * (2 * degrees.cp if degrees.cp > 1 else 1)
-    if launch.seq % unit:
-        yield f"seq_len({launch.seq}) % (tp * 2 cp)({unit}) = {launch.seq % unit} != 0"
-    if any(model.expert_layers) and degrees.ep > 1:
-        yield from _of_experts(degrees)
-    if degrees.pp > 1:
-        if model.tied:
-            yield "tied embeddings have no pipeline"
-        yield from _of_pipeline(file, launch)
+    return {
+        "kv_heads": model.attention.groups if model.attention.latent is None else None,
+        "seq_length": launch.seq,
+        "sequence_parallel": True,
+        "ulysses": 1,
+        "ep": degrees.ep,
+        "etp": degrees.etp,
+        "experts": sum(model.expert_layers),
+        "tied": model.tied,
+        "schedule_problem": _of_pipeline(file, launch) if degrees.pp > 1 else None,
+    }
 
 
-def _of_experts(degrees: TitanDegrees) -> Iterator[str]:
-    ep, cp, tp = degrees.ep, degrees.cp, degrees.tp
-    if degrees.etp not in (1, tp):
-        yield f"expert_tensor_parallel_degree({degrees.etp}) is neither 1 nor tp({tp})"
-        return
-    own, name = (cp, "cp") if degrees.etp == tp else (cp * tp, "cp * tp")
-    if ep % own:
-        yield f"ep({ep}) % ({name})({own}) = {ep % own} != 0"
-    ranks = degrees.shard * own
-    if ranks % ep:
-        yield f"dp_shard * {name}({ranks}) % ep({ep}) = {ranks % ep} != 0"
-
-
-def _of_pipeline(file: _File, launch: Launch) -> Iterator[str]:
-    pp = file.degrees.pp
+def _of_pipeline(file: _File, launch: Launch) -> str | None:
     # a schedule runs the micro-batches of one local batch
     local = file.keys.values.get("training.local_batch_size", file.keys.values.get(
         "training.batch_size", 8))  # fmt: skip
     number = int(local) // launch.micro_batch if isinstance(local, int) else 0
-    problem = schedule_problem(
+    return schedule_problem(
         launch.degrees.pipeline,
-        stages=pp,
+        stages=file.degrees.pp,
         chunks=launch.degrees.vpp,
         micro_batches=max(number, 1),
         engine="torchtitan",
     )
-    if problem is not None:
-        yield problem
 
 
 # --------------------------------------------------------------------------------------------------
 # What has no effect.
 
 
-def _idle(file: _File, launch: Launch | None) -> Iterator[str]:
+def _idle(file: _File, launch: Launch | None) -> Iterator[tuple[str, str]]:
     """Yield keys that something else switches off."""
     degrees, values = file.degrees, file.keys.values
     for keys, needed, why in (
@@ -202,28 +183,29 @@ def _idle(file: _File, launch: Launch | None) -> Iterator[str]:
     ):  # fmt: skip
         for key in keys:
             if not needed and values.get(key) not in (None, False, "", []):
-                yield f"{key}, since {why}"
+                yield key, why
     if launch is not None:
         yield from _idle_of_model(file, launch)
     yield from _idle_float8(file)
     if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
-        yield "training.mixed_precision_param, since nothing shards beside tensor or pipeline ranks"
+        why = "nothing shards beside tensor or pipeline ranks"
+        yield "training.mixed_precision_param", why
     policy = values.get("parallelism.fsdp_reshard_after_forward", "default")
     if policy != "default" and degrees.shard * degrees.cp == 1:
-        yield "parallelism.fsdp_reshard_after_forward, since data_parallel_shard_degree is 1"
+        yield "parallelism.fsdp_reshard_after_forward", "data_parallel_shard_degree is 1"
 
 
-def _idle_of_model(file: _File, launch: Launch) -> Iterator[str]:
+def _idle_of_model(file: _File, launch: Launch) -> Iterator[tuple[str, str]]:
     values = file.keys.values
     for key in ("expert_parallel_degree", "expert_tensor_parallel_degree"):
         degree = values.get(f"parallelism.{key}", 1)
         if degree != 1 and not any(launch.model.expert_layers):
-            yield f"parallelism.{key}, since the model has no experts"
+            yield f"parallelism.{key}", "the model has no experts"
         elif degree != 1 and "tensor" in key and file.degrees.ep == 1:
-            yield f"parallelism.{key}, since expert_parallel_degree is 1"
+            yield f"parallelism.{key}", "expert_parallel_degree is 1"
 
 
-def _idle_float8(file: _File) -> Iterator[str]:
+def _idle_float8(file: _File) -> Iterator[tuple[str, str]]:
     names = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp",
              "force_recompute_fp8_weight_in_bwd", "recipe_name")  # fmt: skip
     on = file.float8
@@ -232,15 +214,13 @@ def _idle_float8(file: _File) -> Iterator[str]:
             value = file.keys.values.get(f"{section}.{name}")
             if value in (None, False, "") or section == on:
                 continue
-            yield f"{section}.{name}, since model.converters has no {section}"
+            yield f"{section}.{name}", f"model.converters has no {section}"
     gathers = file.on(f"{on}.enable_fsdp_float8_all_gather")
     if on and file.on(f"{on}.precompute_float8_dynamic_scale_for_fsdp") and not gathers:
-        yield (
-            f"{on}.precompute_float8_dynamic_scale_for_fsdp, since "
-            "enable_fsdp_float8_all_gather is not true"
-        )
+        key = f"{on}.precompute_float8_dynamic_scale_for_fsdp"
+        yield key, "enable_fsdp_float8_all_gather is not true"
     if gathers and file.degrees.shard * file.degrees.cp == 1:
-        yield f"{on}.enable_fsdp_float8_all_gather, since nothing is sharded"
+        yield f"{on}.enable_fsdp_float8_all_gather", "nothing is sharded"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -255,26 +235,22 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
     found = attempt(
         lambda: read_titan(document, world_size=world, gpu=asked.gpu, source=str(source.path))
     )
-    said: list[Finding] = []
-    if found.unpriced is not None:
-        said.append(Finding(kind="not priced", text=found.unpriced))
     file = _file(keys, world, asked.gpu)
-    broken = list(_broken(file, found.launch)) if file is not None else []
-    if found.problem is not None and not any(text in found.problem for text in broken):
-        broken.insert(0, found.problem)
-    said += [Finding(kind="illegal", text=text) for text in dict.fromkeys(broken)]
+    said = [*with_problems(found, () if file is None else _broken(file, found.launch))]
     if file is not None:
-        said += [Finding(kind="no effect", text=text) for text in _idle(file, found.launch)]
+        said += without_effect("torchtitan", _idle(file, found.launch))
     said += [
-        Finding(
-            kind="not understood",
-            text=f"{entry.flag} {entry.value}".strip() + " is no key that torchtitan had: releases "
-            "since late 2025 end with an error, earlier ones leave it",
+        notice(
+            "torchtitan.unknown",
+            "not understood",
+            "{given} is no key that torchtitan had: releases since late 2025 end with an error, "
+            "earlier ones leave it",
+            given=f"{entry.flag} {entry.value}".strip(),
         )
         for entry in found.ignored
         if not entry.understood
     ]
-    said += [Finding(kind="read", text=note) for note in source.notes]
+    said += read_notes(source.notes)
     compiled = found.launch is not None and found.launch.trainer is not None
     compiled = compiled and found.launch.trainer.compiled  # type: ignore[union-attr]
     return CheckedFile(
@@ -323,7 +299,7 @@ def _written(
     except InputError:
         return None
     file = _file(keys_of(changed, ""), world, gpu)
-    if again != after or file is None or any(_broken(file, again)):
+    if again != after or file is None or _broken(file, again):
         return None
     return tuple(
         (key, _text(keys.values.get(key)), _text(value))

@@ -29,9 +29,11 @@ from autopar.run.launch import (
     TorchTrainer,
     chunks_of_sizes,
 )
+from autopar.run.rules import BATCH, refuse
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadLaunch
+from search.engines.torchtitan.rules import GRID, LOCAL_BATCH, WHOLE_STAGES
 
 Generation = Literal["2024", "2025", "0.2"]
 _HARMLESS = frozenset(
@@ -139,6 +141,19 @@ class TitanDegrees(Record):
         return self.replicate * self.shard
 
 
+def grid_values(degrees: TitanDegrees) -> dict[str, int]:
+    """Return the values of rules of the grid."""
+    return {
+        "world": degrees.world,
+        "dp_replicate": degrees.replicate,
+        "dp_shard": degrees.shard,
+        "cp": degrees.cp,
+        "tp": degrees.tp,
+        "pp": degrees.pp,
+        "ranks": degrees.dp * degrees.cp * degrees.tp * degrees.pp,
+    }
+
+
 def degrees_of(keys: Keys, world: int) -> TitanDegrees:
     """Return the degrees; raises DocumentError where one is no degree.
 
@@ -205,13 +220,7 @@ def read_titan(
     schedule = _schedule(keys, degrees.pp)
     zero = _zero(keys, degrees)
     experts = any(model.expert_layers)
-    product = degrees.tp * degrees.cp * degrees.pp
-    if world_size % product or degrees.dp != world_size // product:
-        raise InputError(
-            f"dp_replicate({degrees.replicate}) * dp_shard({degrees.shard}) * cp({degrees.cp}) * "
-            f"tp({degrees.tp}) * pp({degrees.pp}) = {degrees.dp * product} != "
-            f"world size({world_size})"
-        )
+    refuse(GRID, grid_values(degrees))
     launch = Launch(
         name=source,
         model=model,
@@ -383,25 +392,15 @@ def _batch(keys: Keys, degrees: TitanDegrees, generation: Generation) -> tuple[i
     local = keys.number(name, 8)
     total = keys.number("training.global_batch_size", -1, least=-1)
     batch = local * degrees.dp if total < 1 else total
-    if batch % (local * degrees.dp):
-        raise InputError(
-            f"training.global_batch_size({batch}) % ({name.partition('.')[2]}({local}) * "
-            f"dp({degrees.dp})) = {batch % (local * degrees.dp)} != 0"
-        )
+    refuse(BATCH, {"global_batch": batch, "micro_batch": local, "dp": degrees.dp})
     if degrees.pp == 1:
         return local, batch
     if generation == "2024":
         parts = keys.number("experimental.pipeline_parallel_microbatches", degrees.pp)
-        micro, rest = divmod(local, parts)
-        if rest or not micro:
-            raise InputError(f"batch_size({local}) % pipeline_parallel_microbatches({parts}) != 0")
-        return micro, batch
+        refuse(LOCAL_BATCH, {"local_batch": local, "parts": parts})
+        return local // parts, batch
     micro = keys.number("parallelism.pipeline_parallel_microbatch_size", 1)
-    if local % micro:
-        raise InputError(
-            f"{name.partition('.')[2]}({local}) % pipeline_parallel_microbatch_size({micro}) = "
-            f"{local % micro} != 0"
-        )
+    refuse(LOCAL_BATCH, {"local_batch": local, "micro_batch": micro})
     return micro, batch
 
 
@@ -452,8 +451,7 @@ def _chunks(
     if schedule is None:
         return chunks_of_sizes([model.num_layers], 1)
     sizes = _sizes(keys, model, degrees, generation, schedule)
-    if len(sizes) % pp:
-        raise InputError(f"stages({len(sizes)}) % pp({pp}) = {len(sizes) % pp} != 0")
+    refuse(WHOLE_STAGES, {"stages": len(sizes), "pp": pp})
     facts, chunks = SCHEDULES[schedule], len(sizes) // pp
     if chunks < facts.least_chunks or (facts.most_chunks and chunks > facts.most_chunks):
         least = f"{facts.least_chunks}" + ("" if facts.most_chunks else " or more")

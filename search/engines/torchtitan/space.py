@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 from autopar.pipeline.schedules import SCHEDULES
@@ -22,6 +21,7 @@ from search.engines.space import (
     plain_dispatcher,
     torch_launch,
 )
+from search.engines.torchtitan.rules import SPACE as SPACE_RULES
 
 
 def _torchtitan(job: Job, choice: Choice) -> Launch:
@@ -40,43 +40,6 @@ def _torchtitan(job: Job, choice: Choice) -> Launch:
             loss="compiled" if choice.compiled else "whole",
         ),
     )
-
-
-def _torchtitan_attention(job: Job, choice: Choice) -> Iterator[str]:
-    model = job.model
-    groups = model.attention.groups
-    if choice.tp > 1 and model.attention.latent is None and groups % choice.tp:
-        # it copies no heads of keys and values
-        yield f"heads of keys and values({groups}) % tp({choice.tp}) = {groups % choice.tp} != 0"
-    if model.ffn % choice.tp:
-        yield f"MLP width({model.ffn}) % tp({choice.tp}) = {model.ffn % choice.tp} != 0"
-    unit = choice.tp * (2 * choice.cp if choice.cp > 1 else 1)
-    if job.seq % unit:
-        yield f"seq_len({job.seq}) % (tp * 2 cp)({unit}) = {job.seq % unit} != 0"
-
-
-def _torchtitan_refuses(job: Job, choice: Choice) -> Iterator[str]:
-    model = job.model
-    yield from _torchtitan_attention(job, choice)
-    if choice.pp > 1 and model.tied:
-        yield "tied embeddings have no pipeline"
-    shard = job.world // (choice.tp * choice.pp * choice.dp_replicate)
-    if choice.zero and shard == 1 < choice.tp * choice.pp:
-        # `maybe_enable_amp` of distributed/utils.py
-        yield "beside tensor and pipeline ranks alone (dp_shard * cp = 1) it computes in fp32"
-    if choice.zero == 0 and (choice.tp * choice.pp > 1 or choice.cp > 1):
-        yield "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
-    if model.experts is not None and choice.ep > 1:
-        own, name = (choice.cp, "cp") if choice.etp == choice.tp > 1 else (
-            choice.cp * choice.tp, "cp * tp",
-        )  # fmt: skip
-        if choice.ep % own:
-            yield f"ep({choice.ep}) % ({name})({own}) = {choice.ep % own} != 0"
-        ranks = shard * (1 if choice.etp == choice.tp > 1 else choice.tp)
-        if ranks % choice.ep:
-            yield f"dp_shard * {name}({ranks}) % ep({choice.ep}) = {ranks % choice.ep} != 0"
-    elif model.experts is not None and choice.etp != choice.tp:
-        yield "without expert ranks tensor ranks split the experts"
 
 
 def _precisions(gpu: str) -> tuple[Precision, ...]:
@@ -105,8 +68,7 @@ SPACE = EngineSpace(
     overlaps_tensor=never,
     any_layout=True,
     launch=_torchtitan,
-    attention=_torchtitan_attention,
-    refused=_torchtitan_refuses,
+    rules=SPACE_RULES,
     left_out=(
         "asynchronous tensor parallelism of compiled layers",
         "recomputation of every n-th layer",

@@ -285,8 +285,7 @@ def as_engine(request: Request, engine: Engine) -> Request:
 
 def _short(error: InputError | InfeasibleError) -> str:
     """Return the problem of an error, without its remedy: options that nobody typed."""
-    # a remedy follows the first `; `
-    text = str(error).partition("; ")[0]
+    text = error.short
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
+from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
 from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
@@ -77,6 +78,8 @@ class EngineAnswer(Record):
     solved: Solved | None
     reason: str = ""
     """Why there is no launch."""
+    broken: tuple[Notice, ...] = ()
+    """Rules that leave none."""
     other_precision: Solution | None = None
     """Where a precision was to be chosen: the fastest launch in 16 bits, or with less where 16 bits
     are the fastest."""
@@ -249,7 +252,7 @@ def answer(
             first = one.best.samples_per_s
         found.append(one)
     if all(one.solved is None for one in found):
-        raise InputError(_none_is_legal(found))
+        raise _none_is_legal(found)
     # equally fast ones stay in the order of the trainers
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
     best = found[0]
@@ -299,13 +302,13 @@ def _solved(
     from search.planning.uniform.solve import Uniform
 
     target = target_of(question, engine)
-    solved, reason = None, ""
+    solved, reason, broken = None, "", tuple[Notice, ...]()
     try:
         if question.fixed.compiled not in (None, engine.compiled):
             raise InputError(_not_compiled(question, engine))
         illegal = obstacle(engine, question.job, question.fixed)
         if illegal is not None:
-            raise InputError(illegal)
+            raise RuleError((illegal,))
         space = spaces[engine] = Uniform(engine, question.job, target)
         solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
         if not solved.solutions and not solved.complete:
@@ -314,9 +317,11 @@ def _solved(
             solved, reason = None, _no_layout(question)
         elif not solved.solutions:
             reason = _why_none(question, solved)
+    except RuleError as error:
+        reason, broken = str(error), error.broken
     except InputError as error:
         reason = str(error)
-    return EngineAnswer(engine=engine, target=target, solved=solved, reason=reason)
+    return EngineAnswer(engine=engine, target=target, solved=solved, reason=reason, broken=broken)
 
 
 def _not_compiled(question: Question, engine: EngineSpace) -> str:
@@ -420,16 +425,17 @@ def _no_layout(question: Question) -> str:
     )
 
 
-def _none_is_legal(found: Sequence[EngineAnswer]) -> str:
-    """Return why no trainer has a launch, whatever the memory, in one sentence of the first."""
+def _none_is_legal(found: Sequence[EngineAnswer]) -> InputError:
+    """Return why no engine has a launch, whatever the memory, in one sentence of the first."""
     first, *others = found
-    if all(one.reason == first.reason for one in others):
-        return first.reason
-    names = [one.engine.name for one in others]
-    return (
-        f"{first.reason} ({first.engine.name}; {', '.join(names[:-1])} and {names[-1]} have no "
-        "such launch either)"
-    )
+    text = first.reason
+    if any(one.reason != text for one in others):
+        *names, last = (one.engine.name for one in others)
+        either = f"{', '.join(names)} and {last}"
+        text += f" ({first.engine.name}; {either} have no such launch either)"
+    if len(first.broken) != 1:
+        return InputError(text)
+    return RuleError((replace(first.broken[0], text=text),))
 
 
 _BETTER_S = 5.0

@@ -1,4 +1,4 @@
-"""Why a trainer has no launch at all: the first rule that what somebody has fixed breaks.
+"""Why an engine has no launch at all: the first rule that the fixed values break.
 
 Fixed values come first and free ones after them, each rule is asked as soon as it can be, and only
 where no combination keeps all of them is there an obstacle. Which launch of those that are legal
@@ -7,29 +7,43 @@ fits, or is fastest, is `search.planning.uniform.solve`'s.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from string import Formatter
+from typing import Any, NamedTuple, cast
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import (
     SCHEDULES,
     SHORT_NAMES,
     Engine as Trainer,
+    Schedule,
     schedule_problem,
 )
 from autopar.records import Record, replace
 from autopar.run.launch import chunks_of_sizes
-from search.engines.choice import NONE, Choice, Fixed
-from search.engines.space import EngineSpace, Job
+from autopar.run.rules import (
+    BATCH,
+    GRID,
+    HEADS,
+    NO_EXPERTS,
+    NO_SPLIT_EXPERTS,
+    RING,
+    WHOLE_EXPERTS,
+    WHOLE_GRID,
+    Notice,
+    Rule,
+    broken,
+    nearest,
+)
+from search.engines.choice import NONE, Choice, Fixed, Precision
+from search.engines.space import EngineSpace, Job, job_values, with_words
 from search.planning.space import divisors
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 _Values = Mapping[str, Any]
 """Values of some fields of a choice, and `dp`."""
 
-_GRID = ("tp", "cp", "pp", "dp")
 _ORDER = (
     *(
         "precision",
@@ -52,7 +66,7 @@ _NEAREST = 2
 """Values of a remedy at most."""
 
 
-def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> str | None:
+def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> Notice | None:
     """Return the rule that leaves no launch of a job, with what would keep it; None: there is one.
 
     Its arithmetic is of one combination of what is fixed, and no other combination is legal either.
@@ -64,347 +78,203 @@ def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> str | None:
     # what a trainer does not do at all is no fault of the degrees
     whatever = _Trial(engine, job, Fixed(precision=engine.precisions(job.gpu))).failure()
     failure = whatever or failure
-    name, remedy = _remedy(engine, job, fixed, failure)
+    name, remedy, nearby = _remedy(engine, job, fixed, failure)
     # a remedy is of the rule that it keeps
-    return (failure.said[name] if name else failure.sentence) + remedy
+    found = failure.named[name] if name else failure.notice
+    if not remedy:
+        return found
+    values = {**found.values, "suggestion": remedy}
+    values |= {"option": name, "nearest": nearby} if name else {}
+    return replace(found, text=f"{found.text}; {remedy}", values=values)
 
 
 # --------------------------------------------------------------------------------------------------
-# Rules. Each yields its sentences where it is broken; the first is taken.
+# Rules: of any run, of what an engine can be told at all, and its own.
 
 
-def _words(values: _Values, names: Sequence[str]) -> str:
-    return " * ".join(f"{name} {values[name]}" for name in names)
+GENERAL = (
+    HEADS,
+    RING,
+    Rule("pipeline.layers", ("pp", "layers"), lambda pp, layers: pp > layers,
+         "pp({pp}) > layers({layers})"),
+    NO_EXPERTS,
+    WHOLE_EXPERTS,
+    Rule("batch.micro", ("micro_batch", "largest_batch"), lambda micro, batch: micro > batch,
+         "micro batch({micro_batch}) > global batch({largest_batch})"),
+    *GRID,
+    WHOLE_GRID,
+    Rule("pipeline.no-stages", ("vpp", "pp"), lambda vpp, pp: (vpp > 1) * (pp == 1),
+         "vpp({vpp}) is of chunks of pipeline stages, and pp is {pp}"),
+    Rule("pipeline.many-chunks", ("vpp", "pp", "layers"),
+         lambda vpp, pp, layers: (vpp > 1) * (pp * vpp > layers),
+         "pp({pp}) * vpp({vpp}) chunks > layers({layers})"),
+    NO_SPLIT_EXPERTS,
+    Rule("replicas.dp", ("dp_replicate", "dp"), lambda replicas, dp: dp % replicas,
+         "dp({dp}) % dp_replicate({dp_replicate}) = {rest} != 0"),
+    Rule("replicas.alone", ("dp_replicate", "dp", "cp"),
+         lambda replicas, dp, cp: (replicas > 1) * (replicas == dp * cp),
+         "dp_replicate({dp_replicate}) leaves each of dp({dp}) * cp({cp}) ranks alone"),
+    Rule("replicas.experts", ("dp_replicate", "ep", "etp", "pp", "world", "experts"),
+         lambda replicas, ep, etp, pp, world, experts:
+         (experts > 0) * (world // (pp * ep * etp) % replicas),
+         "dp_replicate({dp_replicate}) does not divide world size({world}) / (pp({pp}) * ep({ep}) "
+         "* etp({etp}))"),
+    *BATCH,
+    Rule("batch.stages", ("global_batch", "micro_batch", "dp", "pp"),
+         lambda batch, micro, dp, pp: batch // (micro * dp) < pp,
+         "global batch({global_batch}) / (micro batch({micro_batch}) * dp({dp})) < pp({pp})"),
+)  # fmt: skip
+"""Rules of all engines that search uniform plans."""
 
 
-def _grid(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    names = [name for name in _GRID if name in values]
-    number = math.prod(values[name] for name in names)
-    equals = f" = {number}" if len(names) > 1 else ""
-    if job.world % number:
-        yield f"{_words(values, names)}{equals} does not divide {job.world} GPUs"
-    elif len(names) == len(_GRID) and number != job.world:
-        yield f"{_words(values, names)}{equals} is not the {job.world} GPUs"
+def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
+    """Return what an engine can be told at all, one row for each value."""
+    model, gpu, title = job.model, job.gpu, engine.title
 
+    def rule(name: str, over: str, lacks: Callable[..., Any], message: str) -> Rule:
+        return Rule(f"engine.{name}", tuple(over.split(", ")), lacks, f"{title} {message}")
 
-def _tensor(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    heads = job.model.attention.heads
-    if heads % values["tp"]:
-        yield f"tp {values['tp']} does not divide {heads} heads"
-
-
-def _context(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    cp = values["cp"]
-    if cp > 1 and not engine.context:
-        yield f"{engine.title} has no context degree, and cp is {cp}"
-    if cp > 1 and job.seq % (2 * cp):
-        yield f"2 * cp {cp} = {2 * cp} does not divide {job.seq} tokens"
-
-
-def _stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    pp, layers = values["pp"], job.model.num_layers
-    if pp > 1 and not engine.schedules:
-        yield f"{engine.title} has no pipeline stages, and pp is {pp}"
-    if pp > layers:
-        yield f"pp {pp} is more than {layers} layers"
-
-
-def _chunks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    if values["vpp"] > 1 and not engine.schedules:
-        yield f"{engine.title} has no pipeline stages, and vpp {values['vpp']} is of chunks of them"
-
-
-def _chunks_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    pp, vpp, layers = values["pp"], values["vpp"], job.model.num_layers
-    if vpp > 1 and pp == 1:
-        yield f"vpp {vpp} is of chunks of pipeline stages, and pp is 1"
-    if pp * vpp > max(pp, layers):
-        yield f"pp {pp} * vpp {vpp} = {pp * vpp} chunks are more than {layers} layers"
-
-
-def _schedule(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    schedule = values["schedule"]
-    if schedule != "1f1b" and schedule not in engine.schedules:
-        beside = " for compiled layers" if engine.compiled else ""
-        yield f"{engine.title} has no {SCHEDULES[schedule].title} schedule{beside}"
-
-
-def _schedule_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    schedule, pp = values["schedule"], values["pp"]
-    if schedule != "1f1b" and pp == 1:
-        yield f"schedule {SHORT_NAMES[schedule]} is of pipeline stages, and pp is 1"
-
-
-def _schedule_of_chunks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    # with as many micro-batches as any schedule wants
-    if values["pp"] > 1:
-        yield from _order(engine, values, 2 * values["pp"])
-
-
-def _schedule_of_rounds(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    if values["pp"] > 1:
-        yield from _order(engine, values, _rounds(values))
-
-
-def _order(engine: EngineSpace, values: _Values, micro_batches: int) -> Iterator[str]:
-    problem = schedule_problem(
-        values["schedule"],
-        stages=values["pp"],
-        chunks=values["vpp"],
-        micro_batches=micro_batches,
-        engine=cast(Trainer, engine.name),
-    )
-    if problem is not None:
-        yield problem
-
-
-def _rounds(values: _Values) -> int:
-    return int(values["global_batch"] // (values["micro_batch"] * values["dp"]))
-
-
-def _batch(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    batch, size, dp = values["global_batch"], values["micro_batch"], values["dp"]
-    if batch % (size * dp):
-        yield (
-            f"micro-batch {size} * dp {dp} = {size * dp} does not divide the global batch {batch}"
+    def schedule(kind: str, pp: int, vpp: int, number: int) -> str | int:
+        problem = pp > 1 and schedule_problem(
+            cast(Schedule, kind),
+            stages=pp,
+            chunks=vpp,
+            micro_batches=number,
+            engine=cast(Trainer, engine.name),
         )
+        return problem or 0
+
+    compiled = " for compiled layers" if engine.compiled else ""
+    return (
+        rule("precision", "precision", lambda one: one not in engine.precisions(gpu),
+             f"has no products in {{precision}} on {gpu}"),
+        rule("recompute", "recompute", lambda word: word not in engine.recompute(model)
+             and not (engine.blocks and word.startswith("block ")),
+             f"does not recompute {{recompute}} of {job.name}"),
+        rule("offload", "offload", lambda words: words not in engine.offload(model),
+             f"does not put {{offload}} of {job.name} on the host"),
+        rule("context", "cp", lambda cp: cp > 1 and not engine.context,
+             "has no context degree, and cp is {cp}"),
+        rule("stages", "pp", lambda pp: pp > 1 and not engine.schedules,
+             "has no pipeline stages, and pp is {pp}"),
+        rule("chunks", "vpp", lambda vpp: vpp > 1 and not engine.schedules,
+             "has no pipeline stages, and vpp {vpp} is of chunks of them"),
+        rule("schedule", "schedule, schedule_title",
+             lambda name, _: name != "1f1b" and name not in engine.schedules,
+             f"has no {{schedule_title}} schedule{compiled}"),
+        rule("experts", "ep, experts", lambda ep, experts: ep > 1 and not engine.experts,
+             "has no expert degree, and ep is {ep}"),
+        rule("zero", "zero", lambda zero: zero not in engine.zero, "has no ZeRO stage {zero}"),
+        Rule("engine.training", ("precision", "zero"), partial(_untrained, engine, job), "{rest}"),
+        Rule("pipeline.single", ("schedule", "schedule_name", "pp"),
+             lambda name, _, pp: (name != "1f1b") * (pp == 1),
+             "schedule {schedule_name} is of pipeline stages, and pp is {pp}"),
+        # with as many micro-batches as any schedule wants
+        Rule("pipeline.schedule", ("schedule", "vpp", "pp"),
+             lambda name, vpp, pp: schedule(name, pp, vpp, 2 * pp), "{rest}"),
+        rule("zero-stages", "zero, pp",
+             lambda zero, pp: pp > 1 and zero not in engine.zero_with_stages,
+             "has no ZeRO stage {zero} beside pp {pp}"),
+        Rule("recompute.blocks", ("recompute", "block_layers", "pp", "vpp", "layers"),
+             lambda word, number, pp, vpp, layers: (number > 0) * (number > layers - pp * vpp),
+             "{recompute} has to be fewer than the layers of a chunk of {layers} layers in "
+             "pp({pp}) * vpp({vpp}) chunks"),
+        # where an engine splits experts as it likes, its own rule is of their width
+        rule("expert-tensor", "etp, tp, experts", lambda etp, tp, experts: experts > 0
+             and engine.expert_tensor is not None and etp not in engine.expert_tensor(tp),
+             "splits experts over 1 or tp({tp}) ranks, and etp is {etp}" if engine.experts else
+             "has no degrees of experts of their own: etp({etp}) is not tp({tp})"),
+        # without ranks of experts there is nothing to dispatch
+        rule("dispatcher", "dispatcher, ep",
+             lambda one, ep: ep > 1 and one not in engine.dispatchers(gpu),
+             f"has no {{dispatcher}} dispatcher on {gpu}, and ep is {{ep}}"),
+        rule("overlap-experts", "overlap_experts, ep",
+             lambda overlap, ep: overlap and not engine.overlaps_experts,
+             "does not overlap exchanges of experts, and ep is {ep}"),
+        rule("overlap-tensor", "tp_overlap, tp",
+             lambda overlap, tp: overlap and not engine.overlaps_tensor(job, tp),
+             f"does not send beside products of tp {{tp}} on {gpu}"),
+        # without context ranks there is nothing to exchange
+        rule("context-kind", "cp_kind, cp", lambda kind, cp: cp > 1 and kind not in engine.context,
+             "has no {cp_kind} of context ranks, and cp is {cp}"),
+        rule("replicas", "dp_replicate, zero",
+             lambda number, zero: number > 1 and zero not in engine.replicated,
+             "has no copies of ZeRO stage {zero}, and dp-replicate is {dp_replicate}"),
+        Rule("pipeline.schedule-rounds",
+             ("schedule", "vpp", "pp", "global_batch", "micro_batch", "dp"),
+             lambda name, vpp, pp, batch, micro, dp: schedule(name, pp, vpp, batch // (micro * dp)),
+             "{rest}"),
+    )  # fmt: skip
 
 
-def _enough(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    number, pp = _rounds(values), values["pp"]
-    if number < pp:
-        size, dp = values["micro_batch"], values["dp"]
-        yield (
-            f"global batch {values['global_batch']} / (micro-batch {size} * dp {dp}) = {number} "
-            f"micro-batches are fewer than pp {pp}"
-        )
+def _rules(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
+    """Return all rules of an engine for a job."""
+    return (*_capabilities(engine, job), *GENERAL, *engine.rules)
 
 
-def _micro_batch(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    size, most = values["micro_batch"], max(job.global_batches)
-    if size > most:
-        yield f"micro-batch {size} is more than the global batch {most}"
+def _known(job: Job) -> dict[str, Any]:
+    """Return the values of rules that no choice changes."""
+    return {**job_values(job), "largest_batch": max(job.global_batches)}
 
 
-def _experts(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    ep, experts = values["ep"], job.model.experts
-    if ep > 1 and experts is None:
-        yield f"{job.name} has no experts, and ep is {ep}"
-    elif ep > 1 and not engine.experts:
-        yield f"{engine.title} has no expert degree, and ep is {ep}"
-    elif experts is not None and experts.number % ep:
-        yield f"ep {ep} does not divide {experts.number} experts"
-    elif job.world % ep:
-        yield f"ep {ep} does not divide {job.world} GPUs"
-
-
-def _split_experts(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    etp, tp = values["etp"], values["tp"]
-    if job.model.experts is None:
-        if etp > 1:
-            yield f"{job.name} has no experts, and etp is {etp}"
-        return
-    # where a trainer splits experts as it likes, its own rule is of their width
-    if engine.expert_tensor is None or etp in engine.expert_tensor(tp):
-        return
-    if engine.experts:
-        yield f"etp {etp} is neither 1 nor tp {tp}"
-    else:
-        yield f"{engine.title} has no degrees of experts of their own: etp {etp} is not tp {tp}"
-
-
-def _expert_grid(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    ep, etp, ranks = values["ep"], values["etp"], job.world // values["pp"]
-    if ranks % (ep * etp):
-        yield f"ep {ep} * etp {etp} = {ep * etp} does not divide the {ranks} GPUs of a stage"
-
-
-def _sharding(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    if values["zero"] not in engine.zero:
-        yield f"{engine.title} has no ZeRO stage {values['zero']}"
-
-
-def _sharding_of_stages(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    zero, pp = values["zero"], values["pp"]
-    if pp > 1 and zero not in engine.zero_with_stages:
-        yield f"{engine.title} has no ZeRO stage {zero} beside pp {pp}"
-
-
-def _products(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    has = engine.precisions(job.gpu)
-    if values["precision"] not in has:
-        yield f"{engine.title} has no products in {values['precision']} on {job.gpu}"
-
-
-def _trains(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    """Yield what the trainer says against optimizer and adapters."""
-    one = Choice(
-        precision=values["precision"],
-        zero=values["zero"],
-        chunks=chunks_of_sizes([job.model.num_layers], 1, mtp=job.model.mtp),
-    )
+def _untrained(engine: EngineSpace, job: Job, precision: Precision, zero: int) -> str | int:
+    """Return what the engine refuses of optimizer and adapters; 0: nothing."""
+    chunks = chunks_of_sizes([job.model.num_layers], 1, mtp=job.model.mtp)
     try:
-        engine.launch(replace(job, world=1), one)
+        engine.launch(replace(job, world=1), Choice(precision=precision, zero=zero, chunks=chunks))
     except InputError as error:
-        yield str(error)
+        return str(error)
+    return 0
 
 
-def _recomputed(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    word = values["recompute"]
-    if word.startswith("block ") and engine.blocks:
-        return
-    if word not in engine.recompute(job.model):
-        yield f"{engine.title} does not recompute {word} of {job.name}"
+_EVEN = (
+    Rule("layers.alike", ("vpp", "pp", "layers"), lambda vpp, pp, layers:
+         (vpp > 1) * all((layers + ends) % (pp * vpp) for ends in (0, 1, 2)),
+         "layers({layers}) are no pp({pp}) * vpp({vpp}) chunks that are alike"),
+    Rule("recompute.long-blocks", ("recompute", "block_layers", "pp", "vpp", "layers"),
+         lambda word, number, pp, vpp, layers: (number > 0) * (number >= layers // (pp * vpp)),
+         "{recompute} is all of layers({layers}) / (pp({pp}) * vpp({vpp}))"),
+)  # fmt: skip
+"""Rules of a combination that surely has a layout, with embedding and head counted or not."""
+_MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "whole_layers": ("recompute",),
+    "recomputed_experts": ("recompute",),
+    "block_layers": ("recompute",),
+    "schedule_title": ("schedule",),
+    "schedule_name": ("schedule",),
+    "dp_shard": ("tp", "cp", "pp", "dp_replicate"),
+    # overlaps are of several ranks
+    "overlap_experts": ("overlap_experts", "ep"),
+    "tp_overlap": ("tp_overlap", "tp"),
+}
+"""Value of rules -> the values of a choice that it is made of, where it is not one itself."""
 
 
-def _hosted(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    word = values["offload"]
-    if word not in engine.offload(job.model):
-        yield f"{engine.title} does not put {word} of {job.name} on the host"
+def _fields_of(rule: Rule) -> tuple[str, ...]:
+    """Return the values of a choice that a rule is of."""
+    fields = (one for name in rule.over for one in _MADE_OF.get(name, (name,)))
+    return tuple(dict.fromkeys(one for one in fields if one in _ORDER))
 
 
-def _blocks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    word, parts = values["recompute"], values["pp"] * values["vpp"]
-    longest = job.model.num_layers - parts + 1
-    if word.startswith("block ") and int(word.removeprefix("block ")) >= longest:
-        yield (
-            f"{word} has to be fewer than the layers of a chunk, {longest} at most of "
-            f"{job.model.num_layers} in pp {values['pp']} * vpp {values['vpp']}"
-        )
+def _shown(rule: Rule) -> set[str]:
+    """Return the values that a rule's sentence names."""
+    return {name for _, name, _, _ in Formatter().parse(rule.message) if name}
 
 
-def _even(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    """Yield where no chunks are alike by themselves, with embedding and head counted or not."""
-    parts, word = values["pp"] * values["vpp"], values["recompute"]
-    longest, layers = job.model.num_layers // parts, job.model.num_layers
-    if values["vpp"] > 1 and all((layers + ends) % parts for ends in (0, 1, 2)):
-        yield f"{layers} layers are no {parts} chunks that are alike"
-    if word.startswith("block ") and int(word.removeprefix("block ")) >= longest:
-        yield f"{word} is more than {longest} layers"
+def _whole_values(values: _Values) -> dict[str, Any]:
+    """Return values of a choice with those that are made of them."""
+    found = with_words(values)
+    word, name = found.get("recompute"), found.get("schedule")
+    if word is not None:
+        blocks = word.startswith("block ")
+        found["block_layers"] = int(word.removeprefix("block ")) if blocks else 0
+    if name is not None:
+        found |= {"schedule_title": SCHEDULES[name].title, "schedule_name": SHORT_NAMES[name]}
+    for overlap, degree in (("overlap_experts", "ep"), ("tp_overlap", "tp")):
+        if found.get(overlap) is not None and found.get(degree) is not None:
+            found[overlap] = found[overlap] and found[degree] > 1
+    return found
 
-
-def _dispatched(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    dispatcher, ep = values["dispatcher"], values["ep"]
-    # without ranks of experts there is nothing to dispatch
-    if ep > 1 and dispatcher not in engine.dispatchers(job.gpu):
-        yield f"{engine.title} has no {dispatcher} dispatcher on {job.gpu}, and ep is {ep}"
-
-
-def _overlapped(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    if values["overlap_experts"] and values["ep"] > 1 and not engine.overlaps_experts:
-        yield f"{engine.title} does not overlap exchanges of experts, and ep is {values['ep']}"
-
-
-def _beside(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    if values["tp_overlap"] and values["tp"] > 1 and not engine.overlaps_tensor(job, values["tp"]):
-        yield f"{engine.title} does not send beside products of tp {values['tp']} on {job.gpu}"
-
-
-def _exchanged(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    kind, cp = values["cp_kind"], values["cp"]
-    # without context ranks there is nothing to exchange
-    if cp > 1 and kind not in engine.context:
-        yield f"{engine.title} has no {kind} of context ranks, and cp is {cp}"
-
-
-def _attention(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    kept = {name: values[name] for name in ("tp", "cp", "cp_kind")}
-    yield from engine.attention(job, Choice(**kept))
-
-
-def _copies(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    number, zero = values["dp_replicate"], values["zero"]
-    if number > 1 and zero not in engine.replicated:
-        yield f"{engine.title} has no copies of ZeRO stage {zero}, and dp-replicate is {number}"
-
-
-def _copies_of_ranks(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    number, dp, cp = values["dp_replicate"], values["dp"], values["cp"]
-    if dp % number:
-        yield f"dp-replicate {number} does not divide dp {dp}"
-    elif 1 < number == dp * cp:
-        yield f"dp-replicate {number} leaves each of dp {dp} * cp {cp} = {dp * cp} ranks alone"
-
-
-def _copies_of_experts(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    number, expert = values["dp_replicate"], values["ep"] * values["etp"]
-    ranks = job.world // (values["pp"] * expert)
-    if job.model.experts is not None and ranks % number:
-        yield f"dp-replicate {number} does not divide the {ranks} ranks of the same experts"
-
-
-def _refused(engine: EngineSpace, job: Job, values: _Values) -> Iterator[str]:
-    given = {name: value for name, value in values.items() if name != "dp"}
-    given["overlap_experts"] &= values["ep"] > 1
-    given["tp_overlap"] &= values["tp"] > 1
-    yield from engine.refused(job, Choice(**given))
-
-
-class _Rule(Record):
-    """A rule, and the values that it is of; `partial`: it is asked as soon as there is one."""
-
-    names: tuple[str, ...]
-    broken: Callable[[EngineSpace, Job, _Values], Iterator[str]]
-    partial: bool = False
-
-
-_RULES = (
-    _Rule(names=("precision",), broken=_products),
-    _Rule(names=("recompute",), broken=_recomputed),
-    _Rule(names=("offload",), broken=_hosted),
-    _Rule(names=("tp",), broken=_tensor),
-    _Rule(names=("cp",), broken=_context),
-    _Rule(names=("pp",), broken=_stages),
-    _Rule(names=("vpp",), broken=_chunks),
-    _Rule(names=("schedule",), broken=_schedule),
-    _Rule(names=("ep",), broken=_experts),
-    _Rule(names=("zero",), broken=_sharding),
-    _Rule(names=("micro_batch",), broken=_micro_batch),
-    _Rule(names=("precision", "zero"), broken=_trains),
-    _Rule(names=_GRID, broken=_grid, partial=True),
-    _Rule(names=("vpp", "pp"), broken=_chunks_of_stages),
-    _Rule(names=("schedule", "pp"), broken=_schedule_of_stages),
-    _Rule(names=("schedule", "vpp", "pp"), broken=_schedule_of_chunks),
-    _Rule(names=("zero", "pp"), broken=_sharding_of_stages),
-    _Rule(names=("recompute", "pp", "vpp"), broken=_blocks),
-    _Rule(names=("etp", "tp"), broken=_split_experts),
-    _Rule(names=("ep", "etp", "pp"), broken=_expert_grid),
-    _Rule(names=("dispatcher", "ep"), broken=_dispatched),
-    _Rule(names=("overlap_experts", "ep"), broken=_overlapped),
-    _Rule(names=("tp_overlap", "tp"), broken=_beside),
-    _Rule(names=("cp_kind", "cp"), broken=_exchanged),
-    _Rule(names=("tp", "cp", "cp_kind"), broken=_attention),
-    _Rule(names=("dp_replicate", "zero"), broken=_copies),
-    _Rule(names=("dp_replicate", "dp", "cp"), broken=_copies_of_ranks),
-    _Rule(names=("dp_replicate", "ep", "etp", "pp"), broken=_copies_of_experts),
-    _Rule(names=("global_batch", "micro_batch", "dp"), broken=_batch),
-    _Rule(names=("global_batch", "micro_batch", "dp", "pp"), broken=_enough),
-    _Rule(
-        names=("global_batch", "micro_batch", "dp", "pp", "vpp", "schedule"),
-        broken=_schedule_of_rounds,
-    ),
-    _Rule(
-        names=(
-            *("overlap_experts", "recompute", "dispatcher", "precision", "zero", "vpp", "schedule"),
-            *(
-                "offload",
-                "tp_overlap",
-                "cp_kind",
-                "dp_replicate",
-                "etp",
-                "ep",
-                "tp",
-                "cp",
-                "pp",
-                "dp",
-            ),
-        ),
-        broken=_refused,
-    ),
-)
-
-_SURELY = (*_RULES, _Rule(names=("recompute", "pp", "vpp"), broken=_even))
-"""Rules of a combination that surely has a layout, whatever layers take."""
 
 # --------------------------------------------------------------------------------------------------
 # Combinations
@@ -426,12 +296,21 @@ _NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "schedule": ("pp",), "etp": 
 class _Failure(Record):
     """Why no combination is legal."""
 
-    sentence: str
+    notice: Notice
     """The rule that the combination which keeps the most rules breaks."""
     given: tuple[str, ...]
     """What somebody has fixed of that rule, and of all others that were broken, in this order."""
-    said: Mapping[str, str]
+    named: Mapping[str, Notice]
     """The same of the rules with each of these that were broken."""
+
+
+class _Broken(NamedTuple):
+    """A rule that a combination breaks."""
+
+    place: int
+    """Of the last of its values."""
+    rule: Rule
+    notice: Notice
 
 
 class _Trial:
@@ -442,53 +321,55 @@ class _Trial:
     """
 
     def __init__(
-        self, engine: EngineSpace, job: Job, fixed: Fixed, rules: Sequence[_Rule] = _RULES
+        self, engine: EngineSpace, job: Job, fixed: Fixed, more: tuple[Rule, ...] = ()
     ) -> None:
         self.engine, self.job = engine, job
         self.fixed = _fixed(job, fixed)
         self.order = sorted(_ORDER, key=lambda name: name not in self.fixed)
+        rules = (*_rules(engine, job), *more)
         self.rules = [self._asked(place, rules) for place in range(len(self.order))]
+        self.known = _known(job)
         self.values: dict[str, Any] = {}
-        self.deepest = -1
-        self.sentence = ""
-        self.names: tuple[str, ...] = ()
-        self.broken: dict[str, tuple[int, str, tuple[str, ...]]] = {}
-        """Value -> the deepest place, the sentence and the values of a rule of it."""
+        self.deepest: _Broken | None = None
+        self.broken: dict[str, _Broken] = {}
+        """Value -> the rule of it that was broken at the deepest place."""
 
-    def _asked(self, place: int, rules: Sequence[_Rule]) -> list[_Rule]:
-        """Return the rules that can be asked once the value at a place is there."""
+    def _asked(self, place: int, rules: Sequence[Rule]) -> list[Rule]:
+        """Return the rules whose last value is the one at a place, those of few values first."""
         name, known = self.order[place], {*self.order[: place + 1]}
-        return [
-            rule
-            for rule in rules
-            if name in rule.names and (rule.partial or known.issuperset(rule.names))
+        # what is of the job alone comes first
+        found = [
+            rule for rule in rules if name in _fields_of(rule) or not (place or _fields_of(rule))
         ]
+        found = [rule for rule in found if known.issuperset(_fields_of(rule))]
+        return sorted(found, key=lambda rule: len(_fields_of(rule)))
 
     def failure(self) -> _Failure | None:
         """Return why nothing is legal; None where something is."""
         if self._blamed(0) is None:
             return None
+        assert self.deepest is not None, "a combination that fails breaks a rule"
+        names = _fields_of(self.deepest.rule)
         others = [name for name in _ORDER if name in self.broken]
-        given = [name for name in dict.fromkeys((*self.names, *others)) if name in self.fixed]
-        # there is always a batch, and who says degrees means them
+        given = [name for name in dict.fromkeys((*names, *others)) if name in self.fixed]
+        # there is always a batch, and who gives degrees means them
         given.sort(key=lambda name: name == "global_batch")
-        sentence = self._whole(self.sentence, self.names)
-        made = {part for name in self.names for part in _NEEDS.get(name, ())}
-        said = {
-            name: sentence
-            if name in made.union(self.names)
-            else self._whole(*self.broken[name][1:])
+        deepest = self._whole(self.deepest)
+        made = {part for name in names for part in _NEEDS.get(name, ())}
+        named = {
+            name: deepest if name in made.union(names) else self._whole(self.broken[name])
             for name in given
         }
-        return _Failure(sentence=sentence, given=tuple(given), said=said)
+        return _Failure(notice=deepest, given=tuple(given), named=named)
 
-    def _whole(self, sentence: str, names: Sequence[str]) -> str:
-        """Return a sentence with the free values that were tried in vain."""
-        said = {*names} & {name for name in _ORDER if _has_word(sentence, name)}
-        if "dp" in said and "dp" not in self.fixed:
-            said |= {*_NEEDS["dp"]}
-        free = [_option(name) for name in _ORDER if name in said - {"dp", *self.fixed}]
-        return sentence + (f", and no other {' or '.join(free)} helps" if free else "")
+    def _whole(self, broken: _Broken) -> Notice:
+        """Return a notice with the free values that were tried in vain."""
+        shown = {*_fields_of(broken.rule)} & _shown(broken.rule)
+        if "dp" in shown and "dp" not in self.fixed:
+            shown |= {*_NEEDS["dp"]}
+        free = [_option(name) for name in _ORDER if name in shown - {"dp", *self.fixed}]
+        helps = f", and no other {' or '.join(free)} helps" if free else ""
+        return replace(broken.notice, text=broken.notice.text + helps)
 
     def _blamed(self, place: int) -> set[str] | None:
         """Return the values before a place that leave nothing behind it; None: something is."""
@@ -498,7 +379,9 @@ class _Trial:
         blamed = set() if name in self.fixed else {*_NEEDS.get(name, ())}
         for value in self.fixed.get(name) or self._free(name):
             self.values[name] = value
-            found = self._breaks(place) or self._blamed(place + 1)
+            found = self._breaks(place)
+            # a rule of the job alone is of no value
+            found = self._blamed(place + 1) if found is None else found
             if found is None:
                 return None
             del self.values[name]
@@ -509,17 +392,17 @@ class _Trial:
 
     def _breaks(self, place: int) -> set[str] | None:
         """Return the values of the first rule that the last of them breaks."""
+        values = {**self.known, **_whole_values(self.values)}
         for rule in self.rules[place]:
-            sentence = next(rule.broken(self.engine, self.job, self.values), None)
-            if sentence is not None:
-                names = [name for name in rule.names if name in self.values]
-                found = place, sentence, tuple(names)
-                for name in names:
-                    if place > self.broken.get(name, (-1,))[0]:
+            (notice, *_) = broken((rule,), values) or (None,)
+            if notice is not None:
+                found = _Broken(place, rule, notice)
+                for name in _fields_of(rule):
+                    if name not in self.broken or place > self.broken[name].place:
                         self.broken[name] = found
-                if place > self.deepest:
-                    self.deepest, self.sentence, self.names = found
-                return {*names}
+                if self.deepest is None or place > self.deepest.place:
+                    self.deepest = found
+                return {*_fields_of(rule)}
         return None
 
     def _free(self, name: str) -> Sequence[Any]:
@@ -603,10 +486,6 @@ def _option(name: str) -> str:
     return words.get(name, name.replace("_", "-"))
 
 
-def _has_word(sentence: str, name: str) -> bool:
-    return re.search(rf"\b{_option(name)}\b", sentence) is not None
-
-
 def _typed(name: str, values: Sequence[Any]) -> str:
     """Return an option with values as somebody types them."""
     if name in _SWITCHES:
@@ -626,31 +505,31 @@ def _typed(name: str, values: Sequence[Any]) -> str:
 
 def _remedy(
     engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure
-) -> tuple[str | None, str]:
-    """Return the nearest values of one option with which there is a launch, else what to drop.
+) -> tuple[str | None, str, list[Any]]:
+    """Return a value, its option with the nearest values that leave a launch, and these values.
 
-    In front of it the value that the option is of, where it is one.
+    Where there are none: None, and the options to drop.
     """
     for name in failure.given:
         found: list[Any] = []
         for value in _near(engine, job, name, _fixed(job, fixed)[name]):
-            if _Trial(engine, *_with(job, fixed, name, value), _SURELY).failure() is None:
+            if _Trial(engine, *_with(job, fixed, name, value), _EVEN).failure() is None:
                 found.append(value)
             if len(found) == _NEAREST:
                 break
         if found:
-            return name, f"; {_typed(name, found)} {'does' if len(found) == 1 else 'do'}"
+            return name, f"{_typed(name, found)} {'does' if len(found) == 1 else 'do'}", found
     dropped: list[str] = []
     left: _Failure | None = failure
     while left is not None:
         droppable = [name for name in left.given if name not in ("precision", "global_batch")]
         if not droppable:
-            return None, ""  # it is no trainer of such a job
+            return None, "", []  # it is no trainer of such a job
         dropped.append(_typed(droppable[0], ()))
         free: Any = {droppable[0]: None}
         fixed = replace(fixed, **free)
-        left = _Trial(engine, job, fixed, _SURELY).failure()
-    return None, f"; leave {' and '.join(dropped)} out"
+        left = _Trial(engine, job, fixed, _EVEN).failure()
+    return None, f"leave {' and '.join(dropped)} out", []
 
 
 def _with(job: Job, fixed: Fixed, name: str, value: Any) -> tuple[Job, Fixed]:
@@ -660,16 +539,20 @@ def _with(job: Job, fixed: Fixed, name: str, value: Any) -> tuple[Job, Fixed]:
     return job, replace(fixed, **{name: values})
 
 
-def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> list[Any]:
-    """Return the values that something could have instead, those next to the given ones first."""
+def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> Sequence[Any]:
+    """Return the values that something could have instead, those next to the given one first.
+
+    They keep the rules that are of this value alone.
+    """
     others = [value for value in _domain(engine, job, name) if value not in given]
     if name == "recompute":
         # blocks instead of blocks, modules instead of modules
         block = given[0].startswith("block ")
-        return sorted(others, key=lambda word: word.startswith("block ") != block)
-    if name == "offload":
+        others.sort(key=lambda word: word.startswith("block ") != block)
+    elif name == "offload":
         wanted = {*given[0].split("+")}
-        return sorted(others, key=lambda word: len(wanted ^ {*word.split("+")}))
-    if name in ("zero", "schedule", "precision", "dispatcher", "cp_kind", *_SWITCHES):
-        return others
-    return sorted(others, key=lambda value: min(abs(math.log(value / one)) for one in given))
+        others.sort(key=lambda word: len(wanted ^ {*word.split("+")}))
+    elif name == "zero":
+        return others  # the order of the engine, not of the numbers
+    alone = [rule for rule in _rules(engine, job) if _fields_of(rule) == (name,)]
+    return nearest(alone, {**_known(job), name: given[0]}, name, others)

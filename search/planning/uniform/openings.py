@@ -18,7 +18,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from search.engines.choice import FULL, NONE, Choice, Fixed, kept
-from search.engines.megatron.space import overlaps_one
+from search.engines.space import overlaps_one, runs
 from search.planning.space import divisors
 from search.planning.uniform.bounds.hosted import (
     hosted_s,
@@ -248,7 +248,7 @@ class Openings:
     def _runs(self, choice: Choice) -> bool:
         """Return whether the engine has such a sharding beside these degrees."""
         alone = replace(choice, overlap_experts=False)
-        return next(self.engine.refused(self.job, alone), None) is None
+        return runs(self.engine, self.job, alone)
 
     def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
         """Return a choice of stages with each schedule and number of chunks that may be best."""
@@ -330,7 +330,7 @@ class Openings:
         for layout in found:
             for zero in self.zeros(choice):
                 one = self.sharded(replace(choice, chunks=layout), zero)
-                if next(self.engine.refused(self.job, one), None) is None:
+                if runs(self.engine, self.job, one):
                     yield one
 
     def sharded(self, choice: Choice, zero: int) -> Choice:

@@ -6,17 +6,19 @@ stages, layers and recomputation are still open; `search.planning.uniform.solve`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
-from autopar.arrays import F64, I64
+from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
 from autopar.run.job import Block, Experts, Job as StepJob, parameters
+from autopar.run.rules import EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
 from search.engines.choice import Choice, ContextKind, Fixed, kept
+from search.engines.space import job_values, runs, values_of
 from search.planning.space import divisors
 from search.planning.uniform.coarse import Laid, Ways, Whole
 from search.planning.uniform.memory import states_of_launch
@@ -27,6 +29,9 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "a2a")
 """Exchanges of context ranks that are tried where nobody says which: gathered keys are seldom
 faster than both, and half as many degrees again."""
+
+
+_LAID = ("tp", "cp", "cp_kind")
 
 
 class Degrees(NamedTuple):
@@ -50,7 +55,7 @@ class Space:
         self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
         """Both: those that were tried, or said, till now."""
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
-        self._legal: dict[object, bool] = {}
+        self._legal: dict[object, Bool] = {}
         self._seconds: dict[object, F64] = {}
         self._degrees: dict[Fixed, Degrees] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
@@ -64,12 +69,8 @@ class Space:
     def laid(self) -> tuple[Laid, ...]:
         """Ways to lay attention on ranks."""
         engine, job = self.prices.engine, self.prices.job
-        heads = job.model.attention.heads
-        tensor = [tp for tp in divisors(job.world) if heads % tp == 0]
-        # two pieces of the sequence a rank, so that all ranks have as much of a causal triangle
-        context = [cp for cp in divisors(job.world) if cp == 1 or job.seq % (2 * cp) == 0]
-        if not engine.context:
-            context = [1]
+        tensor = self._degrees_that_keep(HEADS, "tp")
+        context = self._degrees_that_keep(RING, "cp") if engine.context else [1]
         largest = max(job.global_batches)
         return tuple(
             Laid(tp, cp, size, kind)
@@ -77,6 +78,11 @@ class Space:
             if job.world % (tp * cp) == 0 and size <= largest
             for kind in self._kinds(tp, cp)
         )
+
+    def _degrees_that_keep(self, rule: Rule, name: str) -> list[int]:
+        """Return the degrees of a name that divide the GPUs and keep a rule of it alone."""
+        values, degrees = job_values(self.prices.job), divisors(self.prices.job.world)
+        return [one for one in degrees if keeps((rule,), {**values, name: one})]
 
     def _kinds(self, tp: int, cp: int) -> tuple[ContextKind, ...]:
         """Return how context ranks exchange what attention needs of others."""
@@ -93,7 +99,7 @@ class Space:
                 # not every model has heads that divide, or attention that may be in rings
                 and (
                     (kind == "ring" and (job.model.attention.window is None or alone))
-                    or next(engine.refused(job, Choice(tp=tp, cp=cp, cp_kind=kind)), None) is None
+                    or runs(engine, job, Choice(tp=tp, cp=cp, cp_kind=kind))
                 )
             )
         return self._exchanges[key]
@@ -106,9 +112,9 @@ class Space:
         expert, splits = [1], [1]
         if experts is not None:
             if engine.experts:
-                expert = [ep for ep in divisors(job.world) if experts.number % ep == 0]
+                expert = self._degrees_that_keep(WHOLE_EXPERTS, "ep")
             if engine.expert_tensor is None:
-                splits = [etp for etp in divisors(job.world) if experts.ffn % etp == 0]
+                splits = self._degrees_that_keep(EXPERT_WIDTH, "etp")
             else:
                 splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
         found = []
@@ -128,6 +134,7 @@ class Space:
         self.micro_batches = tuple(sorted({*self.micro_batches, *sizes}))
         self.context_kinds = tuple(dict.fromkeys((*self.context_kinds, *kinds)))
         self._exchanges.clear()
+        self._legal.clear()
         for name in ("laid", "ways", "_whole", "_columns", "_inner"):
             self.__dict__.pop(name, None)
         self._seconds.clear()
@@ -149,20 +156,22 @@ class Space:
             global_batch=batch,
         )
 
-    def _goes(self, way: Ways, laid: Laid) -> bool:
-        """Return whether the engine runs these degrees, of one stage."""
-        beside = self.prices.engine.expert_tensor
-        mixture = self.prices.job.model.experts is not None
-        if mixture and beside is not None and way.etp not in beside(laid.tp):
-            return False
-        key = (laid.tp, laid.cp, laid.cp_kind, way.ep, way.etp)
-        found = self._legal.get(key)
-        if found is None:
-            # what overlapped exchanges need of stages is asked when these are chosen
-            plain = replace(self.prices.plain(self.choice(way, laid, 1)), overlap_experts=False)
-            problems = self.prices.engine.refused(self.prices.job, plain)
-            found = self._legal[key] = next(problems, None) is None
-        return found
+    def _going(self, way: Ways, laid: Sequence[Laid]) -> Bool:
+        """Return which attention degrees the engine runs beside expert degrees, on one stage.
+
+        What overlapped exchanges need of stages is asked when these are chosen.
+        """
+        key = (way.ep, way.etp)
+        if key not in self._legal:
+            engine, job = self.prices.engine, self.prices.job
+            plain = values_of(job, Choice(ep=way.ep, etp=way.etp))
+            arrays = {name: np.array([getattr(one, name) for one in laid]) for name in _LAID}
+            found = np.full(len(laid), fill_value=True) & keeps(engine.rules, {**plain, **arrays})
+            beside = engine.expert_tensor
+            if job.model.experts is not None and beside is not None:
+                found &= np.array([way.etp in beside(one.tp) for one in laid], dtype=bool)
+            self._legal[key] = found
+        return self._legal[key]
 
     # ----------------------------------------------------------------------------------------------
     # Degrees with their bounds
@@ -225,7 +234,7 @@ class Space:
         """Yield batch, numbers of stages and the ways to lay attention that may have these."""
         attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
         inner, shared_by = self._unlike(lambda one: (one.tp * one.cp, one.micro_batch))
-        goes = np.array([self._goes(way, one) for one in attention])[laid_as]
+        goes = self._going(way, attention)[laid_as]
         for batch in self.prices.job.global_batches:
             at: dict[tuple[int, ...], list[int]] = {}
             for place, one in enumerate(inner):

@@ -304,7 +304,7 @@ def _billions(sizes: Mapping[str, Any]) -> float:
         ([*LLAMA, "model.num_attention_heads=62"], "illegal", "heads(62) % tp(4) = 2 != 0"),
         ([*LLAMA, "-gb", "127"], "illegal",
          "global batch(127) % (micro batch(1) * dp(2)) = 1"),
-        ([*LLAMA, "-pp", "6", "-vp", "None"], "illegal", "world size(64) % (tp(4) * pp(6)"),
+        ([*LLAMA, "-pp", "6", "-vp", "None"], "illegal", "world size(64) % (tp(4) * cp(1) * pp(6)"),
         ([*LLAMA, "-vp", "3"], "illegal", "layers(80) % (pp(8) * chunks(3)) = 8"),
         ([*LLAMA, "-tp", "x"], "illegal", "-tp: expected a positive integer, got 'x'"),
         ([*LLAMA, "-tp", "$TP"], "not priced", "-tp is '$TP'"),

@@ -244,7 +244,7 @@ def test_a_larger_stage_never_needs_more(checked: Read) -> None:
         (_with(PLAIN, "zero_optimization.overlap_comm", True), None, "no effect",
          "overlap_comm, since zero_optimization.stage is 0"),
         (_with(ZERO2, "zero_optimization.contiguous_gradients", False), None, "no effect",
-         "makes no second bucket"),
+         "leaves no second bucket"),
         (_with(ZERO3, "zero_optimization.offload_optimizer", {"device": "nvme"}), None,
          "not priced", "states are on nvme"),
         (_with(ZERO3, "zero_optimization.offload_param", {"device": "cpu"}), None,

@@ -405,3 +405,71 @@ def test_an_editable_install_adds_no_folder_above_the_clone(tmp_path: Path) -> N
 
     assert packages == [str(ROOT / "autopar")]
     assert {str(parent) for parent in ROOT.parents} & set(path) == set()
+
+
+PARTS = {
+    *("startswith", "endswith", "partition", "rpartition", "split", "rsplit"),
+    *("removeprefix", "removesuffix", "find", "index"),
+}
+"""Methods that read a part of a text."""
+OF_DOCUMENTS = {"file", "scanner", "self"}
+"""Names of records whose `text` is a document's, not a sentence."""
+
+
+def is_sentence(node: ast.AST) -> bool:
+    """Return whether an expression is the text of a notice or of an error."""
+    if isinstance(node, ast.Attribute):
+        owner = node.value
+        named = isinstance(owner, ast.Name) and owner.id not in OF_DOCUMENTS
+        return node.attr == "text" and named
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "str"
+        and len(node.args) == 1
+        and isinstance(node.args[0], ast.Name)
+        and node.args[0].id in ("error", "refused")
+    )
+
+
+def compared_sentences(source: str) -> list[str]:
+    """Return the places of a module that read parts of sentences, or compare them."""
+    found = []
+    for node in ast.walk(parsed(source)):
+        reads = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if reads and node.func.attr in PARTS and is_sentence(node.func.value):  # type: ignore[attr-defined]
+            found.append(ast.unparse(node))
+        if isinstance(node, ast.Compare):
+            kinds = (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
+            sides = (node.left, *node.comparators)
+            if any(isinstance(op, kinds) for op in node.ops) and any(map(is_sentence, sides)):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_no_code_compares_sentences() -> None:
+    """Rules have ids: what a notice or an error is of is read there, never in its text.
+
+    The profiler reads exceptions of torch, which have none.
+    """
+    wrong = {
+        relative(path): found
+        for name, path in python_modules().items()
+        if not name.startswith("profiler.")
+        if (found := compared_sentences(path.read_text(encoding="utf-8")))
+    }
+    assert wrong == {}
+
+
+def test_sentence_check_sees_what_it_must() -> None:
+    """Each of the ways in which sentences were compared."""
+    for source in (
+        "one.text.startswith('--sequence-parallel')",
+        "str(error).partition('; ')[0]",
+        "'heads' in finding.text",
+        "problem not in str(error)",
+        "notice.text == 'no experts'",
+    ):
+        assert compared_sentences(source), source
+    assert not compared_sentences("one.id.startswith('grid.')")
+    assert not compared_sentences("print(one.text, str(error))")

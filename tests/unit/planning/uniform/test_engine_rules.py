@@ -42,7 +42,7 @@ def _best(**given: str) -> Choice:
         # maybe_enable_amp of torchtitan: without sharded weights there is no mixed precision
         (
             {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x8", "tp": "8"},
-            r"tensor, context or pipeline ranks beside them; --tp 2 or 4 do",
+            r"\(dp_shard \* cp = 1\) it computes in fp32; --tp 2 or 4 do",
         ),
         (
             {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x4", "pp": "4"},
@@ -118,7 +118,7 @@ def test_kernels_of_a_dispatcher_are_chosen_where_the_device_has_them() -> None:
             {"model": "gpt-oss-120b", "hardware": "h200:128x8", "engine": "megatron"}
             | {"global-batch-size": "8", "pp": "2,4", "precision": "any", "lora": "16"},
             (
-                r"micro-batch 1 \* dp \d+ = \d+ does not divide the global batch 8, .*"
+                r"global batch\(8\) % \(micro batch\(1\) \* dp\(\d+\)\) = 8 != 0, .*"
                 r"; --global-batch-size 16 or 32 do"
             ),
         ),
@@ -127,7 +127,7 @@ def test_kernels_of_a_dispatcher_are_chosen_where_the_device_has_them() -> None:
             {"model": "llama3-8b", "hardware": "b200:3x8", "engine": "torchtitan"}
             | {"global-batch-size": "1024", "pp": "1"},
             (
-                r"micro-batch 1 \* dp \d+ = \d+ does not divide the global batch 1024, .*"
+                r"global batch\(1024\) % \(micro batch\(1\) \* dp\(24\)\) = 16 != 0, .*"
                 r"; --pp 3 or 6 do"
             ),
         ),

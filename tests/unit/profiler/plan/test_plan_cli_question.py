@@ -148,7 +148,7 @@ def test_illegal_plans_say_everything() -> None:
     """Every violation, not the first."""
     write(Path("bad.json"), {**STRATEGY, "chunks": 1, "tp_sizes_enc": "2,8,2,1"})
     problems = asked("bad.json", "--model", "small.json").problems
-    assert any("1F1B needs" in problem for problem in problems)
+    assert any("1f1b needs" in problem for problem in problems)
     assert any("tp(8)" in problem for problem in problems)
 
 

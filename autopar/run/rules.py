@@ -1,0 +1,489 @@
+"""Rules of a run: one row each, with an id, the values that it reads and its arithmetic.
+
+A row is evaluated on numbers, or on numpy arrays for all combinations at once. `broken` names every
+broken rule, `refuse` raises them, `kept` masks, and `nearest` proposes another value. Rows here are
+those of any engine; an engine's own are in `search.engines.NAME.rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from msgspec import field
+
+from autopar.errors import InputError
+from autopar.records import Record
+
+Level = Literal["illegal", "warned", "unpriced"]
+Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
+Values = Mapping[str, Any]
+"""Values of a run by name; what is missing or None is not known."""
+
+
+class Rule(NamedTuple):
+    """One rule: `rest` of the values `over` is 0 where it is kept, or is an array of such rests.
+
+    `rest` is arithmetic and comparison alone, so that it works on arrays: `a * b` is both,
+    `a + b` either, `a > b` the first without the second. Values of 0, such as `dp` where the grid
+    is uneven, are guarded in the arithmetic.
+    """
+
+    id: str
+    """Stable name, such as `grid.dense`; in JSON and errors."""
+    over: tuple[str, ...]
+    rest: Callable[..., Any]
+    message: str
+    """Sentence with the values and `rest` in braces."""
+    suggestion: str = ""
+    source: str = ""
+    """File and release of the engine, or paper."""
+    level: Level = "illegal"
+
+
+_KINDS: Mapping[Level, Kind] = {
+    "illegal": "illegal",
+    "warned": "environment",
+    "unpriced": "not priced",
+}
+
+
+class Notice(Record):
+    """One finding: a broken rule, or a fact about a launch."""
+
+    id: str
+    kind: Kind
+    text: str
+    """Sentence without its end, made of the values; programs read `id` and `values`."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The notice as an object of JSON; its kind is not, where all are of one."""
+        return {"id": self.id, "values": {**self.values}, "text": self.text}
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others: the id and the values."""
+        return (self.id, *((name, str(value)) for name, value in self.values.items()))
+
+
+class RuleError(InputError):
+    """A run breaks rules; `broken` holds one notice for each."""
+
+    def __init__(self, broken: Sequence[Notice]) -> None:
+        self.broken = tuple(broken)
+        super().__init__("; ".join(one.text for one in self.broken))
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of the broken rules."""
+        return tuple(one.id for one in self.broken)
+
+
+def notice(id: str, kind: Kind, message: str, **values: Any) -> Notice:
+    """Return a notice with the text that its message and values make."""
+    return Notice(id=id, kind=kind, text=message.format(**values), values=values)
+
+
+def once(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """Return notices in their order, each id with the same values once."""
+    return tuple({one.key: one for one in reversed([*notices])}.values())[::-1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Evaluation
+
+
+def _data_degree(world: Any, tp: Any, cp: Any, pp: Any) -> Any:
+    return (world // (tp * cp * pp)) * (world % (tp * cp * pp) == 0)
+
+
+DERIVED: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    "dp": (("world", "tp", "cp", "pp"), _data_degree),
+    "dp_shard": (("world", "tp", "cp", "pp", "dp_replicate"),
+                 lambda world, tp, cp, pp, replicate: world // (tp * cp * pp * replicate)),
+}  # fmt: skip
+"""Value -> the values that it is made of, and how; 0 where they do not divide."""
+
+
+def _known(values: Values) -> Values:
+    """Return values with those that follow from them."""
+    found = dict(values)
+    for name, (over, made) in DERIVED.items():
+        given = [found.get(one) for one in over]
+        if found.get(name) is None and all(one is not None for one in given):
+            found[name] = made(*given)
+    return found
+
+
+def _given(rule: Rule, values: Values) -> list[Any] | None:
+    """Return the values that a rule reads; None where one is not known."""
+    found = [values.get(name) for name in rule.over]
+    return None if any(one is None for one in found) else found
+
+
+def kept(rules: Iterable[Rule], values: Values) -> Any:
+    """Return whether values keep all rules, an array of it for arrays; undecided rules are kept."""
+    values = _known(values)
+    found: Any = True
+    for rule in rules:
+        given = _given(rule, values)
+        if given is not None:
+            found = found & (rule.rest(*given) == 0)
+    return found
+
+
+def broken(rules: Iterable[Rule], values: Values) -> tuple[Notice, ...]:
+    """Return one notice for each rule that values are known to break."""
+    values = _known(values)
+    found = []
+    for rule in rules:
+        given = _given(rule, values)
+        if given is not None:
+            rest = rule.rest(*given)
+            if rest:
+                found.append(_notice(rule, dict(zip(rule.over, given, strict=True)), rest))
+    return tuple(found)
+
+
+def _notice(rule: Rule, values: Values, rest: Any) -> Notice:
+    text = rule.message.format(**values, rest=rest)
+    if rule.suggestion:
+        text += f"; {rule.suggestion}"
+    return Notice(id=rule.id, kind=_KINDS[rule.level], text=text, values=values)
+
+
+def refuse(rules: Iterable[Rule], values: Values) -> None:
+    """Raise RuleError with all rules that values break."""
+    found = broken(rules, values)
+    if found:
+        raise RuleError(found)
+
+
+_Value = TypeVar("_Value")
+
+
+def nearest(
+    rules: Sequence[Rule], values: Values, name: str, domain: Iterable[_Value]
+) -> tuple[_Value, ...]:
+    """Return the values of one name that keep all rules, the nearest to the given one first.
+
+    Numbers are ordered by their distance, the smaller first; other values stay in their order.
+    """
+    given = values.get(name)
+    found = [one for one in domain if kept(rules, {**values, name: one})]
+    if isinstance(given, int):
+        found.sort(key=lambda one: (abs(one - given), one))  # type: ignore[operator]
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------
+# Degrees and the ranks
+
+
+GRID = (
+    Rule("grid.dense", ("world", "tp", "cp", "pp"),
+         lambda world, tp, cp, pp: world % (tp * cp * pp) + (world < 1),
+         "world size({world}) % (tp({tp}) * cp({cp}) * pp({pp})) = {rest} != 0"),
+    Rule("grid.experts", ("world", "etp", "ep", "pp"),
+         # without either the dense grid is all
+         lambda world, etp, ep, pp: (etp * ep > 1) * (world % (etp * ep * pp)),
+         "world size({world}) % (etp({etp}) * ep({ep}) * pp({pp})) = {rest} != 0"),
+)  # fmt: skip
+WHOLE_GRID = Rule(
+    "grid.data", ("world", "tp", "cp", "pp", "dp"),
+    lambda world, tp, cp, pp, dp: world - tp * cp * pp * dp,
+    "tp({tp}) * cp({cp}) * pp({pp}) * dp({dp}) != world size({world})",
+)  # fmt: skip
+"""The same where the data degree is given."""
+CONTEXT = (
+    Rule("context.rings", ("rings", "cp", "heads_exchanged"),
+         lambda rings, cp, exchanged: cp % rings + (rings > 1) * (exchanged == 0),
+         "rings of {rings} are of groups of cp({cp}) that exchange"),
+    Rule("context.one-kind", ("keys_gathered", "heads_exchanged"),
+         lambda gathered, exchanged: gathered * exchanged,
+         "context ranks gather keys and values, or exchange heads, not both"),
+)  # fmt: skip
+STAGES = (
+    Rule("pipeline.stages", ("pp", "laid_stages"), lambda pp, laid: laid != pp,
+         "pp({pp}) stages are laid out as {laid_stages}"),
+    Rule("pipeline.chunks", ("chunk_counts",), lambda counts: counts != 1,
+         "the stages of a pipeline have different numbers of chunks"),
+)  # fmt: skip
+EVEN_LAYERS = Rule(
+    "layers.even", ("layers", "pp", "vpp"), lambda layers, pp, vpp: layers % (pp * vpp),
+    "layers({layers}) % (pp({pp}) * chunks({vpp})) = {rest} != 0", "give a layout",
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------
+# Batch
+
+
+BATCH = (
+    # dp is 0 where the grid is uneven, which is another rule
+    Rule("batch.whole", ("global_batch", "micro_batch", "dp"),
+         lambda batch, micro, dp: batch % (micro * dp + (dp == 0)) + (batch < 1),
+         "global batch({global_batch}) % (micro batch({micro_batch}) * dp({dp})) = {rest} != 0"),
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------
+# Heads and widths
+
+
+HEADS = Rule("heads.tensor", ("heads", "tp"), lambda heads, tp: heads % tp,
+             "heads({heads}) % tp({tp}) = {rest} != 0")  # fmt: skip
+COPIED_KEYS = Rule(
+    "kv-heads.copied", ("kv_heads", "tp"), lambda groups, tp: (groups % tp) * (tp % groups),
+    "kv_heads({kv_heads}) and tp({tp}) do not divide each other",
+)  # fmt: skip
+"""Fewer key-value heads than ranks are copied, equally often on all of them."""
+WHOLE_KEYS = Rule("kv-heads.whole", ("kv_heads", "tp"), lambda groups, tp: groups % tp,
+                  "kv_heads({kv_heads}) % tp({tp}) = {rest} != 0")  # fmt: skip
+"""The same where an engine copies none."""
+FFN = Rule("ffn.tensor", ("ffn_hidden_size", "tp"), lambda ffn, tp: ffn % tp,
+           "ffn_hidden_size({ffn_hidden_size}) % tp({tp}) = {rest} != 0")  # fmt: skip
+WIDTHS = (
+    HEADS,
+    COPIED_KEYS,
+    FFN,
+    # what all tokens visit is divided as a dense MLP, wherever the experts are
+    Rule("shared-expert.tensor", ("shared_expert_width", "tp"), lambda width, tp: width % tp,
+         "shared_expert_width({shared_expert_width}) % tp({tp}) = {rest} != 0"),
+    # Ulysses splits tokens and heads, never the width of the MLP
+    Rule("heads.ulysses", ("heads", "ulysses"), lambda heads, ulysses: heads % ulysses,
+         "heads({heads}) % ulysses({ulysses}) = {rest} != 0"),
+    Rule("kv-heads.ulysses", ("kv_heads", "ulysses"),
+         lambda groups, ulysses: (groups % ulysses) * (ulysses % groups),
+         "kv_heads({kv_heads}) and ulysses({ulysses}) do not divide each other"),
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------
+# Sequence: a ring has two pieces a rank, an early and a late one, so that causal work is even; of
+# tensor ranks only those with sequence parallelism split it.
+
+
+def _sequence(place: str, tp: str, ulysses: str, cp: str) -> tuple[Rule, ...]:
+    """Return the rules of a place whose degrees have such names."""
+    both = ("seq_length", cp, tp, "sequence_parallel")
+    start = "seq_length({seq_length}) % "
+    return (
+        Rule(f"{place}.tensor", both, lambda s, c, t, sp: (c == 1) * sp * (s % t),
+             f"{start}{tp}({{{tp}}}) = {{rest}} != 0"),
+        Rule(f"{place}.ulysses", ("seq_length", cp, ulysses), lambda s, c, u: (c == 1) * (s % u),
+             f"{start}{ulysses}({{{ulysses}}}) = {{rest}} != 0"),
+        Rule(f"{place}.context", (*both, ulysses),
+             lambda s, c, t, sp, u: (c > 1) * (sp * (t > 1) + (u > 1) == 0) * (s % (2 * c)),
+             f"{start}(2 * {cp}({{{cp}}})) = {{rest}} != 0"),
+        Rule(f"{place}.context-tensor", both,
+             lambda s, c, t, sp: (c > 1) * (t > 1) * sp * (s % (2 * c * t)),
+             f"{start}(2 * {cp}({{{cp}}}) * {tp}({{{tp}}})) = {{rest}} != 0"),
+        Rule(f"{place}.context-ulysses", ("seq_length", cp, ulysses),
+             lambda s, c, u: (c > 1) * (u > 1) * (s % (2 * c * u)),
+             f"{start}(2 * {cp}({{{cp}}}) * {ulysses}({{{ulysses}}})) = {{rest}} != 0"),
+    )  # fmt: skip
+
+
+SEQUENCE = _sequence("sequence", "tp", "ulysses", "cp")
+ENDS = _sequence("ends", "vtp", "vsp", "vcp")
+"""Of embedding and head; the vocabulary is padded, and restricts nothing."""
+RING = Rule("sequence.ring", ("seq_length", "cp"), lambda s, cp: (cp > 1) * (s % (2 * cp)),
+            "seq_length({seq_length}) % (2 * cp({cp})) = {rest} != 0")  # fmt: skip
+"""What every search needs of context ranks, whatever the tensor ranks have."""
+SHARED_SEQUENCE = Rule("sequence.shared", ("seq_length", "cp"), lambda s, c: s % c,
+                       "seq_length({seq_length}) % cp({cp}) = {rest} != 0")  # fmt: skip
+"""What every kind of context parallelism needs."""
+
+# --------------------------------------------------------------------------------------------------
+# Experts
+
+
+WHOLE_EXPERTS = Rule("experts.whole", ("experts", "ep"), lambda experts, ep: experts % ep,
+                     "experts({experts}) % ep({ep}) = {rest} != 0")  # fmt: skip
+NO_EXPERTS = Rule("experts.none", ("experts", "ep"), lambda experts, ep: (experts == 0) * (ep > 1),
+                  "ep({ep}) is for layers with experts, and there are none")  # fmt: skip
+NO_SPLIT_EXPERTS = Rule(
+    "experts.none-etp", ("experts", "etp"), lambda experts, etp: (experts == 0) * (etp > 1),
+    "etp({etp}) is for layers with experts, and there are none",
+)  # fmt: skip
+EXPERT_WIDTH = Rule("experts.width", ("expert_width", "etp"), lambda width, etp: width % etp,
+                    "ffn_hidden_size({expert_width}) % etp({etp}) = {rest} != 0")  # fmt: skip
+EXPERTS = (NO_EXPERTS, NO_SPLIT_EXPERTS, WHOLE_EXPERTS, EXPERT_WIDTH)
+
+# --------------------------------------------------------------------------------------------------
+# What `autopar.price.step` refuses of a job
+
+
+POSITIVE = (
+    Rule("job.positive", ("name", "size"), lambda name, size: size < 1,
+         "{name} is {size}, and has to be 1 at least"),
+)  # fmt: skip
+JOB = (
+    WHOLE_GRID,
+    # a rest would be tokens that nobody trains
+    *BATCH,
+    SHARED_SEQUENCE,
+    Rule("grid.expert-ranks", ("tp", "cp", "dp", "ep", "etp"),
+         lambda tp, cp, dp, ep, etp: tp * cp * dp % (ep * etp),
+         "tp({tp}) * cp({cp}) * dp({dp}) % (ep({ep}) * etp({etp})) = {rest} != 0"),
+    Rule("job.mtp", ("mtp_stages", "stage_mtp", "pp", "mtp"),
+         lambda stages, found, pp, mtp: (stages != pp) + (found != mtp),
+         "stage_mtp has {stage_mtp} modules of further tokens on {mtp_stages} stages, where the "
+         "job has {mtp} on {pp}"),
+    # launchers count embedding and head as a layer each where that fills the chunks
+    Rule("job.chunks", ("pp", "vpp", "layers"),
+         lambda pp, vpp, layers: (pp > 1) * (pp * vpp > layers + 2),
+         "pp({pp}) stages of vpp({vpp}) chunks are more than the layers"),
+)  # fmt: skip
+BLOCK = (
+    HEADS,
+    Rule("mixer-heads.tensor", ("mixer_heads", "tp"), lambda heads, tp: heads % tp,
+         "heads of a mixer({mixer_heads}) % tp({tp}) = {rest} != 0"),
+    WHOLE_EXPERTS,
+    EXPERT_WIDTH,
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------
+# What `autopar.run.launch` refuses when a record is made
+
+
+DEGREES = (*GRID, *CONTEXT, *STAGES)
+PRECISION = (
+    Rule("precision.fp8-fp4", ("fp8", "fp4"), lambda fp8, fp4: fp8 * fp4,
+         "products are of 8 bits or of 4, not both"),
+    Rule("precision.fp4-kind", ("fp4", "precision"), lambda fp4, kind: fp4 * (kind != "bf16"),
+         "NVFP4 needs bf16 beside it, not {precision}"),
+    Rule("precision.fp4-weights", ("fp4_weights", "fp4"), lambda weights, fp4: weights > fp4,
+         "weights of 4 bits need products of 4 bits"),
+    Rule("precision.ends", ("least_end",), lambda least: least < 0,
+         "numbers of layers in 16 bits are 0 or more"),
+)  # fmt: skip
+OPTIMIZER = (
+    Rule("optimizer.offload-share", ("offload",), lambda share: (share < 0) + (share > 1),
+         "the share of offloaded states is {offload}, expected 0 to 1"),
+    Rule("optimizer.offload-weights", ("offload", "offload_weights"),
+         lambda share, weights: weights * (share < 1),
+         "weights go to the host with all states; set offload to 1"),
+    Rule("optimizer.muon-host", ("optimizer", "offload"),
+         lambda kind, share: (kind == "muon") * (share != 0),
+         "the host updates with Adam alone, not Muon"),
+)  # fmt: skip
+LAUNCH = (
+    *BATCH,
+    SHARED_SEQUENCE,
+    HEADS,
+    Rule("layout.layers", ("misplaced_layers", "placed_layers", "layers"),
+         lambda misplaced, placed, layers: misplaced,
+         "the layout places {placed_layers} layers where the model has {layers}"),
+    Rule("experts.sizes", ("mixtures", "has_experts"), lambda mixtures, there: mixtures > there,
+         "layers are a mixture whose experts are not given"),
+    WHOLE_EXPERTS,
+    # transformer_config.py of Megatron-Core
+    Rule("offload.stages", ("offload_layers", "pp"), lambda number, pp: (number > 0) * (pp > 1),
+         "layers are offloaded without a pipeline; pp is {pp}"),
+    Rule("offload.recompute", ("offload_layers", "recomputes"),
+         lambda number, recomputes: (number > 0) * recomputes,
+         "layers are offloaded without recomputation; take one of them out"),
+    Rule("offload.all-layers", ("offload_layers", "layers"),
+         lambda number, layers: (number > 0) * (number >= layers),
+         "{offload_layers} layers are offloaded of {layers}: one at least stays"),
+    Rule("offload.engine", ("offloads", "torch"), lambda offloads, torch: offloads * torch,
+         "only Megatron-Core offloads activations by module or layer"),
+    Rule("optimizer.blocks", ("optimizer", "torch"),
+         lambda kind, torch: (kind == "adam8bit") > torch,
+         "Megatron-Core has no Adam with scales of blocks; take moments of 16 bits"),
+    # optimizer/__init__.py of Megatron-Core
+    Rule("optimizer.offload-sharded", ("offload", "sharding", "torch"),
+         lambda share, sharding, torch: (share > 0) * (sharding == "none") > torch,
+         "states are offloaded with the distributed optimizer alone"),
+    Rule("optimizer.weights-device", ("offload_weights", "torch"),
+         lambda weights, torch: weights > torch, "Megatron-Core keeps weights on the device"),
+    Rule("optimizer.offload-whole", ("offload", "offload_weights", "keeper", "torch"),
+         lambda share, weights, keeper, torch:
+         torch * (share > 0) * (keeper != "deepspeed") > weights,
+         "{keeper} offloads states with the weights, or not at all"),
+    Rule("optimizer.offload-zero", ("offload", "keeper", "zero", "torch"),
+         lambda share, keeper, zero, torch: torch * (share > 0) * (zero == 0),
+         "{keeper} offloads what is sharded; zero is 0"),
+    Rule("adapters.muon", ("adapters", "optimizer"),
+         lambda adapters, kind: adapters * (kind == "muon"),
+         "adapters are trained with Adam; Muon is for whole matrices"),
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------
+# Plans, whose layers may differ
+
+
+LAYER = (
+    *WIDTHS,
+    *EXPERTS,
+    Rule("recompute.once", ("checkpoint", "recomputed"),
+         lambda checkpoint, modules: checkpoint * (modules != ""),
+         "the whole layer is recomputed, and {recomputed} of it once more; choose one"),
+    *SEQUENCE,
+)  # fmt: skip
+LAYER_BATCH = (
+    # a batch that the micro-batches do not divide is another rule
+    Rule("batch.samples", ("global_batch", "micro_batches", "dp"),
+         lambda batch, micro, dp: (batch % micro == 0) * (batch % (micro * dp + (dp == 0))),
+         "global batch({global_batch}) % (micro-batches({micro_batches}) * dp({dp})) = "
+         "{rest} != 0"),
+)  # fmt: skip
+VOCABULARY_GRID = (
+    Rule("grid.ends", ("world", "vtp", "vcp", "pp"), lambda world, vtp, vcp, pp:
+         world % (vtp * vcp * pp),
+         "world size({world}) % (vtp({vtp}) * vcp({vcp}) * pp({pp})) = {rest} != 0"),
+)  # fmt: skip
+PLAN = (
+    Rule("plan.layers", ("plan_layers", "layers", "model"),
+         lambda own, layers, model: own != layers,
+         "layers of the plan({plan_layers}) != layers of {model}({layers})"),
+    Rule("plan.stages", ("stage_entries", "pp"), lambda entries, pp: entries != pp,
+         "entries of pp_division({stage_entries}) != pp({pp})"),
+    Rule("plan.stage-sum", ("stage_terms", "stage_sum", "plan_layers"),
+         lambda terms, found, layers: found != layers,
+         "{stage_terms} = {stage_sum} != layers({plan_layers})"),
+    Rule("pipeline.layers", ("pp", "plan_layers"), lambda pp, layers: pp > layers,
+         "pp({pp}) > layers({plan_layers})"),
+    Rule("grid.stages", ("world", "pp"), lambda world, pp: world % pp,
+         "world size({world}) % pp({pp}) = {rest} != 0"),
+    Rule("pipeline.full", ("schedule", "micro_batches", "fewest", "pp"),
+         lambda schedule, number, fewest, pp: number < fewest,
+         "{schedule} needs micro-batches({micro_batches}) >= {fewest} with pp({pp})"),
+    Rule("pipeline.chunks-few", ("schedule", "vpp", "least_chunks"),
+         lambda schedule, chunks, least: chunks < least,
+         "{schedule} has at least {least_chunks} chunks a stage, and the plan has "
+         "num_chunks({vpp})"),
+    Rule("pipeline.chunks-many", ("schedule", "vpp", "most_chunks"),
+         lambda schedule, chunks, most: chunks > most,
+         "{schedule} has at most {most_chunks} chunks a stage, and the plan has num_chunks({vpp})"),
+    Rule("pipeline.single", ("schedule", "pp"),
+         lambda schedule, pp: (schedule != "1f1b") * (schedule != "gpipe") * (pp == 1),
+         "{schedule} needs stages, and pp is 1"),
+    # micro-batches go through the chunks in rounds of one for every stage
+    Rule("pipeline.rounds", ("schedule", "micro_batches", "pp"),
+         lambda schedule, number, pp:
+         ((schedule == "interleaved") + (schedule == "interleaved_zero_bubble"))
+         * (number >= pp) * (number % pp),
+         "{schedule} needs micro-batches({micro_batches}) % pp({pp}) = {rest} to be 0"),
+    Rule("batch.micro-batches", ("global_batch", "micro_batches"),
+         lambda batch, number: batch % number,
+         "global batch({global_batch}) % micro-batches({micro_batches}) = {rest} != 0"),
+)  # fmt: skip
+STAGE = (
+    Rule("stage.empty", ("stage", "stage_layers"), lambda stage, layers: layers < 1,
+         "stage {stage} has {stage_layers} layers where at least 1 is needed"),
+    Rule("stage.even", ("stage", "stage_layers", "even_chunks"),
+         lambda stage, layers, chunks: layers % chunks,
+         "layers of stage {stage}({stage_layers}) % num_chunks({even_chunks}) = {rest} != 0"),
+    Rule("stage.chunks", ("stage", "stage_layers", "chunk_layers"),
+         lambda stage, layers, held: held != layers,
+         "chunks of stage {stage} have {chunk_layers} layers and the stage has {stage_layers}"),
+)  # fmt: skip
+CHUNKS = (
+    Rule("chunk.entries", ("chunk_entries", "pp", "vpp"),
+         lambda entries, pp, chunks: entries != pp * chunks,
+         "entries of chunk_sizes({chunk_entries}) != pp({pp}) * num_chunks({vpp})"),
+    Rule("chunk.negative", ("chunk", "chunk_size"), lambda chunk, size: size < 0,
+         "chunk {chunk} has {chunk_size} layers where at least 0 are needed"),
+)  # fmt: skip

@@ -1,0 +1,260 @@
+"""Arguments of Megatron-LM as values: numbers, flags that are given, and what follows from them.
+
+Rules in `search.engines.megatron.rules` read them by name. A name with hyphens is a flag: True
+where it is given. `flag=word` is True where the word is among those of the flag. Other names are
+the numbers and facts below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from search.engines.arguments import is_open
+from search.engines.megatron.arguments import LayoutError, stage_sizes
+
+Words = Mapping[str, tuple[str, ...]]
+"""Flags without hyphens in front, and their words."""
+VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
+_PLACED = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
+_COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
+_AMD = ("MI2", "MI3", "MI4")
+_NO_FP8 = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
+_HOPPER = ("H100", "H200", "H800", "H20", "GH200", "L40", "RTX-4090")
+NUMBERS: Mapping[str, tuple[str, int | None]] = {
+    "tp": ("tensor-model-parallel-size", 1),
+    "pp": ("pipeline-model-parallel-size", 1),
+    "cp": ("context-parallel-size", 1),
+    "ep": ("expert-model-parallel-size", 1),
+    "micro_batch": ("micro-batch-size", 1),
+    "heads": ("num-attention-heads", None),
+    "hidden": ("hidden-size", None),
+    "ffn_hidden_size": ("ffn-hidden-size", None),
+    "seq_length": ("seq-length", None),
+    "positions": ("max-position-embeddings", None),
+    "layers": ("num-layers", None),
+    "topk": ("moe-router-topk", 2),
+    "router_groups": ("moe-router-num-groups", 1),
+    "group_topk": ("moe-router-group-topk", 0),
+    "mtp": ("mtp-num-layers", 0),
+    "chunk_layers": (VIRTUAL[0], 0),
+    "first_bf16": ("num-layers-at-start-in-bf16", 1),
+    "last_bf16": ("num-layers-at-end-in-bf16", 1),
+    "save_interval": ("save-interval", 1),
+    "retain_interval": ("save-retain-interval", 0),
+    "offloaded_layers": ("cpu-offloading-num-layers", 0),
+}
+"""Value -> its flag, and the default; None: unknown where it is not given. 0 stands for none where
+the default is 0, and for an unusable value, which the reading names, elsewhere."""
+_DEFAULTS = {
+    "fp8-recipe": "delayed",
+    "moe-token-dispatcher-type": "allgather",
+    "moe-router-score-function": "softmax",
+    "weight-decay-incr-style": "constant",
+    "position-embedding-type": "learned_absolute",
+    "ckpt-format": "torch_dist",
+}
+"""Words of flags that are not given."""
+
+
+OF_LAUNCH = ("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches")
+"""Values that follow from others, or that only a launch that was read has."""
+
+
+class Setting(NamedTuple):
+    """Arguments of so many GPUs as values of rules; None: known only where the launch runs."""
+
+    words: Words
+    world: int
+    gpu: str = ""
+    """Kind of device, in capitals."""
+
+    def has(self, flag: str) -> bool:
+        return flag in self.words
+
+    def number(self, flag: str, default: int | None = 1) -> int | None:
+        """Return the number of a flag; None: it is not known."""
+        text = self.words.get(flag, ("",))[:1]
+        if not text or not text[0]:
+            return default
+        if is_open(text[0]):
+            return None
+        if not _is_count(text[0]):
+            return default
+        # 0 where there has to be something is a problem that the reading has named
+        return int(text[0]) or (0 if default == 0 else 1)
+
+    def list(self, flag: str) -> tuple[str, ...]:
+        """Return the words of a flag, those of one text apart."""
+        return tuple(" ".join(self.words.get(flag, ())).split())
+
+    def real(self, flag: str, default: float = 0.0) -> float:
+        try:
+            return float(" ".join(self.words.get(flag, ())))
+        except ValueError:
+            return default
+
+    def value(self, name: str) -> Any:
+        """Return a value by its name; None: it is not known."""
+        if name in OF_LAUNCH:
+            return None
+        if name in FACTS:
+            return FACTS[name](self)
+        if name in NUMBERS:
+            return self.number(*NUMBERS[name])
+        flag, equals, word = name.partition("=")
+        if not equals:
+            return flag in self.words
+        given = self.list(flag) or (_DEFAULTS.get(flag, ""),)
+        return None if any(map(is_open, given)) else word in given
+
+    def values(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return values by their names."""
+        return {name: self.value(name) for name in names}
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
+def _any(*flags: str) -> Callable[[Setting], bool]:
+    return lambda s: any(map(s.has, flags))
+
+
+def _selective(s: Setting) -> bool:
+    # the old word counts over the granularity
+    return bool(s.value("recompute-granularity=selective")) or s.has("recompute-activations")
+
+
+def _recomputes(module: str) -> Callable[[Setting], bool | None]:
+    def of(s: Setting) -> bool | None:
+        given = s.value(f"recompute-modules={module}")
+        return None if given is None else _selective(s) and given
+
+    return of
+
+
+def _scattered(s: Setting) -> bool | None:
+    tp = s.value("tp")
+    return False if not s.has("sequence-parallel") else None if tp is None else tp > 1
+
+
+def _etp(s: Setting) -> int | None:
+    return s.number("expert-tensor-parallel-size", s.value("tp")) if s.has("num-experts") else 1
+
+
+def _batch(s: Setting) -> int | None:
+    tp, pp, cp, micro = (s.value(name) for name in ("tp", "pp", "cp", "micro_batch"))
+    if None in (tp, pp, cp, micro):
+        return s.number("global-batch-size", None)
+    return s.number("global-batch-size", max(micro * (s.world // (tp * pp * cp)), 1))
+
+
+def _chunks(s: Setting) -> int | None:
+    """Return chunks of a stage with as many layers each; None: layers are placed otherwise."""
+    layout = s.words.get("pipeline-model-parallel-layout")
+    if layout or any(map(s.has, (VIRTUAL[0], *_PLACED, *_COUNTED))):
+        return None
+    return 1 if s.value("pp") == 1 else s.number(VIRTUAL[1])
+
+
+def _layout(s: Setting) -> str | None:
+    """Return what is wrong with a layout, empty where nothing is; None: not known."""
+    given, layers, pp = s.words.get("pipeline-model-parallel-layout"), s.value("layers"), None
+    pp = s.value("pp")
+    if not given or layers is None or pp is None or is_open(given[0]):
+        return None
+    try:
+        stage_sizes(given[0], num_layers=layers, num_stages=pp)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+def _exchange(s: Setting) -> int | None:
+    """Return over how many ranks heads are exchanged."""
+    if s.value("cp-comm-type=a2a"):
+        return s.number("context-parallel-size")
+    sizes = s.list("hierarchical-context-parallel-sizes")
+    if s.value("cp-comm-type=a2a+p2p") and sizes:
+        return int(sizes[0]) if _is_count(sizes[0]) else None
+    return 1
+
+
+def _hierarchy(s: Setting) -> int | None:
+    sizes = s.list("hierarchical-context-parallel-sizes")
+    return math.prod(map(int, sizes)) if sizes and all(map(_is_count, sizes)) else None
+
+
+def ramp(place: int) -> Callable[[Setting], int | None]:
+    def of(s: Setting) -> int | None:
+        ramp = s.list("rampup-batch-size")
+        usable = len(ramp) == 3 and all(map(_is_count, ramp)) and int(ramp[0]) and int(ramp[1])
+        return int(ramp[place]) if usable else None
+
+    return of
+
+
+ramp_start = ramp(0)
+"""Batch that a run begins with; None: it does not grow, or is given badly."""
+
+
+def _gpus_of(names: tuple[str, ...]) -> Callable[[Setting], bool]:
+    return lambda s: s.gpu.startswith(names)
+
+
+FACTS: Mapping[str, Callable[[Setting], Any]] = {
+    "world": lambda s: s.world,
+    "amd": _gpus_of(_AMD),
+    "no_fp8": _gpus_of(_NO_FP8),
+    "no_mxfp8": _gpus_of(_HOPPER),
+    "ulysses": lambda s: 1,
+    "sequence_parallel": lambda s: s.has("sequence-parallel"),
+    "scattered": _scattered,
+    # of Megatron's arguments -1 and 0 groups are as many as heads
+    "kv_heads": lambda s: s.number("num-query-groups", s.value("heads")),
+    "experts": lambda s: s.number("num-experts", None if s.has("num-experts") else 0),
+    "etp": _etp,
+    "global_batch": _batch,
+    "vpp": _chunks,
+    "virtual": _any(*VIRTUAL, "pipeline-model-parallel-layout"),
+    "virtual_stages": _any(*VIRTUAL),
+    "layout_problem": _layout,
+    "exchange": _exchange,
+    "comm_types": lambda s: len(s.words.get("cp-comm-type", ())),
+    "hierarchy": _hierarchy,
+    "sharded": _any("use-distributed-optimizer", "use-megatron-fsdp", "use-torch-fsdp2"),
+    "fsdp": _any("use-megatron-fsdp", "use-custom-fsdp"),
+    "fused_accumulation": lambda s: not _any(
+        "gradient-accumulation-fusion", "no-gradient-accumulation-fusion")(s),
+    "placed": _any(*_PLACED),
+    "counted": _any(*_COUNTED),
+    "places_otherwise": _any(*_PLACED, *_COUNTED, *VIRTUAL),
+    "16_bits": _any("bf16", "fp16"),
+    "selective": _selective,
+    **{f"recomputes {module}": _recomputes(module)
+       for module in ("moe_act", "mla_up_proj", "layernorm", "shared_experts")},
+    "rotary": _any("use-rotary-position-embeddings"),
+    "lr_excess": lambda s: s.real("min-lr") > s.real("lr", math.inf),
+    "warm_up_iters": lambda s: s.real("lr-warmup-iters") > 0,
+    "warm_up_samples": lambda s: s.real("lr-warmup-samples") > 0,
+    "decay_ends": lambda s: sum(map(s.has, ("start-weight-decay", "end-weight-decay"))),
+    "data_sources": lambda s: sum((s.has("mock-data"), s.has("data-path"), _any(
+        "train-data-path", "valid-data-path", "test-data-path")(s))),
+    "narrow_states": lambda s: any(
+        s.has(flag) and s.value(f"{flag}=fp32") is False for flag in (
+            "main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")),
+    "padded": _any("moe-router-padding-for-quantization", "moe-router-padding-for-fp8"),
+    "low_precision": _any("fp8-format", "fp4-format"),
+    "balancing_types": lambda s: len(s.list("moe-router-load-balancing-type")),
+    "balancing_coefficients": lambda s: len(s.list("moe-aux-loss-coeff")),
+    "muon": lambda s: "muon" in " ".join(s.words.get("optimizer", ())),
+    "group": lambda s: s.number(
+        "microbatch-group-size-per-virtual-pipeline-stage", s.value("pp")),
+    "ramp_words": lambda s: " ".join(s.list("rampup-batch-size"))[:60],
+    "bad_ramp": lambda s: s.has("rampup-batch-size") and ramp_start(s) is None,
+    "ramp_start": ramp_start,
+    "ramp_step": ramp(1),
+}  # fmt: skip
+"""Values that are neither a flag nor its number."""

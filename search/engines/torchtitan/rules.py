@@ -1,0 +1,95 @@
+"""Rules of torchtitan, and of torch below it: `parallel_dims.py`, `pipeline_parallel.py`,
+`components/quantization` and `models/*/parallelize.py`, of 2024 to 0.2.
+
+Rules of a search are of degrees; a job file has those of its keys, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autopar.run.rules import FFN, SEQUENCE, WHOLE_KEYS, Rule
+
+
+def _rule(name: str, over: str, rest: Callable[..., Any], message: str) -> Rule:
+    return Rule(f"torchtitan.{name}", tuple(over.split(", ")), rest, message)
+
+
+_EXPERT_RANKS = "ep, etp, cp, tp, dp_shard, experts"
+"""A group of expert ranks lies across cp, and across tp where that does not split experts."""
+EXPERTS = (
+    _rule("etp", "etp, tp, ep, experts", lambda etp, tp, ep, experts:
+          (experts > 0) * (ep > 1) * (etp != 1) * (etp != tp),
+          "expert_tensor_parallel_degree({etp}) is neither 1 nor tp({tp})"),
+    _rule("ep.tensor", _EXPERT_RANKS, lambda ep, etp, cp, tp, shard, experts:
+          (experts > 0) * (ep > 1) * (etp == tp) * (ep % cp),
+          "ep({ep}) % cp({cp}) = {rest} != 0"),
+    _rule("ep.ranks-tensor", _EXPERT_RANKS, lambda ep, etp, cp, tp, shard, experts:
+          (experts > 0) * (ep > 1) * (etp == tp) * (shard * cp % ep),
+          "dp_shard({dp_shard}) * cp({cp}) % ep({ep}) = {rest} != 0"),
+    _rule("ep.whole", _EXPERT_RANKS, lambda ep, etp, cp, tp, shard, experts:
+          (experts > 0) * (ep > 1) * (etp != tp) * (ep % (cp * tp)),
+          "ep({ep}) % (cp({cp}) * tp({tp})) = {rest} != 0"),
+    _rule("ep.ranks", _EXPERT_RANKS, lambda ep, etp, cp, tp, shard, experts:
+          (experts > 0) * (ep > 1) * (etp != tp) * (shard * cp * tp % ep),
+          "dp_shard({dp_shard}) * cp({cp}) * tp({tp}) % ep({ep}) = {rest} != 0"),
+)  # fmt: skip
+MODEL = (
+    # it copies no heads of keys and values
+    WHOLE_KEYS,
+    *SEQUENCE,
+    *EXPERTS,
+    _rule("tied", "pp, tied", lambda pp, tied: (pp > 1) * tied,
+          "tied embeddings have no pipeline"),
+)  # fmt: skip
+"""Rules of a model and its degrees."""
+_REPLICAS = "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
+SPACE = (
+    *MODEL,
+    FFN,
+    _rule("ddp", "zero, tp, cp, pp", lambda zero, tp, cp, pp: (zero == 0) * (tp * cp * pp > 1),
+          _REPLICAS),
+    # `maybe_enable_amp` of distributed/utils.py
+    _rule("fp32", "zero, dp_shard, cp, tp, pp", lambda zero, shard, cp, tp, pp:
+          (zero > 0) * (shard * cp == 1) * (tp * pp > 1),
+          "beside tensor and pipeline ranks alone (dp_shard * cp = 1) it computes in fp32"),
+    _rule("split-experts", "experts, ep, etp, tp", lambda experts, ep, etp, tp:
+          (experts > 0) * (ep == 1) * (etp != tp),
+          "without expert ranks tensor ranks split the experts, and etp({etp}) is not tp({tp})"),
+)  # fmt: skip
+"""Rules of a search."""
+GRID = (
+    _rule("grid", "dp_replicate, dp_shard, cp, tp, pp, ranks, world",
+          lambda replicate, shard, cp, tp, pp, ranks, world: ranks != world,
+          "dp_replicate({dp_replicate}) * dp_shard({dp_shard}) * cp({cp}) * tp({tp}) * pp({pp}) "
+          "= {ranks} != world size({world})"),
+)  # fmt: skip
+LOCAL_BATCH = (
+    _rule("local-batch", "local_batch, micro_batch", lambda local, micro: local % micro,
+          "local_batch_size({local_batch}) % pipeline_parallel_microbatch_size({micro_batch}) = "
+          "{rest} != 0"),
+    _rule("local-parts", "local_batch, parts",
+          lambda local, parts: local % parts + (local < parts),
+          "batch_size({local_batch}) % pipeline_parallel_microbatches({parts}) != 0"),
+)  # fmt: skip
+"""A schedule runs the micro-batches of one local batch."""
+WHOLE_STAGES = (
+    _rule("stages", "stages, pp", lambda stages, pp: stages % pp,
+          "stages({stages}) % pp({pp}) = {rest} != 0"),
+)  # fmt: skip
+FILE = (
+    *GRID,
+    _rule("ddp", "replicas_alone, tp, pp", lambda alone, tp, pp: alone * (tp * pp > 1), _REPLICAS),
+    _rule("async-tensor", "asynchronous, tp, compiled", lambda asynchronous, tp, compiled:
+          asynchronous * (tp > 1) > compiled, "enable_async_tensor_parallel needs compile"),
+    _rule("float8.gather", "float8, float8_gather, float8_recipe",
+          lambda section, gathers, recipe: gathers * recipe,
+          "[{float8}] enable_fsdp_float8_all_gather and recipe_name exclude each other"),
+    _rule("float8.device", "float8, no_fp8", lambda section, lacks: (section != "") * lacks,
+          "[{float8}] needs a device that has products of 8 bits"),
+    *MODEL,
+    # `autopar.pipeline.schedules` has them
+    _rule("schedule", "schedule_problem", lambda problem: problem != "", "{schedule_problem}"),
+)  # fmt: skip
+"""Rules of a job file."""
