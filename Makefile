@@ -11,6 +11,14 @@ PYTEST_ARGS ?=
 # that stand together, whose fixtures are then made once, and takes from the others when it is done.
 TEST_WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
 
+# One file a room, quick ones: what an edit breaks first.
+QUICK := $(addprefix tests/unit/,house/test_public_names.py run/test_legality.py \
+  rates/test_stacks.py price/test_memory_recipes.py pipeline/test_placement.py \
+  documents/test_specs.py command/test_options.py training/test_throughput.py \
+  engines/test_megatron_names.py planning/layered/test_cost_time.py request/test_places.py \
+  closed_form/test_quirks_tensor2d.py profiler/hardware/test_cells.py) \
+  tests/unit/house/test_house_rules.py
+
 # The first interpreter that runs and is new enough; looked up only when a venv is made.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -29,7 +37,7 @@ TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help search setup build check test test-py test-cpp test-ranks test-slow asan fuzz e2e bench golden models docs docs-schemas docs-reference gallery format clean
+.PHONY: help search setup build check test test-py test-cpp test-ranks test-whole test-slow quick asan fuzz e2e bench golden models docs docs-schemas docs-reference gallery format clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -49,10 +57,16 @@ check: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## ruff, mypy --strict, clang-for
 	$(VENV)/bin/mypy
 	$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 
-test: $(TEST_READY) test-py test-cpp ## pytest (not gpu, not slow, not ranks) and ctest
+quick: $(TEST_READY) ## house rules and one test file a room, for the inner loop
+	$(PY) -m pytest -q -n 2 -m "not gpu and not slow and not ranks and not whole" $(QUICK)
+
+test: $(TEST_READY) test-py test-cpp ## pytest (not gpu, whole, slow, ranks) and ctest
 
 test-py: $(TEST_READY)
-	$(PY) -m pytest $(TEST_WORKERS) -m "not gpu and not slow and not ranks" $(PYTEST_ARGS)
+	$(PY) -m pytest $(TEST_WORKERS) -m "not gpu and not whole and not slow and not ranks" $(PYTEST_ARGS)
+
+test-whole: $(TEST_READY) ## whole commands, searches and dry runs
+	$(PY) -m pytest $(TEST_WORKERS) -m "whole and not gpu and not slow and not ranks" --durations=10 $(PYTEST_ARGS)
 
 # Processes that start, wait and are killed leave room for others; what is compared with the rate of
 # a link or with a clock runs alone.

@@ -109,3 +109,10 @@ def format_duration(time_s: float) -> str:
         if time_s >= 2.0 * factor:
             return f"{time_s / factor:.1f} {unit}"
     return f"{time_s / 60.0:.0f} min" if time_s >= 600.0 else f"{time_s:.0f} s"
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors in increasing order."""
+    # divisors come in pairs, one of them up to the root
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))

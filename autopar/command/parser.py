@@ -244,7 +244,12 @@ def main() -> None:
             return end.exit_code
         return 0
 
-    sys.exit(guarded(answer, say))
+    def told(sentence: str) -> None:
+        # what is wrong with words names the command already, a lost stdout does not
+        named = sentence.split(maxsplit=1)[0].rstrip(":") == "autopar"
+        say(sentence if named else f"autopar: {sentence}")
+
+    sys.exit(guarded(answer, told))
 
 
 def _script(shell: str) -> str:

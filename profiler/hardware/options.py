@@ -17,7 +17,7 @@ from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
 from autopar.rates.measured import COLLECTIVES
 from autopar.records import Record, replace
-from autopar.units import GIB, KIB, MIB
+from autopar.units import GIB, KIB, MIB, divisors
 from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out
 
 # --------------------------------------------------------------------------------------------------
@@ -359,11 +359,6 @@ class Cell(Record):
         return cell_key(self.operation, self.group_size, self.consecutive, self.size_bytes)
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number above 1, increasing."""
-    return tuple(d for d in range(2, number + 1) if number % d == 0)
-
-
 def check_world(options: HardwareOptions, world: int) -> None:
     """Check what can only be checked once the number of ranks is known.
 
@@ -373,7 +368,7 @@ def check_world(options: HardwareOptions, world: int) -> None:
     """
     for size in options.groups or ():
         if world % size:
-            known = ", ".join(map(str, divisors(world)))
+            known = ", ".join(map(str, divisors(world)[1:]))
             remedy = f"choose from {known}" if known else "start more ranks"
             raise OptionError(
                 f"--groups: the group size {size} does not divide the world size, "
@@ -442,7 +437,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
     left usable files.
     """
     world = cluster.world_size
-    sizes = options.groups if options.groups is not None else divisors(world)
+    sizes = options.groups if options.groups is not None else divisors(world)[1:]
     swept = options.sizes_bytes
     if world == 1:
         # nobody to communicate with: that every operation works is all that can be seen

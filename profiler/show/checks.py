@@ -48,10 +48,10 @@ from autopar.documents.times import (
 from autopar.errors import DocumentError
 from autopar.plausible import Doubt
 from autopar.records import Record
-from autopar.units import GB, format_count, format_seconds, format_size
+from autopar.units import GB, divisors, format_count, format_seconds, format_size
 from profiler.environment import comparable
 from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, derive
-from profiler.hardware.options import Cluster, divisors
+from profiler.hardware.options import Cluster
 from profiler.hardware.overlap import SIDES, slowdown
 from profiler.show.read import (
     Finding,
@@ -275,7 +275,7 @@ def _missing_keys(folder: Folder, profile: Profile) -> Iterator[Finding]:
         if file is None or file.problems:
             continue
         keys = {(entry.group_size, entry.consecutive) for entry in file.entries}
-        for group in divisors(world):
+        for group in divisors(world)[1:]:
             for consecutive in (True, False) if kind == "allreduce" and group < world else (True,):
                 cells = series.get((kind, group, consecutive))
                 measured = cells is not None and any(p.num_samples for p in cells.points)
@@ -302,7 +302,7 @@ def _missing_times(folder: Folder, profile: Profile) -> Iterator[Finding]:
     for entry in file.entries:
         group = entry.operation, entry.group_size
         sizes[group] = sizes.get(group, 0) + 1
-    groups = divisors(profile.world_size) if profile.shape is not None else ()
+    groups = divisors(profile.world_size)[1:] if profile.shape is not None else ()
     for operation in ("allreduce", "all2all"):
         for size in groups or sorted({size for _, size in sizes}):
             count = sizes.get((operation, size), 0)

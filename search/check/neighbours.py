@@ -18,7 +18,7 @@ from autopar.records import Record, replace
 from autopar.run.launch import Checkpointing, Launch, Recompute
 from autopar.run.runtime import Zero
 from search.check.assessment import Assessment, Target, Timing, assess, timing_of
-from search.check.changes import (
+from search.engines.changes import (
     MOVES,
     Changes,
     Move,

@@ -14,8 +14,8 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import Record
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, RuleError, notice, once
-from search.check.changes import MOVES, Changes, Move
 from search.engines.arguments import Ignored, UnpricedError
+from search.engines.changes import MOVES, Changes, Move
 from search.engines.megatron.read import ReadLaunch
 
 

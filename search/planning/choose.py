@@ -269,7 +269,7 @@ def chosen(request: Request, route: Route | None = None) -> Chosen:
 
 def _per_layer(request: Request, route: Route) -> Chosen:
     """Return the per-layer plan of the engines of a route, or of whatever runs it."""
-    request = with_rules(request, route.why)
+    request = with_rules(request, route.reason)
     if not route.layered:
         return Chosen(request=replace(request, engine=None), why=route.why)
     if request.output.frontier:

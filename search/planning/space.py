@@ -14,6 +14,7 @@ from typing import Any
 from autopar.errors import OptionError, nearest
 from autopar.records import Record
 from autopar.run.plan import LayerStrategy, VocabStrategy, ZeroDefault, fewest_microbatches
+from autopar.units import divisors
 from search.request.options import SearchOptions
 
 # --------------------------------------------------------------------------------------------------
@@ -316,13 +317,6 @@ PRESETS = {
 
 
 @lru_cache(maxsize=4096)
-def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors in increasing order."""
-    # divisors come in pairs, one of them up to the root
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return tuple(sorted({*small, *(number // d for d in small)}))
-
-
 def next_batch(batch: int, world_size: int) -> int | None:
     """Return the next larger global batch that ranks can share better; None: this one is shared.
 

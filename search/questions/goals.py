@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from autopar.errors import InfeasibleError, InputError, OptionError
 from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
-from autopar.units import format_bytes
+from autopar.units import divisors, format_bytes
 from search.engines.choice import Training
 from search.planning.choose import chosen, route_of
-from search.planning.space import divisors
 from search.planning.uniform.answer import Question
 from search.request.profiles import card_shape
 from search.request.request import BATCH_OPTIONS, Request, build_request

@@ -24,6 +24,8 @@ from search.commands import (
     search as cli,
 )
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -18,6 +18,8 @@ from autopar.entry import SUBCOMMANDS
 from docs import make_answers, make_reference
 from docs.site import hooks
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -23,6 +23,8 @@ from tests.e2e import (
 )
 from tests.e2e.documented_lab import Lab, Row, prepare
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 TABLES = (

@@ -75,7 +75,8 @@ def check_search(out: Path, num_ranks: int) -> None:
     done = command("autopar-search", *options).completed()
     assert done.returncode == 0, done.stderr
     for kind in KINDS:
-        assert f"\n  - {kind}: {out / hardware_file_name(kind, 1, num_ranks)}\n" in done.stdout
+        path = out / hardware_file_name(kind, 1, num_ranks)
+        assert f"\n  - input: {kind}: {path}\n" in done.stdout
 
 
 def test_two_ranks_write_all_four_files(two: tuple[Path, Finished]) -> None:

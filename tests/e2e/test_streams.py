@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 PROGRAMS = Path(sys.executable).parent
 COMMANDS = [
     "autopar --help",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec.structs import asdict
 
+from autopar.records import replace
 from benchmarks.bench_stage_cases import StageCase, read_cases, wrong
 
 NAMES = 68
@@ -39,7 +39,7 @@ def test_one_megabyte_less_is_never_faster(cases: list[StageCase]) -> None:
         answer = case.solve()
         if answer.status != "optimal":
             continue
-        exact = StageCase(**{**asdict(case), "budget_mb": int(answer.memory_bytes / 2**20)})
-        less = StageCase(**{**asdict(case), "budget_mb": exact.budget_mb - 1})
+        exact = replace(case, budget_mb=int(answer.memory_bytes / 2**20))
+        less = replace(case, budget_mb=exact.budget_mb - 1)
         assert exact.solve().total_s == pytest.approx(answer.total_s, rel=1e-12)
         assert less.solve().total_s >= answer.total_s * (1 - 1e-12)

@@ -16,6 +16,8 @@ import pytest
 from autopar.price.sharded import Instant, instants
 from autopar.run.launch import Attention, Degrees, Launch, Model, TorchTrainer, even_chunks
 
+pytestmark = pytest.mark.whole
+
 torch = pytest.importorskip("torch", reason="torch is the oracle")
 
 WORLD = 8

@@ -24,6 +24,8 @@ from search.planning.uniform.memory import Room
 from search.planning.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question
 
+pytestmark = pytest.mark.whole
+
 SEEDS = 48
 MORE_SEEDS = 300
 MUTATED_SEEDS = (37, 43, 75, 134, 140, 163, 184, 190, *range(30))

@@ -17,11 +17,11 @@ from hypothesis import assume, strategies as st
 from autopar.errors import OptionError
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.units import divisors
 from benchmarks.bench_galvatron_cases import inputs_of
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
 from search.planning.question import Session, open_session
-from search.planning.space import divisors
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.often import often

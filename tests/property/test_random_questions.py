@@ -22,6 +22,8 @@ from search.questions.gains import add_bandwidth
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 ROUNDING = 1e-9

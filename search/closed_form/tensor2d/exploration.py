@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
+from autopar.units import divisors
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,
@@ -49,12 +50,6 @@ from search.closed_form.tensor2d.engine import (
 
 
 @cache
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return tuple(sorted({*small, *(number // d for d in small)}))
-
-
 def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
     """Return how many ranks of each dimension share a domain; the product is the domain.
 

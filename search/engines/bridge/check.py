@@ -15,7 +15,6 @@ from autopar.errors import InputError, did_you_mean
 from autopar.records import Record, replace
 from autopar.run.launch import BLACKWELL, Launch
 from autopar.run.rules import Kind, Notice, notice, once
-from search.check.changes import Changes, arguments_of, laid_out
 from search.engines.arguments import Ignored, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
@@ -27,6 +26,7 @@ from search.engines.bridge.read import (
     read_bridge,
 )
 from search.engines.bridge.recipes import Settings
+from search.engines.changes import Changes, arguments_of, laid_out
 from search.engines.megatron.check import same_launch
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.rules import broken_rules

@@ -17,8 +17,8 @@ from autopar.errors import InputError
 from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice, once
-from search.check.changes import Changes, Move
 from search.engines.arguments import Ignored
+from search.engines.changes import Changes, Move
 from search.engines.deepspeed.read import HARMLESS_OF_HF, read_deepspeed
 from search.engines.deepspeed.rules import FILE
 from search.engines.keys import flattened, words_of_values

@@ -16,7 +16,7 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import replace
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice
-from search.check.changes import Changes, Move
+from search.engines.changes import Changes, Move
 from search.engines.deepspeed.check import (
     STACK,
     ScriptedFile,

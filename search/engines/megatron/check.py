@@ -15,8 +15,8 @@ from autopar.errors import InputError
 from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, notice
-from search.check.changes import Changes, changed_words, changes_of
 from search.engines.arguments import words_of
+from search.engines.changes import Changes, changed_words, changes_of
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.read import (
     arguments_of_configuration,

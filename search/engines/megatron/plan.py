@@ -18,6 +18,7 @@ from autopar.run.plan import (
     violations,
 )
 from autopar.run.rules import broken
+from autopar.units import divisors
 from search.engines.choice import FULL, NONE
 from search.engines.megatron.arguments import (
     MegatronDegrees,
@@ -48,7 +49,6 @@ from search.engines.plans import (
     place_of,
     search_fields,
 )
-from search.planning.space import divisors
 
 
 def _check(spec: ModelSpec) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from autopar.run.launch import BLACKWELL, Attention, Experts, Launch, Model, Optimizer
 from autopar.training.offload import Offload
+from autopar.units import divisors
 from search.engines.huggingface.architectures import architecture
 from search.engines.megatron.arguments import Argument, Flag
 from search.engines.megatron.files import (
@@ -31,7 +32,6 @@ from search.engines.megatron.release import Release, software_of
 from search.engines.megatron.stages import context_words, layer_pattern, stage_arguments
 from search.engines.place import Draft, Place, refuse_others, spec_of, step_count
 from search.engines.words import ROTARY_BASE, required
-from search.planning.space import divisors
 
 _TITLE = "Megatron-LM"
 

@@ -16,7 +16,7 @@ from autopar.pipeline.schedules import schedule_problem
 from autopar.records import Record
 from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice
-from search.check.changes import Changes, Move
+from search.engines.changes import Changes, Move
 from search.engines.keys import Keys, words_of_values
 from search.engines.reader import (
     Asked,

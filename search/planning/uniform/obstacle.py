@@ -36,9 +36,9 @@ from autopar.run.rules import (
     broken,
     nearest,
 )
+from autopar.units import divisors
 from search.engines.choice import NONE, Choice, Fixed, Precision
 from search.engines.space import EngineSpace, Job, job_values, with_words
-from search.planning.space import divisors
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 _Values = Mapping[str, Any]

@@ -17,9 +17,9 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
+from autopar.units import divisors
 from search.engines.choice import FULL, NONE, Choice, Fixed, kept
 from search.engines.space import overlaps_one, runs
-from search.planning.space import divisors
 from search.planning.uniform.bounds.hosted import (
     hosted_s,
     hosted_spread_bytes,

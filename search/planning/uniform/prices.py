@@ -44,11 +44,11 @@ from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace
 from autopar.run.job import Block, Job as StepJob, Mlp, Recomputation, parameters
 from autopar.run.launch import Launch, Recompute, chunks_of_sizes
+from autopar.units import divisors
 from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
 from search.engines.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
 from search.engines.space import EngineSpace, Job, launch_of
-from search.planning.space import divisors
 from search.planning.uniform.bounds.units import (
     Half,
     Kinds,

@@ -17,9 +17,9 @@ from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
 from autopar.run.job import Block, Experts, Job as StepJob, parameters
 from autopar.run.rules import EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
+from autopar.units import divisors
 from search.engines.choice import Choice, ContextKind, Fixed, kept
 from search.engines.space import job_values, runs, values_of
-from search.planning.space import divisors
 from search.planning.uniform.coarse import Laid, Ways, Whole
 from search.planning.uniform.memory import states_of_launch
 from search.planning.uniform.prices import Prices

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.records import replace
+from autopar.units import divisors
 from search.closed_form.tensor2d.documents import Model, Strategy
-from search.closed_form.tensor2d.exploration import assignments, divisors
+from search.closed_form.tensor2d.exploration import assignments
 from tests.oracles.tensor2d.step import Candidate
 
 __all__ = ["candidates"]

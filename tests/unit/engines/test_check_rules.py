@@ -14,8 +14,8 @@ import pytest
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
 from search.check.assessment import Target, assess
-from search.check.changes import changed_words
 from search.check.neighbours import neighbours_of
+from search.engines.changes import changed_words
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
 from tests.step_cases import card_named, stack_named

@@ -11,9 +11,9 @@ import pytest
 
 from autopar.errors import DocumentError
 from autopar.run.launch import Launch
-from search.check.changes import MOVES, Changes, changes_of
 from search.commands import check
 from search.engines import table
+from search.engines.changes import MOVES, Changes, changes_of
 from search.engines.engine import Engine
 from search.engines.megatron import check as megatron
 from search.engines.megatron.read import read_launch

@@ -15,9 +15,9 @@ from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.galvatron.plan import lower, strategy_text
-from search.engines.handover import change_sentence
 from search.engines.plans import lower_for
 from search.engines.table import EXPORTERS
+from search.planning.handover import change_sentence
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")

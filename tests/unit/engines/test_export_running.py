@@ -15,11 +15,11 @@ from autopar.errors import INFEASIBLE, UnsupportedError
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
-from search.engines import handover
 from search.engines.galvatron.plan import strategy_text
-from search.engines.handover import advised
 from search.engines.plans import as_typed, different, lower_for
 from search.engines.table import EXPORTERS
+from search.planning import handover
+from search.planning.handover import advised
 from search.request.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.memory_goldens import read_goldens
-from search.check.changes import arguments_of
+from search.engines.changes import arguments_of
 from search.engines.megatron import names as megatron_names
 from search.engines.megatron.names import OTHER_MODELS, UNPRICED, alike, concern_of, harmless
 from search.engines.megatron.read import _OF_TIME, read_launch

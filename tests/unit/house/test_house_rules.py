@@ -251,6 +251,48 @@ def test_circle_check_sees_what_it_must() -> None:
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
+NOT_ABOVE = {  # room: rooms that none of its modules imports
+    "autopar.pipeline": {"autopar.run", "autopar.rates", "autopar.price", "autopar.documents"},
+    "autopar.run": {"autopar.rates", "autopar.price", "autopar.documents", "autopar.command"},
+    "autopar.rates": {"autopar.price", "autopar.answer"},
+    "autopar.price": {"autopar.answer", "autopar.families"},
+    "search.engines": {"search.planning", "search.questions", "search.show"},
+    "search.check": {"search.planning", "search.questions", "search.show"},
+    "search.planning": {"search.questions", "search.show"},
+    "search.request": {"search.check", "search.questions", "search.show"},
+}
+
+
+def room_of(module: str) -> str:
+    """Return the folder of a module below its package, or the module itself on the top level."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_rooms_import_no_room_above_them() -> None:
+    """The lines of docs/architecture.md: a run knows no price, an engine no planner."""
+    graph = import_graph()
+    assert NOT_ABOVE.keys() <= set(map(room_of, graph))
+    wrong = {
+        name: sorted(above)
+        for name, found in graph.items()
+        if (above := {one for one in found if room_of(one) in NOT_ABOVE.get(room_of(name), ())})
+    }
+    assert wrong == {}
+
+
+def test_lines_by_room(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed in every run with `-s`, so that growth is seen; a room is not a quarter of all."""
+    lines: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for module, path in python_modules().items():
+        lines[room_of(module)] += len(path.read_text(encoding="utf-8").splitlines())
+        files[room_of(module)] += 1
+    with capsys.disabled():
+        rows = [f"{room} {lines[room]:,}/{files[room]}" for room in sorted(lines)]
+        print(f"\nlines/files by room: {', '.join(rows)}; all {lines.total():,}/{files.total()}")
+    assert max(lines.values()) < lines.total() / 4
+
+
 def test_nothing_imports_a_command() -> None:
     """Commands read options, call the library and print; who needs what they do calls it too."""
 

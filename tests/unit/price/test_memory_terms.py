@@ -676,8 +676,8 @@ def test_the_table_of_terms() -> None:
     [
         ({"world": 3, "tp": 2}, r"world size\(3\) % \(tp\(2\) \* cp\(1\) \* pp\(1\)\) = 1 != 0"),
         ({"global_batch": 30}, r"global batch\(30\) % \(micro batch\(4\) \* dp\(1\)\) = 2 != 0"),
-        ({"world": 16, "tp": 16}, r"heads\(8\) % tp\(16\) != 0"),
-        ({"world": 3, "cp": 3}, r"sequence\(1024\) % cp\(3\) != 0"),
+        ({"world": 16, "tp": 16}, r"heads\(8\) % tp\(16\) = 8 != 0"),
+        ({"world": 3, "cp": 3}, r"seq_length\(1024\) % cp\(3\) = 1 != 0"),
         ({"world": 5, "pp": 5}, r"layers\(12\) % \(pp\(5\) \* chunks\(1\)\) = 2 != 0"),
         ({"model": replace(PLAIN, expert_layers=(True,) * 12)}, "experts are not given"),
         ({"chunks": 1, "pp": 1, "world": 1, "mtp": 0, "ep": 2}, "world size"),

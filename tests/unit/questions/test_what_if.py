@@ -25,6 +25,8 @@ from search.commands.explore import run
 from search.planning.choose import TRAINERS
 from search.planning.layered.planner import Planner
 
+pytestmark = pytest.mark.whole
+
 Capture = pytest.CaptureFixture[str]
 SMALL = ("--num-layers", "4")
 MODELS, HARDWARE = ("llama2-7b", "gpt2-xl"), ("a100:1x4", "h100:1x2")

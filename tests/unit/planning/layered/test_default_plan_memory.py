@@ -29,6 +29,8 @@ from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
 from tests.unit.counted_models import counted_profile
 
+pytestmark = pytest.mark.whole
+
 UNCOUNTED = 0.005
 """Share of what a dry run has and no prediction: tables of positions, losses, moments between two
 operators."""

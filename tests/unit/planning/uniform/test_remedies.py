@@ -17,6 +17,8 @@ from search.planning.uniform.answer import Question, answer, open_launches, targ
 from search.questions.suggestions import Remedy, remedies
 from search.request.request import build_request
 
+pytestmark = pytest.mark.whole
+
 SMALL = {"model": "llama2-7b", "hardware": "rtx-4090:1x4", "seq-length": "4096"}
 
 

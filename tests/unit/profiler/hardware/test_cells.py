@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from autopar.rates.measured import OPERATIONS
 from autopar.records import replace
+from autopar.units import divisors
 from profiler.hardware.options import (
     COLLECTIVES,
     OVERLAP_SIZES_BYTES,
@@ -16,7 +17,6 @@ from profiler.hardware.options import (
     Cell,
     Cluster,
     build_options,
-    divisors,
     plan_cells,
     rounds,
 )
@@ -39,16 +39,16 @@ def planned(operation: str, num_nodes: int, gpus_per_node: int) -> list[Cell]:
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (1, ()),
-        (2, (2,)),
-        (7, (7,)),
-        (6, (2, 3, 6)),
-        (12, (2, 3, 4, 6, 12)),
-        (24, (2, 3, 4, 6, 8, 12, 24)),
+        (1, (1,)),
+        (2, (1, 2)),
+        (7, (1, 7)),
+        (6, (1, 2, 3, 6)),
+        (12, (1, 2, 3, 4, 6, 12)),
+        (24, (1, 2, 3, 4, 6, 8, 12, 24)),
     ],
 )
 def test_divisors(number: int, expected: tuple[int, ...]) -> None:
-    """All divisors above 1, not only powers of two."""
+    """All divisors, not only powers of two."""
     assert divisors(number) == expected
 
 
@@ -79,7 +79,7 @@ def test_isolated_groups() -> None:
 @given(WORLDS, st.data())
 def test_groups_partition_the_world(world: int, data: st.DataObject) -> None:
     """Every rank is in exactly one group of a collective's round, in either kind of group."""
-    sizes = (1, *divisors(world))
+    sizes = divisors(world)
     size = data.draw(st.sampled_from(sizes))
     consecutive = data.draw(st.booleans())
     (groups,) = rounds("allreduce", size, consecutive, world, False)
@@ -93,7 +93,7 @@ def test_groups_partition_the_world(world: int, data: st.DataObject) -> None:
 @given(WORLDS, st.data())
 def test_no_rank_is_twice_in_a_round_of_transfers(world: int, data: st.DataObject) -> None:
     """Every boundary of every pipeline is crossed once, and no rank has two tasks in a round."""
-    stages = data.draw(st.sampled_from((1, *divisors(world))))
+    stages = data.draw(st.sampled_from(divisors(world)))
     arranged = rounds("p2p", stages, True, world, False)
     stride = world // stages
 
@@ -121,12 +121,12 @@ def test_plan_is_complete(num_nodes: int, gpus_per_node: int) -> None:
         }
         # alone there is nobody to communicate with: one size shows that it works
         swept = SIZES.sizes_bytes if world > 1 else (SIZES.reference_bytes,)
-        assert own == {(g, size) for g in divisors(world) or (1,) for size in swept}
+        assert own == {(g, size) for g in divisors(world)[1:] or (1,) for size in swept}
     strided = {c.group_size for c in cells if not c.consecutive}
-    assert strided == {g for g in divisors(world) if g < world}
+    assert strided == {g for g in divisors(world)[1:] if g < world}
     assert {c.operation for c in cells if not c.consecutive} <= {"allreduce"}
     pipeline = {c.group_size for c in cells if c.operation in PIPELINE}
-    assert pipeline == (set(divisors(world)) if world > 1 else set())
+    assert pipeline == (set(divisors(world)[1:]) if world > 1 else set())
     named = {c.operation for c in cells if not c.operation.startswith("overlap_")}
     assert named <= set(OPERATIONS)
 

@@ -18,6 +18,8 @@ from profiler.plan.job import DryRunRank, PlanJob
 from tests.gloo import run_ranks
 from tests.plan_cases import T5
 
+pytestmark = pytest.mark.whole
+
 _TINY = ModelSpec(
     name="tiny",
     layers=(

@@ -20,7 +20,7 @@ from autopar.records import Record, replace
 from autopar.run.launch import Launch
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.training.throughput import Throughput
-from autopar.units import GIB, format_odds, format_seconds
+from autopar.units import GIB, divisors, format_odds, format_seconds
 from search.check.assessment import Assessment, assess
 from search.engines.differences import losses_of
 from search.engines.files import read_back, title_of, with_script, written
@@ -30,7 +30,6 @@ from search.engines.space import launch_of
 from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.layered.parts import as_engine
 from search.planning.question import Session, check_known, open_session, read_plan_for
-from search.planning.space import divisors
 from search.planning.uniform.answer import Question, evaluated, target_of
 from search.planning.uniform.files import StoredLaunch
 from search.planning.uniform.imported import taken_over
