@@ -1,4 +1,5 @@
-// The joint planning problem as tables; axes and formulas are those of search/planning/cost/tables.py.
+// The joint planning problem as tables; axes and formulas are those of
+// search/planning/cost/tables.py.
 #pragma once
 
 #include <cstdint>

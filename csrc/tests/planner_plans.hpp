@@ -1,5 +1,5 @@
-// Plans priced in plain doubles from the formulas of search/planning/cost/tables.py, and all plans of a
-// small problem: nothing here uses the planner.
+// Plans priced in plain doubles from the formulas of search/planning/cost/tables.py, and all plans
+// of a small problem: nothing here uses the planner.
 #pragma once
 
 #include <algorithm>
