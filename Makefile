@@ -32,6 +32,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 CORE := $(shell find csrc/planner csrc/closed_form csrc/bindings -type f 2>/dev/null)
 CPP  := $(shell find csrc -name third_party -prune -o \( -name '*.cpp' -o -name '*.hpp' \) -print 2>/dev/null)
 
+LAYOUT := $(VENV)/.stamp-layout-$(shell find autopar search profiler -name '*.py' | sort | cksum | cut -d' ' -f1)
+
 # torch stands before the development tools: see the note at its stamp.
 TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
@@ -142,8 +144,13 @@ $(VENV)/.stamp-base: $(VENV)/.stamp-venv pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt --group build
 	@touch $@
 
+# An editable install knows the modules by name: it is made again where files came, went or moved.
+$(LAYOUT): $(VENV)/.stamp-base
+	@rm -f $(VENV)/.stamp-layout-*
+	@touch $@
+
 # Without build isolation, so that build/ stays warm and only changed files are compiled again.
-$(VENV)/.stamp-built: $(VENV)/.stamp-base CMakeLists.txt $(CORE)
+$(VENV)/.stamp-built: $(VENV)/.stamp-base $(LAYOUT) CMakeLists.txt $(CORE)
 	@echo "building the planner core"
 	@$(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
