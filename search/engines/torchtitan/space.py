@@ -60,9 +60,7 @@ SPACE = EngineSpace(
     recompute=lambda model: (NONE, "op", FULL),
     blocks=False,
     offload=no_offload,
-    precisions=lambda gpu: tuple(
-        p for p in device_precisions(gpu) if p in ("bf16", "fp8", "mxfp8")
-    ),
+    precisions=_precisions,
     dispatchers=plain_dispatcher,
     overlaps_experts=False,
     overlaps_tensor=never,
