@@ -16,8 +16,8 @@ from autopar.price.schedule import Moment
 from autopar.price.sharded import Part, sharded_moments, sharded_parts
 from autopar.price.states import States, states_of
 from autopar.records import Record, replace
-from autopar.run.launch import Launch
-from autopar.training.offload import Offload
+from autopar.run.run import Run, resplit_run
+from autopar.run.runtime import ActivationOffload
 
 
 class Term(Record):
@@ -55,47 +55,41 @@ class Account(Record):
         return reserved_bytes(self.peak_bytes)
 
 
-def account_of(launch: Launch, stage: int | None = None) -> Account:
+def account_of(run: Run, stage: int | None = None) -> Account:
     """Return the memory of a rank of a pipeline stage; default: the last one."""
-    last = launch.degrees.pp - 1
+    last = run.strategy.pp - 1
     at = last if stage is None else stage
-    if launch.trainer is not None:
-        states, fullest = sharded_parts(launch, at)
+    if run.kernels.torch_layers:
+        states, fullest = sharded_parts(run, at)
         return Account(
             stage=at,
             states=tuple(_named(part) for part in states if part.num_bytes),
             peak=tuple(map(_named, fullest)),
             scored=False,
         )
-    chunks = stage_weights(launch, at)
-    kept_states = states_of(launch, chunks)
+    chunks = stage_weights(run, at)
+    kept_states = states_of(run, chunks)
     after = tuple(
-        term
-        for term in (*_state_terms(launch, kept_states), *_kept_terms(launch, at))
-        if term.num_bytes
+        term for term in (*_state_terms(run, kept_states), *_kept_terms(run, at)) if term.num_bytes
     )
     during = tuple(term for term in after if term.name not in _GONE)
-    peak = peak_of(launch, at)
-    during += tuple(term for term in _peak_terms(launch, peak, at) if term.num_bytes)
+    peak = peak_of(run, at)
+    during += tuple(term for term in _peak_terms(run, peak, at) if term.num_bytes)
     return Account(stage=at, states=after, peak=during, scored=at in (0, last))
 
 
-def host_bytes_of(launch: Launch, account: Account) -> float:
+def host_bytes_of(run: Run, account: Account) -> float:
     """Return the bytes that a stage's rank has on the host at least: what its device would hold.
 
     account : of the stage. Copies that a trainer keeps beside these, such as buffers for transfers,
     are not counted.
     """
-    if not launch.optimizer.offload and not launch.offload.any:
+    runtime = run.runtime
+    if not runtime.optimizer.offload and not run.offloads_activations:
         return 0.0
-    optimizer = replace(
-        launch.optimizer,
-        offload=0.0,
-        offload_master=False,
-        offload_weights=False,
-        overlap_offload=False,
-    )
-    whole = replace(launch, optimizer=optimizer, offload=Offload())
+    optimizer = replace(runtime.optimizer, offload=0.0, offload_master=False, offload_weights=False)
+    on_device = replace(runtime, optimizer=optimizer, offload=ActivationOffload())
+    whole = resplit_run(replace(run, runtime=on_device), offload=frozenset())
     there = account_of(whole, account.stage).peak_bytes - account.peak_bytes
     return max(0.0, float(there))
 
@@ -104,20 +98,20 @@ _GONE = frozenset({"fp32 gradients of fp16", "pipeline inputs"})
 """Terms that are there after a step, and not at its fullest moment."""
 
 
-def moment_terms(launch: Launch, account: Account) -> Callable[[Moment], tuple[Term, ...]]:
+def moment_terms(run: Run, account: Account) -> Callable[[Moment], tuple[Term, ...]]:
     """Return what says of a moment what an account's stage has allocated, at most, while it lasts.
 
     The largest of all moments is the account's peak.
     """
-    if launch.trainer is not None:
-        parts_at = sharded_moments(launch, account.stage)
+    if run.kernels.torch_layers:
+        parts_at = sharded_moments(run, account.stage)
         others = tuple(term for term in account.peak if term.name == "blocks of other streams")
         return lambda moment: (*map(_named, parts_at(moment)), *others)
-    peak_at = peaks(launch, account.stage)
+    peak_at = peaks(run, account.stage)
     there = tuple(term for term in account.states if term.name not in _GONE)
 
     def at(moment: Moment) -> tuple[Term, ...]:
-        extra = _peak_terms(launch, peak_at(moment), account.stage)
+        extra = _peak_terms(run, peak_at(moment), account.stage)
         return (*there, *(term for term in extra if term.num_bytes))
 
     return at
@@ -127,8 +121,8 @@ def _named(part: Part) -> Term:
     return Term(name=part.name, num_bytes=part.num_bytes, switch=part.switch)
 
 
-def _state_terms(launch: Launch, states: States) -> Iterator[Term]:
-    expandable = launch.software.expandable_segments
+def _state_terms(run: Run, states: States) -> Iterator[Term]:
+    expandable, fp4 = run.runtime.allocator.expandable, run.runtime.precision.fp4
     sharding = "--use-distributed-optimizer, --num-distributed-optimizer-instances"
     yield Term(name="weights", num_bytes=states.weights_bytes, switch="--bf16, --fp16")
     yield Term(
@@ -139,11 +133,9 @@ def _state_terms(launch: Launch, states: States) -> Iterator[Term]:
     yield Term(name="fp32 weights", num_bytes=states.master_bytes, switch=sharding)
     yield Term(name="Adam moments", num_bytes=states.moments_bytes, switch=sharding)
     yield Term(
-        name="4-bit copies of weights" if launch.precision.fp4 else "8-bit copies of weights",
+        name="4-bit copies of weights" if fp4 else "8-bit copies of weights",
         num_bytes=states.copies_bytes,
-        switch="--fp4-format, --fp4-param-gather"
-        if launch.precision.fp4
-        else "--fp8-format, --fp8-param-gather",
+        switch="--fp4-format, --fp4-param-gather" if fp4 else "--fp8-format, --fp8-param-gather",
     )
     yield Term(name="fp32 gradients of fp16", num_bytes=states.unscaled_bytes, switch="--fp16")
     yield Term(
@@ -153,36 +145,36 @@ def _state_terms(launch: Launch, states: States) -> Iterator[Term]:
     )
 
 
-def _kept_terms(launch: Launch, stage: int) -> Iterator[Term]:
-    chunks = launch.degrees.chunks[stage]
-    weights = stage_weights(launch, stage)
+def _kept_terms(run: Run, stage: int) -> Iterator[Term]:
+    chunks = run.strategy.stages[stage]
+    weights = stage_weights(run, stage)
     rows = (
-        ("cuBLAS workspaces", kept.cublas_bytes(launch.software), "CUBLAS_WORKSPACE_CONFIG, GPU"),
+        ("cuBLAS workspaces", kept.cublas_bytes(run), "CUBLAS_WORKSPACE_CONFIG, GPU"),
         (
             "Transformer Engine workspaces",
-            kept.engine_workspace_bytes(launch),
+            kept.engine_workspace_bytes(run),
             "--transformer-impl, --moe-grouped-gemm, GPU",
         ),
         (
             "pipeline inputs",
-            kept.pipeline_bytes(launch),
+            kept.pipeline_bytes(run),
             "--pipeline-model-parallel-size, chunks of a stage",
         ),
         (
             "gather buffer",
-            kept.gather_bytes(launch, chunks),
+            kept.gather_bytes(run, chunks),
             "--sequence-parallel, --moe-token-dispatcher-type, --transformer-impl",
         ),
-        ("overlapped products", kept.overlap_bytes(launch), "--tp-comm-overlap"),
-        ("rotary tables", kept.rotary_bytes(launch, chunks), "--position-embedding-type"),
+        ("overlapped products", kept.overlap_bytes(run), "--tp-comm-overlap"),
+        ("rotary tables", kept.rotary_bytes(run, chunks), "--position-embedding-type"),
         (
             "routing maps",
-            kept.routing_bytes(launch, chunks),
+            kept.routing_bytes(run, chunks),
             "--num-experts, --moe-permute-fusion",
         ),
         (
             "stand-ins of weight gradients",
-            kept.accumulation_bytes(launch, weights),
+            kept.accumulation_bytes(run, weights),
             "--no-gradient-accumulation-fusion",
         ),
     )
@@ -190,7 +182,7 @@ def _kept_terms(launch: Launch, stage: int) -> Iterator[Term]:
         yield Term(name=name, num_bytes=size, switch=switch)
 
 
-def _peak_terms(launch: Launch, peak: Peak, stage: int) -> Iterator[Term]:
+def _peak_terms(run: Run, peak: Peak, stage: int) -> Iterator[Term]:
     rows = (
         (
             "saved activations",
@@ -204,11 +196,11 @@ def _peak_terms(launch: Launch, peak: Peak, stage: int) -> Iterator[Term]:
         ("freed before", -peak.freed_bytes, "--attention-backend"),
         (
             "micro-batch",
-            kept.mask_bytes(launch, launch.degrees.chunks[stage]),
+            kept.mask_bytes(run, run.strategy.stages[stage]),
             "--no-create-attention-mask-in-dataloader",
         ),
         ("transfers", peak.transfer_bytes, "--pipeline-model-parallel-size"),
-        ("gathered weights", gathered_bytes(launch, stage), "--use-megatron-fsdp"),
+        ("gathered weights", gathered_bytes(run, stage), "--use-megatron-fsdp"),
     )
     for name, size, switch in rows:
         yield Term(name=name, num_bytes=size, switch=switch)

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Iterator
 
 from autopar.records import Record, replace
-from autopar.run.launch import Chunk, Launch
-from autopar.training.adapters import Target, adapted_widths, base_bytes
+from autopar.run.run import RankLayer, Run
+from autopar.run.strategy import Chunk
+from autopar.training.adapters import Adapters, Target, adapted_widths, base_bytes
 
 
 class Weight(Record):
@@ -64,83 +65,80 @@ def _linear(
     yield from _vectors(f"{name} bias", bias, number, expert=expert)
 
 
-def attention_weights(launch: Launch) -> Iterator[Weight]:
+def attention_weights(at: RankLayer) -> Iterator[Weight]:
     """Yield the weights of one layer's attention, its norm included."""
-    model, tp = launch.model, launch.degrees.tp
-    attention, hidden = model.attention, model.hidden
-    norms = model.norm_tensors
-    heads, groups, width = attention.heads, attention.groups, attention.width
+    layer, tp, hidden = at.layer, at.split.tp, at.layer.hidden
+    attention, norms = layer.attention, layer.norm_vectors
+    assert attention is not None, "layers without attention have no count of memory"
+    heads, groups, width = attention.heads, attention.kv_heads, attention.width
     latent = attention.latent
     # the output projection's bias is added after its ranks are summed, so each has all of it
     yield from _linear(
         "proj",
         hidden,
         heads * attention.value_width // tp,
-        bias=hidden if model.biases else 0,
+        bias=hidden if layer.biases else 0,
     )
     if latent is None:
         rows = (heads + 2 * groups) * width // tp
         yield from _vectors("attention norm", hidden, norms)
-        yield from _linear("qkv", rows, hidden, bias=rows if model.qkv_biases else 0)
-        if attention.head_norms:
+        yield from _linear("qkv", rows, hidden, bias=rows if attention.qkv_biases else 0)
+        if attention.head_norms != "none":
             yield from _vectors("head norms", width, 2 * norms)
         return
     # down projections are whole on every tensor rank: arXiv 2405.04434, section 2.1
-    query = heads * attention.query_width // tp
+    query = heads * width // tp
     yield from _vectors("attention norm", hidden, norms)
     if latent.query_rank is None:
         yield from _linear("q", query, hidden)
     else:
         yield from _linear("q down", latent.query_rank, hidden)
         yield from _linear("q up", query, latent.query_rank)
-    yield from _linear("kv down", latent.key_value_rank + latent.rotary_width, hidden)
-    rows = heads * (latent.key_width + latent.value_width) // tp
-    yield from _linear("kv up", rows, latent.key_value_rank)
-    if attention.head_norms:
+    yield from _linear("kv down", latent.kv_rank + latent.rotary_width, hidden)
+    rows = heads * (latent.key_width + attention.value_width) // tp
+    yield from _linear("kv up", rows, latent.kv_rank)
+    if attention.head_norms != "none":
         yield from _vectors("latent norms", latent.query_rank or 0, norms)
-        yield from _vectors("latent norms", latent.key_value_rank, norms)
+        yield from _vectors("latent norms", latent.kv_rank, norms)
 
 
-def mlp_weights(launch: Launch, *, experts: bool) -> Iterator[Weight]:
+def mlp_weights(at: RankLayer) -> Iterator[Weight]:
     """Yield the weights of one layer's MLP or mixture, its norm included."""
-    model, degrees = launch.model, launch.degrees
-    hidden = model.hidden
+    layer, split, hidden = at.layer, at.split, at.layer.hidden
+    norms, mixture = layer.norm_vectors, layer.experts
     # none where one norm is in front of both parts
-    yield from _vectors("mlp norm", hidden, model.norm_tensors if model.norms > 1 else 0)
-    yield from _vectors("norms behind", hidden, max(0, model.norms - 2) * model.norm_tensors)
-    mixture = model.experts
-    if not experts or mixture is None:
-        yield from _mlp("mlp", launch, model.ffn)
+    yield from _vectors("mlp norm", hidden, norms if layer.norms > 1 else 0)
+    yield from _vectors("norms behind", hidden, max(0, layer.norms - 2) * norms)
+    if mixture is None:
+        if layer.mlp is not None:
+            yield from _mlp("mlp", at, layer.mlp.width)
         return
     yield Weight(name="router", shape=(mixture.number, hidden))
-    local, width = mixture.number // degrees.ep, mixture.ffn // degrees.etp
-    rows = model.gates * width
-    biased = model.biases
+    local, width = mixture.number // split.ep, mixture.width // split.etp
+    rows, biased = layer.gates * width, layer.biases
     yield from _linear(
         "expert fc1", rows, hidden, bias=rows if biased else 0, expert=True, number=local
     )
     yield from _linear(
         "expert fc2", hidden, width, bias=hidden if biased else 0, expert=True, number=local
     )
-    if mixture.shared_ffn:
-        yield from _mlp("shared expert", launch, mixture.shared_ffn)
+    if mixture.shared_width:
+        yield from _mlp("shared expert", at, mixture.shared_width)
 
 
-def _mlp(name: str, launch: Launch, ffn: int) -> Iterator[Weight]:
-    model, tp = launch.model, launch.degrees.tp
-    rows = model.gates * ffn // tp
-    yield from _linear(f"{name} fc1", rows, model.hidden, bias=rows if model.biases else 0)
-    yield from _linear(
-        f"{name} fc2", model.hidden, ffn // tp, bias=model.hidden if model.biases else 0
-    )
+def _mlp(name: str, at: RankLayer, width: int) -> Iterator[Weight]:
+    layer, tp, hidden = at.layer, at.split.tp, at.layer.hidden
+    rows = layer.gates * width // tp
+    yield from _linear(f"{name} fc1", rows, hidden, bias=rows if layer.biases else 0)
+    yield from _linear(f"{name} fc2", hidden, width // tp, bias=hidden if layer.biases else 0)
 
 
-def layer_weights(launch: Launch, *, experts: bool) -> tuple[Weight, ...]:
-    """Return the weights of one layer on a rank, whose MLP is the mixture or dense."""
-    base = (*attention_weights(launch), *mlp_weights(launch, experts=experts))
-    if launch.adapters is None:
+def layer_weights(at: RankLayer) -> tuple[Weight, ...]:
+    """Return the weights of one layer on a rank."""
+    base = (*attention_weights(at), *mlp_weights(at))
+    if at.run.runtime.adapters is None:
         return base
-    beside = (one for weight in base for one in _adapters_of(launch, weight))
+    beside = (one for weight in base for one in _adapters_of(at, weight))
     return (*_frozen(base), *beside)
 
 
@@ -148,33 +146,34 @@ def _frozen(weights: Iterable[Weight]) -> Iterator[Weight]:
     return (replace(weight, trained=False) for weight in weights)
 
 
-def frozen_bytes(launch: Launch, weight: Weight) -> float:
+def frozen_bytes(run: Run, weight: Weight) -> float:
     """Return the bytes of an element that is not trained: quantised in matrices of layers alone."""
-    element = float(launch.precision.element_bytes)
-    if launch.adapters is None or not weight.quantized:
+    element, adapters = float(run.element_bytes), run.runtime.adapters
+    if adapters is None or not weight.quantized:
         return element
-    return min(element, base_bytes(launch.adapters))
+    return min(element, base_bytes(adapters))
 
 
-def adapter_widths(launch: Launch, weight: Weight) -> tuple[float, ...]:
+def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:
     """Return the outputs, on this rank, of each adapter beside a weight; empty: it has none."""
-    model, rows = launch.model, weight.shape[0]
-    attention = model.attention
+    rows, attention = weight.shape[0], at.layer.attention
+    assert attention is not None, "layers without attention have no count of memory"
+    adapters = at.run.runtime.adapters
     parts: tuple[tuple[Target, float], ...] = ()
     if weight.name == "qkv":
-        whole = attention.heads + 2 * attention.groups
-        kept = rows * attention.groups / whole
+        whole = attention.heads + 2 * attention.kv_heads
+        kept = rows * attention.kv_heads / whole
         parts = (("query", rows * attention.heads / whole), ("key", kept), ("value", kept))
     elif weight.name in _NAMED:
         parts = ((_NAMED[weight.name], rows),)
         if weight.name.endswith("fc1"):
             # gate and what it gates
-            parts = ((_NAMED[weight.name], rows / model.gates),) * model.gates
+            parts = ((_NAMED[weight.name], rows / at.layer.gates),) * at.layer.gates
     elif weight.name in ("kv down", "kv up"):
         # keys and values have these together
-        target = _first(launch, "key", "value")
+        target = _first(adapters, "key", "value")
         parts = ((target, rows),)
-    return adapted_widths(launch.adapters, parts)
+    return adapted_widths(adapters, parts)
 
 
 _NAMED: dict[str, Target] = {
@@ -191,26 +190,26 @@ _NAMED: dict[str, Target] = {
 }
 
 
-def _first(launch: Launch, *targets: Target) -> Target:
+def _first(adapters: Adapters | None, *targets: Target) -> Target:
     """Return the first of some targets that adapters stand beside, else the first one."""
-    chosen = launch.adapters.targets if launch.adapters is not None else frozenset()
+    chosen = adapters.targets if adapters is not None else frozenset()
     return next((target for target in targets if target in chosen), targets[0])
 
 
-def _adapters_of(launch: Launch, weight: Weight) -> Iterator[Weight]:
+def _adapters_of(at: RankLayer, weight: Weight) -> Iterator[Weight]:
     """Yield A and B of each adapter beside a weight, as tensor ranks share them.
 
     Of a matrix whose outputs are split they divide the rank of A, of one whose inputs are split the
     outputs of B (Megatron-Bridge peft/utils.py, ParallelLinearAdapter).
     """
-    adapters, degrees = launch.adapters, launch.degrees
+    adapters, split = at.run.runtime.adapters, at.split
     if adapters is None:
         return
-    ranks = degrees.etp if weight.expert else degrees.tp
+    ranks = split.etp if weight.expert else split.tp
     by_inputs = weight.name == "proj" or weight.name.endswith("fc2")
     whole = weight.name.endswith("down")
     number = 1 if weight.expert and adapters.shared_by_experts else weight.number
-    for width in adapter_widths(launch, weight):
+    for width in adapter_widths(at, weight):
         rows = math.ceil(width / (ranks if by_inputs else 1))
         rank = math.ceil(adapters.rank / (1 if by_inputs or whole else ranks))
         for name, shape in (("A", (rank, weight.shape[1])), ("B", (rows, adapters.rank))):
@@ -222,41 +221,50 @@ def _adapters_of(launch: Launch, weight: Weight) -> Iterator[Weight]:
             )
 
 
-def head_weight(launch: Launch, *, name: str = "head", shared: bool = False) -> Weight:
+def head_weight(run: Run, *, name: str = "head", shared: bool = False) -> Weight:
     """Return the output matrix on a rank, or the word embedding, which is as large."""
-    rows = launch.padded_vocab // launch.degrees.tp
-    shape = (rows, launch.model.hidden)
+    rows = run.padded_vocab // run.strategy.ends.tp
+    shape = (rows, run.model.hidden)
     # a product with the words' matrix only where it is the head
     return Weight(name=name, shape=shape, linear=name == "head", shared=shared)
 
 
-def chunk_weights(launch: Launch, chunk: Chunk) -> tuple[Weight, ...]:
+def ends_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
+    """Return the weights of a chunk without its layers: embedding, last norm and head."""
+    return chunk_weights(run, Chunk(chunk.embeds, (), 0, chunk.head))
+
+
+def chunk_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
     """Return the weights of one chunk of a pipeline stage."""
-    model, pipelined = launch.model, launch.degrees.pp > 1
-    embeds, layers, mtp, has_head = chunk
+    model, pipelined = run.model, run.strategy.pp > 1
     found: list[Weight] = []
     tied = model.tied and pipelined
-    # modules of further tokens embed them on the stage where they stand
-    if embeds or mtp:
-        found.append(head_weight(launch, name="embedding", shared=tied or (mtp > 0 and not embeds)))
-        if model.positions == "learned" and embeds:
+    # MTP layers embed their tokens on the stage where they stand
+    if chunk.embeds or chunk.mtp:
+        shared = tied or (chunk.mtp > 0 and not chunk.embeds)
+        found.append(head_weight(run, name="embedding", shared=shared))
+        if model.positions == "learned" and chunk.embeds:
             found.append(Weight(name="positions", shape=(model.max_positions, model.hidden)))
-    for layer in layers:
-        own = layer_weights(launch, experts=model.expert_layers[layer])
-        if launch.of_layer(layer) is not launch:
-            # 16 bits at the ends of a model have no copies
-            own = tuple(replace(weight, quantized=False) for weight in own)
-        found += own
-    if has_head:
-        found += _vectors("final norm", model.hidden, model.norm_tensors)
-    for _ in range(min(mtp, 1) if model.mtp_repeated else mtp):
-        found += _mtp_weights(launch)
+    known: dict[int, tuple[Weight, ...]] = {}
+    for layer in chunk.layers:
+        at = run.rank_layers[layer]
+        if id(at) not in known:
+            own = layer_weights(at)
+            if at.precision is not run.runtime.precision:
+                # 16 bits at the ends of a model have no copies
+                own = tuple(replace(weight, quantized=False) for weight in own)
+            known[id(at)] = own
+        found += known[id(at)]
+    if chunk.head:
+        found += _vectors("final norm", model.hidden, model.last.norm_vectors)
+    for _ in range(min(chunk.mtp, 1) if model.mtp_shared else chunk.mtp):
+        found += _mtp_weights(run)
     # tied weights are one tensor where the first stage is the last
-    if has_head and not (model.tied and embeds):
-        found.append(head_weight(launch, shared=tied))
-    elif has_head:
+    if chunk.head and not (model.tied and chunk.embeds):
+        found.append(head_weight(run, shared=tied))
+    elif chunk.head:
         found = [_as_head(weight) if weight.name == "embedding" else weight for weight in found]
-    if launch.adapters is not None:
+    if run.runtime.adapters is not None:
         # embedding, head and norms are trained with nothing beside them, so not at all
         found = [one if " adapter " in one.name else replace(one, trained=False) for one in found]
     return tuple(found)
@@ -267,18 +275,17 @@ def _as_head(weight: Weight) -> Weight:
     return Weight(name=weight.name, shape=weight.shape, linear=True, shared=weight.shared)
 
 
-def _mtp_weights(launch: Launch) -> Iterator[Weight]:
-    """Yield a module that predicts a further token (arXiv 2412.19437, section 2.2)."""
-    model = launch.model
-    hidden = model.hidden
-    yield from _vectors("mtp norms", hidden, 2 * model.norm_tensors)
+def _mtp_weights(run: Run) -> Iterator[Weight]:
+    """Yield an MTP layer (arXiv 2412.19437, section 2.2)."""
+    hidden, norms = run.model.hidden, run.model.last.norm_vectors
+    yield from _vectors("mtp norms", hidden, 2 * norms)
     # two hidden states side by side are projected to one
-    yield from _linear("mtp projection", hidden // launch.degrees.tp, 2 * hidden)
+    yield from _linear("mtp projection", hidden // run.split.tp, 2 * hidden)
     # its layer is like the model's last one
-    yield from layer_weights(launch, experts=model.expert_layers[-1])
-    yield from _vectors("mtp norms", hidden, model.norm_tensors)
+    yield from layer_weights(run.mtp_layer)
+    yield from _vectors("mtp norms", hidden, norms)
 
 
-def stage_weights(launch: Launch, stage: int) -> tuple[tuple[Weight, ...], ...]:
+def stage_weights(run: Run, stage: int) -> tuple[tuple[Weight, ...], ...]:
     """Return the weights of every chunk of a stage."""
-    return tuple(chunk_weights(launch, chunk) for chunk in launch.degrees.chunks[stage])
+    return tuple(chunk_weights(run, chunk) for chunk in run.strategy.stages[stage])

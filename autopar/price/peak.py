@@ -19,14 +19,14 @@ from autopar.price.activations import (
     routed_tokens,
     saved_parts,
     scores,
+    stream_bytes,
 )
 from autopar.price.allocator import recycled_bytes
-from autopar.price.parameters import chunk_weights, layer_weights
+from autopar.price.parameters import ends_weights, layer_weights
 from autopar.price.schedule import Moment, moments
 from autopar.records import Record, replace
-from autopar.run.launch import Chunk, Launch
-from autopar.run.plan import Module
-from autopar.training.offload import Offload
+from autopar.run.run import RankLayer, Run
+from autopar.run.strategy import Chunk
 
 
 class Peak(Record):
@@ -62,53 +62,52 @@ class Peak(Record):
         )
 
 
-def logits_bytes(launch: Launch) -> int:
+def logits_bytes(run: Run) -> int:
     """Return the 16-bit logits of a micro-batch on a rank, T*V/t*e."""
-    rows = launch.padded_vocab // launch.degrees.tp
-    return launch.tokens * rows * launch.precision.element_bytes
+    return run.tokens * (run.padded_vocab // run.strategy.ends.tp) * run.element_bytes
 
 
-def head_bytes(launch: Launch, mtp: int = 0) -> int:
-    """Return what head and loss allocate at their fullest moment, with so many MTP modules before.
+def head_bytes(run: Run, mtp: int = 0) -> int:
+    """Return what head and loss allocate at their fullest moment, with so many MTP layers before.
 
     16-bit logits and an fp32 copy, in which the softmax and its gradient are made: 3X. A fused loss
     keeps further fp32 copies, Transformer Engine's works in place of the logits.
     """
-    logits = logits_bytes(launch)
-    if launch.loss_fusion == "te":
+    logits, loss = logits_bytes(run), run.kernels.loss
+    if loss == "te":
         # the gradient is written over the logits, and is still there when it is multiplied back
-        return logits * (1 + mtp) + _head_gradient_bytes(launch)
-    kept = kept_logits_bytes(launch)
+        return logits * (1 + mtp) + _head_gradient_bytes(run)
+    kept = kept_logits_bytes(run)
     # logits in fp32 need no copy
-    peak = kept + (logits if launch.precision.element_bytes < 4 else 0)
-    if launch.loss_fusion == "native":
+    peak = kept + (logits if run.element_bytes < 4 else 0)
+    if loss == "native":
         # copies are counted in 16 bits, and are of 32
-        peak += (launch.software.fused_loss_copies - 3) * kept // 2
-    # of a module's logits the fp32 softmax stays until the backward
+        peak += (run.kernels.quirks.fused_loss_copies - 3) * kept // 2
+    # of an MTP layer's logits the fp32 softmax stays until the backward
     return peak + mtp * kept
 
 
-def _head_gradient_bytes(launch: Launch) -> int:
+def _head_gradient_bytes(run: Run) -> int:
     """Return the gradient of the head's input: T*h*e and, where tokens are scattered, T'*h*e more.
 
     Only a loss without fp32 copies leaves it at the fullest moment.
     """
-    whole = launch.tokens * launch.model.hidden * launch.precision.element_bytes
-    return whole + (input_bytes(launch) if launch.degrees.scattered else 0)
+    whole = run.tokens * run.model.hidden * run.element_bytes
+    return whole + (stream_bytes(run) if run.split.scattered else 0)
 
 
-def kept_logits_bytes(launch: Launch) -> int:
+def kept_logits_bytes(run: Run) -> int:
     """Return what stays of a micro-batch's logits from its head's forward to its backward, fp32."""
-    return logits_bytes(launch) * 4 // launch.precision.element_bytes
+    return logits_bytes(run) * 4 // run.element_bytes
 
 
-def transfer_bytes(launch: Launch, stage: int, kind: Literal["forward", "backward"]) -> int:
+def transfer_bytes(run: Run, stage: int, kind: Literal["forward", "backward"]) -> int:
     """Return tensors received from, or on their way to, other stages during an event."""
-    degrees = launch.degrees
-    if degrees.pp == 1:
+    strategy = run.strategy
+    if strategy.pp == 1:
         return 0
-    one = input_bytes(launch)
-    if degrees.vpp > 1:
+    one = stream_bytes(run)
+    if strategy.vpp > 1:
         # interleaved stages receive ahead
         return 3 * one
     if stage == 0:
@@ -118,7 +117,14 @@ def transfer_bytes(launch: Launch, stage: int, kind: Literal["forward", "backwar
     return 2 * one
 
 
-def dispatched_bytes(launch: Launch, chunk: Chunk) -> int:
+def _last_layer(run: Run, chunk: Chunk) -> RankLayer | None:
+    """Return the last layer of a chunk, which is an MTP layer where it has any."""
+    if chunk.mtp:
+        return run.mtp_layer
+    return run.rank_layers[chunk.layers[-1]] if chunk.layers else None
+
+
+def dispatched_bytes(run: Run, chunk: Chunk) -> int:
     """Return what tokens on their way through a chunk's last experts hold beside what is saved.
 
     At the fullest moment of the forward, when they come back: what went in is still referred to by
@@ -126,125 +132,108 @@ def dispatched_bytes(launch: Launch, chunk: Chunk) -> int:
     shared expert made. Counted for `alltoall` from published peaks of first and last stages; for
     the other two, whose peaks are of stages with a head, from the same causes.
     """
-    model, degrees = launch.model, launch.degrees
-    experts = model.experts
-    _, layers, mtp, _ = chunk
-    last = model.expert_layers[-1] if mtp else bool(layers) and model.expert_layers[layers[-1]]
-    if experts is None or not last:
+    last, dispatcher = _last_layer(run, chunk), run.runtime.experts.dispatcher
+    if last is None or last.layer.experts is None:
         return 0
-    ranks = degrees.ep * degrees.etp
-    routed, everyone = routed_tokens(launch), launch.scattered_tokens * ranks
-    if experts.dispatcher == "alltoall":
-        exchanged, sorted_by_expert = ranks > 1, experts.number > degrees.ep
+    experts, split = last.layer.experts, last.split
+    ranks = split.ep * split.etp
+    routed, everyone = routed_tokens(last), last.scattered_tokens * ranks
+    if dispatcher == "alltoall":
+        exchanged, sorted_by_expert = ranks > 1, experts.number > split.ep
         # permuted, received, sorted: of three the last is saved; then made, sorted back, sent back:
         # two at a time
         tokens = routed * (1 + (exchanged and sorted_by_expert))
         tokens += routed * (1 + (exchanged or sorted_by_expert))
-    elif experts.dispatcher == "allgather":
+    elif dispatcher == "allgather":
         # all tokens came in the gather buffer; the output is put in their order again
         tokens = routed + everyone
     else:
         # a token comes to a rank once, whatever number of its experts are there
         tokens = routed + 2 * min(routed, everyone)
-    shared = input_bytes(launch) if experts.shared_ffn else 0
-    return tokens * model.hidden * launch.precision.element_bytes + shared
+    shared = input_bytes(last) if experts.shared_width else 0
+    return tokens * last.layer.hidden * last.element_bytes + shared
 
 
-def gathered_bytes(launch: Launch, stage: int) -> int:
+def gathered_bytes(run: Run, stage: int) -> int:
     """Return the weights that a fully sharded stage has gathered at the head: its own, two layers.
 
     One layer is used and the next one fetched; embedding, final norm and head are one unit.
     """
-    if launch.optimizer.sharding != "fsdp":
+    if run.split.zero != 3:
         return 0
-    chunks = launch.degrees.chunks[stage]
-    around = sum(
-        weight.elements
-        for chunk in chunks
-        for weight in chunk_weights(launch, (chunk[0], (), 0, chunk[3]))
-    )
-    layers = [launch.model.expert_layers[layer] for chunk in chunks for layer in chunk[1]]
-    fetched = sum(
-        weight.elements
-        for experts in layers[-2:]
-        for weight in layer_weights(launch, experts=experts)
-    )
-    return (around + fetched) * launch.precision.element_bytes
+    chunks = run.strategy.stages[stage]
+    around = sum(weight.elements for chunk in chunks for weight in ends_weights(run, chunk))
+    layers = [run.rank_layers[layer] for chunk in chunks for layer in chunk.layers]
+    fetched = sum(weight.elements for at in layers[-2:] for weight in layer_weights(at))
+    return (around + fetched) * run.element_bytes
 
 
-def deferred_head_bytes(launch: Launch) -> int:
+def deferred_head_bytes(run: Run) -> int:
     """Return the inputs and gradients of heads whose weight gradients wait for the end."""
-    if launch.deferred_head is None:
+    deferred = run.kernels.deferred_head
+    if deferred is None:
         return 0
-    inputs = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    inputs = run.tokens * run.model.hidden * run.element_bytes
     # measured: an input holds on to two tensors of its size in the graph that made it
-    return launch.deferred_head * (logits_bytes(launch) + 3 * inputs)
+    return deferred * (logits_bytes(run) + 3 * inputs)
 
 
-def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
+def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
     """Return what the backward of a chunk's last layer allocates, and what it has freed till then.
 
     At its fullest moment: in the MLP, with what is computed again of it, the gradients of what is
     in front of its activation and of the layer's output; or in attention that is not fused, when
     the MLP behind it is done, several gradients as large as the scores.
     """
-    model, recompute = launch.model, launch.recompute
-    _, layers, mtp, has_head = chunk
-    if not (layers or mtp):
+    at = _last_layer(run, chunk)
+    if at is None:
         return 0, 0
-    experts = model.expert_layers[-1] if mtp else model.expert_layers[layers[-1]]
     again = 0
-    if launch.offload.any:
+    if run.offloads_activations:
         # what waited on the host is back, the layer's own and no other's
-        again = offloaded_bytes(launch, experts=experts, layer=layers[-1] if layers else 0)
-        launch = replace(launch, offload=Offload())
-    if not mtp and recompute.layers == "uniform":
-        again += recompute.number * layer_saved_bytes(launch, experts=experts)
-    elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
-        again += layer_saved_bytes(launch, experts=experts)
-    freed = 2 * input_bytes(launch) if has_head else 0
-    parts = dict(saved_parts(_without(launch, launch.recompute.modules), experts=experts))
+        again = offloaded_bytes(at)
+        at = without_offload(at)
+    if at.split.recompute == "full":
+        again += at.split.recompute_unit * layer_saved_bytes(at)
+    freed = 2 * stream_bytes(run) if chunk.head else 0
+    parts = dict(saved_parts(at.recomputing(frozenset())))
     gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
-    in_scores, behind = _restored(launch, experts=experts)
-    moments = [(again + behind + gradients + input_bytes(launch), freed)]
-    if again or "moe" in recompute.modules:
+    in_scores, behind = _restored(at)
+    moments = [(again + behind + gradients + input_bytes(at), freed)]
+    if again or "moe" in at.split.modules:
         # a mixture that is computed again sends its tokens again
-        moments.append((again + behind + dispatched_bytes(launch, chunk), freed))
-    if launch.software.attention in ("unfused", "local"):
-        number = scores(launch) * launch.precision.element_bytes
-        number *= launch.software.unfused_backward_copies
-        freed += sum(_behind_attention(launch, experts=experts))
+        moments.append((again + behind + dispatched_bytes(run, chunk), freed))
+    if run.kernels.attention in ("unfused", "local"):
+        number = scores(at) * at.element_bytes * run.kernels.quirks.unfused_backward_copies
+        freed += sum(_behind_attention(at))
         moments.append((again + in_scores + number, freed))
     return max(moments, key=lambda moment: moment[0] - moment[1])
 
 
-def _without(launch: Launch, modules: frozenset[Module]) -> Launch:
-    """Return the launch that saves what some modules recompute."""
-    kept = launch.recompute.modules - modules
-    if kept == launch.recompute.modules:
-        return launch
-    return replace(launch, recompute=replace(launch.recompute, modules=kept))
+def without_offload(at: RankLayer) -> RankLayer:
+    """Return the layer with all of its activations on the device."""
+    return RankLayer(run=at.run, layer=at.layer, split=replace(at.split, offload=frozenset()))
 
 
-def _restored(launch: Launch, *, experts: bool) -> tuple[int, int]:
+def _restored(at: RankLayer) -> tuple[int, int]:
     """Return what a backward computes again of a layer: its scores, and what is behind attention.
 
     Narrow projections are not there yet when the scores are (measured).
     """
-    if not launch.recompute.modules:
+    modules = at.split.modules
+    if not modules:
         return 0, 0
-    core = _without(launch, frozenset({"core_attn"}))
-    whole = _without(launch, launch.recompute.modules)
-    behind = [sum(_behind_attention(found, experts=experts)) for found in (whole, launch)]
-    layer = [layer_saved_bytes(found, experts=experts) for found in (core, launch)]
+    core, whole = at.recomputing(modules - {"core_attn"}), at.recomputing(frozenset())
+    behind = [sum(_behind_attention(one)) for one in (whole, at)]
+    layer = [layer_saved_bytes(one) for one in (core, at)]
     return layer[0] - layer[1], behind[0] - behind[1]
 
 
-def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[int]:
+def _behind_attention(at: RankLayer) -> Sequence[int]:
     """Return the sizes of what a layer saves from its second norm on."""
     # what waits on the host, or is of no token, still says where a norm stands
-    parts = list(left_parts(launch, experts=experts))
-    inputs = [at for at, (name, _) in enumerate(parts) if name == "norm input"]
+    parts = list(left_parts(at))
+    inputs = [place for place, (name, _) in enumerate(parts) if name == "norm input"]
     return [size for _, size in parts[inputs[1] :]]
 
 
@@ -262,31 +251,31 @@ class _Extra(NamedTuple):
         return self.head_bytes + self.dispatched_bytes + self.backward_bytes - self.freed_bytes
 
 
-def _extras(launch: Launch, chunk: Chunk) -> dict[str, _Extra]:
+def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
     """Return the fullest moment of a chunk's forward, and of its backward."""
-    own, freed = backward_bytes(launch, chunk)
+    own, freed = backward_bytes(run, chunk)
     # final norm and head come behind the last experts
-    ahead = 2 * input_bytes(launch) if chunk[3] else 0
-    forward = [_Extra(dispatched_bytes=dispatched_bytes(launch, chunk), freed_bytes=ahead)]
-    if chunk[3]:
-        head = head_bytes(launch, chunk[2]) + deferred_head_bytes(launch)
+    ahead = 2 * stream_bytes(run) if chunk.head else 0
+    forward = [_Extra(dispatched_bytes=dispatched_bytes(run, chunk), freed_bytes=ahead)]
+    if chunk.head:
+        head = head_bytes(run, chunk.mtp) + deferred_head_bytes(run)
         # a loss in place is at its fullest when the head goes back, and its output is sent no more
-        late = launch.loss_fusion == "te" and launch.degrees.pp > 1 and launch.degrees.vpp == 1
-        forward.append(_Extra(head_bytes=head, freed_bytes=late * input_bytes(launch)))
+        late = run.kernels.loss == "te" and run.strategy.pp > 1 and run.strategy.vpp == 1
+        forward.append(_Extra(head_bytes=head, freed_bytes=late * stream_bytes(run)))
     return {
         "forward": max(forward, key=lambda extra: extra.total_bytes),
         "backward": _Extra(backward_bytes=own, freed_bytes=freed),
     }
 
 
-def peaks(launch: Launch, stage: int) -> Callable[[Moment], Peak]:
+def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
     """Return what says of a moment of a stage what fills it."""
-    chunks = launch.degrees.chunks[stage]
-    expandable = launch.software.expandable_segments
-    parts = [list(chunk_parts(launch, chunk)) for chunk in chunks]
+    chunks = run.strategy.stages[stage]
+    expandable = run.runtime.allocator.expandable
+    parts = [list(chunk_parts(run, chunk)) for chunk in chunks]
     saved = [sum(size for _, size in sizes) for sizes in parts]
     # what is copied out of one tensor leaves its hole to the mask that is made next
-    holes = {"dropout mask": copied_qkv_bytes(launch)}
+    holes = {"dropout mask": copied_qkv_bytes(run.rank_layers[0])}
     rounding = [
         sum(
             recycled_bytes(size, expandable=expandable, hole_bytes=holes.get(name, 0)) - size
@@ -294,14 +283,14 @@ def peaks(launch: Launch, stage: int) -> Callable[[Moment], Peak]:
         )
         for sizes in parts
     ]
-    extras = [_extras(launch, chunk) for chunk in chunks]
-    kept = kept_logits_bytes(launch)
+    extras = [_extras(run, chunk) for chunk in chunks]
+    kept = kept_logits_bytes(run)
 
     def at(moment: Moment) -> Peak:
         place, kind = moment.event.chunk, moment.event.kind
         assert kind in ("forward", "backward"), "Megatron-LM splits no backward"
         waiting = kept if moment.waiting_logits else 0
-        if kind == "backward" and chunks[place][3]:
+        if kind == "backward" and chunks[place].head:
             # its own logits go first
             waiting -= kept
         extra = extras[place][kind]
@@ -313,19 +302,19 @@ def peaks(launch: Launch, stage: int) -> Callable[[Moment], Peak]:
             dispatched_bytes=extra.dispatched_bytes,
             backward_bytes=extra.backward_bytes,
             freed_bytes=extra.freed_bytes,
-            transfer_bytes=transfer_bytes(launch, stage, kind),
+            transfer_bytes=transfer_bytes(run, stage, kind),
         )
 
     return at
 
 
-def peak_of(launch: Launch, stage: int) -> Peak:
+def peak_of(run: Run, stage: int) -> Peak:
     """Return the fullest moment of a stage, by replaying the order of its events."""
-    peak_at = peaks(launch, stage)
+    peak_at = peaks(run, stage)
     best: Peak | None = None
     # a steady pipeline comes back to the same few moments with every micro-batch
     seen = set[tuple[object, ...]]()
-    for moment in moments(launch, stage):
+    for moment in moments(run, stage):
         same = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)
         if same in seen:
             continue

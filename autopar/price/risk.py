@@ -17,7 +17,7 @@ from typing import Literal
 
 from autopar.price.activations import offloaded_bytes
 from autopar.price.allocator import RESERVED_RATIOS
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 
 LaunchKind = Literal["dense", "experts", "few runs", "offloaded", "torch layers"]
 
@@ -38,30 +38,27 @@ _OFFLOADED_RATIOS = (0.94, 1.03)
 """The same of Megatron-LM's launches with activations on the host, of which one configuration is
 measured: its two peaks are 0.958 and 0.962 of the predicted ones."""
 
-_FEW_RUNS: Mapping[str, Callable[[Launch], bool]] = {
-    "Muon": lambda launch: launch.optimizer.kind == "muon",
-    "sharded gradients or weights": lambda launch: launch.optimizer.sharding in ("zero2", "fsdp"),
-    "several instances of the optimizer": lambda launch: launch.optimizer.instances > 1,
-    "fp16 or fp32": lambda launch: launch.precision.kind != "bf16",
-    "8-bit products": lambda launch: launch.precision.fp8,
-    "4-bit products": lambda launch: launch.precision.fp4,
-    "adapters": lambda launch: launch.adapters is not None,
-    "states on the host": lambda launch: launch.optimizer.offload > 0,
-    "recomputation": lambda launch: (
-        bool(launch.recompute.modules)
-        or (launch.recompute.layers != "none" and launch.recompute.number > 0)
+_FEW_RUNS: Mapping[str, Callable[[Run], bool]] = {
+    "Muon": lambda run: run.runtime.optimizer.kind == "muon",
+    "sharded gradients or weights": lambda run: run.split.zero > 1,
+    "several instances of the optimizer": lambda run: run.split.replicas > 1,
+    "fp16 or fp32": lambda run: run.runtime.precision.kind != "bf16",
+    "8-bit products": lambda run: run.runtime.precision.fp8,
+    "4-bit products": lambda run: run.runtime.precision.fp4,
+    "adapters": lambda run: run.runtime.adapters is not None,
+    "states on the host": lambda run: run.runtime.optimizer.offload > 0,
+    "recomputation": lambda run: any(group.split.recompute for group in run.strategy.layers),
+    "activations on the host": lambda run: run.offloads_activations,
+    "overlapped tensor-parallel transfers": lambda run: run.runtime.overlap.tensor,
+    "deferred gradients of the head": lambda run: run.kernels.deferred_head is not None,
+    "latent attention without experts": lambda run: (
+        run.model.attention.latent is not None and run.model.experts is None
     ),
-    "activations on the host": lambda launch: launch.offload.any,
-    "overlapped tensor-parallel transfers": lambda launch: launch.tensor_overlap,
-    "deferred gradients of the head": lambda launch: launch.deferred_head is not None,
-    "latent attention without experts": lambda launch: (
-        launch.model.attention.latent is not None and launch.model.experts is None
+    "norms of queries and keys": lambda run: (
+        run.model.attention.head_norms != "none" and run.model.attention.latent is None
     ),
-    "norms of queries and keys": lambda launch: (
-        launch.model.attention.head_norms and launch.model.attention.latent is None
-    ),
-    "the flex dispatcher": lambda launch: (
-        launch.model.experts is not None and launch.model.experts.dispatcher == "flex"
+    "the flex dispatcher": lambda run: (
+        run.model.experts is not None and run.runtime.experts.dispatcher == "flex"
     ),
 }
 """What fewer than five measured configurations have; a test holds it to the shipped runs."""
@@ -92,28 +89,27 @@ def _scales() -> Iterator[tuple[float, float]]:
 _SCALES = tuple(_scales())
 
 
-def few_runs_of(launch: Launch) -> tuple[str, ...]:
+def few_runs_of(run: Run) -> tuple[str, ...]:
     """Return what a launch has that few measured runs have, in words."""
-    if launch.trainer is not None:
+    if run.kernels.torch_layers:
         return ()  # of them all errors are those of one trainer's runs
-    return tuple(name for name, has in _FEW_RUNS.items() if has(launch))
+    return tuple(name for name, has in _FEW_RUNS.items() if has(run))
 
 
-def kind_of(launch: Launch) -> LaunchKind:
+def kind_of(run: Run) -> LaunchKind:
     """Return the kind whose errors are those of a launch: what routing and blocks can change."""
-    if launch.trainer is not None:
+    if run.kernels.torch_layers:
         return "torch layers"
-    if launch.offload.any and _leaves(launch):
+    if run.offloads_activations and _leaves(run):
         return "offloaded"
-    if few_runs_of(launch):
+    if few_runs_of(run):
         return "few runs"
-    return "dense" if launch.model.experts is None else "experts"
+    return "dense" if run.model.experts is None else "experts"
 
 
-def _leaves(launch: Launch) -> bool:
+def _leaves(run: Run) -> bool:
     """Return whether something of a layer is large enough to go to the host."""
-    kinds = {*launch.model.expert_layers}
-    return any(offloaded_bytes(launch, experts=experts) > 0 for experts in kinds)
+    return any(offloaded_bytes(at) > 0 for at in {*run.rank_layers})
 
 
 def odds_of_ratio(
@@ -155,9 +151,9 @@ def _errors(
     return PEAK_RATIOS[kind], RESERVED_RATIOS
 
 
-def reserved_interval(launch: Launch, peak_bytes: float) -> tuple[float, float]:
+def reserved_interval(run: Run, peak_bytes: float) -> tuple[float, float]:
     """Return the bytes between which 9 of 10 devices reserve at such a predicted peak."""
-    kind = kind_of(launch)
+    kind = kind_of(run)
     return peak_bytes * _ratio_of(0.95, kind), peak_bytes * _ratio_of(0.05, kind)
 
 
@@ -172,12 +168,12 @@ def _ratio_of(odds: float, kind: LaunchKind) -> float:
     return math.exp((low + high) / 2.0)
 
 
-def odds_of_more(launch: Launch, peak_bytes: float, capacity_bytes: float) -> float:
+def odds_of_more(run: Run, peak_bytes: float, capacity_bytes: float) -> float:
     """Return the probability that a device of so many bytes is too small for a predicted peak.
 
     Of what the context leaves of it: 1 where that takes all.
     """
-    return odds_of_kind(kind_of(launch), peak_bytes, capacity_bytes - CONTEXT_BYTES)
+    return odds_of_kind(kind_of(run), peak_bytes, capacity_bytes - CONTEXT_BYTES)
 
 
 def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
@@ -197,10 +193,10 @@ def reserve_share(kind: LaunchKind, odds: float) -> float:
     return _ratio_of(odds, kind) - 1.0
 
 
-def odds_of_any(launch: Launch, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:
+def odds_of_any(run: Run, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:
     """Return the probability that one of the stages with these predicted peaks is too full.
 
     Stages share their error (one allocator, one trainer), so the fullest decides. Raises ValueError
     without a stage.
     """
-    return odds_of_more(launch, max(peaks_bytes), capacity_bytes)
+    return odds_of_more(run, max(peaks_bytes), capacity_bytes)

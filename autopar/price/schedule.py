@@ -12,7 +12,7 @@ from typing import Literal
 from autopar.pipeline import orders
 from autopar.pipeline.schedules import default_group
 from autopar.records import Record
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 
 
 class Event(Record):
@@ -34,66 +34,68 @@ class Moment(Record):
     """The head has run for a micro-batch whose backward is still to come, or just begins."""
 
 
-def micro_batch_group(launch: Launch) -> int:
+def micro_batch_group(run: Run) -> int:
     """Return the micro-batches that pass a chunk in a row."""
-    degrees, total = launch.degrees, launch.micro_batches
-    if degrees.group:
-        return degrees.group
-    if launch.trainer is None:
+    strategy = run.strategy
+    pp, total = strategy.pp, strategy.micro_batches
+    if strategy.group:
+        return strategy.group
+    if not run.kernels.torch_layers:
         # Megatron-Core's microbatch_group_size_per_vp_stage; its last group may be smaller
-        return degrees.pp
+        return pp
     # torch makes its rounds longer where micro-batches do not divide by the stages
-    whole = default_group(degrees.pp, total)
-    return degrees.pp if total % whole else whole
+    whole = default_group(pp, total)
+    return pp if total % whole else whole
 
 
-def _replayed(launch: Launch) -> int:
+def _replayed(run: Run) -> int:
     """Return how many micro-batches show everything that a stage of the pipeline ever holds.
 
     After the warm-up of the first stage, each further group repeats the one before it; the last one
     may be smaller than the others. Where all forwards run first, all of them count.
     """
-    degrees, total = launch.degrees, launch.micro_batches
-    if degrees.pipeline in ("gpipe", "looped_bfs"):
+    strategy = run.strategy
+    total = strategy.micro_batches
+    if strategy.schedule in ("gpipe", "looped_bfs"):
         return total
-    if degrees.pipeline == "dual_pipe_v":
+    if strategy.schedule == "dual_pipe_v":
         # fewer have no such order
-        total = max(total, 2 * degrees.pp)
-    group = micro_batch_group(launch)
-    first = 2 * degrees.pp + degrees.vpp * group + 1
+        total = max(total, 2 * strategy.pp)
+    group = micro_batch_group(run)
+    first = 2 * strategy.pp + strategy.vpp * group + 1
     groups = first // group + 3
     return min(total, groups * group + total % group)
 
 
-def warmup_chunks(launch: Launch, stage: int) -> int:
+def warmup_chunks(run: Run, stage: int) -> int:
     """Return how many forwards a stage of pairs runs before its first backward."""
-    degrees = launch.degrees
+    strategy = run.strategy
     return orders.warmup_chunks(
-        degrees.pipeline,
+        strategy.schedule,
         stage,
-        stages=degrees.pp,
-        chunks=degrees.vpp,
-        micro_batches=_replayed(launch),
-        group=micro_batch_group(launch),
-        ahead=int(degrees.overlap_experts),
+        stages=strategy.pp,
+        chunks=strategy.vpp,
+        micro_batches=_replayed(run),
+        group=micro_batch_group(run),
+        ahead=int(run.runtime.overlap.experts),
     )
 
 
-def order(launch: Launch, stage: int) -> tuple[Event, ...]:
+def order(run: Run, stage: int) -> tuple[Event, ...]:
     """Return the events of a stage's step in the order of its schedule.
 
     Of many micro-batches so many that nothing new comes.
     """
-    degrees = launch.degrees
+    strategy = run.strategy
     work = orders.actions(
-        degrees.pipeline,
+        strategy.schedule,
         stage,
-        stages=degrees.pp,
-        chunks=degrees.vpp,
-        micro_batches=_replayed(launch),
-        group=micro_batch_group(launch),
+        stages=strategy.pp,
+        chunks=strategy.vpp,
+        micro_batches=_replayed(run),
+        group=micro_batch_group(run),
         # beside the backward of a micro-batch the next one's forward runs
-        ahead=int(degrees.overlap_experts),
+        ahead=int(run.runtime.overlap.experts),
     )
     return tuple(
         Event(kind=_KINDS[kind], chunk=chunk, micro_batch=micro_batch)
@@ -109,19 +111,19 @@ _KINDS: dict[str, Literal["forward", "backward", "inputs", "weights"]] = {
 }
 
 
-def moments(launch: Launch, stage: int) -> Iterator[Moment]:
+def moments(run: Run, stage: int) -> Iterator[Moment]:
     """Yield every event of a stage's step with what is live."""
-    chunks = launch.degrees.chunks[stage]
+    chunks = run.strategy.stages[stage]
     live = [0] * len(chunks)
     waiting: set[int] = set()
-    for event in order(launch, stage):
+    for event in order(run, stage):
         if event.kind == "forward":
             live[event.chunk] += 1
         yield Moment(event=event, live=tuple(live), waiting_logits=bool(waiting))
         # what the gradients of weights need is there until they are made
         if event.kind in ("backward", "weights"):
             live[event.chunk] -= 1
-        if chunks[event.chunk][3]:
+        if chunks[event.chunk].head:
             if event.kind == "forward":
                 waiting.add(event.micro_batch)
             elif event.kind in ("backward", "weights"):

@@ -15,11 +15,14 @@ from itertools import groupby, islice
 from typing import NamedTuple
 
 from autopar.price import torch_layers
-from autopar.price.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
+from autopar.price.activations import stream_bytes
+from autopar.price.parameters import Weight, ends_weights, frozen_bytes, layer_weights
 from autopar.price.schedule import Moment, moments
 from autopar.price.state_layouts import Phase, StateRecipe, recipe_of
 from autopar.records import Record, replace
-from autopar.run.launch import Chunk, Launch, Optimizer, TorchTrainer
+from autopar.run.run import RankLayer, Run
+from autopar.run.runtime import HOPPER, Optimizer, States, Zero
+from autopar.run.strategy import Chunk
 from autopar.units import MIB
 
 _CUBLAS = 32 * MIB
@@ -44,8 +47,8 @@ class Unit(Record):
     expert: int = 0
     own: int
     """Elements of both that this rank keeps, rows rounded up as its first rank has them."""
-    experts: bool = False
-    """A layer with a mixture."""
+    layer: RankLayer | None = None
+    """The layer, where it is one."""
     looked_up: int = 0
     """Of `own`, what is of tables of which rows are looked up."""
     frozen_bytes: int = 0
@@ -70,44 +73,40 @@ class Instant(Record):
         return sum(part.num_bytes for part in self.parts)
 
 
-def _trainer(launch: Launch) -> TorchTrainer:
-    assert launch.trainer is not None, "a launch of Megatron-LM is counted elsewhere"
-    return launch.trainer
-
-
-def _shards(launch: Launch, *, expert: bool = False) -> int:
+def _shards(run: Run, *, expert: bool = False) -> int:
     """Return the ranks that divide the states of a weight: context ranks hold what data ranks do.
 
     Experts are whole on as many ranks as there are of the others, less their own degrees.
     """
-    trainer, degrees = _trainer(launch), launch.degrees
-    if trainer.zero == 0 and not recipe_of_launch(launch).moments.sharded:
+    strategy, split = run.strategy, run.split
+    if split.zero == 0 and not recipe_of_run(run).moments.sharded:
         return 1
-    ranks = degrees.expert_dp if expert else degrees.dp * degrees.cp
-    return max(ranks // trainer.replicas, 1)
+    ranks = strategy.edp if expert else strategy.dp * split.cp
+    return max(ranks // split.replicas, 1)
 
 
-def recipe_of_launch(launch: Launch) -> StateRecipe:
-    """Return the bytes of a parameter of a launch that has a trainer of its own.
+def recipe_of_run(run: Run) -> StateRecipe:
+    """Return the bytes of a parameter of a run whose engine has layers of torch.
 
     What its optimizer keeps otherwise, or on the host, is taken into account.
     """
-    precision = launch.precision
-    return _recipe(_trainer(launch), launch.optimizer, precision.kind, precision.element_bytes)
+    runtime = run.runtime
+    kind, element = runtime.precision.kind, run.element_bytes
+    return _recipe(runtime.states, run.split.zero, runtime.optimizer, kind, element)
 
 
 @lru_cache(maxsize=1024)
 def _recipe(
-    trainer: TorchTrainer, optimizer: Optimizer, precision: str, element_bytes: int
+    states: States, zero: Zero, optimizer: Optimizer, precision: str, element_bytes: int
 ) -> StateRecipe:
-    """Return the recipe of trainer and optimizer, which every term of a count asks for."""
+    """Return the recipe of states and optimizer, which every term of a count asks for."""
     recipe = recipe_of(
-        trainer.keeper,
-        trainer.zero,
+        states.keeper,
+        zero,
         precision,
-        fp32_gradients=trainer.wide_gradients,
-        each_micro_batch=trainer.each_micro_batch,
-        buckets=trainer.buckets,
+        fp32_gradients=states.wide_gradients,
+        each_micro_batch=states.each_micro_batch,
+        buckets=states.buckets,
     )
     moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
@@ -143,62 +142,59 @@ def _recipe(
     )
 
 
-def _unit(name: str, launch: Launch, every: Sequence[Weight], *, experts: bool = False) -> Unit:
+def _unit(name: str, run: Run, every: Sequence[Weight], layer: RankLayer | None = None) -> Unit:
     weights = [weight for weight in every if weight.trained]
-    frozen = [(frozen_bytes(launch, one), one) for one in every if not one.trained]
+    frozen = [(frozen_bytes(run, one), one) for one in every if not one.trained]
     return Unit(
         name=name,
         dense=sum(weight.elements for weight in weights if not weight.expert),
         expert=sum(weight.elements for weight in weights if weight.expert),
-        own=sum(_own(launch, weight) for weight in weights),
+        own=sum(_own(run, weight) for weight in weights),
         frozen_bytes=sum(math.ceil(each * one.elements) for each, one in frozen),
-        own_frozen_bytes=sum(math.ceil(each * _own(launch, one)) for each, one in frozen),
-        experts=experts,
+        own_frozen_bytes=sum(math.ceil(each * _own(run, one)) for each, one in frozen),
+        layer=layer,
         looked_up=sum(
-            _own(launch, weight) for weight in weights if weight.name in ("embedding", "positions")
+            _own(run, weight) for weight in weights if weight.name in ("embedding", "positions")
         ),
     )
 
 
-def _own(launch: Launch, weight: Weight) -> int:
+def _own(run: Run, weight: Weight) -> int:
     """Return the elements of a weight that a rank keeps where weights are divided."""
-    ranks = _shards(launch, expert=weight.expert)
-    if _trainer(launch).keeper == "deepspeed" or weight.expert:
+    ranks = _shards(run, expert=weight.expert)
+    if run.runtime.states.keeper == "deepspeed" or weight.expert:
         # flat parts, or experts of which there are more than rows to round
         return math.ceil(weight.elements / ranks)
     rows, rest = weight.shape[0], weight.size // weight.shape[0]
     return weight.number * -(-rows // ranks) * rest
 
 
-def _is_joined(launch: Launch) -> bool:
+def _is_joined(run: Run) -> bool:
     """Return whether embedding, last norm and head are one unit."""
-    trainer = _trainer(launch)
-    return trainer.one_root or trainer.layers == "transformers" or launch.model.tied
+    transformers = run.kernels.module == "transformers"
+    return run.runtime.states.one_root or transformers or run.model.tied
 
 
-def units_of(launch: Launch, chunk: Chunk) -> tuple[Unit, ...]:
+def units_of(run: Run, chunk: Chunk) -> tuple[Unit, ...]:
     """Return the units of a chunk in the order of its forward.
 
     torchtitan has the embedding, each layer, and norm and head; before 2025 the first and the last
     were one, as in transformers, whose layers alone are wrapped.
     """
-    embeds, layers, _, has_head = chunk
-    joined = _is_joined(launch)
-    around = chunk_weights(launch, (embeds, (), 0, has_head))
+    joined = _is_joined(run)
+    around = ends_weights(run, chunk)
     found: list[Unit] = []
     first = [weight for weight in around if weight.name in ("embedding", "positions")]
     last = [weight for weight in around if weight not in first]
     if joined:
         first, last = [], list(around)
     if first:
-        found.append(_unit("embedding", launch, first))
-    kinds = {
-        kind: _unit("layer", launch, layer_weights(launch, experts=kind), experts=kind)
-        for kind in {launch.model.expert_layers[layer] for layer in layers}
-    }
-    found += [kinds[launch.model.expert_layers[layer]] for layer in layers]
+        found.append(_unit("embedding", run, first))
+    layers = [run.rank_layers[layer] for layer in chunk.layers]
+    kinds = {id(at): _unit("layer", run, layer_weights(at), at) for at in {*layers}}
+    found += [kinds[id(at)] for at in layers]
     if last:
-        found.append(_unit("head", launch, last))
+        found.append(_unit("head", run, last))
     return tuple(found)
 
 
@@ -206,80 +202,77 @@ def units_of(launch: Launch, chunk: Chunk) -> tuple[Unit, ...]:
 # States.
 
 
-def _switches(launch: Launch) -> dict[str, str]:
+def _switches(run: Run) -> dict[str, str]:
     """Return what changes a part, in the words of the trainer."""
     names = {
         "torchtitan": ("dp_shard, tp, pp", "local_batch_size, seq_len, activation_checkpoint"),
         "accelerate": ("num_processes, fsdp_version", "batch size, gradient checkpointing"),
         "deepspeed": ("zero_optimization.stage", "micro-batch, gradient checkpointing"),
     }
-    states, activations = names.get(_trainer(launch).keeper, ("ranks", "micro-batch"))
+    states, activations = names.get(run.runtime.states.keeper, ("ranks", "micro-batch"))
     return {"states": states, "activations": activations}
 
 
 def _kept(
-    launch: Launch, units: Sequence[Unit], *, gradients: bool, step: bool = False
+    run: Run, units: Sequence[Unit], *, gradients: bool, step: bool = False
 ) -> Iterator[Part]:
     """Yield states between two steps, and gradients where they are there; step : as it begins."""
     whole, own = _elements(units), sum(unit.own for unit in units)
-    switch = _switches(launch)["states"]
-    for name, kept in recipe_of_launch(launch).kept:
+    switch = _switches(run)["states"]
+    for name, kept in recipe_of_run(run).kept:
         if name == "gradients" and not (kept.always or gradients):
             continue
         size = own if kept.sharded or (step and kept.stepped_sharded) else whole
         num_bytes = kept.each_bytes * size
-        if name == "weights" and not launch.optimizer.offload_weights:
+        if name == "weights" and not run.runtime.optimizer.offload_weights:
             num_bytes += sum(
                 unit.own_frozen_bytes if kept.sharded else unit.frozen_bytes for unit in units
             )
-        if name == "Adam moments" and launch.optimizer.kind == "adam8bit":
-            num_bytes += _wide_moments(launch, units)
+        if name == "Adam moments" and run.runtime.optimizer.kind == "adam8bit":
+            num_bytes += _wide_moments(run, units)
         yield Part(name, math.ceil(num_bytes), switch)
-    yield Part("cuBLAS workspaces", _THREADS * _cublas(launch), "CUBLAS_WORKSPACE_CONFIG, GPU")
+    yield Part("cuBLAS workspaces", _THREADS * _cublas(run), "CUBLAS_WORKSPACE_CONFIG, GPU")
 
 
-def _wide_moments(launch: Launch, units: Sequence[Unit]) -> float:
+def _wide_moments(run: Run, units: Sequence[Unit]) -> float:
     """Return what moments of tables have more than 8 bits: trainers keep those in fp32.
 
     transformers 5 trainer_optimizer.py overrides `nn.Embedding` (bitsandbytes' advice for tables).
     """
-    optimizer = launch.optimizer
+    optimizer = run.runtime.optimizer
     more = optimizer.moments_bytes - optimizer.adam_bytes
     return (1.0 - optimizer.offload) * more * sum(unit.looked_up for unit in units)
 
 
-def _cublas(launch: Launch) -> int:
-    hopper = launch.software.gpu.upper().startswith(("H100", "H200", "H800", "H20", "GH200"))
+def _cublas(run: Run) -> int:
     # the defaults that PyTorch documents
-    return _CUBLAS if hopper else 8 * MIB + MIB // 8
+    return _CUBLAS if run.gpu.upper().startswith(HOPPER) else 8 * MIB + MIB // 8
 
 
 # --------------------------------------------------------------------------------------------------
 # Gathered weights and gradients on their way.
 
 
-def _reduced(launch: Launch) -> float:
+def _reduced(run: Run) -> float:
     """Return the bytes of an element on its way through a reduction, 0 where nothing is sharded."""
     return sum(
         entry.each_bytes
-        for entry in recipe_of_launch(launch).passing
+        for entry in recipe_of_run(run).passing
         if entry.what == "input of the reduction"
     )
 
 
-def _waiting(launch: Launch) -> float:
+def _waiting(run: Run) -> float:
     """Return the bytes of a gradient that waits for the last micro-batch, 0 where none does."""
     return sum(
-        entry.each_bytes
-        for entry in recipe_of_launch(launch).passing
-        if entry.what == "whole gradients"
+        entry.each_bytes for entry in recipe_of_run(run).passing if entry.what == "whole gradients"
     )
 
 
-def _gathered(launch: Launch, units: Sequence[Unit]) -> float:
+def _gathered(run: Run, units: Sequence[Unit]) -> float:
     """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
-    frozen = recipe_of_launch(launch).weights.sharded
-    each, eighths = launch.precision.element_bytes, _trainer(launch).gathered_fp8
+    frozen = recipe_of_run(run).weights.sharded
+    each, eighths = run.element_bytes, run.runtime.states.gathered_fp8
     found = 0.0
     for unit, number in _runs(units):
         # weights of products may be 8 bits
@@ -300,47 +293,46 @@ def _elements(units: Iterable[Unit]) -> int:
     return sum(number * unit.elements for unit, number in _runs(units))
 
 
-def _casts(launch: Launch) -> bool:
+def _casts(run: Run) -> bool:
     """Return whether units are another tensor than what is kept of them."""
-    return launch.precision.element_bytes < 4 or _trainer(launch).zero > 0
+    return run.element_bytes < 4 or run.split.zero > 0
 
 
-def _is_fsdp2(launch: Launch) -> bool:
-    trainer = _trainer(launch)
-    return trainer.keeper == "torchtitan" or (trainer.keeper == "accelerate" and trainer.zero > 0)
+def _is_fsdp2(run: Run) -> bool:
+    keeper = run.runtime.states.keeper
+    return keeper == "torchtitan" or (keeper == "accelerate" and run.split.zero > 0)
 
 
-def _table_passing(launch: Launch, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
+def _table_passing(run: Run, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
     """Yield what other trainers hold, as their recipe has it."""
-    switch = _switches(launch)["states"]
-    alone = launch.degrees.dp * launch.degrees.cp == 1
-    for entry in recipe_of_launch(launch).passing:
+    switch = _switches(run)["states"]
+    alone = run.strategy.dp * run.split.cp == 1
+    for entry in recipe_of_run(run).passing:
         sizes = [unit.elements for unit in units]
         if entry.what in ("gathered weights", "output of the gather"):
             # frozen weights are gathered, too, in fewer bytes where they are quantised
-            sizes = [math.ceil(_gathered(launch, [unit]) / entry.each_bytes) for unit in units]
+            sizes = [math.ceil(_gathered(run, [unit]) / entry.each_bytes) for unit in units]
         # one rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
-            size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(launch))
+            size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(run))
             yield Part(entry.what, math.ceil(size), switch)
 
 
-def _other_streams(launch: Launch, units: Sequence[Unit], there: Sequence[Part]) -> int:
+def _other_streams(run: Run, units: Sequence[Unit], there: Sequence[Part]) -> int:
     """Return the blocks that FSDP2's other streams keep and the computing one cannot take.
 
     PyTorch's allocator has blocks of each stream apart. Outputs of gathers, two units at once, are
     made on one, sharded gradients on another, so what is not there at the peak is reserved all the
     same.
     """
-    trainer = _trainer(launch)
-    if not trainer.zero:
+    if not run.split.zero:
         return 0
     names = {part.name: part.num_bytes for part in there}
-    of = {id(unit): _gathered(launch, [unit]) for unit, _ in _runs(units)}
+    of = {id(unit): _gathered(run, [unit]) for unit, _ in _runs(units)}
     sizes = [of[id(unit)] for unit in units]
     pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
     gathers = max(pairs) - names.get("weights fetched ahead", 0)
-    each = recipe_of_launch(launch).gradients.each_bytes
+    each = recipe_of_run(run).gradients.each_bytes
     gradients = each * sum(unit.own for unit in units) - names.get("gradients", 0)
     return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))
 
@@ -349,38 +341,38 @@ def _other_streams(launch: Launch, units: Sequence[Unit], there: Sequence[Part])
 # Moments of a step.
 
 
-def _exchanged(launch: Launch) -> int:
+def _exchanged(run: Run) -> int:
     """Return the tensors that a stage has for its neighbours: one of each micro-batch, both ways.
 
     `torch.distributed.pipelining` makes all of them before the first step.
     """
-    if launch.degrees.pp == 1:
+    if run.strategy.pp == 1:
         return 0
-    return 2 * launch.micro_batches * torch_layers.input_bytes(launch)
+    return 2 * run.strategy.micro_batches * stream_bytes(run)
 
 
-def _saved(launch: Launch, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
+def _saved(run: Run, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
     saved = 0
     for chunk, number in zip(chunks, live, strict=True):
-        each = torch_layers.chunk_saved_bytes(launch, chunk)
-        if chunk[3]:
-            each += torch_layers.final_bytes(launch)
-        elif launch.degrees.pp > 1:
+        each = torch_layers.chunk_saved_bytes(run, chunk)
+        if chunk.head:
+            each += torch_layers.final_bytes(run)
+        elif run.strategy.pp > 1:
             # the output is kept until the gradient of it comes
-            each += torch_layers.input_bytes(launch)
+            each += stream_bytes(run)
         saved += number * each
     return saved
 
 
-def instants(launch: Launch, stage: int) -> Iterator[Instant]:
+def instants(run: Run, stage: int) -> Iterator[Instant]:
     """Yield the moments of a stage's step that may be the fullest, with what is there.
 
     The forward of the last layer and the loss, with all activations; the backward of each layer,
     of whose gradients more and of whose activations fewer are there; its end; the optimizer's step.
     """
-    room = _Room(launch, stage)
+    room = _Room(run, stage)
     seen = set[tuple[str, int, tuple[int, ...]]]()
-    for moment in moments(launch, stage):
+    for moment in moments(run, stage):
         event = moment.event
         if event.kind == "weights":
             # as much is live as at the gradients of inputs before, or less
@@ -389,130 +381,131 @@ def instants(launch: Launch, stage: int) -> Iterator[Instant]:
             continue
         seen.add(key)
         yield from room.at(moment)
-    stepped = _kept(launch, room.units, gradients=True, step=True)
-    yield _at_step(launch, room.units, [*stepped, room.inputs])
+    stepped = _kept(run, room.units, gradients=True, step=True)
+    yield _at_step(run, room.units, [*stepped, room.inputs])
 
 
 class _Room:
     """What is there at moments of a stage's step."""
 
-    def __init__(self, launch: Launch, stage: int) -> None:
+    def __init__(self, run: Run, stage: int) -> None:
         """Count what every moment has."""
-        self._launch = launch
-        self._chunks = chunks = launch.degrees.chunks[stage]
-        self.units = [unit for chunk in chunks for unit in units_of(launch, chunk)]
-        self._words = words = _switches(launch)["activations"]
-        self.inputs = Part("pipeline inputs", _exchanged(launch), words)
+        self._run = run
+        self._chunks = chunks = run.strategy.stages[stage]
+        self.units = [unit for chunk in chunks for unit in units_of(run, chunk)]
+        self._words = words = _switches(run)["activations"]
+        self.inputs = Part("pipeline inputs", _exchanged(run), words)
         # micro-batches before this one have left their gradients
-        there = [*_kept(launch, self.units, gradients=launch.micro_batches > 1), self.inputs]
+        there = [*_kept(run, self.units, gradients=run.strategy.micro_batches > 1), self.inputs]
         last = chunks[-1]
-        if launch.degrees.pp > 1 and last[3] and _trainer(launch).stage_outputs:
-            logits = torch_layers.logits(launch) * launch.precision.element_bytes
-            size = launch.micro_batches * logits
+        if run.strategy.pp > 1 and last.head and run.kernels.quirks.stage_outputs:
+            logits = torch_layers.logits(run) * run.element_bytes
+            size = run.strategy.micro_batches * logits
             there.append(Part("outputs of all micro-batches", size, words))
         self._there = there
 
     def at(self, moment: Moment) -> Iterator[Instant]:
         """Yield what may be the fullest of a moment."""
-        launch, chunk = self._launch, self._chunks[moment.event.chunk]
-        saved = _saved(launch, self._chunks, moment.live)
+        run, chunk = self._run, self._chunks[moment.event.chunk]
+        saved = _saved(run, self._chunks, moment.live)
         if moment.event.kind == "forward":
             kept = Part("saved activations", saved, self._words)
-            yield from _in_forward(launch, chunk, self.units, [*self._there, kept])
+            yield from _in_forward(run, chunk, self.units, [*self._there, kept])
         else:
-            yield from _in_backward(launch, chunk, self.units, self._there, saved)
+            yield from _in_backward(run, chunk, self.units, self._there, saved)
 
 
 def _in_forward(
-    launch: Launch, chunk: Chunk, units: Sequence[Unit], there: list[Part]
+    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[Part]
 ) -> Iterator[Instant]:
     """Yield the forward of a chunk's last unit: a layer, or head and loss."""
-    names, own = _switches(launch), units_of(launch, chunk)
+    names, own = _switches(run), units_of(run, chunk)
     states = names["states"]
-    if not _is_fsdp2(launch):
-        passing = list(_table_passing(launch, units, "forward"))
-        if chunk[3]:
-            loss = Part("head and loss", torch_layers.loss_bytes(launch), "vocabulary, loss")
+    if not _is_fsdp2(run):
+        passing = list(_table_passing(run, units, "forward"))
+        if chunk.head:
+            loss = Part("head and loss", torch_layers.loss_bytes(run), "vocabulary, loss")
             yield Instant(name="loss", parts=(*there, loss, *passing))
         return
     waits = Part(
         "gradients of earlier micro-batches",
-        math.ceil(_waiting(launch) * _elements(units)),
+        math.ceil(_waiting(run) * _elements(units)),
         states,
     )
     layers = [unit for unit in own if unit.name == "layer"]
     if layers:
         # the output of the last norm is still to come
-        normed = launch.tokens * launch.model.hidden * launch.precision.element_bytes
-        ahead = Part("saved activations", -normed if chunk[3] else 0, names["activations"])
+        normed = run.tokens * run.model.hidden * run.element_bytes
+        ahead = Part("saved activations", -normed if chunk.head else 0, names["activations"])
         # the output of the exchange is kept until that of the next unit is copied
-        output = _gathered(launch, layers[-1:])
-        before = [unit for unit in units if unit.name != "head"] if _holds(launch) else layers[-1:]
+        output = _gathered(run, layers[-1:])
+        before = [unit for unit in units if unit.name != "head"] if _holds(run) else layers[-1:]
         yield Instant(
             name="forward of a layer",
             parts=(
                 *there,
                 ahead,
                 waits,
-                Part("gathered weights", math.ceil(_gathered(launch, before)), states),
+                Part("gathered weights", math.ceil(_gathered(run, before)), states),
                 Part(
                     "output of the gather",
-                    math.ceil(output if _trainer(launch).zero else 0),
+                    math.ceil(output if run.split.zero else 0),
                     states,
                 ),
             ),
         )
-    if chunk[3]:
-        held = units if _holds(launch) else own[-1:]
-        if not _holds(launch) and _trainer(launch).one_root and layers:
+    if chunk.head:
+        held = units if _holds(run) else own[-1:]
+        if not _holds(run) and run.runtime.states.one_root and layers:
             # the last layer is not given back, since the backward begins with it
             held = [*layers[-1:], *[unit for unit in own if unit.name != "layer"]]
-        size = _gathered(launch, held) if _casts(launch) else 0.0
+        size = _gathered(run, held) if _casts(run) else 0.0
         yield Instant(
             name="loss",
             parts=(
                 *there,
                 waits,
-                Part("head and loss", torch_layers.loss_bytes(launch), "vocabulary, loss"),
+                Part("head and loss", torch_layers.loss_bytes(run), "vocabulary, loss"),
                 Part("gathered weights", math.ceil(size), states),
             ),
         )
 
 
-def _holds(launch: Launch) -> bool:
+def _holds(run: Run) -> bool:
     """Return whether units stay gathered from their forward to their backward."""
-    return _trainer(launch).zero in (1, 2)
+    return run.split.zero in (1, 2)
 
 
 def _in_backward(
-    launch: Launch, chunk: Chunk, units: Sequence[Unit], there: list[Part], saved: int
+    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[Part], saved: int
 ) -> Iterator[Instant]:
     """Yield moments of a chunk's backward; saved : what all live micro-batches have saved."""
-    own, words = units_of(launch, chunk), _switches(launch)["activations"]
+    own, words = units_of(run, chunk), _switches(run)["activations"]
     layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
-    each = torch_layers.chunk_saved_bytes(launch, chunk) / max(len(layers), 1)
-    width = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    each = torch_layers.chunk_saved_bytes(run, chunk) / max(len(layers), 1)
+    width = run.tokens * run.model.hidden * run.element_bytes
     for at in reversed(_turning(own)):
         unit, left = own[at], sum(place <= at for place in layers)
         # freed behind: that of the layers whose backward is through, and the last norm's
         kept = saved - int((len(layers) - left) * each)
-        if chunk[3]:
-            kept -= torch_layers.final_bytes(launch)
+        if chunk.head:
+            kept -= torch_layers.final_bytes(run)
             # what the last norm's backward works on
             kept += 2 * width if unit.name == "head" else 0
-        states = [*there, *_made(launch, own, at, there)]
+        states = [*there, *_made(run, own, at, there)]
         if unit.name == "layer":
-            again = torch_layers.again_bytes(launch, experts=unit.experts)
-            inside = torch_layers.backward_gradients_bytes(launch, experts=unit.experts)
+            assert unit.layer is not None, "a unit of a layer has it"
+            again = torch_layers.again_bytes(unit.layer)
+            inside = torch_layers.backward_gradients_bytes(unit.layer)
             yield Instant(
                 name="backward of a layer",
                 parts=(
                     *states,
                     Part("saved activations", kept, words),
                     Part("layer computed again", again, words),
-                    Part("a matrix in 16 bits", _dequantized_bytes(launch, unit), words),
+                    Part("a matrix in 16 bits", _dequantized_bytes(run, unit), words),
                     Part("gradients inside of a layer", inside, words),
-                    *_beside(launch, own, at, units, reducing=False),
+                    *_beside(run, own, at, units, reducing=False),
                 ),
             )
             kept -= int(each)
@@ -522,10 +515,10 @@ def _in_backward(
                 *states,
                 Part("saved activations", max(kept, 0), words),
                 Part("gradients inside of a layer", 2 * width, words),
-                *_beside(launch, own, at, units, reducing=True),
+                *_beside(run, own, at, units, reducing=True),
             ),
         )
-        if launch.degrees.pp > 1 and unit.name == "layer":
+        if run.strategy.pp > 1 and unit.name == "layer":
             # the others are as full, or less
             return
 
@@ -547,86 +540,83 @@ def _turning(own: Sequence[Unit]) -> list[int]:
     ]
 
 
-def _dequantized_bytes(launch: Launch, unit: Unit) -> int:
+def _dequantized_bytes(run: Run, unit: Unit) -> int:
     """Return the largest matrix of a layer as products take it, where it is kept in fewer bits.
 
     bitsandbytes makes it whole in front of each product.
     """
-    if launch.adapters is None or launch.adapters.base == "16 bits":
+    adapters = run.runtime.adapters
+    if adapters is None or adapters.base == "16 bits" or unit.layer is None:
         return 0
-    weights = layer_weights(launch, experts=unit.experts)
-    largest = max(weight.size for weight in weights if weight.quantized)
-    return largest * launch.precision.element_bytes
+    largest = max(weight.size for weight in layer_weights(unit.layer) if weight.quantized)
+    return largest * run.element_bytes
 
 
-def _made(launch: Launch, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:
+def _made(run: Run, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:
     """Yield the gradients that the backward has made till a unit, where none were there before."""
-    gradients = dict(recipe_of_launch(launch).kept)["gradients"]
+    gradients = dict(recipe_of_run(run).kept)["gradients"]
     if gradients.always or any(part.name == "gradients" for part in there):
         return
     # a root reduces its own when the backward is through
-    behind = [unit for unit in own[at + 1 :] if not _is_root(launch, unit)]
+    behind = [unit for unit in own[at + 1 :] if not _is_root(run, unit)]
     size = sum(unit.own for unit in behind) if gradients.sharded else _elements(behind)
-    yield Part("gradients", math.ceil(gradients.each_bytes * size), _switches(launch)["states"])
+    yield Part("gradients", math.ceil(gradients.each_bytes * size), _switches(run)["states"])
 
 
-def _is_root(launch: Launch, unit: Unit) -> bool:
+def _is_root(run: Run, unit: Unit) -> bool:
     """Return whether a unit is what layers that are wrapped one by one leave of the model."""
-    return unit.name == "head" and _is_fsdp2(launch) and _is_joined(launch)
+    return unit.name == "head" and _is_fsdp2(run) and _is_joined(run)
 
 
 def _beside(
-    launch: Launch, own: Sequence[Unit], at: int, units: Sequence[Unit], *, reducing: bool
+    run: Run, own: Sequence[Unit], at: int, units: Sequence[Unit], *, reducing: bool
 ) -> Iterator[Part]:
     """Yield what is there of weights and unreduced gradients in a unit's backward.
 
     Of FSDP2: the unit, unless it is given back before its reduction; the one that is fetched ahead;
     and the input of a reduction, of the unit behind until this one's is made.
     """
-    trainer, states = _trainer(launch), _switches(launch)["states"]
-    element = launch.precision.element_bytes
+    zero, states, element = run.split.zero, _switches(run)["states"], run.element_bytes
     unit, behind = own[at], own[at + 1 :]
     if reducing:
         yield Part("unreduced gradients", unit.elements * element, states)
-    if not _is_fsdp2(launch):
-        yield from _table_passing(launch, units, "backward")
+    if not _is_fsdp2(run):
+        yield from _table_passing(run, units, "backward")
         return
     # which is the last of a chunk
-    root = [one for one in behind[-1:] if _is_root(launch, one)]
+    root = [one for one in behind[-1:] if _is_root(run, one)]
     # the head's, till the root's other weights have theirs
-    late = sum(one.elements for one in root) // (1 if launch.model.tied else 2)
+    late = sum(one.elements for one in root) // (1 if run.model.tied else 2)
     yield Part("unreduced gradients", late * element, states)
     # norm and head are reduced one after the other, and gathered until both are
     last = unit.name == "head"
-    if _holds(launch):
+    if _holds(run):
         # in a pipeline nothing is given back
         given = [one for one in behind if one not in root]
-        freed = (
-            () if launch.degrees.pp > 1 else (*given, *([unit] if reducing and not last else ()))
-        )
-        held = _gathered(launch, units) - _gathered(launch, freed)
+        freed = () if run.strategy.pp > 1 else (*given, *([unit] if reducing and not last else ()))
+        held = _gathered(run, units) - _gathered(run, freed)
         yield Part("gathered weights", math.ceil(held), states)
     else:
-        held = _gathered(launch, [*root, *([unit] if last or not reducing else ())])
-        yield Part("gathered weights", math.ceil(held if _casts(launch) else 0), states)
-        if at and trainer.zero:
-            ahead = _gathered(launch, [own[at - 1]])
+        held = _gathered(run, [*root, *([unit] if last or not reducing else ())])
+        yield Part("gathered weights", math.ceil(held if _casts(run) else 0), states)
+        if at and zero:
+            ahead = _gathered(run, [own[at - 1]])
             yield Part("weights fetched ahead", math.ceil(ahead), states)
-    if trainer.each_micro_batch:
+    if run.runtime.states.each_micro_batch:
         layers = (one for one in behind if one.name == "layer")
         source = [unit] if reducing else [*islice(layers, 1)]
-        size = _reduced(launch) * _elements(source)
+        size = _reduced(run) * _elements(source)
         yield Part("input of the reduction", math.ceil(size), states)
         if reducing and last and not root:
-            reduced = 4 * unit.own if trainer.zero else 0
+            reduced = 4 * unit.own if zero else 0
             yield Part("gradients", reduced, states)
-    elif _waiting(launch):
-        size = _waiting(launch) * _elements(units)
+    elif _waiting(run):
+        size = _waiting(run) * _elements(units)
         yield Part("gradients of earlier micro-batches", math.ceil(size), states)
 
 
-def _at_step(launch: Launch, units: Sequence[Unit], there: list[Part]) -> Instant:
-    passing = () if _is_fsdp2(launch) else tuple(_table_passing(launch, units, "step"))
+def _at_step(run: Run, units: Sequence[Unit], there: list[Part]) -> Instant:
+    passing = () if _is_fsdp2(run) else tuple(_table_passing(run, units, "step"))
     return Instant(name="step", parts=(*there, *passing))
 
 
@@ -637,30 +627,30 @@ def _added(parts: Sequence[Part]) -> Iterator[Part]:
         yield same[0]._replace(num_bytes=sum(part.num_bytes for part in same))
 
 
-def sharded_parts(launch: Launch, stage: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def sharded_parts(run: Run, stage: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Return what a rank holds after a step, and at the fullest moment of one.
 
     The second has what other streams keep reserved as a part of its own.
     """
-    units = [unit for chunk in launch.degrees.chunks[stage] for unit in units_of(launch, chunk)]
+    units = [unit for chunk in run.strategy.stages[stage] for unit in units_of(run, chunk)]
     after = (
-        *_kept(launch, units, gradients=False),
-        Part("pipeline inputs", _exchanged(launch), "local_batch_size, seq_len"),
+        *_kept(run, units, gradients=False),
+        Part("pipeline inputs", _exchanged(run), "local_batch_size, seq_len"),
     )
-    fullest = max(instants(launch, stage), key=lambda instant: instant.num_bytes)
+    fullest = max(instants(run, stage), key=lambda instant: instant.num_bytes)
     parts = list(_added(fullest.parts))
-    if _is_fsdp2(launch):
-        size = _other_streams(launch, units, parts)
-        parts.append(Part("blocks of other streams", size, _switches(launch)["states"]))
+    if _is_fsdp2(run):
+        size = _other_streams(run, units, parts)
+        parts.append(Part("blocks of other streams", size, _switches(run)["states"]))
     return after, tuple(part for part in parts if part.num_bytes)
 
 
-def sharded_moments(launch: Launch, stage: int) -> Callable[[Moment], tuple[Part, ...]]:
+def sharded_moments(run: Run, stage: int) -> Callable[[Moment], tuple[Part, ...]]:
     """Return what says of a moment of a stage what a rank holds at the fullest of it.
 
     As `sharded_parts`, but for blocks of other streams, which stay reserved all the time.
     """
-    room = _Room(launch, stage)
+    room = _Room(run, stage)
 
     def at(moment: Moment) -> tuple[Part, ...]:
         # a chunk without layers and head has no moment of its own

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autopar.price.parameters import Weight, frozen_bytes
 from autopar.records import Record
-from autopar.run.launch import Launch, Precision
+from autopar.run.run import Run
+from autopar.run.runtime import BLACKWELL, Precision, Zero
 
 MOMENTS_BYTES = 8
 """Adam's two moments in fp32."""
@@ -73,44 +74,41 @@ class States(Record):
         )
 
 
-def states_per_parameter(
-    precision: Precision, *, replicas: int = 1, sharding: str = "none"
-) -> float:
+def states_per_parameter(precision: Precision, *, replicas: int = 1, zero: Zero = 0) -> float:
     """Return the bytes of a parameter after a step, 8-bit copies and padding left out.
 
-    replicas : ranks that share the optimizer's states (`distributed`), gradients too (`zero2`), or
-    everything (`fsdp`).
+    replicas : ranks that share what the ZeRO stage shards.
     """
     element = precision.element_bytes
     kept = element + precision.gradient_bytes
     # fp32 weights are their own master
     optimizer = MOMENTS_BYTES + (MASTER_BYTES if element == 2 else 0)
     optimizer += precision.unscaled_bytes
-    if sharding == "fsdp":
+    if zero == 3:
         return (kept + optimizer) / replicas
-    if sharding == "none":
+    if zero == 0:
         return kept + optimizer
-    shared = optimizer + (precision.gradient_bytes if sharding == "zero2" else 0)
+    shared = optimizer + (precision.gradient_bytes if zero == 2 else 0)
     return kept + optimizer - shared + shared / replicas
 
 
-def buffers_of(launch: Launch, weights: Sequence[Weight]) -> Iterator[Buffer]:
+def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:
     """Yield the buffers of one chunk's weights: of the dense ones, and of the experts.
 
     Weights lie in reverse order, each start on a multiple of 64 elements, bucket ends on a multiple
     of lcm(ranks, 128), so that each rank's part is aligned; sizes are those of Megatron-Core's
     `_ParamAndGradBuffer`.
     """
-    degrees, optimizer = launch.degrees, launch.optimizer
+    strategy, split = run.strategy, run.split
     for expert in (False, True):
         group = [weight for weight in weights if weight.expert == expert]
         if not group:
             continue
-        ranks = degrees.expert_dp if expert else degrees.dp * degrees.cp
-        parts = max(1, ranks // optimizer.instances)
-        sharded = optimizer.sharding != "none"
+        ranks = strategy.edp if expert else strategy.dp * split.cp
+        parts = max(1, ranks // split.replicas)
+        sharded = split.zero > 0
         elements, spans = (
-            _sharded_buffer(group, launch, ranks, parts)
+            _sharded_buffer(group, run, ranks, parts)
             if sharded
             else (_elements(group), [w.size for w in group for _ in range(w.number)])
         )
@@ -130,18 +128,18 @@ def _elements(weights: Iterable[Weight]) -> int:
 
 
 def _sharded_buffer(
-    weights: Sequence[Weight], launch: Launch, ranks: int, parts: int
+    weights: Sequence[Weight], run: Run, ranks: int, parts: int
 ) -> tuple[int, list[int]]:
     """Return the elements of a buffer whose buckets are divided evenly, and the last rank's spans.
 
     A span is what the rank updates of one weight, in the order in which weights are registered.
     """
-    optimizer = launch.optimizer
-    unit = math.lcm(parts, _END, _NCCL_END if optimizer.padded_buckets else 1)
+    states = run.runtime.states
+    unit = math.lcm(parts, _END, _NCCL_END if states.padded_buckets else 1)
     # one bucket a chunk, unless their reduction hides under the backward
     limit = math.inf
-    if optimizer.overlap_gradients:
-        limit = optimizer.bucket or max(_BUCKET, _BUCKET_PER_RANK * ranks)
+    if run.runtime.overlap.gradients:
+        limit = states.bucket or max(_BUCKET, _BUCKET_PER_RANK * ranks)
     spans: list[int] = []
     bucket: list[tuple[int, int]] = []
     end = begun = 0
@@ -173,15 +171,16 @@ def _up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
+def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     """Return the bytes of a rank's states after a step, of the weights of its chunks."""
-    if launch.optimizer.sharding == "fsdp":
-        return _fully_sharded(launch, chunks)
-    precision, sharded = launch.precision, launch.optimizer.sharding != "none"
+    if run.split.zero == 3:
+        return _fully_sharded(run, chunks)
+    precision, optimizer, zero = run.runtime.precision, run.runtime.optimizer, run.split.zero
+    sharded = zero > 0
     element, gradient = precision.element_bytes, precision.gradient_bytes
     frozen = [weight for chunk in chunks for weight in chunk if not weight.trained]
     chunks = [[weight for weight in chunk if weight.trained] for chunk in chunks]
-    buffers = [buffer for chunk in chunks for buffer in buffers_of(launch, chunk)]
+    buffers = [buffer for chunk in chunks for buffer in buffers_of(run, chunk)]
     weights = gradients = master = moments = copies = unscaled = 0
     made: list[int] = []
     for buffer in buffers:
@@ -189,7 +188,7 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         # low weights have a second, transposed copy; 16-bit ones two low copies
         low = buffer.quantized if precision.low else 0
         eighth = math.ceil(low * precision.low_bytes)
-        transposed = 0 if _needs_no_transpose(launch) else eighth
+        transposed = 0 if _needs_no_transpose(run) else eighth
         stored = buffer.elements * element
         if precision.low_weights:
             stored -= low * element - eighth
@@ -198,22 +197,22 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
             copies += eighth + transposed
         weights += stored
         # ZeRO-2 keeps a rank's own once they are reduced
-        summed = own if launch.optimizer.sharding == "zero2" else buffer.elements
+        summed = own if zero == 2 else buffer.elements
         gradients += summed * gradient
-        master += own * launch.optimizer.master_bytes if element == 2 else 0
-        moments += own * launch.optimizer.moments_bytes
-        if launch.optimizer.offload:
-            gone = math.floor(own * launch.optimizer.offload)
-            moments -= gone * launch.optimizer.moments_bytes
-            if launch.optimizer.offload_master and element == 2:
-                master -= gone * launch.optimizer.master_bytes
-        if launch.optimizer.kind == "muon":
+        master += own * optimizer.master_bytes if element == 2 else 0
+        moments += own * optimizer.moments_bytes
+        if optimizer.offload:
+            gone = math.floor(own * optimizer.offload)
+            moments -= gone * optimizer.moments_bytes
+            if optimizer.offload_master and element == 2:
+                master -= gone * optimizer.master_bytes
+        if optimizer.kind == "muon":
             # matrices have a momentum alone
-            moments -= buffer.matrices // buffer.replicas * (launch.optimizer.moments_bytes // 2)
+            moments -= buffer.matrices // buffer.replicas * (optimizer.moments_bytes // 2)
         unscaled += own * precision.unscaled_bytes
         made += [stored] * sharded + [summed * gradient]
     # frozen weights are tensors of their own, and nothing more
-    own_bytes = [math.ceil(one.size * frozen_bytes(launch, one)) for one in frozen]
+    own_bytes = [math.ceil(one.size * frozen_bytes(run, one)) for one in frozen]
     weights += sum(n * one.number for n, one in zip(own_bytes, frozen, strict=True))
     made += [n for n, one in zip(own_bytes, frozen, strict=True) for _ in range(one.number)]
     if not sharded:
@@ -221,12 +220,12 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         made = [w.size * element for w in tensors for _ in range(w.number)] + made
     # dense ones before experts, whose optimizer is another
     spans = [n for buffer in sorted(buffers, key=lambda b: b.expert) for n in buffer.spans]
-    left = _on_device(spans, launch.optimizer.offload)
+    left = _on_device(spans, optimizer.offload)
     if element == 2:
-        masters = left if launch.optimizer.offload_master else spans
-        made += [n * launch.optimizer.master_bytes for n in masters]
+        masters = left if optimizer.offload_master else spans
+        made += [n * optimizer.master_bytes for n in masters]
     # the first update makes both moments of a weight together
-    made += [n * launch.optimizer.moments_bytes // 2 for n in left for _ in range(2)]
+    made += [n * optimizer.moments_bytes // 2 for n in left for _ in range(2)]
     if precision.unscaled_bytes:
         made += [n * precision.unscaled_bytes for n in spans]
     return States(
@@ -253,11 +252,14 @@ def _on_device(spans: list[int], offload: float) -> list[int]:
     return []
 
 
-def _needs_no_transpose(launch: Launch) -> bool:
+def _needs_no_transpose(run: Run) -> bool:
     """Return whether products take 8-bit weights in either order: Blackwell, a scale a tensor."""
-    blackwell = launch.software.gpu.upper().startswith(("B200", "B300", "GB200", "GB300"))
-    precision = launch.precision
-    return blackwell and precision.fp8 and precision.fp8_recipe in ("delayed", "tensorwise")
+    precision = run.runtime.precision
+    return (
+        run.gpu.upper().startswith(BLACKWELL)
+        and precision.fp8
+        and precision.fp8_recipe in ("delayed", "tensorwise")
+    )
 
 
 def _has_one_moment(weight: Weight) -> bool:
@@ -265,34 +267,34 @@ def _has_one_moment(weight: Weight) -> bool:
     return len(weight.shape) == 2 and weight.name not in ("embedding", "positions", "head")
 
 
-def _kept_share(launch: Launch, *, master: bool = False) -> float:
+def _kept_share(run: Run, *, master: bool = False) -> float:
     """Return the share of moments, or of fp32 weights, that the device keeps."""
-    optimizer = launch.optimizer
+    optimizer = run.runtime.optimizer
     return 1.0 if master and not optimizer.offload_master else 1.0 - optimizer.offload
 
 
-def _fully_sharded(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
+def _fully_sharded(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     """Return the states of Megatron-FSDP: weights, gradients and states all over the replicas."""
-    degrees, precision = launch.degrees, launch.precision
+    strategy, precision = run.strategy, run.runtime.precision
     shares = frozen = 0.0
     for chunk in chunks:
         for weight in chunk:
-            ranks = degrees.expert_dp if weight.expert else degrees.dp * degrees.cp
+            ranks = strategy.edp if weight.expert else strategy.dp * run.split.cp
             if weight.trained:
                 shares += weight.elements / ranks
             else:
-                frozen += weight.elements / ranks * frozen_bytes(launch, weight)
+                frozen += weight.elements / ranks * frozen_bytes(run, weight)
     own = math.ceil(shares)
     element = precision.element_bytes
     return States(
         weights_bytes=own * element + math.ceil(frozen),
         # gradients are fp32 beside fp32 masters, whatever the weights are
         gradients_bytes=own * precision.gradient_bytes,
-        master_bytes=math.ceil(own * _kept_share(launch, master=True))
-        * launch.optimizer.master_bytes
+        master_bytes=math.ceil(own * _kept_share(run, master=True))
+        * run.runtime.optimizer.master_bytes
         if element == 2
         else 0,
-        moments_bytes=math.ceil(own * _kept_share(launch)) * launch.optimizer.moments_bytes,
+        moments_bytes=math.ceil(own * _kept_share(run)) * run.runtime.optimizer.moments_bytes,
         copies_bytes=0,
         unscaled_bytes=0,
         allocations=(),

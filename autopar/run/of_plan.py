@@ -10,16 +10,18 @@ from typing import cast
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
+from autopar.records import replace
 from autopar.run.architecture import (
     Attention,
     Experts,
+    HeadNorms,
     LatentAttention,
     Layer,
     Mlp,
     Model,
     grouped,
+    refuse_unlike,
 )
-from autopar.run.launch import chunks_of_sizes
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, ZeroDefault
 from autopar.run.run import Run
@@ -34,7 +36,7 @@ from autopar.run.runtime import (
     States,
     Zero,
 )
-from autopar.run.strategy import Chunk, ContextKind, Split, Strategy, split_groups
+from autopar.run.strategy import ContextKind, Split, Strategy, chunks_of_sizes, split_groups
 
 _DEFAULTS: tuple[ZeroDefault, ...] = ("ddp", "zero1", "zero2")
 """What a plan calls the ZeRO stages 0 to 2 of layers without ZeRO-3."""
@@ -71,6 +73,29 @@ def model_of_spec(spec: ModelSpec) -> Model:
         extra_head=spec.extra_head_parameters,
         mtp=spec.mtp_layers,
     )
+
+
+def uniform_model(spec: ModelSpec) -> Model:
+    """Return a model as engines with one set of sizes are told it, with what their files say alone.
+
+    Raises InputError as `model_of_spec`, and where layers differ in more than experts and window.
+    """
+    model = model_of_spec(spec)
+    refuse_unlike(model)
+    groups = tuple(replace(one, layer=_as_told(one.layer)) for one in model.layers)
+    return replace(model, name="", layers=groups, rotary_base=None, rotary_scaling=None)
+
+
+def _as_told(layer: Layer) -> Layer:
+    """Return a layer without what neither memory nor time depends on: sinks, gates and biases."""
+    attention, experts = layer.attention, layer.experts
+    if attention is not None:
+        head_norms: HeadNorms = "none" if attention.head_norms == "none" else "head"
+        own = replace(attention, sinks=False, head_norms=head_norms)
+        layer = replace(layer, mixers=(own,))
+    if experts is not None:
+        layer = replace(layer, mlp=replace(experts, shared_gate=False, router_biases=False))
+    return layer
 
 
 def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Layer:
@@ -164,14 +189,8 @@ def run_of_plan(
             gpus=plan.world_size,
             layers=split_groups(splits),
             ends=vocab,
-            stages=tuple(
-                tuple(Chunk(*chunk) for chunk in stage)
-                for stage in chunks_of_sizes(
-                    plan.chunks,
-                    plan.num_stages,
-                    mtp=spec.mtp_layers,
-                    schedule=plan.pipeline_type,
-                )
+            stages=chunks_of_sizes(
+                plan.chunks, plan.num_stages, mtp=spec.mtp_layers, schedule=plan.pipeline_type
             ),
             schedule=plan.pipeline_type,
             micro_batch=plan.global_batch // (plan.num_microbatches * data),

@@ -201,16 +201,12 @@ CONTEXT = (
     Rule("context.rings", ("rings", "cp", "heads_exchanged"),
          lambda rings, cp, exchanged: cp % rings + (rings > 1) * (exchanged == 0),
          "rings of {rings} are of groups of cp({cp}) that exchange"),
-    Rule("context.one-kind", ("keys_gathered", "heads_exchanged"),
-         lambda gathered, exchanged: gathered * exchanged,
-         "context ranks gather keys and values, or exchange heads, not both"),
 )  # fmt: skip
-STAGES = (
-    Rule("pipeline.stages", ("pp", "laid_stages"), lambda pp, laid: laid != pp,
-         "pp({pp}) stages are laid out as {laid_stages}"),
-    Rule("pipeline.chunks", ("chunk_counts",), lambda counts: counts != 1,
-         "the stages of a pipeline have different numbers of chunks"),
-)  # fmt: skip
+LAID_STAGES = Rule("pipeline.stages", ("pp", "laid_stages"), lambda pp, laid: laid != pp,
+                   "pp({pp}) stages are laid out as {laid_stages}")  # fmt: skip
+"""A layout that is read says how many stages there are once more."""
+CHUNK_COUNTS = Rule("pipeline.chunks", ("chunk_counts",), lambda counts: counts != 1,
+                    "the stages of a pipeline have different numbers of chunks")  # fmt: skip
 EVEN_LAYERS = Rule(
     "layers.even", ("layers", "pp", "vpp"), lambda layers, pp, vpp: layers % (pp * vpp),
     "layers({layers}) % (pp({pp}) * chunks({vpp})) = {rest} != 0", "give a layout",
@@ -344,10 +340,10 @@ BLOCK = (
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
-# What `autopar.run.launch` refuses when a record is made
+# What `autopar.run.run.legal` refuses of a uniform run
 
 
-DEGREES = (*GRID, *CONTEXT, *STAGES)
+DEGREES = (*GRID, *CONTEXT, CHUNK_COUNTS)
 PRECISION = (
     Rule("precision.fp8-fp4", ("fp8", "fp4"), lambda fp8, fp4: fp8 * fp4,
          "products are of 8 bits or of 4, not both"),
@@ -355,30 +351,20 @@ PRECISION = (
          "NVFP4 needs bf16 beside it, not {precision}"),
     Rule("precision.fp4-weights", ("fp4_weights", "fp4"), lambda weights, fp4: weights > fp4,
          "weights of 4 bits need products of 4 bits"),
-    Rule("precision.ends", ("least_end",), lambda least: least < 0,
-         "numbers of layers in 16 bits are 0 or more"),
 )  # fmt: skip
-OPTIMIZER = (
-    Rule("optimizer.offload-share", ("offload",), lambda share: (share < 0) + (share > 1),
-         "the share of offloaded states is {offload}, expected 0 to 1"),
-    Rule("optimizer.offload-weights", ("offload", "offload_weights"),
-         lambda share, weights: weights * (share < 1),
-         "weights go to the host with all states; set offload to 1"),
-    Rule("optimizer.muon-host", ("optimizer", "offload"),
-         lambda kind, share: (kind == "muon") * (share != 0),
-         "the host updates with Adam alone, not Muon"),
-)  # fmt: skip
-LAUNCH = (
-    *BATCH,
-    SHARED_SEQUENCE,
-    HEADS,
-    Rule("layout.layers", ("misplaced_layers", "placed_layers", "layers"),
-         lambda misplaced, placed, layers: misplaced,
-         "the layout places {placed_layers} layers where the model has {layers}"),
-    Rule("experts.sizes", ("mixtures", "has_experts"), lambda mixtures, there: mixtures > there,
-         "layers are a mixture whose experts are not given"),
-    WHOLE_EXPERTS,
-    # transformer_config.py of Megatron-Core
+OFFLOAD = (
+    Rule("offload.fraction", ("offload_fraction",), lambda share: (share < 0) + (share > 1),
+         "the offloaded fraction is {offload_fraction}, expected 0 to 1"),
+    Rule("offload.counts", ("offload_layers", "offload_elements"),
+         lambda layers, elements: (layers < 0) + (elements < 0),
+         "numbers of offloaded layers and elements are 0 or more"),
+    # transformer_config.py of Megatron-Core: what attn_proj saves is core_attn's output
+    Rule("offload.projection", ("offload_modules",),
+         lambda modules: ("attn_proj" in modules) > ("core_attn" in modules),
+         "attn_proj is offloaded together with core_attn alone; add core_attn"),
+    Rule("offload.one-way", ("offload_modules", "offload_layers"),
+         lambda modules, layers: (len(modules) > 0) * (layers > 0),
+         "activations are offloaded by module or by layer, not both"),
     Rule("offload.stages", ("offload_layers", "pp"), lambda number, pp: (number > 0) * (pp > 1),
          "layers are offloaded without a pipeline; pp is {pp}"),
     Rule("offload.recompute", ("offload_layers", "recomputes"),
@@ -389,12 +375,22 @@ LAUNCH = (
          "{offload_layers} layers are offloaded of {layers}: one at least stays"),
     Rule("offload.engine", ("offloads", "torch"), lambda offloads, torch: offloads * torch,
          "only Megatron-Core offloads activations by module or layer"),
+)  # fmt: skip
+OPTIMIZER = (
+    Rule("optimizer.offload-share", ("offload",), lambda share: (share < 0) + (share > 1),
+         "the share of offloaded states is {offload}, expected 0 to 1"),
+    Rule("optimizer.offload-weights", ("offload", "offload_weights"),
+         lambda share, weights: weights * (share < 1),
+         "weights go to the host with all states; set offload to 1"),
+    Rule("optimizer.muon-host", ("optimizer", "offload"),
+         lambda kind, share: (kind == "muon") * (share != 0),
+         "the host updates with Adam alone, not Muon"),
     Rule("optimizer.blocks", ("optimizer", "torch"),
          lambda kind, torch: (kind == "adam8bit") > torch,
          "Megatron-Core has no Adam with scales of blocks; take moments of 16 bits"),
     # optimizer/__init__.py of Megatron-Core
-    Rule("optimizer.offload-sharded", ("offload", "sharding", "torch"),
-         lambda share, sharding, torch: (share > 0) * (sharding == "none") > torch,
+    Rule("optimizer.offload-sharded", ("offload", "zero", "torch"),
+         lambda share, zero, torch: (share > 0) * (zero == 0) > torch,
          "states are offloaded with the distributed optimizer alone"),
     Rule("optimizer.weights-device", ("offload_weights", "torch"),
          lambda weights, torch: weights > torch, "Megatron-Core keeps weights on the device"),
@@ -408,6 +404,17 @@ LAUNCH = (
     Rule("adapters.muon", ("adapters", "optimizer"),
          lambda adapters, kind: adapters * (kind == "muon"),
          "adapters are trained with Adam; Muon is for whole matrices"),
+)  # fmt: skip
+RUN = (
+    *BATCH,
+    SHARED_SEQUENCE,
+    HEADS,
+    Rule("layout.layers", ("misplaced_layers", "placed_layers", "layers"),
+         lambda misplaced, placed, layers: misplaced,
+         "the layout places {placed_layers} layers where the model has {layers}"),
+    WHOLE_EXPERTS,
+    *OFFLOAD,
+    *OPTIMIZER,
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from autopar.records import Record
-from autopar.run.architecture import Model
-from autopar.run.runtime import Runtime
-from autopar.run.strategy import Strategy
+from autopar.records import Record, replace
+from autopar.run.architecture import Layer, Model
+from autopar.run.rules import DEGREES, PRECISION, RUN, refuse
+from autopar.run.runtime import Kernels, Precision, Runtime
+from autopar.run.strategy import Recomputation, Split, Strategy, resplit
 
 
 class Word(NamedTuple):
@@ -17,7 +20,7 @@ class Word(NamedTuple):
     values: tuple[str, ...]
 
 
-class Run(Record):
+class Run(Record, dict=True):
     """A model, how it is split, and what its engine is told."""
 
     name: str = ""
@@ -33,6 +36,161 @@ class Run(Record):
     unread: tuple[Word, ...] = ()
 
     @property
+    def split(self) -> Split:
+        """Split of the first layer, of a uniform run that of all layers but for savings."""
+        return self.strategy.first
+
+    @property
+    def kernels(self) -> Kernels:
+        """Kernels of layers and loss."""
+        return self.runtime.kernels
+
+    @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one context rank of the first layer."""
-        return self.strategy.micro_batch * self.seq_length // self.strategy.first.cp
+        return self.strategy.micro_batch * self.seq_length // self.split.cp
+
+    @property
+    def scattered_tokens(self) -> int:
+        """Tokens of a micro-batch between the GEMMs of tensor ranks."""
+        return self.tokens // self.split.tp if self.split.scattered else self.tokens
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of activations and weights."""
+        return self.runtime.precision.element_bytes
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the vocabulary, padded so that tensor ranks divide them."""
+        unit = self.model.vocab_divisor * self.strategy.ends.tp
+        return math.ceil(self.model.vocab / unit) * unit
+
+    @property
+    def offloads_activations(self) -> bool:
+        """True if activations are offloaded to host memory."""
+        offload = self.runtime.offload
+        return bool((self.split.offload and offload.fraction > 0) or offload.layers)
+
+    @cached_property
+    def rank_layers(self) -> tuple[RankLayer, ...]:
+        """All layers as a rank has them, in execution order; equal ones are one object."""
+        whole = self.runtime.offload.layers
+        # groups share their objects, so that most layers are found without a comparison
+        seen: dict[tuple[int, int, bool], RankLayer] = {}
+        made: dict[tuple[Layer, Split, bool], RankLayer] = {}
+        found = []
+        pairs = zip(self.model.each_layer, self.strategy.each_layer, strict=True)
+        for number, (layer, split) in enumerate(pairs):
+            offloaded = number < whole
+            key = (id(layer), id(split), offloaded)
+            if key not in seen:
+                own = RankLayer(run=self, layer=layer, split=split, offloaded=offloaded)
+                seen[key] = made.setdefault((layer, split, offloaded), own)
+            found.append(seen[key])
+        return tuple(found)
+
+    @cached_property
+    def mtp_layer(self) -> RankLayer:
+        """An MTP layer as a rank has it: as the last layer, in the precision of the run."""
+        last = self.rank_layers[-1]
+        split = replace(last.split, recompute=self.recomputed_modules, low_precision=True)
+        return RankLayer(run=self, layer=last.layer, split=split)
+
+    @property
+    def recomputed_modules(self) -> frozenset[Any]:
+        """Modules that layers recompute which are not recomputed whole."""
+        groups = self.strategy.layers
+        return next((one.split.modules for one in groups if one.split.modules), frozenset())
+
+
+class RankLayer(Record, dict=True, eq=False):
+    """One layer of a run on one rank: its sizes, its split and the types that it computes in."""
+
+    run: Run
+    layer: Layer
+    split: Split
+    offloaded: bool = False
+    """True if all that it saves is offloaded (`--cpu-offloading-num-layers`)."""
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one context rank."""
+        return self.run.strategy.micro_batch * self.run.seq_length // self.split.cp
+
+    @cached_property
+    def scattered_tokens(self) -> int:
+        """Tokens of a micro-batch between the GEMMs of tensor ranks."""
+        return self.tokens // self.split.tp if self.split.scattered else self.tokens
+
+    @cached_property
+    def precision(self) -> Precision:
+        """Precision of the layer: that of the run, or with 16-bit GEMMs."""
+        own = self.run.runtime.precision
+        return own if self.split.low_precision or not own.low else own.plain
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of activations and weights."""
+        return self.run.runtime.precision.element_bytes
+
+    def recomputing(self, recompute: Recomputation) -> RankLayer:
+        """Return the layer with another recomputation."""
+        if recompute == self.split.recompute:
+            return self
+        split = replace(self.split, recompute=recompute)
+        return RankLayer(run=self.run, layer=self.layer, split=split, offloaded=self.offloaded)
+
+
+def resplit_run(run: Run, **fields: Any) -> Run:
+    """Return a run whose layers have other values of some fields of `Split`."""
+    return replace(run, strategy=resplit(run.strategy, **fields))
+
+
+def legal(run: Run) -> Run:
+    """Return a uniform run; raises RuleError with all general rules that it breaks."""
+    strategy, split, runtime, model = run.strategy, run.split, run.runtime, run.model
+    placed = [layer for stage in strategy.stages for chunk in stage for layer in chunk.layers]
+    precision, optimizer, offload = runtime.precision, runtime.optimizer, runtime.offload
+    experts = model.experts
+    refuse(
+        (*DEGREES, *PRECISION, *RUN),
+        {
+            "world": strategy.gpus,
+            "tp": split.tp,
+            "cp": split.cp,
+            "pp": strategy.pp,
+            "ep": split.ep,
+            "etp": split.etp,
+            "dp": strategy.dp,
+            "rings": split.rings,
+            "heads_exchanged": split.exchanges_heads,
+            "chunk_counts": len(set(map(len, strategy.stages))),
+            "precision": precision.kind,
+            "fp8": precision.fp8,
+            "fp4": precision.fp4,
+            "fp4_weights": precision.fp4_weights,
+            "global_batch": strategy.global_batch,
+            "micro_batch": strategy.micro_batch,
+            "seq_length": run.seq_length,
+            "heads": model.attention.heads,
+            "layers": model.num_layers,
+            "placed_layers": len(placed),
+            "misplaced_layers": sorted(placed) != list(range(model.num_layers)),
+            "experts": None if experts is None else experts.number,
+            "offload_modules": split.offload,
+            "offload_fraction": offload.fraction,
+            "offload_layers": offload.layers,
+            "offload_elements": offload.least_elements,
+            "offloads": run.offloads_activations,
+            "recomputes": any(group.split.recompute for group in strategy.layers),
+            "torch": runtime.kernels.torch_layers,
+            "keeper": runtime.states.keeper,
+            "zero": split.zero,
+            "optimizer": optimizer.kind,
+            "offload": optimizer.offload,
+            "offload_weights": optimizer.offload_weights,
+            "adapters": runtime.adapters is not None,
+        },
+    )
+    return run

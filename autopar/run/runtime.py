@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from autopar.records import Record
+from autopar.records import Record, replace
 from autopar.training.adapters import Adapters
 from autopar.training.offload import HostAdam
 
@@ -83,6 +83,49 @@ class Precision(Record):
     experts_only: bool = False
     """True if only the GEMMs of experts have low precision."""
 
+    @property
+    def low(self) -> bool:
+        """True if GEMMs have fewer than 16 bits."""
+        return self.fp8 or self.fp4
+
+    @property
+    def low_bytes(self) -> float:
+        """Bytes of an element of the operands of such GEMMs: of NVFP4 with its 8-bit scales of 16.
+
+        Scales of 8-bit formats, of 32 elements and more, are left out.
+        """
+        return 0.5 + 1.0 / 16.0 if self.fp4 else 1.0
+
+    @property
+    def low_weights(self) -> bool:
+        """True if weights are stored as GEMMs take them, without a 16-bit copy."""
+        return self.fp4_weights if self.fp4 else self.fp8_weights
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of activations and weights."""
+        return 4 if self.kind == "fp32" else 2
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of the buffer in which Megatron-LM sums gradients."""
+        # it sums in fp32 for bf16 alone, where it is not told otherwise
+        wide = {"fp32": True, "bf16": not self.gradients_bf16, "fp16": self.gradients_fp32}
+        return 4 if wide[self.kind] else 2
+
+    @property
+    def unscaled_bytes(self) -> int:
+        """Bytes of the fp32 copy of a gradient that fp16's optimizer makes for its step."""
+        # `.float()` of fp32 is no copy
+        return 4 if self.kind == "fp16" and self.gradient_bytes == 2 else 0
+
+    @property
+    def plain(self) -> Precision:
+        """The same with GEMMs of 16 bits."""
+        return replace(
+            self, fp8=False, fp8_weights=False, fp8_attention=False, fp4=False, fp4_weights=False
+        )
+
 
 class Optimizer(Record):
     """The optimizer and where its states are."""
@@ -103,13 +146,19 @@ class Optimizer(Record):
     """True if weights are in host memory, too (`offload_param`, CPUOffloadPolicy)."""
     host_adam: HostAdam = "torch"
 
+    @property
+    def adam_bytes(self) -> float:
+        """Bytes per parameter of both moments, as the kind keeps them."""
+        if self.kind == "adam8bit":
+            # a byte each, and an fp32 scale of 256
+            return 2.0 * (1.0 + 4.0 / 256.0)
+        return float(self.moments_bytes)
+
 
 class States(Record):
     """How weights, gradients and optimizer states are kept and reduced."""
 
     keeper: Keeper = "megatron"
-    reshard: bool = True
-    """False: weights that ZeRO-3 gathers for the forward pass stay until the backward pass."""
     each_micro_batch: bool = False
     """True if gradients are reduced after every micro-batch."""
     wide_gradients: bool | None = None
@@ -185,6 +234,29 @@ class Kernels(Record):
     deferred_head: int | None = None
     """Micro-batches whose head gradients wait (`--defer-embedding-wgrad-compute`); None: none."""
     quirks: Quirks = Quirks()
+
+    @property
+    def torch_layers(self) -> bool:
+        """True if layers are torchtitan's or those of transformers, not Megatron-LM's."""
+        return self.module in ("torchtitan", "transformers")
+
+    @property
+    def own_layers(self) -> bool:
+        """True if layers are Megatron-LM's own, without Transformer Engine."""
+        return self.module == "megatron"
+
+
+HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+BLACKWELL = ("GB200", "GB300", "B200", "B300")
+"""How names of devices begin."""
+
+
+def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKernel:
+    """Return the kernel of attention that Transformer Engine takes by itself on a device."""
+    name = gpu.upper()
+    # cuDNN's has a deterministic backward on Hopper alone
+    fused = name.startswith(HOPPER) or (name.startswith(BLACKWELL) and not deterministic)
+    return "fused" if fused else "flash"
 
 
 Dispatcher = Literal["allgather", "alltoall", "flex"]

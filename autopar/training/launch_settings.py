@@ -17,7 +17,7 @@ from msgspec.structs import fields
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError, did_you_mean
 from autopar.records import replace
-from autopar.run.launch import Launch
+from autopar.run.run import Run, legal
 
 _KEY = "settings"
 
@@ -34,22 +34,22 @@ def different_fields(one: Any, other: Any, path: str = "") -> Iterator[tuple[str
         yield path, one, other
 
 
-def settings_of(launch: Launch, usual: Launch) -> dict[str, Any]:
-    """Return what a launch says otherwise than the usual one of its degrees."""
+def settings_of(run: Run, usual: Run) -> dict[str, Any]:
+    """Return what a run says otherwise than the usual one of its degrees."""
     return {
         path: to_builtins(value, order="deterministic")
-        for path, value, _ in different_fields(launch, usual)
+        for path, value, _ in different_fields(run, usual)
     }
 
 
-def with_settings(launch: Launch, settings: Mapping[str, Any], path: Path) -> Launch:
-    """Return the launch with the settings of a file.
+def with_settings(run: Run, settings: Mapping[str, Any], path: Path) -> Run:
+    """Return the run with the settings of a file.
 
     Raises DocumentError for a field that no launch has, a value that it does not take, and what the
     launch refuses.
     """
     if not settings:
-        return launch
+        return run
     tree: dict[str, Any] = {}
     for name, value in settings.items():
         *parents, last = name.split(".")
@@ -60,13 +60,11 @@ def with_settings(launch: Launch, settings: Mapping[str, Any], path: Path) -> La
                 raise _wrong(path, name, f"{parent} is set as a whole as well")
         below[last] = _Value(value)
     try:
-        changed = _changed(launch, tree, path, "")
+        return legal(_changed(run, tree, path, ""))
     except DocumentError:
         raise
     except InputError as error:
         raise DocumentError(path, str(error), key=f"launch.{_KEY}") from None
-    assert isinstance(changed, Launch), "a launch changed is a launch"
-    return changed
 
 
 class _Value:

@@ -13,16 +13,16 @@ from typing import NamedTuple
 from autopar.answer import MemoryTerm, Price, StagePrice
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of, host_bytes_of
+from autopar.price.job import job_of_run
 from autopar.price.risk import few_runs_of, odds_of_any, odds_of_more, reserved_interval
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.parts.operations import Machine
 from autopar.records import Record
 from autopar.run.job import Job
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from autopar.training.throughput import Throughput, hardware_flop, model_flop
 from autopar.units import GIB, format_seconds
-from search.check.job import job_of_launch
 
 
 class Target(Record):
@@ -39,9 +39,9 @@ class Target(Record):
         """Memory of a device."""
         return self.machine.card.memory_bytes
 
-    def odds(self, launch: Launch, peak_bytes: float) -> float:
+    def odds(self, run: Run, peak_bytes: float) -> float:
         """Return the odds that a device runs out of memory at such a predicted peak."""
-        return odds_of_more(launch, peak_bytes, self.capacity_bytes)
+        return odds_of_more(run, peak_bytes, self.capacity_bytes)
 
     @property
     def host_room_bytes(self) -> float | None:
@@ -54,9 +54,9 @@ class Target(Record):
 
 
 class Assessment(Record, dict=True):
-    """The price of a launch."""
+    """The price of a run."""
 
-    launch: Launch
+    run: Run
     accounts: tuple[Account, ...]
     """Of the stages that were asked for."""
     odds_of_oom: float
@@ -78,7 +78,7 @@ class Assessment(Record, dict=True):
     @cached_property
     def host_bytes_at(self) -> dict[int, float]:
         """By stage, what a rank has on the host at least."""
-        return {one.stage: host_bytes_of(self.launch, one) for one in self.accounts}
+        return {one.stage: host_bytes_of(self.run, one) for one in self.accounts}
 
     @property
     def host_bytes(self) -> float:
@@ -101,41 +101,41 @@ class Assessment(Record, dict=True):
 
 
 class Timing(NamedTuple):
-    """A launch as a job, and its step time; without either, why there is none."""
+    """A run as a job, and its step time; without either, why there is none."""
 
     job: Job | None
     step: StepTime | None
     untimed: str | None
 
 
-def timing_of(launch: Launch, target: Target) -> Timing:
-    """Return the step time of a launch, without its memory."""
+def timing_of(run: Run, target: Target) -> Timing:
+    """Return the step time of a run, without its memory."""
     try:
-        job = job_of_launch(launch)
+        job = job_of_run(run)
         return Timing(job, step_time(target.machine, job), None)
     except InputError as error:
         return Timing(None, None, str(error))
 
 
 def assess(
-    launch: Launch,
+    run: Run,
     target: Target,
     stages: Iterable[int] | None = None,
     timing: Timing | None = None,
-    count: Callable[[Launch, int], Account] = account_of,
+    count: Callable[[Run, int], Account] = account_of,
 ) -> Assessment:
-    """Return the price of a launch; stages default to all, timing to what `timing_of` has.
+    """Return the price of a run; stages default to all, timing to what `timing_of` has.
 
     count : returns the memory of a stage, for somebody who has counted some already.
     """
-    asked = range(launch.degrees.pp) if stages is None else sorted({*stages})
-    accounts = tuple(count(launch, stage) for stage in asked)
+    asked = range(run.strategy.pp) if stages is None else sorted({*stages})
+    accounts = tuple(count(run, stage) for stage in asked)
     peaks = [account.peak_bytes for account in accounts]
-    odds = odds_of_any(launch, peaks, target.capacity_bytes)
-    job, step, untimed = timing or timing_of(launch, target)
+    odds = odds_of_any(run, peaks, target.capacity_bytes)
+    job, step, untimed = timing or timing_of(run, target)
     if job is None or step is None:
         return Assessment(
-            launch=launch,
+            run=run,
             accounts=accounts,
             odds_of_oom=odds,
             step=None,
@@ -146,12 +146,12 @@ def assess(
         )
     runs = target.accuracy.of(
         target.machine.stack.name,
-        experts=any(launch.model.expert_layers),
+        experts=run.model.experts is not None,
         site_known=target.site_known,
     )
     interval = runs.interval_s(step.total_s)
     return Assessment(
-        launch=launch,
+        run=run,
         accounts=accounts,
         odds_of_oom=odds,
         step=step,
@@ -172,7 +172,7 @@ def assess(
 
 def price_of(assessment: Assessment, target: Target) -> Price:
     """Return an assessment as the record that reports share."""
-    launch, step, runs = assessment.launch, assessment.step, assessment.runs
+    run, step, runs = assessment.run, assessment.step, assessment.runs
     verdict = "fits" if assessment.fits(target) else "does not fit"
     if not target.host_fits(assessment.host_bytes):
         verdict += ": the host has no room for what is to lie there"
@@ -193,12 +193,12 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         )
     return Price(
         throughput=assessment.throughput,
-        samples_per_s=0.0 if step is None else launch.global_batch / step.total_s,
+        samples_per_s=0.0 if step is None else run.strategy.global_batch / step.total_s,
         terms_s={} if step is None else step.terms_s,
         stage_s=() if step is None else tuple(step.stage_s),
-        global_batch=launch.global_batch,
-        micro_batches=launch.micro_batches,
-        stages=tuple(_stage_price(launch, one, target) for one in assessment.accounts),
+        global_batch=run.strategy.global_batch,
+        micro_batches=run.strategy.micro_batches,
+        stages=tuple(_stage_price(run, one, target) for one in assessment.accounts),
         oom_probability=assessment.odds_of_oom,
         oom_risk=target.oom_risk,
         verdict=verdict,
@@ -209,18 +209,18 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         notes=tuple(notes),
         reserve_bytes=GIB,
         reserve_of="CUDA and NCCL",
-        few_runs=tuple(few_runs_of(launch)),
+        few_runs=tuple(few_runs_of(run)),
     )
 
 
-def _stage_price(launch: Launch, account: Account, target: Target) -> StagePrice:
-    low, high = reserved_interval(launch, account.peak_bytes)
+def _stage_price(run: Run, account: Account, target: Target) -> StagePrice:
+    low, high = reserved_interval(run, account.peak_bytes)
     return StagePrice(
         stage=account.stage,
         steady_bytes=account.states_bytes,
         peak_bytes=account.peak_bytes,
         reserved_bytes=(low, high),
         budget_bytes=target.capacity_bytes,
-        oom_probability=target.odds(launch, account.peak_bytes),
+        oom_probability=target.odds(run, account.peak_bytes),
         terms=tuple(MemoryTerm(one.name, one.num_bytes, one.switch) for one in account.peak),
     )

@@ -1,8 +1,8 @@
-"""Launches next to a launch: the same model, batch and GPUs with a few arguments changed.
+"""Runs next to a run: the same model, batch and GPUs with a few arguments changed.
 
 Each knob offers other values of one argument, with what has to follow it (sequence parallelism
 tensor parallelism, chunks the stages). Those that run and fit are compared by step time; which
-launch is first is `search.check.assessment`'s matter.
+run is first is `search.check.assessment`'s matter.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import partial
-from typing import cast
 
 from autopar.errors import InputError
+from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
-from autopar.run.launch import Checkpointing, Launch, Recompute
-from autopar.run.runtime import Zero
+from autopar.run.run import Run, legal, resplit_run
+from autopar.run.strategy import Recomputation, recomputing, relaid, resplit
 from search.check.assessment import Assessment, Target, Timing, assess, timing_of
 from search.engines.changes import (
     MOVES,
     Changes,
     Move,
-    arguments_of,
     changes_of,
     ends_of,
     laid_out,
 )
 
 _BEAM = 4
-"""Launches of each number of changes from which the next are tried."""
+"""Runs of each number of changes from which the next are tried."""
 _GAIN = 0.005
 """Share of a step by which a change has to be faster to be one."""
 _MOST_CHANGES = 6
@@ -37,7 +36,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Neighbour(Record):
-    """A launch with some arguments changed."""
+    """A run with some arguments changed."""
 
     assessment: Assessment
     changes: Changes
@@ -46,7 +45,7 @@ class Neighbour(Record):
 
 
 class Neighbours(Record):
-    """The best launches by how many changes they take; None where none is better."""
+    """The best runs by how many changes they take; None where none is better."""
 
     one: Neighbour | None
     two: Neighbour | None
@@ -58,142 +57,112 @@ class Neighbours(Record):
 # Knobs.
 
 
-_Offer = Callable[[], Launch]
-"""Makes a launch; raises InputError for one that cannot be run."""
-_Written = Callable[[Launch], Changes | None]
+_Offer = Callable[[], Run]
+"""Makes a run, which may be illegal; raises InputError where layers do not divide."""
+_Written = Callable[[Run], Changes | None]
 
 
-def _with_degrees(
-    launch: Launch,
-    *,
-    tp: int | None = None,
-    cp: int | None = None,
-    pp: int | None = None,
-    vpp: int | None = None,
-    ep: int | None = None,
-    etp: int | None = None,
-) -> Launch:
-    """Return a launch with other degrees; where stages change, layers are laid out evenly."""
-    degrees = launch.degrees
-    stages, pieces = pp or degrees.pp, vpp or degrees.vpp
-    chunks = degrees.chunks
-    if (stages, pieces) != (degrees.pp, degrees.vpp):
-        chunks = laid_out(launch, stages, pieces)
-    tensor = tp or degrees.tp
-    return replace(
-        launch,
-        degrees=replace(
-            degrees,
-            tp=tensor,
-            cp=cp or degrees.cp,
-            pp=stages,
-            ep=ep or degrees.ep,
-            etp=degrees.etp if etp is None else etp,
-            # scattered norms cost nothing, and experts ask for them
-            sequence_parallel=tensor > 1,
-            chunks=chunks,
-            group=degrees.group if stages == degrees.pp else 0,
-            # another number of chunks is another schedule
-            schedule=degrees.schedule if pieces == degrees.vpp else None,
-        ),
-        tensor_overlap=launch.tensor_overlap and tensor > 1,
-    )
+def _with_degrees(run: Run, *, pp: int | None = None, vpp: int | None = None, **of: int) -> Run:
+    """Return a run with other degrees; where stages change, layers are laid out evenly.
+
+    of : degrees of the layers by name.
+    """
+    strategy = run.strategy
+    stages, pieces = pp or strategy.pp, vpp or strategy.vpp
+    tensor = of.get("tp", run.split.tp)
+    # scattered norms cost nothing, and experts ask for them
+    own = resplit(strategy, **of, sequence_parallel=tensor > 1)
+    if (stages, pieces) != (strategy.pp, strategy.vpp):
+        # another number of chunks is another schedule
+        schedule = strategy.schedule if pieces == strategy.vpp else schedule_of_chunks(pieces)
+        own = relaid(own, laid_out(run, stages, pieces), schedule)
+        own = replace(own, group=strategy.group if stages == strategy.pp else 0)
+    overlap = replace(run.runtime.overlap, tensor=run.runtime.overlap.tensor and tensor > 1)
+    return replace(run, strategy=own, runtime=replace(run.runtime, overlap=overlap))
 
 
-def _tensor(launch: Launch) -> Iterator[_Offer]:
-    groups = launch.model.attention.groups
+def _tensor(run: Run) -> Iterator[_Offer]:
+    groups = run.model.attention.kv_heads
     for tp in _SIZES[:4]:
-        if tp != launch.degrees.tp and groups % tp == 0:
-            yield partial(_with_degrees, launch, tp=tp)
+        if tp != run.split.tp and groups % tp == 0:
+            yield partial(_with_degrees, run, tp=tp)
 
 
-def _context(launch: Launch) -> Iterator[_Offer]:
+def _context(run: Run) -> Iterator[_Offer]:
     for cp in _SIZES[:6]:
         # a ring balances a causal triangle with two pieces a rank
-        if cp != launch.degrees.cp and launch.seq % (2 * cp * launch.degrees.tp) == 0:
-            yield partial(_with_degrees, launch, cp=cp)
+        if cp != run.split.cp and run.seq_length % (2 * cp * run.split.tp) == 0:
+            yield partial(_with_degrees, run, cp=cp)
 
 
-def _stages(launch: Launch) -> Iterator[_Offer]:
+def _stages(run: Run) -> Iterator[_Offer]:
     for pp in _SIZES[:6]:
-        if pp != launch.degrees.pp:
-            yield partial(_with_degrees, launch, pp=pp, vpp=1)
+        if pp != run.strategy.pp:
+            yield partial(_with_degrees, run, pp=pp, vpp=1)
 
 
-def _chunks(launch: Launch) -> Iterator[_Offer]:
-    pp, layers = launch.degrees.pp, launch.model.num_layers + sum(ends_of(launch))
+def _chunks(run: Run) -> Iterator[_Offer]:
+    pp, layers = run.strategy.pp, run.model.num_layers + sum(ends_of(run))
     for vpp in range(1, layers // pp + 1) if pp > 1 else ():
         # an interleaved schedule runs groups of as many micro-batches as there are stages
-        runs = vpp == 1 or launch.micro_batches % pp == 0
-        if vpp != launch.degrees.vpp and layers % (pp * vpp) == 0 and runs:
-            yield partial(_with_degrees, launch, vpp=vpp)
+        runs = vpp == 1 or run.strategy.micro_batches % pp == 0
+        if vpp != run.strategy.vpp and layers % (pp * vpp) == 0 and runs:
+            yield partial(_with_degrees, run, vpp=vpp)
 
 
-def _experts(launch: Launch) -> Iterator[_Offer]:
-    if launch.model.experts is not None:
+def _experts(run: Run) -> Iterator[_Offer]:
+    experts = run.model.experts
+    if experts is not None:
         for ep in _SIZES:
-            if ep != launch.degrees.ep and ep <= launch.model.experts.number:
-                yield partial(_with_degrees, launch, ep=ep)
+            if ep != run.split.ep and ep <= experts.number:
+                yield partial(_with_degrees, run, ep=ep)
         for etp in _SIZES[:4]:
-            if etp != launch.degrees.etp and launch.model.experts.ffn % etp == 0:
-                yield partial(_with_degrees, launch, etp=etp)
+            if etp != run.split.etp and experts.width % etp == 0:
+                yield partial(_with_degrees, run, etp=etp)
 
 
-def _micro_batch(launch: Launch) -> Iterator[_Offer]:
+def _micro_batch(run: Run) -> Iterator[_Offer]:
     for size in _SIZES[:4]:
-        if size != launch.micro_batch:
-            yield partial(replace, launch, micro_batch=size)
+        if size != run.strategy.micro_batch:
+            yield partial(replace, run, strategy=replace(run.strategy, micro_batch=size))
 
 
-def _recompute(launch: Launch) -> Iterator[_Offer]:
-    if launch.trainer is not None:
+def _recompute(run: Run) -> Iterator[_Offer]:
+    ways: tuple[Recomputation, ...] = (frozenset(), frozenset({"core_attn"}), "full")
+    if run.kernels.torch_layers:
         # eager layers of transformers have no list of operations
-        ways = ("none", "op", "full") if launch.trainer.layers == "torchtitan" else ("none", "full")
-        for way in ways:
-            if way != launch.trainer.checkpoint:
-                yield partial(_checkpointed, launch, cast(Checkpointing, way))
+        torchtitan = run.kernels.module == "torchtitan"
+        ways = (frozenset(), "op", "full") if torchtitan else (frozenset(), "full")
+    for way in ways:
+        strategy = recomputing(run.strategy, way)
+        if strategy != run.strategy:
+            yield partial(replace, run, strategy=strategy)
+
+
+def _optimizer(run: Run) -> Iterator[_Offer]:
+    zero, strategy, overlap = run.split.zero, run.strategy, run.runtime.overlap
+    if run.kernels.torch_layers:
+        for stage in (1, 2, 3) if run.runtime.states.keeper == "deepspeed" else ():
+            if stage != zero:
+                yield partial(resplit_run, run, zero=stage)
         return
-    for kind in (
-        Recompute(),
-        Recompute(modules=frozenset({"core_attn"})),
-        Recompute(layers="uniform", number=1),
-    ):
-        if kind != launch.recompute:
-            yield partial(replace, launch, recompute=kind)
+    if zero == 0 and strategy.dp * run.split.cp > 1:
+        yield partial(resplit_run, run, zero=1)
+    if not overlap.gradients:
+        own = replace(overlap, gradients=True)
+        yield partial(replace, run, runtime=replace(run.runtime, overlap=own))
 
 
-def _checkpointed(launch: Launch, way: Checkpointing) -> Launch:
-    """Return a launch whose layers of torch compute something else again."""
-    assert launch.trainer is not None, "Megatron-LM has words of its own for it"
-    return replace(
-        launch,
-        trainer=replace(launch.trainer, checkpoint=way, every=1),
-        recompute=Recompute(layers="uniform", number=1) if way == "full" else Recompute(),
-    )
-
-
-def _optimizer(launch: Launch) -> Iterator[_Offer]:
-    optimizer, trainer = launch.optimizer, launch.trainer
-    if trainer is not None:
-        stages: tuple[Zero, ...] = (1, 2, 3)
-        for zero in stages:
-            if zero != trainer.zero and trainer.keeper == "deepspeed":
-                yield partial(replace, launch, trainer=replace(trainer, zero=zero))
-        return
-    if optimizer.sharding == "none" and launch.degrees.dp * launch.degrees.cp > 1:
-        yield partial(replace, launch, optimizer=replace(optimizer, sharding="distributed"))
-    if not optimizer.overlap_gradients:
-        yield partial(replace, launch, optimizer=replace(optimizer, overlap_gradients=True))
-
-
-def _overlap(launch: Launch) -> Iterator[_Offer]:
+def _overlap(run: Run) -> Iterator[_Offer]:
+    overlap = run.runtime.overlap
     # Megatron-LM's own layers have no such products
-    runs = launch.degrees.scattered and not launch.software.local_layers
-    if runs and not launch.tensor_overlap:
-        yield partial(replace, launch, tensor_overlap=True)
+    runs = run.split.scattered and not run.kernels.own_layers
+    if runs and not overlap.tensor:
+        own = replace(overlap, tensor=True)
+        yield partial(replace, run, runtime=replace(run.runtime, overlap=own))
 
 
-_KNOBS: Mapping[Move, Callable[[Launch], Iterator[_Offer]]] = {
+_KNOBS: Mapping[Move, Callable[[Run], Iterator[_Offer]]] = {
     "tensor": _tensor,
     "context": _context,
     "stages": _stages,
@@ -206,12 +175,12 @@ _KNOBS: Mapping[Move, Callable[[Launch], Iterator[_Offer]]] = {
 }
 
 
-def _offers(launch: Launch, moves: Set[Move]) -> Iterator[Launch]:
-    """Yield the launches one knob away that are legal."""
+def _offers(run: Run, moves: Set[Move]) -> Iterator[Run]:
+    """Yield the runs one knob away that are legal."""
     for move, knob in _KNOBS.items():
-        for offer in knob(launch) if move in moves else ():
+        for offer in knob(run) if move in moves else ():
             with suppress(InputError):
-                yield offer()
+                yield legal(offer())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -221,30 +190,30 @@ def _offers(launch: Launch, moves: Set[Move]) -> Iterator[Launch]:
 def neighbours_of(
     assessment: Assessment,
     target: Target,
-    written: Callable[[Launch], Changes | None] | None = None,
+    written: Callable[[Run], Changes | None] | None = None,
     moves: Set[Move] = MOVES,
 ) -> Neighbours:
-    """Return the fastest launches that fit with one, two and any number of changes.
+    """Return the fastest runs that fit with one, two and any number of changes.
 
-    written : returns what changes in the file of the launch so that it is another one, None where
+    written : returns what changes in the file of the run so that it is another one, None where
     that would not run; default: the changes of its arguments, as if none had another spelling.
     moves : what may be changed.
 
     From the best few of each number of changes all further single changes are tried, until two
     changes and the last one have made nothing faster by half a percent: what is found is no bound
-    of all launches. Of a launch that does not fit, every one that does counts as faster.
+    of all runs. Of a run that does not fit, every one that does counts as faster.
     """
-    start = assessment.launch
+    start = assessment.run
     written = written or partial(changes_of, None, start)
     seen, front = {_key(start)}, [assessment]
     fastest = _time(assessment) if _fits(assessment, target) else float("inf")
     best: dict[int, Neighbour] = {}
     for knobs in range(1, _MOST_CHANGES + 1):
-        found = list[tuple[Launch, Timing]]()
-        for launch in [launch for entry in front for launch in _offers(entry.launch, moves)]:
-            if _key(launch) not in seen:
-                seen.add(_key(launch))
-                found.append((launch, timing_of(launch, target)))
+        found = list[tuple[Run, Timing]]()
+        for run in [run for entry in front for run in _offers(entry.run, moves)]:
+            if _key(run) not in seen:
+                seen.add(_key(run))
+                found.append((run, timing_of(run, target)))
         wanted_s = fastest * (1.0 - _GAIN)
         front, top, changes = _best(found, target, written, wanted_s)
         if top is not None:
@@ -261,9 +230,9 @@ def neighbours_of(
 
 
 def _best(
-    found: list[tuple[Launch, Timing]], target: Target, written: _Written, wanted_s: float
+    found: list[tuple[Run, Timing]], target: Target, written: _Written, wanted_s: float
 ) -> tuple[list[Assessment], Assessment | None, Changes]:
-    """Return the launches that the walk goes on from, and the fastest that is wanted.
+    """Return the runs that the walk goes on from, and the fastest that is wanted.
 
     The latter fits with all of its stages, can be written, and takes less than `wanted_s`; None
     where there is none. Memory is counted in the order of times, and as far as either asks for it.
@@ -271,18 +240,18 @@ def _best(
     fits, others = list[Assessment](), list[Assessment]()
     top: Assessment | None = None
     changes: Changes = ()
-    for launch, timing in sorted(found, key=lambda one: _seconds(one[1].step)):
+    for run, timing in sorted(found, key=lambda one: _seconds(one[1].step)):
         wanted = top is None and _seconds(timing.step) < wanted_s
         if not wanted and len(fits) >= _BEAM:
             break
-        one = _quick(launch, target, timing)
+        one = _quick(run, target, timing)
         if not _fits(one, target):
             others.append(one)
             continue
         fits.append(one)
-        how = written(launch) if wanted else None
+        how = written(run) if wanted else None
         if how is not None:
-            whole = assess(launch, target, timing=timing)
+            whole = assess(run, target, timing=timing)
             if _fits(whole, target):
                 top, changes = whole, how
     # of those that do not fit the smallest are nearest to fitting
@@ -290,19 +259,25 @@ def _best(
     return [*fits, *others][:_BEAM], top, changes
 
 
-def _key(launch: Launch) -> str:
-    degrees = launch.degrees
-    return f"{arguments_of(launch)} {degrees.vpp} {degrees.ep} {launch.trainer}"
+def _key(run: Run) -> tuple[object, ...]:
+    strategy, overlap = run.strategy, run.runtime.overlap
+    return (
+        strategy.layers,
+        strategy.stages,
+        strategy.micro_batch,
+        overlap.tensor,
+        overlap.gradients,
+    )
 
 
-def _quick(launch: Launch, target: Target, timing: Timing) -> Assessment:
-    """Return the price of a launch by the stages of which one is fullest, for nearly all launches.
+def _quick(run: Run, target: Target, timing: Timing) -> Assessment:
+    """Return the price of a run by the stages of which one is fullest, for nearly all runs.
 
     The first, the last, and of those with the most layers the earliest.
     """
-    sizes = [sum(len(chunk[1]) for chunk in stage) for stage in launch.degrees.chunks]
-    stages = (0, sizes.index(max(sizes)), launch.degrees.pp - 1)
-    return assess(launch, target, stages, timing)
+    sizes = [sum(len(chunk.layers) for chunk in stage) for stage in run.strategy.stages]
+    stages = (0, sizes.index(max(sizes)), run.strategy.pp - 1)
+    return assess(run, target, stages, timing)
 
 
 def _fits(one: Assessment, target: Target) -> bool:

@@ -10,11 +10,12 @@ from typing import Literal, get_args
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
+from autopar.price.job import job_of_run
 from autopar.price.step import StepTime, step_time
 from autopar.rates.parts.operations import Machine
 from autopar.records import Record, replace
-from autopar.run.launch import Launch, Precision
-from search.check.job import job_of_launch
+from autopar.run.run import Run
+from autopar.run.runtime import Precision
 
 PrecisionName = Literal["bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 """In what products of layers are: 16 bits; 8 with a scale of a tensor, of 128 x 128 elements or of
@@ -29,15 +30,15 @@ _RECIPES: dict[PrecisionName, Literal["tensorwise", "blockwise", "mxfp8"]] = {
 _SENDS = ("tensor", "context", "experts", "transfer", "sharding", "gradients")
 
 
-def launch_in(launch: Launch, name: PrecisionName, *, low_weights: bool | None = None) -> Launch:
-    """Return a launch whose products are in another precision; raises InputError.
+def run_in(run: Run, name: PrecisionName, *, low_weights: bool | None = None) -> Run:
+    """Return a run whose products are in another precision; raises InputError.
 
     low_weights : weights are kept as products take them, and not in 16 bits beside; None: as the
-    launch has it.
+    run has it.
     """
     if name not in PRECISIONS:
         raise InputError(f"products are in {', '.join(PRECISIONS)}, got {name}")
-    before = launch.precision
+    before = run.runtime.precision
     if before.kind != "bf16":
         raise InputError(
             f"products of fewer bits stand beside bf16, and the launch is {before.kind}"
@@ -53,7 +54,7 @@ def launch_in(launch: Launch, name: PrecisionName, *, low_weights: bool | None =
         fp4=name == "nvfp4",
         fp4_weights=name == "nvfp4" and kept,
     )
-    return replace(launch, precision=after)
+    return replace(run, runtime=replace(run.runtime, precision=after))
 
 
 class PrecisionTerms(Record):
@@ -108,17 +109,17 @@ class PrecisionTerms(Record):
 
 
 def precision_terms(
-    machine: Machine, launch: Launch, low: PrecisionName, high: PrecisionName = "bf16"
+    machine: Machine, run: Run, low: PrecisionName, high: PrecisionName = "bf16"
 ) -> PrecisionTerms:
-    """Return what a launch's step gains and loses by one precision against another.
+    """Return what a run's step gains and loses by one precision against another.
 
     Raises InputError where the machine has no times of one of them.
     """
-    launches = [launch_in(launch, name) for name in (low, high)]
-    small, large = (step_time(machine, job_of_launch(found)) for found in launches)
+    runs = [run_in(run, name) for name in (low, high)]
+    small, large = (step_time(machine, job_of_run(found)) for found in runs)
     peaks = [
-        max(account_of(found, stage).peak_bytes for stage in range(found.degrees.pp))
-        for found in launches
+        max(account_of(found, stage).peak_bytes for stage in range(found.strategy.pp))
+        for found in runs
     ]
 
     def saved(*names: str) -> float:

@@ -184,7 +184,7 @@ def _draw(
         why = "it cannot run" if assessment is None else str(assessment.untimed)
         raise InputError(f"{file.path}: has no step to draw: {why}")
     title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
-    line = degrees_line(assessment.launch)
+    line = degrees_line(assessment.run)
     write_pictures(
         pictures,
         lambda: pictures.of_launch(assessment, target, title=title, line=line),
@@ -211,9 +211,9 @@ def _priced(
     from search.check.assessment import assess
     from search.check.neighbours import neighbours_of
 
-    if file.launch is None or any(one.kind == "illegal" for one in file.findings):
+    if file.run is None or any(one.kind == "illegal" for one in file.findings):
         return None, None
-    found = assess(file.launch, target)
+    found = assess(file.run, target)
     if not neighbours or found.step is None:
         return found, None
     return found, working(

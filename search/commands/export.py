@@ -358,7 +358,7 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     found = import_launch(source, own.plan, raw)
     for note in found.notes:
         say(f"{_NAME}: {note}")
-    one = evaluated(found.question, engine_space(found.engine), found.choice, found.launch)
+    one = evaluated(found.question, engine_space(found.engine), found.choice, found.run)
     answer = Answer(question=found.question, engines=(one,))
     asked: Mapping[str, object] = found.request
     files: dict[Path, str] = {}

@@ -1,15 +1,16 @@
-"""What changes in a launch's arguments when it becomes another launch, as its file spells them.
+"""What changes in a run's arguments when it becomes another run, as its file spells them.
 
-Which launches there are next to one is `search.check.neighbours`; here are the words.
+Which runs there are next to one is `search.check.neighbours`; here are the words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, get_args
 
 from autopar.errors import InputError
-from autopar.run.launch import Chunk, Launch, even_chunks
+from autopar.run.run import Run
+from autopar.run.strategy import Chunk, Strategy, even_chunks
 
 Changes = tuple[tuple[str, str | None, str | None], ...]
 """Flag, value before, value after; None: the flag is not there, empty: without a value."""
@@ -23,68 +24,78 @@ MOVES: frozenset[Move] = frozenset(get_args(Move))
 Words = Mapping[str, tuple[str, ...]]
 
 
-def ends_of(launch: Launch) -> tuple[int, int]:
+def ends_of(run: Run) -> tuple[int, int]:
     """Return for how many layers embedding and loss count: the ends have so many fewer."""
-    sizes = [len(chunk[1]) for stage in launch.degrees.chunks for chunk in stage]
-    first, last = len(launch.degrees.chunks[0][0][1]), len(launch.degrees.chunks[-1][-1][1])
+    stages = run.strategy.stages
+    sizes = [len(chunk.layers) for stage in stages for chunk in stage]
+    first, last = len(stages[0][0].layers), len(stages[-1][-1].layers)
     return int(first == max(sizes) - 1), int(last == max(sizes) - 1)
 
 
-def laid_out(launch: Launch, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Return even chunks that count embedding and loss as the launch does; raises InputError."""
-    model = launch.model
-    ends = ends_of(launch) if stages > 1 else (0, 0)
+def laid_out(run: Run, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
+    """Return even chunks that count embedding and loss as the run does; raises InputError."""
+    model = run.model
+    ends = ends_of(run) if stages > 1 else (0, 0)
     return even_chunks(model.num_layers, stages, pieces, mtp=model.mtp, ends=ends)
 
 
 _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 
 
-def _evenly(launch: Launch) -> tuple[tuple[Chunk, ...], ...] | None:
-    """Return the launch's chunks if they were even; None where they cannot be."""
+def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
+    """Return the chunks of a run if they were even; None where they cannot be."""
     try:
-        return laid_out(launch, launch.degrees.pp, launch.degrees.vpp)
+        return laid_out(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
         return None
 
 
-def arguments_of(launch: Launch) -> dict[str, str]:
+def arguments_of(run: Run) -> dict[str, str]:
     """Return the arguments that knobs change, as Megatron-LM spells them; absent ones left out."""
-    degrees, recompute = launch.degrees, launch.recompute
+    strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
     found = {
-        "tensor-model-parallel-size": str(degrees.tp),
-        "pipeline-model-parallel-size": str(degrees.pp),
-        "context-parallel-size": str(degrees.cp),
-        "micro-batch-size": str(launch.micro_batch),
+        "tensor-model-parallel-size": str(split.tp),
+        "pipeline-model-parallel-size": str(strategy.pp),
+        "context-parallel-size": str(split.cp),
+        "micro-batch-size": str(strategy.micro_batch),
     }
-    if launch.model.experts is not None:
-        found["expert-model-parallel-size"] = str(degrees.ep)
-        found["expert-tensor-parallel-size"] = str(degrees.etp)
-    if degrees.pp > 1:
-        if degrees.chunks == _evenly(launch):
-            ends = ends_of(launch)
+    if run.model.experts is not None:
+        found["expert-model-parallel-size"] = str(split.ep)
+        found["expert-tensor-parallel-size"] = str(split.etp)
+    if strategy.pp > 1:
+        if strategy.stages == _evenly(run):
+            ends = ends_of(run)
             found |= {flag: "" for flag, counts in zip(_COUNTED, ends, strict=True) if counts}
-            if degrees.vpp > 1:
-                each = max(len(chunk[1]) for stage in degrees.chunks for chunk in stage)
+            if strategy.vpp > 1:
+                each = max(len(chunk.layers) for stage in strategy.stages for chunk in stage)
                 found["num-layers-per-virtual-pipeline-stage"] = str(each)
         else:
             found["pipeline-model-parallel-layout"] = "as it is"
-    if degrees.scattered:
+    if split.scattered:
         found["sequence-parallel"] = ""
-    if recompute.layers != "none":
-        found["recompute-granularity"] = "full"
-        found["recompute-method"] = recompute.layers
-        found["recompute-num-layers"] = str(recompute.number)
-    elif recompute.modules:
-        found["recompute-granularity"] = "selective"
-        found["recompute-modules"] = " ".join(sorted(recompute.modules))
-    if launch.optimizer.sharding == "distributed":
+    found |= {flag: " ".join(given) for flag, given in recompute_arguments(strategy)}
+    if split.zero == 1:
         found["use-distributed-optimizer"] = ""
-    if launch.optimizer.overlap_gradients:
+    if overlap.gradients:
         found["overlap-grad-reduce"] = ""
-    if launch.tensor_overlap:
+    if overlap.tensor:
         found["tp-comm-overlap"] = ""
     return found
+
+
+def recompute_arguments(strategy: Strategy) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the arguments of Megatron-LM that say what layers recompute.
+
+    torchtitan's selective ways have none.
+    """
+    recomputed = strategy.recomputed
+    if recomputed.kind in ("full", "block"):
+        yield "recompute-granularity", ("full",)
+        yield "recompute-method", ("uniform" if recomputed.kind == "full" else "block",)
+        yield "recompute-num-layers", (str(recomputed.number),)
+    elif recomputed.kind == "modules":
+        yield "recompute-granularity", ("selective",)
+        yield "recompute-modules", tuple(sorted(recomputed.modules))
 
 
 _LAYOUT = (
@@ -109,8 +120,8 @@ _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 _EXPERT_TENSOR = "expert-tensor-parallel-size"
 
 
-def changes_of(words: Words | None, before: Launch, after: Launch) -> Changes:
-    """Return what changes from one launch to the other.
+def changes_of(words: Words | None, before: Run, after: Run) -> Changes:
+    """Return what changes from one run to the other.
 
     words : arguments of the first as they are written; None: as `arguments_of` has them. A family
     of arguments that say one thing (where layers are, what is computed again) is replaced whole.
@@ -121,14 +132,14 @@ def changes_of(words: Words | None, before: Launch, after: Launch) -> Changes:
     else:
         written = {flag: " ".join(given) for flag, given in words.items()}
     wanted = dict(written)
-    placed = before.degrees.chunks != after.degrees.chunks
-    again = before.recompute != after.recompute
+    placed = before.strategy.stages != after.strategy.stages
+    again = before.strategy.recomputed != after.strategy.recomputed
     for flag in dict.fromkeys((*one, *other)):
         family = placed if flag in _LAYOUT else again if flag in _RECOMPUTE else False
         if family or (flag not in (*_LAYOUT, *_RECOMPUTE) and one.get(flag) != other.get(flag)):
             wanted[flag] = other.get(flag)
     gone = [*(_LAYOUT if placed else ()), *(_RECOMPUTE if again else ())]
-    if after.degrees.vpp == 1 or not after.degrees.group:
+    if after.strategy.vpp == 1 or not after.strategy.group:
         gone.append(_GROUP)
     for flag in gone:
         if flag in wanted and flag not in other:
@@ -136,7 +147,7 @@ def changes_of(words: Words | None, before: Launch, after: Launch) -> Changes:
     # its default follows the tensor degree
     if _EXPERT_TENSOR in other and wanted.get(_EXPERT_TENSOR) is None:
         wanted[_EXPERT_TENSOR] = (
-            other[_EXPERT_TENSOR] if after.degrees.etp != after.degrees.tp else None
+            other[_EXPERT_TENSOR] if after.split.etp != after.split.tp else None
         )
     return tuple(
         (flag, written.get(flag), value)

@@ -13,20 +13,26 @@ from msgspec.structs import force_setattr
 
 from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.records import Record, replace
-from autopar.run.launch import Chunk, Launch, Recompute
 from autopar.run.plan import Module
 from autopar.run.rules import Rule, refuse
+from autopar.run.run import Run
+from autopar.run.strategy import (
+    Chunk,
+    ContextKind,
+    Recomputation,
+    Recomputed,
+    Split,
+    Strategy,
+    recomputing,
+)
 from autopar.training.adapters import Adapters, BaseKind
-from autopar.training.offload import Offload, OffloadModule
+from autopar.training.offload import OffloadModule
 
 Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 """Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements; 4 bits scaled
 per 16 elements (the last two on Blackwell)."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Dispatcher = Literal["alltoall", "flex"]
-ContextKind = Literal["ring", "all-gather", "a2a"]
-"""Context ranks pass keys and values on beside attention (Megatron-LM's `p2p`), exchange heads for
-tokens around it (Ulysses), or gather keys and values before it."""
 
 NONE, FULL = "none", "full"
 """Recomputation of nothing, and of whole layers."""
@@ -163,35 +169,42 @@ def kept(values: Iterable[_Value], fixed: tuple[_Value, ...] | None) -> tuple[_V
     return tuple(value for value in values if fixed is None or value in fixed)
 
 
-def recompute_of(words: str) -> Recompute:
-    """Return what a choice's words make Megatron-Core recompute."""
+def recomputation_of(words: str) -> Recomputation:
+    """Return what a layer recomputes by a choice's words, which are not those of blocks."""
     if words == NONE:
-        return Recompute()
-    if words == FULL:
-        return Recompute(layers="uniform", number=1)
+        return frozenset()
+    if words in (FULL, "op"):
+        return cast(Literal["full", "op"], words)
+    return frozenset(cast(list[Module], words.split("+")))
+
+
+def with_recompute(strategy: Strategy, words: str) -> Strategy:
+    """Return a strategy whose layers recompute what a choice's words say."""
+    if words == NONE:
+        return strategy
     if words.startswith("block "):
-        return Recompute(layers="block", number=int(words.removeprefix("block ")))
-    return Recompute(modules=frozenset(cast(list[Module], words.split("+"))))
+        return recomputing(strategy, "full", first=int(words.removeprefix("block ")))
+    return recomputing(strategy, recomputation_of(words))
 
 
-def recompute_words(recompute: Recompute) -> str:
-    """Return the words of what Megatron-Core recomputes."""
-    if recompute.layers == "uniform":
-        return FULL
-    if recompute.layers == "block":
-        return f"block {recompute.number}"
-    return "+".join(sorted(recompute.modules)) or NONE
+def recompute_words(recomputed: Recomputed) -> str:
+    """Return the words of what layers recompute."""
+    if recomputed.kind == "modules":
+        return "+".join(sorted(recomputed.modules))
+    if recomputed.kind in ("block", "every"):
+        return f"{recomputed.kind} {recomputed.number}"
+    return recomputed.kind
 
 
-def offload_of(words: str) -> Offload:
-    """Return what waits on the host by a choice's words."""
+def offload_of(words: str) -> frozenset[OffloadModule]:
+    """Return the modules whose activations are offloaded by a choice's words."""
     modules = () if words == NONE else words.split("+")
-    return Offload(modules=frozenset(cast(Iterable[OffloadModule], modules)))
+    return frozenset(cast(Iterable[OffloadModule], modules))
 
 
-def offload_words(offload: Offload) -> str:
-    """Return the words of the modules whose activations wait on the host."""
-    return "+".join(sorted(offload.modules)) or NONE
+def offload_words(split: Split) -> str:
+    """Return the words of the modules whose activations are offloaded."""
+    return "+".join(sorted(split.offload)) or NONE
 
 
 # --------------------------------------------------------------------------------------------------
@@ -243,24 +256,24 @@ TRAINING = (
          lambda engine, kind: (engine != "megatron") * (kind == "adam-bf16"),
          "moments of Adam in 16 bits are Megatron-Core's"),
     # validate_args of Megatron-LM
-    Rule("training.adam-bf16-sharded", ("engine", "optimizer", "sharding"),
-         lambda engine, kind, sharding:
-         (engine == "megatron") * (kind == "adam-bf16") * (sharding == "none"),
+    Rule("training.adam-bf16-sharded", ("engine", "optimizer", "zero"),
+         lambda engine, kind, zero: (engine == "megatron") * (kind == "adam-bf16") * (zero == 0),
          "moments of 16 bits are of the distributed optimizer alone"),
     # `ratio` of offload_optimizer
-    Rule("training.offload-share", ("engine", "offload", "sharding"),
-         lambda engine, share, sharding:
-         (engine == "deepspeed") * (share > 0) * (share < 1) * (sharding != "fsdp"),
+    Rule("training.offload-share", ("engine", "offload", "zero"),
+         lambda engine, share, zero:
+         (engine == "deepspeed") * (share > 0) * (share < 1) * (zero != 3),
          "DeepSpeed offloads a share of the states with ZeRO-3 alone"),
 )  # fmt: skip
 """Rules of adapters and optimizer; the others are those of the launch."""
 
 
-def trained(launch: Launch, training: Training, engine: str) -> Launch:
-    """Return a launch that trains so; raises RuleError where its engine does not."""
+def trained(run: Run, training: Training, engine: str) -> Run:
+    """Return a run that trains so; raises RuleError where its engine does not."""
     if training == Training():
-        return launch
-    optimizer = launch.optimizer
+        return run
+    runtime, zero, torch = run.runtime, run.split.zero, run.kernels.torch_layers
+    optimizer = runtime.optimizer
     refuse(
         TRAINING,
         {
@@ -268,17 +281,16 @@ def trained(launch: Launch, training: Training, engine: str) -> Launch:
             "optimizer": training.optimizer,
             "adapters": training.lora_rank is not None,
             "offload": training.offload,
-            "sharding": optimizer.sharding,
+            "zero": zero,
         },
     )
     if training.optimizer == "adam-bf16":
         # where both are on the device, fp32 weights lose what bf16 ones have of them
-        whole = training.offload or optimizer.sharding != "distributed"
+        whole = training.offload or zero != 1
         optimizer = replace(optimizer, moments_bytes=4, master_bytes=4 if whole else 2)
     elif training.optimizer == "adam8bit":
         optimizer = replace(optimizer, kind="adam8bit")
     if training.offload:
-        deepspeed, megatron = engine == "deepspeed", launch.trainer is None
         optimizer = replace(
             optimizer,
             offload=training.offload,
@@ -286,7 +298,7 @@ def trained(launch: Launch, training: Training, engine: str) -> Launch:
             # fp32 weights along
             offload_master=True,
             # FSDP's weights go with everything
-            offload_weights=not megatron and not deepspeed,
+            offload_weights=torch and engine != "deepspeed",
         )
     adapters = None
     if training.lora_rank is not None:
@@ -294,6 +306,6 @@ def trained(launch: Launch, training: Training, engine: str) -> Launch:
             rank=training.lora_rank,
             base=BASES[training.lora_base],
             # Megatron's matrices are one of queries, keys and values, and one of gate and up
-            fused=launch.trainer is None,
+            fused=not torch,
         )
-    return replace(launch, optimizer=optimizer, adapters=adapters)
+    return replace(run, runtime=replace(runtime, optimizer=optimizer, adapters=adapters))

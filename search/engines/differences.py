@@ -1,74 +1,138 @@
-"""What two launches differ in, in sentences: what a trainer's files could not say.
+"""What two runs differ in, in sentences: what a trainer's files could not say.
 
 Whatever a file says is read back by `search.check`, so that nothing is lost without a sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from autopar.records import replace
-from autopar.run.launch import Launch, Model, Optimizer, Recompute, Software
-from autopar.run.runtime import BUCKETS, Buckets, Zero
-from autopar.training.launch_settings import different_fields
-from autopar.training.offload import Offload
+from autopar.run.architecture import Layer, LayerGroup, Model, grouped
+from autopar.run.run import Run
+from autopar.run.runtime import (
+    BUCKETS,
+    ActivationOffload,
+    Buckets,
+    ExpertKernels,
+    Kernels,
+    Optimizer,
+    Overlap,
+    Precision,
+    Quirks,
+    Runtime,
+    States,
+    Zero,
+)
+from autopar.run.strategy import Split, Strategy, split_groups
 from search.engines.place import Loss
 
-_RELEASE = (
-    "gpu",
-    "kept_dummies",
-    "grouped_workspaces",
-    "expert_workspace",
-    "saved_expert_output",
-    "unfused_backward_copies",
-    "fused_loss_copies",
-    "regathered_experts",
-)
-"""Of the software: the device and the release, which is where a launch runs and not what it says.
-"""
 _PHRASES: Mapping[str, str] = {
-    "model.attention.groups": "heads of keys and values",
-    "model.attention.window": "the window of attention",
-    "model.experts.skew": "tokens of the busiest rank over the mean",
-    "model.experts.fused_weighting": "the product with the router's probabilities in one kernel",
+    "attention.kv_heads": "heads of keys and values",
+    "attention.window": "the window of attention",
+    "experts.skew": "tokens of the busiest rank over the mean",
+    "experts.fused_weighting": "the product with the router's probabilities in one kernel",
     "model.vocab": "the vocabulary",
-    "degrees.chunks": "layers of the stages",
-    "degrees.schedule": "the schedule of the pipeline",
-    "degrees.group": "micro-batches of a chunk in a row",
-    "degrees.ep": "expert ranks",
-    "degrees.etp": "tensor ranks of experts",
-    "graphs": "CUDA graphs",
+    "strategy.stages": "layers of the stages",
+    "strategy.schedule": "the schedule of the pipeline",
+    "strategy.group": "micro-batches of a chunk in a row",
+    "split.ep": "expert ranks",
+    "split.etp": "tensor ranks of experts",
+    "split.zero": "the ZeRO stage",
+    "kernels.graphs": "CUDA graphs",
     "steps": "steps of the run",
     "optimizer.moments_bytes": "bytes of Adam's moments",
     "optimizer.master_bytes": "bytes of an fp32 weight",
-    "optimizer.sharding": "states over data ranks",
     "precision.fp8_attention": "scores of 8 bits",
     "precision.fp8_recipe": "the recipe of 8-bit products",
-    "software.attention": "the kernel of attention",
-    "software.cublas_config": "CUBLAS_WORKSPACE_CONFIG",
-    "trainer.one_root": "embedding and head as one unit",
-    "trainer.fused_norms": "norms of one kernel",
-    "trainer.stage_outputs": "logits that the last stage keeps",
+    "kernels.attention": "the kernel of attention",
+    "allocator.cublas": "CUBLAS_WORKSPACE_CONFIG",
+    "states.one_root": "embedding and head as one unit",
+    "kernels.fused_norms": "norms of one kernel",
+    "quirks.stage_outputs": "logits that the last stage keeps",
 }
 """What a field is, where its name alone does not say it."""
 
 
-def losses_of(launch: Launch, runs: Launch, title: str) -> tuple[Loss, ...]:
-    """Return each field in which what runs is another launch."""
-    one, other = without_effect(launch), without_effect(runs)
-    if one.precision.fp8 != other.precision.fp8:
+def losses_of(run: Run, runs: Run, title: str) -> tuple[Loss, ...]:
+    """Return each field in which what runs is another run."""
+    one, other = without_effect(run), without_effect(runs)
+    mine, found = one.runtime.precision, other.runtime.precision
+    if mine.fp8 != found.fp8:
         # without products of 8 bits there is no recipe of them to lose
-        recipe = one.precision.fp8_recipe
-        other = replace(other, precision=replace(other.precision, fp8_recipe=recipe))
+        precision = replace(found, fp8_recipe=mine.fp8_recipe)
+        other = replace(other, runtime=replace(other.runtime, precision=precision))
     return tuple(
         Loss(
             field=path,
-            what=f"{title} cannot say {_PHRASES.get(path, path.replace('_', ' '))}: "
-            f"{_shown(asked)} becomes {_shown(gets)}",
+            what=f"{title} cannot say {_phrase(path)}: {_shown(asked)} becomes {_shown(gets)}",
         )
-        for path, asked, gets in different_fields(one, other)
+        for path, asked, gets in run_differences(one, other)
     )
+
+
+def _phrase(path: str) -> str:
+    words = path.removeprefix("strategy.").removeprefix("model.")
+    return _PHRASES.get(path, words.replace("_", " "))
+
+
+def run_differences(one: Run, other: Run) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (field, value, other value) of the fields in which two runs differ.
+
+    Fields are `RECORD.NAME`, such as `split.tp`; of layers and their splits the first difference
+    of each field stands for all layers.
+    """
+    yield from _fields("", one, other)
+
+
+def _fields(name: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    if one == other:
+        return
+    if name == "layers":
+        yield from _of_layers(one, other)
+        return
+    if not (isinstance(one, Struct) and type(one) is type(other)):
+        yield name, one, other
+        return
+    for field in one.__struct_fields__:
+        mine, its = getattr(one, field), getattr(other, field)
+        if isinstance(mine, Struct) or field == "layers":
+            yield from _fields(field, mine, its)
+        elif mine != its:
+            yield (f"{name}.{field}" if name else field), mine, its
+
+
+def _of_layers(one: Sequence[Any], other: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the differences of groups of layers, or of their splits."""
+    mine, its = (list(_each(groups)) for groups in (one, other))
+    if len(mine) != len(its):
+        yield "model.num_layers", len(mine), len(its)
+        return
+    seen = set[str]()
+    for pair in dict.fromkeys(zip(mine, its, strict=True)):
+        for path, asked, gets in _of_layer(*pair):
+            if path not in seen:
+                seen.add(path)
+                yield path, asked, gets
+
+
+def _each(groups: Sequence[Any]) -> Iterator[Any]:
+    for group in groups:
+        own = group.layer if isinstance(group, LayerGroup) else group.split
+        yield from (own,) * group.count
+
+
+def _of_layer(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(one, Split):
+        yield from _fields("split", one, other)
+        return
+    yield from _fields("attention", one.attention, other.attention)
+    yield from _fields("experts" if one.experts else "mlp", one.mlp, other.mlp)
+    bare = (replace(layer, mixers=(), mlp=None) for layer in (one, other))
+    yield from _fields("layer", *bare)
 
 
 def _shown(value: Any) -> str:
@@ -82,115 +146,169 @@ def _shown(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:57]}..."
 
 
-def without_effect(launch: Launch) -> Launch:
-    """Return a launch in which fields that change nothing of it have one value.
+# --------------------------------------------------------------------------------------------------
+# Runs without what changes nothing of them
 
-    Two launches that differ in no more than those are the same.
+
+def without_effect(run: Run) -> Run:
+    """Return a run in which fields that change nothing of it have one value.
+
+    Two runs that differ in no more than those are the same.
     """
-    model, degrees, precision = launch.model, launch.degrees, launch.precision
-    attention, experts = model.attention, model.experts
-    own, usual = launch.software, Software()
-    if attention.window is None:
-        attention = replace(attention, whole_every=0)
-    if attention.latent is not None:
-        # its heads have keys and values of their own, of the widths of the projections
-        attention = replace(attention, groups=attention.heads, width=0)
-    unpadded = replace(launch, model=replace(model, vocab_divisor=1))
-    rotary = model.positions == "rotary"
-    model = replace(
+    return replace(
+        run,
+        name="",
+        # the device and the release of the software are where a run takes place
+        gpu="",
+        model=_model(run),
+        strategy=_strategy(run),
+        runtime=_runtime(run),
+    )
+
+
+def _model(run: Run) -> Model:
+    model = run.model
+    unpadded = replace(run, model=replace(model, vocab_divisor=1))
+    layers, repeat = grouped(tuple(_layer(run, layer) for layer in model.each_layer))
+    return replace(
         model,
-        attention=attention,
+        name="",
+        layers=layers,
+        repeat=repeat,
         # a divisor by which no row is added is none
-        vocab_divisor=(1 if unpadded.padded_vocab == launch.padded_vocab else model.vocab_divisor),
+        vocab_divisor=1 if unpadded.padded_vocab == run.padded_vocab else model.vocab_divisor,
         max_positions=model.max_positions if model.positions == "learned" else 0,
-        rotary_share=model.rotary_share if rotary else 1.0,
-        fused_rotary=model.fused_rotary or not rotary,
-        fused_gate=model.fused_gate or not model.gated,
-        qkv_biases=model.qkv_biases or model.biases,
-        mtp_repeated=model.mtp_repeated and model.mtp > 1,
+        mtp_shared=model.mtp_shared and model.mtp > 1,
+        dropout=0.0 if run.kernels.torch_layers else model.dropout,
     )
-    degrees = replace(
-        degrees,
-        sequence_parallel=degrees.scattered,
-        group=0 if degrees.vpp == 1 or degrees.group == degrees.pp else degrees.group,
-        heads_exchanged=degrees.heads_exchanged and degrees.cp > 1,
-        keys_gathered=degrees.keys_gathered and degrees.cp > 1,
-        etp=degrees.etp if experts is not None else 1,
-        ep=degrees.ep if experts is not None else 1,
-        schedule=degrees.pipeline if degrees.pp > 1 else None,
+
+
+def _layer(run: Run, layer: Layer) -> Layer:
+    attention = layer.attention
+    assert attention is not None, "runs of engines have attention in all layers"
+    own = replace(
+        attention,
+        # heads of latent attention have keys and values of their own
+        kv_heads=attention.kv_heads if attention.latent is None else attention.heads,
+        qkv_biases=attention.qkv_biases or layer.biases,
+        dropout=0.0 if run.kernels.torch_layers else attention.dropout,
     )
-    sixteen = precision.kind
-    precision = replace(
+    return replace(layer, mixers=(own,))
+
+
+def _strategy(run: Run) -> Strategy:
+    strategy, mixed = run.strategy, run.model.experts is not None
+    low = run.runtime.precision.low
+    offloads = run.offloads_activations
+    splits = [
+        replace(
+            split,
+            sequence_parallel=split.scattered,
+            cp_kind=split.cp_kind if split.cp > 1 else "ring",
+            ep=split.ep if mixed else 1,
+            etp=split.etp if mixed else 1,
+            low_precision=split.low_precision or not low,
+            offload=split.offload if offloads else frozenset(),
+        )
+        for split in strategy.each_layer
+    ]
+    layers = split_groups(splits)
+    first = layers[0].split
+    return replace(
+        strategy,
+        layers=layers,
+        ends=replace(
+            strategy.ends, sequence_parallel=first.sequence_parallel, cp_kind=first.cp_kind
+        ),
+        group=0 if strategy.vpp == 1 or strategy.group == strategy.pp else strategy.group,
+        schedule=strategy.schedule if strategy.pp > 1 else "1f1b",
+    )
+
+
+def _runtime(run: Run) -> Runtime:
+    runtime, mixed = run.runtime, run.model.experts is not None
+    torch = run.kernels.torch_layers
+    return replace(
+        runtime,
+        engine="",
+        release="",
+        precision=_precision(runtime.precision),
+        optimizer=replace(runtime.optimizer, host_adam=Optimizer().host_adam),
+        states=_states(run),
+        kernels=_of_torch(runtime.kernels) if torch else _of_megatron(run),
+        experts=_expert_kernels(runtime.experts, torch=torch) if mixed else ExpertKernels(),
+        overlap=replace(
+            runtime.overlap,
+            tensor=runtime.overlap.tensor and run.split.tp > 1,
+            gradients=Overlap().gradients if torch else runtime.overlap.gradients,
+        ),
+        offload=runtime.offload if run.offloads_activations else ActivationOffload(),
+        # layers of torch have no count of these
+        allocator=type(runtime.allocator)() if torch else runtime.allocator,
+        masks=Runtime(engine="").masks if torch else runtime.masks,
+    )
+
+
+def _precision(precision: Precision) -> Precision:
+    return replace(
         precision,
         fp8_weights=precision.fp8 and precision.fp8_weights,
         fp8_recipe=precision.fp8_recipe if precision.fp8 else "delayed",
         fp8_attention=precision.fp8 and precision.fp8_attention,
-        wide_ends=precision.wide_ends if precision.low else (0, 0),
-        gradients_bf16=precision.gradients_bf16 and sixteen == "bf16",
-        gradients_fp32=precision.gradients_fp32 and sixteen == "fp16",
-    )
-    recompute = launch.recompute
-    if recompute.layers == "none":
-        recompute = replace(recompute, number=0)
-    software = replace(own, **{name: getattr(usual, name) for name in _RELEASE})
-    optimizer, trainer = launch.optimizer, launch.trainer
-    if trainer is not None:
-        # states, what is computed again and kernels are the trainer's, which these repeat
-        recompute, software = Recompute(), Software()
-        optimizer = replace(
-            optimizer,
-            sharding=Optimizer().sharding,
-            overlap_gradients=Optimizer().overlap_gradients,
-        )
-        model = _of_torch(model)
-        transformers = trainer.layers == "transformers"
-        trainer = replace(
-            trainer,
-            # who replicates does it the same way
-            keeper="ddp"
-            if trainer.zero == 0 and trainer.keeper == "accelerate"
-            else trainer.keeper,
-            # which kernels transformers has is its release's to say
-            fused_norms=trainer.fused_norms or transformers,
-            each_micro_batch=trainer.each_micro_batch or launch.micro_batches == 1,
-            every=trainer.every if trainer.checkpoint == "layers" else 1,
-            gathered_fp8=trainer.gathered_fp8 and trainer.zero > 0 and precision.fp8,
-            buckets=buckets_at(trainer.buckets, trainer.zero),
-        )
-    return replace(
-        launch,
-        name="",
-        model=model,
-        degrees=degrees,
-        precision=precision,
-        optimizer=optimizer,
-        recompute=recompute,
-        offload=launch.offload if launch.offload.any else Offload(),
-        software=software,
-        tensor_overlap=launch.tensor_overlap and launch.degrees.tp > 1,
-        trainer=trainer,
+        gradients_bf16=precision.gradients_bf16 and precision.kind == "bf16",
+        gradients_fp32=precision.gradients_fp32 and precision.kind == "fp16",
     )
 
 
-def _of_torch(model: Model) -> Model:
-    """Return a model without the kernels and switches that layers of torch do not have."""
-    experts = model.experts
-    if experts is not None:
-        fused = experts.dispatcher == "flex"
-        experts = replace(
-            experts,
-            dispatcher="flex" if fused else "alltoall",
-            grouped=True,
-            fused_permutation=False,
-            fused_weighting=True,
-        )
+def _states(run: Run) -> States:
+    states, zero = run.runtime.states, run.split.zero
+    if not run.kernels.torch_layers:
+        return replace(states, keeper="megatron")
     return replace(
-        model,
-        experts=experts,
-        attention=replace(model.attention, dropout=0.0),
-        fused_gate=True,
-        fused_rotary=True,
-        hidden_dropout=0.0,
+        states,
+        # who replicates does it the same way
+        keeper="ddp" if zero == 0 and states.keeper == "accelerate" else states.keeper,
+        each_micro_batch=states.each_micro_batch or run.strategy.micro_batches == 1,
+        gathered_fp8=states.gathered_fp8 and zero > 0 and run.runtime.precision.fp8,
+        buckets=buckets_at(states.buckets, zero),
+    )
+
+
+def _of_megatron(run: Run) -> Kernels:
+    kernels = run.kernels
+    return replace(
+        kernels,
+        fused_rotary=kernels.fused_rotary or run.model.positions != "rotary",
+        fused_gate=kernels.fused_gate or run.model.last.gates == 1,
+        # those of the release; which experts there are is said
+        quirks=Quirks(compiled_experts=kernels.quirks.compiled_experts),
+    )
+
+
+def _of_torch(kernels: Kernels) -> Kernels:
+    """Return kernels without those that layers of torch do not have."""
+    usual = Kernels()
+    return replace(
+        kernels,
+        attention=usual.attention,
+        fused_gate=usual.fused_gate,
+        fused_rotary=usual.fused_rotary,
+        fused_accumulation=usual.fused_accumulation,
+        # which kernels transformers has is its release's to say
+        fused_norms=kernels.fused_norms or kernels.module == "transformers",
+        quirks=Quirks(stage_outputs=kernels.quirks.stage_outputs),
+    )
+
+
+def _expert_kernels(experts: ExpertKernels, *, torch: bool) -> ExpertKernels:
+    if not torch:
+        return experts
+    return replace(
+        experts,
+        dispatcher="flex" if experts.dispatcher == "flex" else "alltoall",
+        grouped=True,
+        fused_permutation=False,
+        fused_weighting=True,
     )
 
 

@@ -1,6 +1,6 @@
-"""Where a launch is handed over to, and what comes of it: records, nothing of one trainer.
+"""Where a run is handed over to, and what comes of it: records, nothing of one engine.
 
-A `Launch` holds what memory and time depend on. Where it runs, and by which name others know its
+A `Run` holds what memory and time depend on. Where it runs, and by which name others know its
 model, is a `Place`; where data and weights are is asked for by the files themselves.
 """
 
@@ -14,9 +14,10 @@ from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.records import Record
-from autopar.run.launch import Launch, Model
+from autopar.run.architecture import Model
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
+from autopar.run.run import Run
 
 
 class Loss(Record):
@@ -68,8 +69,8 @@ class Draft(Record):
     notes: tuple[str, ...]
     entry: str | None = None
     """The file that says all of the launch; None: the command does, with what it names."""
-    read: Callable[[], Launch] | None = None
-    """Returns the launch of files that `autopar check` does not read."""
+    read: Callable[[], Run] | None = None
+    """Returns the run of files that `autopar check` does not read."""
     stand_in: str | None = None
     """`config.json` of the sizes that are read back where the script builds another model."""
 
@@ -90,7 +91,7 @@ class WrittenLaunch(Record):
     """What the engine cannot express of the launch; empty where it does just that."""
     entry: str | None
     """The file that `autopar check` takes; None: `launch.sh`, which holds the command."""
-    runs: Launch
+    runs: Run
     """What the files say, read back: the launch itself where nothing is lost."""
 
 
@@ -104,12 +105,12 @@ class Imported(Record):
     """The file that holds the plan, where the configuration only names it."""
 
 
-def refuse_others(launch: Launch, title: str, keepers: tuple[str, ...]) -> None:
+def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
     """Raise InputError unless states are kept as a trainer keeps them.
 
     keepers : of `autopar.price.state_layouts`; none for Megatron-LM's own.
     """
-    keeper = None if launch.trainer is None else launch.trainer.keeper
+    keeper = run.runtime.states.keeper if run.kernels.torch_layers else None
     if keeper not in (keepers or (None,)):
         own = "Megatron-LM" if keeper is None else keeper
         raise InputError(
@@ -138,8 +139,8 @@ def spec_of(place: Place, model: Model) -> ModelSpec | None:
     return spec
 
 
-def step_count(launch: Launch) -> str:
-    """Return the number of steps for a shell: asked for where the launch does not say it."""
-    if launch.steps is not None:
-        return str(launch.steps)
+def step_count(run: Run) -> str:
+    """Return the number of steps for a shell: asked for where the run does not say it."""
+    if run.steps is not None:
+        return str(run.steps)
     return "${TRAIN_ITERS:?set TRAIN_ITERS to the number of steps}"

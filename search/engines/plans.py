@@ -1,7 +1,7 @@
 """A plan whose layers may differ as it is handed to an engine: a job in, files and losses out.
 
 An engine with one set of degrees takes the nearest plan that it can run (`search.engines.nearest`):
-a `Choice`, by the space of the engine a `Launch`, and by the one writer of the engine files.
+a `Choice`, by the space of the engine a `Run`, and by the one writer of the engine files.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any, Literal, TypedDict, cast
 from msgspec import field
 
 from autopar.command.fields import rows_of, words_of, written
-from autopar.price.profile import launch_model
 from autopar.records import Record, replace
-from autopar.run.launch import Launch, Model, chunks_of_sizes
+from autopar.run.architecture import Model
 from autopar.run.model import ModelSpec
+from autopar.run.of_plan import uniform_model
 from autopar.run.plan import Plan
-from search.engines.choice import FULL, NONE, Choice, ContextKind
+from autopar.run.run import Run
+from autopar.run.strategy import ContextKind, chunks_of_sizes
+from search.engines.choice import FULL, NONE, Choice
 from search.engines.engine import Engine as EngineRecord
 from search.engines.place import Draft, Loss, Place
 from search.engines.space import EngineSpace, Job as SpaceJob
@@ -80,8 +82,8 @@ class Lowered(Record):
     degrees of this one; empty where any search does."""
     draft: Draft | None = None
     """Files and command as the writer of launches made them."""
-    runs: Launch | None = None
-    """The launch that the files describe; None where layers may differ in the engine."""
+    runs: Run | None = None
+    """The run that the files describe; None where layers may differ in the engine."""
 
 
 Lower = Callable[[Job], Lowered]
@@ -161,8 +163,8 @@ def _lowered(engine: EngineRecord, job: Job) -> Lowered:
     assert engine.handed is not None, "which is a launch"
     assert engine.write is not None, "that is written"
     near: Near = engine.near(job)
-    launch, place = engine.handed(job, near.plan)
-    draft: Draft = engine.write(launch, place)
+    run, place = engine.handed(job, near.plan)
+    draft: Draft = engine.write(run, place)
     return Lowered(
         engine=cast(Engine, engine.name),
         engine_version=draft.version,
@@ -174,7 +176,7 @@ def _lowered(engine: EngineRecord, job: Job) -> Lowered:
         as_run=near.as_run,
         search=near.search,
         draft=draft,
-        runs=launch,
+        runs=run,
     )
 
 
@@ -261,17 +263,15 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
     )
 
 
-def launch_of_plan(
-    space: EngineSpace, job: Job, choice: Choice, model: Model | None = None
-) -> Launch:
-    """Return the launch of a plan's choice, in the precision of the job.
+def run_of_choice(space: EngineSpace, job: Job, choice: Choice, model: Model | None = None) -> Run:
+    """Return the run of a plan's choice, in the precision of the job.
 
-    model : sizes to take instead of the spec's own. Raises InputError where no launch has them.
+    model : sizes to take instead of the spec's own. Raises InputError where no run has them.
     """
     made = space.launch(
         SpaceJob(
             name=job.spec.name,
-            model=model or launch_model(job.spec),
+            model=model or uniform_model(job.spec),
             seq=job.seq_length,
             global_batches=(choice.global_batch,),
             world=job.plan.world_size,
@@ -279,7 +279,8 @@ def launch_of_plan(
         ),
         choice,
     )
-    return replace(made, precision=replace(made.precision, kind=job.precision))
+    precision = replace(made.runtime.precision, kind=job.precision)
+    return replace(made, runtime=replace(made.runtime, precision=precision))
 
 
 def place_of(job: Job) -> Place:

@@ -12,11 +12,11 @@ from msgspec import field
 
 from autopar.errors import DocumentError, InputError
 from autopar.records import Record
-from autopar.run.launch import Launch
 from autopar.run.rules import Notice, RuleError, notice, once
+from autopar.run.run import Run
 from search.engines.arguments import Ignored, UnpricedError
 from search.engines.changes import MOVES, Changes, Move
-from search.engines.megatron.read import ReadLaunch
+from search.engines.megatron.read import ReadRun
 
 
 class Asked(Record):
@@ -41,21 +41,21 @@ class CheckedFile(Record):
     stack: str
     """Software whose kernels are priced where nothing else is asked for (`autopar stacks`)."""
     world_size: int
-    launch: Launch | None
+    run: Run | None
     """None: it cannot be priced, and the reason is a finding."""
-    described: Launch | None = None
-    """The launch of a file that is read whole and has no price."""
+    described: Run | None = None
+    """The run of a file that is read whole and has no price."""
     findings: tuple[Notice, ...]
-    """A launch with one of the kind `illegal` is not priced either."""
+    """A run with one of the kind `illegal` is not priced either."""
     harmless: tuple[Ignored, ...] = ()
     """Arguments that change neither time nor memory."""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Arguments as they are written, by key; for scripts flags without their hyphens."""
     moves: frozenset[Move] = MOVES
     """What can be changed at all in such a file, of what neighbours have changed."""
-    written: Callable[[Launch], Changes | None]
-    """Returns what changes in the file so that it is another launch; None: it cannot say it, or
-    that would not run. Read anew with the changes, the file has to be that launch."""
+    written: Callable[[Run], Changes | None]
+    """Returns what changes in the file so that it is another run; None: it cannot say it, or that
+    would not run. Read anew with the changes, the file has to be that run."""
     spelled: Callable[[str, str | None], str]
     """Returns a key of `Changes` and of `Ignored` with its value as a line of the file, such as
     `--seq-length 4096`; alone where the value is None or empty."""
@@ -65,21 +65,21 @@ class CheckedFile(Record):
 
 
 class Attempt(Record):
-    """What came of reading a launch."""
+    """What came of reading a file."""
 
-    launch: Launch | None = None
+    run: Run | None = None
     """None: it has no price."""
-    described: Launch | None = None
-    """The launch whether or not it has a price."""
+    described: Run | None = None
+    """The run whether or not it has a price."""
     ignored: tuple[Ignored, ...] = ()
     problems: tuple[Notice, ...] = ()
-    """Why there is no launch: findings of the kind `illegal`."""
+    """Why there is no run: findings of the kind `illegal`."""
     unpriced: Notice | None = None
     """What may well run and has no price: a finding of the kind `not priced`."""
 
 
-def attempt(read: Callable[[], ReadLaunch]) -> Attempt:
-    """Return a launch, or why there is none."""
+def attempt(read: Callable[[], ReadRun]) -> Attempt:
+    """Return a run, or why there is none."""
     try:
         found = read()
     except UnpricedError as error:
@@ -96,8 +96,8 @@ def attempt(read: Callable[[], ReadLaunch]) -> Attempt:
         return Attempt(problems=(notice("read.file", "illegal", "{problem}", problem=str(error)),))
     why = found.unpriced
     return Attempt(
-        launch=None if why else found.launch,
-        described=found.launch,
+        run=None if why else found.run,
+        described=found.run,
         ignored=found.ignored,
         unpriced=notice("read.unpriced", "not priced", "{problem}", problem=why) if why else None,
     )

@@ -12,31 +12,33 @@ from typing import Any, Literal, cast
 
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, replace
-from autopar.run.launch import (
+from autopar.run.architecture import Model
+from autopar.run.rules import WHOLE_KEYS, Rule, kept, refuse
+from autopar.run.run import Run, legal
+from autopar.run.runtime import (
     BLACKWELL,
     HOPPER,
-    AttentionKernel,
-    Checkpointing,
-    Degrees,
-    Launch,
-    Model,
+    ExpertKernels,
+    Kernels,
     Optimizer,
-    Precision as LaunchPrecision,
-    Recompute,
-    Software,
-    TorchTrainer,
+    Overlap,
+    Precision as RunPrecision,
+    Runtime,
+    States,
+    Zero,
 )
-from autopar.run.rules import WHOLE_KEYS, Rule, kept, refuse
-from autopar.run.runtime import Keeper, Zero
+from autopar.run.strategy import ContextKind, Split, Strategy, uniform_layers
+from autopar.training.offload import HostAdam
 from search.engines.choice import (
     FULL,
     NONE,
     Choice,
-    ContextKind,
     Dispatcher,
     Precision,
     Training,
+    offload_of,
     trained,
+    with_recompute,
 )
 
 
@@ -114,15 +116,16 @@ class EngineSpace(Record):
     """Returns whether products can run beside the transfers of so many tensor ranks."""
     any_layout: bool
     """Layers can be placed on stages as one likes."""
-    launch: Callable[[Job, Choice], Launch]
+    launch: Callable[[Job, Choice], Run]
+    """Returns the legal run of a choice."""
     rules: tuple[Rule, ...]
     """What it refuses of degrees that divide, over the values of `values_of`."""
     left_out: tuple[str, ...]
     """What it can run and a search does not choose, with the option that lets it in, if any."""
 
 
-def launch_of(engine: EngineSpace, job: Job, choice: Choice) -> Launch:
-    """Return the launch of a choice; raises RuleError with what the engine refuses."""
+def run_of(engine: EngineSpace, job: Job, choice: Choice) -> Run:
+    """Return the run of a choice; raises RuleError with what the engine refuses."""
     refuse(engine.rules, values_of(job, choice))
     return engine.launch(job, choice)
 
@@ -149,22 +152,27 @@ def job_values(job: Job) -> dict[str, Any]:
         "sequence_parallel": True,
         "ulysses": 1,
         "heads": model.attention.heads,
-        "query_groups": model.attention.groups,
+        "query_groups": model.attention.kv_heads,
         # latent attention has no heads of keys
-        "kv_heads": None if latent else model.attention.groups,
+        "kv_heads": None if latent else model.attention.kv_heads,
         "latent": latent,
-        "window": model.attention.window is not None,
-        "ffn_hidden_size": model.ffn,
+        "window": _has_window(model),
+        "ffn_hidden_size": model.dense_width,
         "layers": model.num_layers,
         "experts": 0 if experts is None else experts.number,
-        "expert_width": None if experts is None else experts.ffn,
-        "biases": model.biases,
+        "expert_width": None if experts is None else experts.width,
+        "biases": model.last.biases,
         "tied": model.tied,
         "mtp": model.mtp,
         "gpu": job.gpu,
         "nvlinked": nvlinked(job.gpu),
         "one_queue": overlaps_one(job.gpu),
     }
+
+
+def _has_window(model: Model) -> bool:
+    attentions = (layer.attention for layer in model.kinds)
+    return any(one is not None and one.window is not None for one in attentions)
 
 
 _FIELDS = (
@@ -186,35 +194,47 @@ def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "whole_layers": whole, "recomputed_experts": experts}
 
 
-def degrees_of(job: Job, choice: Choice) -> Degrees:
-    experts = job.model.experts is not None
-    return Degrees(
-        world=job.world,
+def strategy_of(
+    job: Job, choice: Choice, *, zero: Zero, sequence_parallel: bool = True
+) -> Strategy:
+    """Return the strategy of a choice; recomputation and offload are those of its layers."""
+    mixed = job.model.experts is not None
+    split = Split(
         tp=choice.tp,
+        sequence_parallel=sequence_parallel and choice.tp > 1,
         cp=choice.cp,
-        heads_exchanged=choice.cp > 1 and choice.cp_kind == "a2a",
-        keys_gathered=choice.cp > 1 and choice.cp_kind == "all-gather",
-        pp=choice.pp,
+        cp_kind=choice.cp_kind if choice.cp > 1 else "ring",
         ep=choice.ep,
-        etp=choice.etp if experts else 1,
-        sequence_parallel=choice.tp > 1,
-        chunks=choice.chunks,
-        overlap_experts=choice.overlap_experts,
-        schedule=None if choice.schedule in ("1f1b", "interleaved") else choice.schedule,
+        etp=choice.etp if mixed else 1,
+        zero=zero,
+        replicas=choice.dp_replicate,
+        offload=offload_of(choice.offload),
     )
+    layers, ends = uniform_layers(job.model.num_layers, split)
+    strategy = Strategy(
+        gpus=job.world,
+        layers=layers,
+        ends=ends,
+        stages=choice.chunks,
+        schedule=choice.schedule,
+        micro_batch=choice.micro_batch,
+        global_batch=choice.global_batch,
+    )
+    return with_recompute(strategy, choice.recompute)
 
 
-def launch_precision(choice: Choice) -> LaunchPrecision:
+def run_precision(choice: Choice) -> RunPrecision:
+    """Return the types in which a choice computes."""
     recipes: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
         "fp8": "tensorwise",
         "fp8-blockwise": "blockwise",
         "mxfp8": "mxfp8",
     }
     if choice.precision == "bf16":
-        return LaunchPrecision()
+        return RunPrecision()
     if choice.precision == "nvfp4":
-        return LaunchPrecision(fp4=True)
-    return LaunchPrecision(fp8=True, fp8_recipe=recipes[choice.precision])
+        return RunPrecision(fp4=True)
+    return RunPrecision(fp8=True, fp8_recipe=recipes[choice.precision])
 
 
 def device_precisions(gpu: str) -> tuple[Precision, ...]:
@@ -243,37 +263,41 @@ def no_offload(model: Model) -> tuple[str, ...]:
 # Engines with layers of torch.
 
 
-def torch_launch(
-    job: Job, choice: Choice, engine: str, *, keeper: Keeper, zero: Zero, trainer: TorchTrainer
-) -> Launch:
-    kernel: AttentionKernel = "flash"
-    own = replace(
-        trainer,
-        keeper=keeper,
-        zero=zero,
-        replicas=choice.dp_replicate,
-        checkpoint=cast(Checkpointing, choice.recompute),
-    )
-    sharding: tuple[Literal["none", "distributed", "zero2", "fsdp"], ...] = (
-        *("none", "distributed", "zero2", "fsdp"),
-    )
-    launch = Launch(
+def torch_run(
+    job: Job,
+    choice: Choice,
+    engine: str,
+    *,
+    states: States,
+    kernels: Kernels,
+    sequence_parallel: bool = True,
+    host_adam: HostAdam = "torch",
+) -> Run:
+    """Return the legal run of a choice in an engine with layers of torch."""
+    run = Run(
         name=job.name,
         # rows of the vocabulary are made divisible by Megatron's tensor ranks alone
         model=replace(job.model, vocab_divisor=1),
-        degrees=degrees_of(job, choice),
-        seq=job.seq,
-        micro_batch=choice.micro_batch,
-        global_batch=choice.global_batch,
-        precision=launch_precision(choice),
-        optimizer=Optimizer(sharding=sharding[zero], overlap_gradients=True),
-        recompute=(
-            Recompute(layers="uniform", number=1) if choice.recompute == FULL else Recompute()
+        strategy=strategy_of(
+            job, choice, zero=cast(Zero, choice.zero), sequence_parallel=sequence_parallel
         ),
-        software=Software(gpu=job.gpu, attention=kernel),
-        trainer=own,
+        runtime=Runtime(
+            engine=engine,
+            precision=run_precision(choice),
+            optimizer=Optimizer(host_adam=host_adam),
+            states=states,
+            kernels=kernels,
+            experts=TORCH_EXPERTS if job.model.experts is not None else ExpertKernels(),
+            overlap=Overlap(gradients=True, experts=choice.overlap_experts),
+        ),
+        seq_length=job.seq,
+        gpu=job.gpu,
     )
-    return trained(launch, job.training, engine)
+    return legal(trained(run, job.training, engine))
+
+
+TORCH_EXPERTS = ExpertKernels(dispatcher="alltoall", grouped=True)
+"""Experts of torchtitan and transformers: one grouped GEMM, tokens by all-to-all."""
 
 
 PLAIN_RULES = (
@@ -287,13 +311,8 @@ PLAIN_RULES = (
 """Rules of engines with layers of transformers."""
 
 
-TRANSFORMERS = TorchTrainer(keeper="deepspeed", layers="transformers", loss_parallel=False)
+TRANSFORMERS = Kernels(attention="flash", module="transformers", loss="whole", loss_parallel=False)
 """Layers of transformers, under either library."""
-
-
-def whole_sequences(launch: Launch) -> Launch:
-    """Return a launch whose tensor ranks hold whole sequences between products."""
-    return replace(launch, degrees=replace(launch.degrees, sequence_parallel=False))
 
 
 def torch_recompute(model: Model) -> tuple[str, ...]:

@@ -80,14 +80,14 @@ def route_of(request: Request) -> Route:
     others = [name for name in request.given if not _of_launches(name, request)]
     if others:
         return _layered(request, f"--{others[0]} is of such plans")
-    from autopar.price.profile import launch_model
+    from autopar.run.of_plan import uniform_model
     from search.planning.uniform.answer import open_launches
 
     spec = model_spec(request.inputs)
     if {*(request.degrees.ep or ())} - {1} and not any(one.num_experts for one in spec.layers):
         raise OptionError(f"--ep: {spec.name} has no experts; leave it out")
     try:
-        launch_model(spec)
+        uniform_model(spec)
     except InputError as error:
         return _layered(request, error.short)
     question = open_launches(request)
@@ -140,19 +140,19 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
 
 def _unwritten(question: Question, engine: EngineSpace) -> str:
     """Return why no launch of a trainer is written for a model, empty where it is."""
-    from autopar.run.launch import chunks_of_sizes
+    from autopar.run.strategy import chunks_of_sizes
     from search.engines.choice import Choice
     from search.engines.files import unwritten
     from search.engines.place import Place
-    from search.engines.space import launch_of
+    from search.engines.space import run_of
 
     model = question.job.model
     choice = Choice(
         zero=engine.zero[-1], chunks=chunks_of_sizes([model.num_layers], 1, mtp=model.mtp)
     )
-    launch = launch_of(engine, replace(question.job, world=1), choice)
+    run = run_of(engine, replace(question.job, world=1), choice)
     place = Place(num_nodes=1, gpus_per_node=1, model=question.spec.name, spec=question.spec)
-    return unwritten(launch, engine=cast(Any, engine.name), place=place)
+    return unwritten(run, engine=cast(Any, engine.name), place=place)
 
 
 def _unnamed(request: Request) -> str:

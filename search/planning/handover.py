@@ -17,8 +17,8 @@ from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
 from autopar.records import Record, replace
-from autopar.run.launch import Launch
 from autopar.run.plan import Plan, Prediction, violations
+from autopar.run.run import Run
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_odds, format_seconds
 from search.check.assessment import Assessment, assess
@@ -26,7 +26,7 @@ from search.engines.differences import losses_of
 from search.engines.files import read_back, title_of, with_script, written
 from search.engines.place import Loss, Place
 from search.engines.plans import Job, Lower, Lowered, as_typed, lower_for, search_words, space_of
-from search.engines.space import launch_of
+from search.engines.space import run_of
 from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.layered.parts import as_engine
 from search.planning.question import Session, check_known, open_session, read_plan_for
@@ -135,19 +135,19 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
         model=question.spec.name,
         spec=question.spec,
     )
-    launch, losses = stored.launch, tuple[Loss, ...]()
+    run, losses = stored.run, tuple[Loss, ...]()
     changes, price = tuple[str, ...](), None
     if engine != stored.engine and stored.engine not in engine_named(engine).starts:
-        launch, losses, change, price = _of_other(stored, engine)
+        run, losses, change, price = _of_other(stored, engine)
         changes = (change,)
-    found = written(launch, engine=engine, place=place)
+    found = written(run, engine=engine, place=place)
     losses = (*losses, *found.losses)
     rates, samples_per_s = None, None
     if engine == stored.engine:
         # what another engine makes of it has its price among the changes
         with suppress(InputError):
             own = engine_space(stored.engine)
-            best = evaluated(question, own, stored.choice, stored.launch).best
+            best = evaluated(question, own, stored.choice, stored.run).best
             if best is not None:
                 rates, samples_per_s = best.assessment.throughput, best.samples_per_s
     return Export(
@@ -171,15 +171,15 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
 
 def _of_other(
     stored: StoredLaunch, engine: str
-) -> tuple[Launch, tuple[Loss, ...], str, Mapping[str, object]]:
-    """Return the nearest launch of another engine, its losses, and what it costs."""
+) -> tuple[Run, tuple[Loss, ...], str, Mapping[str, object]]:
+    """Return the nearest run of another engine, its losses, and what it costs."""
     question = stored.question
     own = engine_space(stored.engine, compiled=stored.choice.compiled)
-    usual = launch_of(own, question.job, stored.choice)
-    found = taken_over(question, stored.launch, usual, stored.choice, engine)
-    before = assess(stored.launch, target_of(question, own))
+    usual = run_of(own, question.job, stored.choice)
+    found = taken_over(question, stored.run, usual, stored.choice, engine)
+    before = assess(stored.run, target_of(question, own))
     there = engine_space(engine, compiled=found.choice.compiled)
-    after = assess(found.launch, target_of(question, there))
+    after = assess(found.run, target_of(question, there))
     untimed = after.untimed or before.untimed
     change = f"not priced: {untimed}"
     if before.step is not None and after.step is not None:
@@ -190,7 +190,7 @@ def _of_other(
     if after.odds_of_oom > question.oom_risk:
         change += f"; does not fit: out of memory {format_odds(after.odds_of_oom)}"
     price = {"before": _timed(before, question), "after": _timed(after, question), "why": untimed}
-    return found.launch, found.losses, change, price
+    return found.run, found.losses, change, price
 
 
 def _timed(assessment: Assessment, question: Question) -> dict[str, object]:

@@ -16,7 +16,7 @@ from autopar.command.show import (
     print_pair,
 )
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.price.sharded import recipe_of_launch
+from autopar.price.sharded import recipe_of_run
 from autopar.rates.accuracy import probability_faster
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 from search.check.assessment import price_of
@@ -25,7 +25,8 @@ from search.show.headline import print_rows, throughput_rows
 from search.show.terminal import show_memory, show_peak, terms_line
 
 if TYPE_CHECKING:
-    from autopar.run.launch import Launch, TorchTrainer
+    from autopar.run.run import Run
+    from autopar.run.strategy import Recomputed
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbour, Neighbours
     from search.engines.reader import CheckedFile
@@ -43,9 +44,9 @@ def show_check(
     # on one line however long, so that the path can be copied
     title = f"{file.path}: {file.trainer} on {file.world_size} {card}"
     console.print(escape(title), style="bold", soft_wrap=True)
-    if file.launch is not None:
+    if file.run is not None:
         print_heading(console, "what it says")
-        for label, text in _understood(file.launch):
+        for label, text in _understood(file.run):
             print_pair(console, label, text)
     print_heading(console, "findings")
     if not file.findings:
@@ -57,22 +58,22 @@ def show_check(
         print_line(console, f"no price depends on {names}", style="dim")
     if assessment is not None:
         price = price_of(assessment, target)
-        show_memory(console, price, _measured(assessment.launch))
+        show_memory(console, price, _measured(assessment.run))
         show_peak(console, price.fullest, file.worded)
         _show_time(console, assessment, target)
     if neighbours is not None and assessment is not None:
         _show_neighbours(console, file, assessment, neighbours, target)
 
 
-def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
-    model = launch.model
+def _understood(run: Run) -> Iterator[tuple[str, str]]:
+    model, strategy, precision = run.model, run.strategy, run.runtime.precision
     attention, experts = model.attention, model.experts
     heads = f"{attention.heads} heads"
     if attention.latent is not None:
         heads += " of latent attention"
-    elif attention.groups != attention.heads:
-        heads += f" in {attention.groups} groups"
-    mlp = f"MLP of {model.ffn}{', gated' if model.gated else ''}"
+    elif attention.kv_heads != attention.heads:
+        heads += f" in {attention.kv_heads} groups"
+    mlp = f"MLP of {model.dense_width}{', gated' if model.last.gates > 1 else ''}"
     yield (
         "model",
         (
@@ -81,93 +82,84 @@ def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
         ),
     )
     if experts is not None:
-        number = sum(model.expert_layers)
-        shared = f", {experts.shared_ffn} shared" if experts.shared_ffn else ""
+        number = sum(model.mixtures)
+        shared = f", {experts.shared_width} shared" if experts.shared_width else ""
         yield (
             "experts",
             (
-                f"{experts.number} of {experts.ffn} in {format_count(number, 'layer')}, "
-                f"{experts.per_token} per token{shared}, {experts.dispatcher}"
+                f"{experts.number} of {experts.width} in {format_count(number, 'layer')}, "
+                f"{experts.per_token} per token{shared}, {run.runtime.experts.dispatcher}"
             ),
         )
-    yield "degrees", degrees_line(launch)
+    yield "degrees", degrees_line(run)
     yield (
         "batch",
         (
-            f"{launch.global_batch} sequences of {launch.seq} tokens, "
-            f"{format_count(launch.micro_batches, 'micro-batch', 'micro-batches')} of "
-            f"{launch.micro_batch}"
+            f"{strategy.global_batch} sequences of {run.seq_length} tokens, "
+            f"{format_count(strategy.micro_batches, 'micro-batch', 'micro-batches')} of "
+            f"{strategy.micro_batch}"
         ),
     )
-    recompute, trainer = launch.recompute, launch.trainer
-    again = {
-        "uniform": f"all layers, {recompute.number} at once",
-        "block": f"{format_count(recompute.number, 'layer')} of each chunk",
-        "none": ", ".join(sorted(recompute.modules)) or "nothing",
-    }
-    yield "recomputes", again[recompute.layers] if trainer is None else _again(trainer)
-    precision = launch.precision
+    yield "recomputes", _recomputes(strategy.recomputed, torch=run.kernels.torch_layers)
     kind = precision.kind + (f", products in fp8 ({precision.fp8_recipe})" if precision.fp8 else "")
     gradients: float = precision.gradient_bytes
-    if trainer is not None:
-        gradients = recipe_of_launch(launch).gradients.each_bytes
+    if run.kernels.torch_layers:
+        gradients = recipe_of_run(run).gradients.each_bytes
     yield "precision", f"{kind}, gradients of {gradients:g} bytes"
-    yield "attention", launch.software.attention
+    yield "attention", run.kernels.attention
 
 
-def degrees_line(launch: Launch) -> str:
-    """Return the degrees of a launch in one line."""
-    degrees, experts = launch.degrees, launch.model.experts
-    parts = [f"tp {degrees.tp}{', scattered' if degrees.scattered else ''}"]
-    parts += [f"{name} {n}" for name, n in (("cp", degrees.cp), ("ep", degrees.ep)) if n > 1]
-    if experts is not None and degrees.etp > 1:
-        parts.append(f"etp {degrees.etp}")
-    chunks = f" x {degrees.vpp} chunks" if degrees.vpp > 1 else ""
+def _recomputes(recomputed: Recomputed, *, torch: bool) -> str:
+    """Return what layers recompute, as a part of a sentence."""
+    number = recomputed.number
+    return {
+        "none": "nothing",
+        "modules": ", ".join(sorted(recomputed.modules)),
+        "op": "all but attention and every other product",
+        "full": "all layers" if torch else f"all layers, {number} at once",
+        "block": f"{format_count(number, 'layer')} of each chunk",
+        "every": f"every {number}. layer",
+    }[recomputed.kind]
+
+
+def degrees_line(run: Run) -> str:
+    """Return the degrees of a run in one line."""
+    strategy, split = run.strategy, run.split
+    parts = [f"tp {split.tp}{', scattered' if split.scattered else ''}"]
+    parts += [f"{name} {n}" for name, n in (("cp", split.cp), ("ep", split.ep)) if n > 1]
+    if run.model.experts is not None and split.etp > 1:
+        parts.append(f"etp {split.etp}")
+    chunks = f" x {strategy.vpp} chunks" if strategy.vpp > 1 else ""
     # the usual schedules go without saying
-    told = degrees.pipeline not in ("1f1b", "interleaved")
-    under = f" under {SCHEDULES[degrees.pipeline].title}" if told else ""
-    parts += [f"pp {degrees.pp}{chunks}{under}"] if degrees.pp > 1 else []
-    parts.append(f"dp {degrees.dp}{_sharded(launch)}")
+    told = strategy.schedule not in ("1f1b", "interleaved")
+    under = f" under {SCHEDULES[strategy.schedule].title}" if told else ""
+    parts += [f"pp {strategy.pp}{chunks}{under}"] if strategy.pp > 1 else []
+    parts.append(f"dp {strategy.dp}{_sharded(run)}")
     return ", ".join(parts)
 
 
-def _sharded(launch: Launch) -> str:
+def _sharded(run: Run) -> str:
     """Return who shares states, as a part of a sentence."""
-    trainer = launch.trainer
-    if trainer is None:
-        sharding = {"none": "", "distributed": ", distributed optimizer", "fsdp": ", fully sharded"}
-        return sharding[launch.optimizer.sharding]
-    if trainer.keeper == "deepspeed":
-        return f", ZeRO-{trainer.zero}" if trainer.zero else ""
-    copies = f" in {trainer.replicas} replicas" if trainer.replicas > 1 else ""
-    words = {
-        0: "",
-        1: ", sharded, weights kept",
-        2: ", sharded, weights kept",
-        3: ", fully sharded",
-    }
-    return words[trainer.zero] + copies
-
-
-def _again(trainer: TorchTrainer) -> str:
-    """Return what layers of torch compute again."""
-    return {
-        "none": "nothing",
-        "op": "all but attention and every other product",
-        "layers": f"every {trainer.every}. layer" if trainer.every > 1 else "all layers",
-        "full": "all layers",
-    }[trainer.checkpoint]
+    zero, replicas = run.split.zero, run.split.replicas
+    if not run.kernels.torch_layers:
+        return ("", ", distributed optimizer", "", ", fully sharded")[zero]
+    if run.runtime.states.keeper == "deepspeed":
+        return f", ZeRO-{zero}" if zero else ""
+    copies = f" in {replicas} replicas" if replicas > 1 else ""
+    return ("", ", sharded, weights kept", ", sharded, weights kept", ", fully sharded")[
+        zero
+    ] + copies
 
 
 # --------------------------------------------------------------------------------------------------
 # What it needs and takes.
 
 
-def _measured(launch: Launch) -> str:
+def _measured(run: Run) -> str:
     """Return of what the measured peaks are that the interval is made of."""
-    if launch.trainer is None:
-        return "measured runs are of the last stage and the first"
-    return "measured runs are torchtitan's"
+    if run.kernels.torch_layers:
+        return "measured runs are torchtitan's"
+    return "measured runs are of the last stage and the first"
 
 
 def _show_time(console: Console, assessment: Assessment, target: Target) -> None:
@@ -269,7 +261,7 @@ def check_document(
         "num_gpus": file.world_size,
         "card": target.machine.card.name,
         "stack": target.machine.stack.name,
-        "understood": dict(_understood(file.launch)) if file.launch is not None else None,
+        "understood": dict(_understood(file.run)) if file.run is not None else None,
         "findings": [{"kind": one.kind, **one.entry} for one in file.findings],
         "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
     }

@@ -62,7 +62,7 @@ from autopar.training.launch_settings import settings_of
 from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
 from search.check.assessment import Assessment, Target, price_of
-from search.engines.space import launch_of
+from search.engines.space import run_of
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
 from search.planning.question import WhyNot
@@ -313,7 +313,7 @@ def assessed_entry(
                 "states_bytes": account.states_bytes,
                 "peak_bytes": account.peak_bytes,
                 "reserved_bytes": [
-                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
+                    round(end) for end in reserved_interval(assessment.run, account.peak_bytes)
                 ],
                 "terms_bytes": {term.name: term.num_bytes for term in account.peak},
             }
@@ -321,7 +321,7 @@ def assessed_entry(
         ],
         "capacity_bytes": target.capacity_bytes,
         "odds_of_oom": assessment.odds_of_oom,
-        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
+        "few_measured_runs_have": list(few_runs_of(assessment.run)),
         "step_time_s": None if step is None else step.total_s,
         "step_time_interval_s": None
         if assessment.interval_s is None
@@ -336,11 +336,11 @@ def assessed_entry(
 
 def _launch(answer: Launches, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
     job = answer.question.job
-    usual = launch_of(engine.engine, job, solution.choice)
+    usual = run_of(engine.engine, job, solution.choice)
     return LaunchEntry(
         engine=cast(Any, engine.engine.name),
         degrees=degrees_entry(solution.choice, job.world),
-        settings=settings_of(solution.launch, usual),
+        settings=settings_of(solution.run, usual),
         samples_per_s=solution.samples_per_s,
         predicted=assessed_entry(solution.assessment, engine.target, answer.question.price),
     )

@@ -1,1 +1,1 @@
-"""Megatron-Bridge: its recipes and configurations as launches of Megatron-Core."""
+"""Megatron-Bridge: its recipes and configurations as runs of Megatron-Core."""

@@ -13,21 +13,22 @@ from typing import Any
 
 from autopar.errors import InputError, did_you_mean
 from autopar.records import Record, replace
-from autopar.run.launch import BLACKWELL, Launch
 from autopar.run.rules import Kind, Notice, notice, once
+from autopar.run.run import Run
+from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
     BridgeFile,
     Given,
     flags_of_settings,
-    launch_of_settings,
     other_keys,
     read_bridge,
+    run_of_settings,
 )
-from search.engines.bridge.recipes import Settings
+from search.engines.bridge.recipes import Settings, recompute_settings
 from search.engines.changes import Changes, arguments_of, laid_out
-from search.engines.megatron.check import same_launch
+from search.engines.megatron.check import same_run
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.rules import broken_rules
 from search.engines.megatron.setting import Setting
@@ -60,7 +61,7 @@ _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
 class _Place(Record):
-    """Where a file's launch runs."""
+    """Where the run of a file is."""
 
     world_size: int
     environment: Mapping[str, str]
@@ -68,9 +69,9 @@ class _Place(Record):
     name: str
 
     def read(self, settings: Settings) -> Attempt:
-        """Return the launch of all settings together, or why there is none."""
+        """Return the run of all settings together, or why there is none."""
         return attempt(
-            lambda: launch_of_settings(
+            lambda: run_of_settings(
                 settings,
                 world_size=self.world_size,
                 environment=self.environment,
@@ -118,11 +119,11 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         trainer="Megatron-Bridge",
         stack=_STACK,
         world_size=world,
-        launch=found.launch,
+        run=found.run,
         findings=once(said),
         harmless=tuple(one for one in ignored if one.understood),
         words={one.spelled: (one.value,) for one in file.given},
-        written=partial(_written, file, place, found.launch),
+        written=partial(_written, file, place, found.run),
         spelled=partial(_line, file),
         worded=partial(_worded, file, settings),
     )
@@ -182,7 +183,7 @@ def _findings(
         gpu=place.gpu,
         ignored=found.ignored,
         problems=found.problems,
-        launch=found.launch,
+        run=found.run,
     ):
         # what a recipe sets to no effect is not for the file to change
         of_file = _flag_of(one) in own and not file.is_whole
@@ -190,12 +191,11 @@ def _findings(
             yield replace(one, text=_worded(file, settings, one.text))
     yield from _idle(file, settings)
     yield from _of_samples(file)
-    launch = found.launch
-    if launch is not None and launch.graphs != "none":
+    run = found.run
+    if run is not None and run.kernels.graphs != "none":
         text = "CUDA graphs keep memory of their own, which is not counted; their time is"
         yield _fact("graphs", "not priced", text)
-    experts = None if launch is None else launch.model.experts
-    if experts is not None and experts.fused_mlp:
+    if run is not None and run.model.experts is not None and run.runtime.experts.fused_mlp:
         text = "what fused experts save is not known, and counted as that of others; their time is"
         yield _fact("fused-experts", "not priced", text)
     if settings.get("mixed_precision.first_last_layers_bf16") is True:
@@ -284,14 +284,12 @@ def _line(file: BridgeFile, key: str, value: str | None) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Other launches in the words of the file.
+# Other runs in the words of the file.
 
 
-def _written(
-    file: BridgeFile, place: _Place, before: Launch | None, after: Launch
-) -> Changes | None:
-    """Return what changes in the file so that it is another launch; None: that would not run."""
-    assert before is not None, "only a launch that was read has others next to it"
+def _written(file: BridgeFile, place: _Place, before: Run | None, after: Run) -> Changes | None:
+    """Return what changes in the file so that it is another run; None: that would not run."""
+    assert before is not None, "only a run that was read has others next to it"
     one, other = _turned(before), _turned(after)
     changed = {key: value for key, value in other.items() if one.get(key) != value}
     settings = file.settings(place.world_size)
@@ -305,9 +303,9 @@ def _written(
     again = replace(file, given=given)
     wanted = again.settings(place.world_size)
     found = place.read(wanted)
-    if found.launch is None or not same_launch(found.launch, after):
+    if found.run is None or not same_run(found.run, after):
         return None
-    if broken_rules(place.setting(wanted), (), found.launch):
+    if broken_rules(place.setting(wanted), (), found.run):
         return None
     was = {one.spelled: one.value for one in file.given}
     is_ = {one.spelled: one.value for one in given}
@@ -369,42 +367,39 @@ def _scalar(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _turned(launch: Launch) -> Settings:
-    """Return the settings that neighbours change, of a launch."""
-    degrees, recompute = launch.degrees, launch.recompute
-    words = arguments_of(launch)
-    even = degrees.pp == 1 or degrees.chunks == _even(launch)
-    full, modules = recompute.layers != "none", sorted(recompute.modules)
+def _turned(run: Run) -> Settings:
+    """Return the settings that neighbours change, of a run."""
+    strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
+    pp, vpp = strategy.pp, strategy.vpp
+    words = arguments_of(run)
+    even = pp == 1 or strategy.stages == _even(run)
     found: Settings = {
-        _TP: degrees.tp,
-        "model.pipeline_model_parallel_size": degrees.pp,
-        "model.context_parallel_size": degrees.cp,
-        _SP: degrees.scattered,
-        "model.virtual_pipeline_model_parallel_size": degrees.vpp if degrees.vpp > 1 else None,
+        _TP: split.tp,
+        "model.pipeline_model_parallel_size": pp,
+        "model.context_parallel_size": split.cp,
+        _SP: split.scattered,
+        "model.virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
         "model.pipeline_model_parallel_layout": None if even else "as it is",
-        "train.micro_batch_size": launch.micro_batch,
-        "model.recompute_granularity": "full" if full else "selective" if modules else None,
-        "model.recompute_method": recompute.layers if full else None,
-        "model.recompute_num_layers": recompute.number if full else None,
-        "model.recompute_modules": None if full or not modules else modules,
-        "ddp.use_distributed_optimizer": launch.optimizer.sharding == "distributed",
-        "comm_overlap.overlap_grad_reduce": launch.optimizer.overlap_gradients,
-        "comm_overlap.tp_comm_overlap": launch.tensor_overlap,
+        "train.micro_batch_size": strategy.micro_batch,
+        **recompute_settings(strategy),
+        "ddp.use_distributed_optimizer": split.zero == 1,
+        "comm_overlap.overlap_grad_reduce": overlap.gradients,
+        "comm_overlap.tp_comm_overlap": overlap.tensor,
     }
-    if degrees.pp > 1:
+    if pp > 1:
         for name in ("embedding", "loss"):
             flag = f"account-for-{name}-in-pipeline-split"
             found[f"model.account_for_{name}_in_pipeline_split"] = flag in words
-    if launch.model.experts is not None:
-        found["model.expert_model_parallel_size"] = degrees.ep
-        found["model.expert_tensor_parallel_size"] = degrees.etp
+    if run.model.experts is not None:
+        found["model.expert_model_parallel_size"] = split.ep
+        found["model.expert_tensor_parallel_size"] = split.etp
     return found
 
 
-def _even(launch: Launch) -> object:
-    """Return the launch's chunks if they were even; None where they cannot be."""
+def _even(run: Run) -> object:
+    """Return the chunks of a run if they were even; None where they cannot be."""
     try:
-        return laid_out(launch, launch.degrees.pp, launch.degrees.vpp)
+        return laid_out(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
         return None
 

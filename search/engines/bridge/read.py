@@ -1,4 +1,4 @@
-"""Launches of Megatron-Bridge: what files override, and Megatron-LM's arguments for all of it.
+"""Runs of Megatron-Bridge: what files override, and Megatron-LM's arguments for all of it.
 
 Read are scripts that run `setup_experiment.py`, `run_script.py` or `run_recipe.py` with their
 arguments and with Hydra's `key=value`, and YAML of `ConfigContainer`, whole or overrides alone.
@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import field
 
 from autopar.records import Record, replace
-from autopar.run.launch import Launch
+from autopar.run.run import Run, legal
 from autopar.training.adapters import Adapters, Target
 from search.engines.arguments import Ignored, UnpricedError
 from search.engines.bridge.keys import (
@@ -36,7 +36,7 @@ from search.engines.bridge.recipes import (
     performance_recipe,
     precision_settings,
 )
-from search.engines.megatron.read import ReadLaunch, read_launch
+from search.engines.megatron.read import ReadRun, read_run
 from search.engines.text import Command, Configuration
 
 _PROGRAMS = re.compile(
@@ -413,7 +413,7 @@ _BUCKET = 128 << 20
 
 
 def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """Return Megatron-LM's arguments for all settings of a launch on so many GPUs.
+    """Return Megatron-LM's arguments for all settings of a run on so many GPUs.
 
     Defaults that differ are Bridge's: `src/megatron/bridge/models/gpt_provider.py` (vocabulary,
     positions, fused loss), `training/comm_overlap.py` (overlaps and buckets) and
@@ -544,23 +544,23 @@ def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
         yield Ignored(flag=key, value=_shown(value), understood=harmless)
 
 
-def launch_of_settings(
+def run_of_settings(
     settings: Mapping[str, Any],
     *,
     world_size: int,
     environment: Mapping[str, str],
     gpu: str,
     source: str,
-) -> ReadLaunch:
-    """Return the launch that all settings together are; raises InputError as `read_launch` does."""
-    read = read_launch(
+) -> ReadRun:
+    """Return the run that all settings together are; raises InputError as `read_run` does."""
+    read = read_run(
         flags_of_settings(settings, world_size),
         world_size=world_size,
         environment=environment,
         gpu=gpu,
         source=source,
     )
-    return replace(read, launch=_beyond(read.launch, settings))
+    return replace(read, run=legal(_beyond(read.run, settings)))
 
 
 def _real(value: Any) -> float:
@@ -571,9 +571,9 @@ def _real(value: Any) -> float:
         return 0.0
 
 
-def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
-    """Return a launch with what Megatron-LM's arguments are not read for."""
-    get = settings.get
+def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
+    """Return a run with what Megatron-LM's arguments are not read for."""
+    get, runtime = settings.get, run.runtime
     moments, master = 8, 4
     aware = get("optimizer.use_precision_aware_optimizer") is True
     offload = 0.0
@@ -584,8 +584,8 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
         # of fp32 weights only what bf16 ones have not is kept: `store_param_remainders`
-        whole = launch.precision.fp8_weights or launch.precision.kind != "bf16"
-        whole |= launch.optimizer.sharding != "distributed" or offload > 0
+        whole = runtime.precision.fp8_weights or runtime.precision.kind != "bf16"
+        whole |= run.split.zero != 1 or offload > 0
         if not whole and get("optimizer.store_param_remainders") is not False:
             master = 2
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
@@ -593,22 +593,21 @@ def _beyond(launch: Launch, settings: Mapping[str, Any]) -> Launch:
     # Megatron-Core takes the scope alone for a graph of the whole step
     full = impl == "full_iteration" or "full_iteration" in scopes
     some = impl not in (None, "none", False)
-    return replace(
-        launch,
+    fp8_attention = get("mixed_precision.fp8_dot_product_attention") is True
+    runtime = replace(
+        runtime,
         optimizer=replace(
-            launch.optimizer,
+            runtime.optimizer,
             moments_bytes=moments,
             master_bytes=master,
             offload=offload,
             offload_master=aware and offload > 0,
         ),
-        precision=replace(
-            launch.precision,
-            fp8_attention=get("mixed_precision.fp8_dot_product_attention") is True,
-        ),
-        graphs="full" if full else "partial" if some else "none",
-        adapters=_adapters(launch, settings),
+        precision=replace(runtime.precision, fp8_attention=fp8_attention),
+        kernels=replace(runtime.kernels, graphs="full" if full else "partial" if some else "none"),
+        adapters=_adapters(run, settings),
     )
+    return replace(run, runtime=runtime)
 
 
 _ADAPTED: Mapping[str, tuple[Target, ...]] = {
@@ -625,7 +624,7 @@ _ADAPTED: Mapping[str, tuple[Target, ...]] = {
 """Modules of Megatron-Core by what adapters stand beside."""
 
 
-def _adapters(launch: Launch, settings: Mapping[str, Any]) -> Adapters | None:
+def _adapters(run: Run, settings: Mapping[str, Any]) -> Adapters | None:
     """Return the adapters of a configuration; the defaults are those of `peft/lora.py`.
 
     What is named of an MLP is named of experts, too, of which those of a rank share one adapter.
@@ -640,12 +639,12 @@ def _adapters(launch: Launch, settings: Mapping[str, Any]) -> Adapters | None:
     others = sorted({*listed} - {*_ADAPTED})
     if others:
         raise UnpricedError(
-            launch.name,
+            run.name,
             f"{others[0][:40]} is not priced",
             key="peft.target_modules",
             remedy=f"{', '.join(_ADAPTED)} are",
         )
-    mixture = launch.model.experts is not None
+    mixture = run.model.experts is not None
     targets = {target for name in listed for target in _ADAPTED[name]}
     if mixture:
         experts: dict[str, Target] = {"fc1": "expert_fc1", "fc2": "expert_fc2"}

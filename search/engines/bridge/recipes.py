@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from autopar.records import Record
+from autopar.run.strategy import Strategy
 from search.engines.bridge.presets import Preset, preset_of, preset_variants
 from search.engines.huggingface.architectures import architecture, architecture_names
 
@@ -407,6 +408,23 @@ def _of_preset(model: str, preset: Preset) -> Settings:
     if preset.fp8_attention:
         settings["mixed_precision.fp8_dot_product_attention"] = True
     return settings
+
+
+# --------------------------------------------------------------------------------------------------
+# Recomputation and layouts.
+
+
+def recompute_settings(strategy: Strategy) -> Settings:
+    """Return the settings that say what layers recompute."""
+    kind, number, modules = strategy.recomputed
+    whole, some = kind in ("full", "block"), kind == "modules"
+    method = "uniform" if kind == "full" else "block"
+    return {
+        "model.recompute_granularity": "full" if whole else "selective" if some else None,
+        "model.recompute_method": method if whole else None,
+        "model.recompute_num_layers": number if whole else None,
+        "model.recompute_modules": sorted(modules) if some else None,
+    }
 
 
 _DEEPSEEK_PARTS = {

@@ -1,4 +1,4 @@
-"""A launch as a recipe of Megatron-Bridge with overrides, which `run_recipe.py` takes.
+"""A run as a recipe of Megatron-Bridge with overrides, which `run_recipe.py` takes.
 
 The recipe is that of the model where one is known by its sizes, else `vanilla_gpt_pretrain_config`,
 whose values are those of Megatron-LM. Keys are the dotted fields of `ConfigContainer` that
@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autopar.run.launch import Experts, Launch, Model
+from autopar.run.architecture import Experts, Model, windows_of
+from autopar.run.run import Run
+from autopar.run.strategy import wide_ends
 from search.engines.bridge.recipes import (
     PRECISIONS,
     Recipe,
     Settings,
     named_recipe,
     precision_settings,
+    recompute_settings,
 )
 from search.engines.huggingface.architectures import architecture, architecture_names
 from search.engines.megatron import write as megatron
@@ -31,22 +34,22 @@ _FILE = "bridge_overrides.sh"
 _VANILLA = "vanilla_gpt_pretrain_config"
 
 
-def write(launch: Launch, place: Place) -> Draft:
-    """Return the overrides of a launch in a script, and the command.
+def write(run: Run, place: Place) -> Draft:
+    """Return the overrides of a run in a script, and the command.
 
-    Raises InputError for a launch of another trainer, and for stages that no layout says.
+    Raises InputError for a run of another trainer, and for stages that no layout says.
     """
-    refuse_others(launch, _TITLE, ())
-    recipe = recipe_of(launch.model, place)
-    settings = settings_of(launch, recipe)
+    refuse_others(run, _TITLE, ())
+    recipe = recipe_of(run.model, place)
+    settings = settings_of(run, recipe)
     given = {key: value for key, value in settings.items() if not _is_said(key, value, recipe)}
     path = required("BRIDGE_PATH", "set BRIDGE_PATH to a checkout of Megatron-Bridge")
     program = f'"{path}/scripts/training/run_recipe.py" "${{BRIDGE_ARGS[@]}}"'
     return Draft(
         version=VERSION,
-        files={_FILE: _script(launch, place, recipe, given)},
+        files={_FILE: _script(run, place, recipe, given)},
         launch=f"source {_FILE}\n" + torchrun(place, program),
-        notes=tuple(_notes(launch, place, recipe)),
+        notes=tuple(_notes(run, place, recipe)),
     )
 
 
@@ -85,179 +88,171 @@ def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The settings of a launch.
+# The settings of a run.
 
 
-def settings_of(launch: Launch, recipe: Recipe) -> Settings:
-    """Return all that a launch sets, by dotted key; None is `null`."""
+def settings_of(run: Run, recipe: Recipe) -> Settings:
+    """Return all that a run sets, by dotted key; None is `null`."""
     sections = any(key.startswith("comm_overlap.") for key in recipe.settings)
     return {
-        **_model(launch, recipe),
-        **_degrees(launch),
-        **_training(launch, recipe),
-        **_precision(launch),
-        **_sharding(launch),
-        **(_overlaps(launch) if sections else _overlaps_of_model(launch)),
+        **_model(run, recipe),
+        **_degrees(run),
+        **_training(run, recipe),
+        **_precision(run),
+        **_sharding(run),
+        **(_overlaps(run) if sections else _overlaps_of_model(run)),
     }
 
 
-def _model(launch: Launch, recipe: Recipe) -> Settings:
-    model, software = launch.model, launch.software
+def _model(run: Run, recipe: Recipe) -> Settings:
+    model, layer, kernels = run.model, run.model.last, run.kernels
     attention, latent = model.attention, model.attention.latent
-    windowed = attention.window is not None
+    window, whole_every = windows_of(model)
     padded = model.vocab_divisor > 1
     found: Settings = {
         "model.num_layers": model.num_layers,
         "model.hidden_size": model.hidden,
-        "model.ffn_hidden_size": model.ffn,
+        "model.ffn_hidden_size": model.dense_width,
         "model.num_attention_heads": attention.heads,
-        "model.num_query_groups": attention.groups,
+        "model.num_query_groups": attention.kv_heads,
         "model.kv_channels": attention.width,
-        "model.normalization": "RMSNorm" if model.norm == "rms" else "LayerNorm",
+        "model.normalization": "RMSNorm" if layer.norm == "rms" else "LayerNorm",
         "model.position_embedding_type": {
             "learned": "learned_absolute", "rotary": "rope", "none": "none"
         }[model.positions],
-        "model.rotary_percent": model.rotary_share,
+        "model.rotary_percent": attention.rotary_share if model.positions == "rotary" else 1.0,
         "model.attention_dropout": attention.dropout,
-        "model.hidden_dropout": model.hidden_dropout,
-        "model.qk_layernorm": attention.head_norms,
-        "model.gated_linear_unit": model.gated,
-        "model.activation_func": _activation(model),
-        "model.add_bias_linear": model.biases,
-        "model.add_qkv_bias": model.qkv_biases and not model.biases,
+        "model.hidden_dropout": model.dropout,
+        "model.qk_layernorm": attention.head_norms != "none",
+        "model.gated_linear_unit": layer.gates == 2,
+        "model.activation_func": _activation(run),
+        "model.add_bias_linear": layer.biases,
+        "model.add_qkv_bias": attention.qkv_biases and not layer.biases,
         "model.share_embeddings_and_output_weights": model.tied,
         "model.vocab_size": model.vocab,
         "model.should_pad_vocab": padded,
         "model.make_vocab_size_divisible_by": model.vocab_divisor if padded else None,
         "model.mtp_num_layers": model.mtp or None,
-        "model.mtp_use_repeated_layer": model.mtp_repeated or None,
-        "model.window_size": [attention.window - 1, 0] if attention.window is not None else None,
-        "model.window_attn_skip_freq": attention.whole_every or None if windowed else None,
+        "model.mtp_use_repeated_layer": model.mtp_shared or None,
+        "model.window_size": [window - 1, 0] if window is not None else None,
+        "model.window_attn_skip_freq": whole_every or None,
         "model.multi_latent_attention": latent is not None or None,
-        "model.apply_rope_fusion": model.fused_rotary,
-        "model.bias_activation_fusion": model.fused_gate,
-        "model.transformer_impl": "local" if software.local_layers else "transformer_engine",
-        "model.attention_backend": megatron.asked_attention(launch),
-        "model.gradient_accumulation_fusion": software.fused_accumulation,
+        "model.apply_rope_fusion": kernels.fused_rotary,
+        "model.bias_activation_fusion": kernels.fused_gate,
+        "model.transformer_impl": "local" if kernels.own_layers else "transformer_engine",
+        "model.attention_backend": megatron.asked_attention(run),
+        "model.gradient_accumulation_fusion": kernels.fused_accumulation,
     }  # fmt: skip
     if latent is not None:
         found |= {
             "model.q_lora_rank": latent.query_rank,
-            "model.kv_lora_rank": latent.key_value_rank,
+            "model.kv_lora_rank": latent.kv_rank,
             "model.qk_head_dim": latent.key_width,
             "model.qk_pos_emb_head_dim": latent.rotary_width,
-            "model.v_head_dim": latent.value_width,
+            "model.v_head_dim": attention.value_width,
         }
     if model.experts is not None:
         scored = recipe.settings.get("model.moe_router_score_function", "softmax")
-        found |= _experts(model, model.experts, launch, softmax=scored == "softmax")
+        found |= _experts(run, model.experts, softmax=scored == "softmax")
     return found
 
 
-def _activation(model: Model) -> str | None:
+def _activation(run: Run) -> str | None:
     """Return the activation by torch's name; None: that of the recipe."""
-    if model.gated:
+    model = run.model
+    if model.last.gates == 2:
         return "silu"
-    weighted = model.experts is not None and model.experts.fused_weighting
+    weighted = model.experts is not None and run.runtime.experts.fused_weighting
     return "squared_relu" if weighted else None
 
 
-def _experts(model: Model, experts: Experts, launch: Launch, *, softmax: bool) -> Settings:
-    whole = all(model.expert_layers)
-    pattern = [int(kind) for kind in model.expert_layers]
-    flex = experts.dispatcher == "flex"
+def _experts(run: Run, experts: Experts, *, softmax: bool) -> Settings:
+    mixtures, kernels = run.model.mixtures, run.runtime.experts
+    flex = kernels.dispatcher == "flex"
     return {
         "model.num_moe_experts": experts.number,
         "model.moe_router_topk": experts.per_token,
-        "model.moe_ffn_hidden_size": experts.ffn,
-        "model.moe_shared_expert_intermediate_size": experts.shared_ffn or None,
-        "model.moe_layer_freq": 1 if whole else pattern,
-        "model.moe_token_dispatcher_type": experts.dispatcher,
-        "model.moe_flex_dispatcher_backend": megatron.flex_backend(launch) if flex else None,
-        "model.moe_grouped_gemm": experts.grouped,
-        "model.moe_permute_fusion": experts.fused_permutation,
-        "model.moe_router_force_load_balancing": experts.skew == 1.0,
-        "model.moe_expert_capacity_factor": experts.capacity,
-        "model.moe_pad_expert_input_to_capacity": experts.padded_capacity or None,
-        "model.moe_router_dtype": "fp32" if experts.router_fp32 else None,
-        "model.use_transformer_engine_op_fuser": experts.fused_mlp,
+        "model.moe_ffn_hidden_size": experts.width,
+        "model.moe_shared_expert_intermediate_size": experts.shared_width or None,
+        "model.moe_layer_freq": 1 if all(mixtures) else [int(kind) for kind in mixtures],
+        "model.moe_token_dispatcher_type": kernels.dispatcher,
+        "model.moe_flex_dispatcher_backend": megatron.flex_backend(run) if flex else None,
+        "model.moe_grouped_gemm": kernels.grouped,
+        "model.moe_permute_fusion": kernels.fused_permutation,
+        "model.moe_router_force_load_balancing": kernels.skew == 1.0,
+        "model.moe_expert_capacity_factor": kernels.capacity,
+        "model.moe_pad_expert_input_to_capacity": kernels.padded or None,
+        "model.moe_router_dtype": "fp32" if kernels.router_fp32 else None,
+        "model.use_transformer_engine_op_fuser": kernels.fused_mlp,
         # one score behind a softmax of one is always 1
         "model.moe_router_pre_softmax": (experts.per_token == 1 and softmax) or None,
     }
 
 
-def _degrees(launch: Launch) -> Settings:
-    degrees, recompute = launch.degrees, launch.recompute
-    ends = even_ends(launch)
-    whole = recompute.layers != "none"
-    modules = sorted(recompute.modules)
+def _degrees(run: Run) -> Settings:
+    strategy, split, pp, vpp = run.strategy, run.split, run.strategy.pp, run.strategy.vpp
+    ends = even_ends(run)
     found: Settings = {
-        "model.tensor_model_parallel_size": degrees.tp,
-        "model.pipeline_model_parallel_size": degrees.pp,
-        "model.context_parallel_size": degrees.cp,
-        "model.sequence_parallel": degrees.scattered,
-        "model.virtual_pipeline_model_parallel_size": (
-            degrees.vpp if degrees.vpp > 1 and ends is not None else None
-        ),
-        "model.pipeline_model_parallel_layout": layout_of(launch.degrees) if ends is None else None,
+        "model.tensor_model_parallel_size": split.tp,
+        "model.pipeline_model_parallel_size": pp,
+        "model.context_parallel_size": split.cp,
+        "model.sequence_parallel": split.scattered,
+        "model.virtual_pipeline_model_parallel_size": vpp if vpp > 1 and ends is not None else None,
+        "model.pipeline_model_parallel_layout": layout_of(strategy) if ends is None else None,
         "model.account_for_embedding_in_pipeline_split": bool(ends and ends[0]) or None,
         "model.account_for_loss_in_pipeline_split": bool(ends and ends[1]) or None,
-        "model.microbatch_group_size_per_vp_stage": (
-            degrees.group or None if degrees.vpp > 1 else None
-        ),
-        "model.cp_comm_type": context_words(degrees) if degrees.cp > 1 else None,
+        "model.microbatch_group_size_per_vp_stage": strategy.group or None if vpp > 1 else None,
+        "model.cp_comm_type": context_words(split) if split.cp > 1 else None,
         "model.hierarchical_context_parallel_sizes": (
-            [degrees.cp // degrees.rings, degrees.rings] if degrees.rings > 1 else None
+            [split.cp // split.rings, split.rings] if split.rings > 1 else None
         ),
-        "model.recompute_granularity": "full" if whole else "selective" if modules else None,
-        "model.recompute_method": recompute.layers if whole else None,
-        "model.recompute_num_layers": recompute.number if whole else None,
-        "model.recompute_modules": modules if modules and not whole else None,
-        **_offload(launch),
+        **recompute_settings(strategy),
+        **_offload(run),
     }
-    if launch.model.experts is not None:
+    if run.model.experts is not None:
         found |= {
-            "model.expert_model_parallel_size": degrees.ep,
-            "model.expert_tensor_parallel_size": degrees.etp,
+            "model.expert_model_parallel_size": split.ep,
+            "model.expert_tensor_parallel_size": split.etp,
         }
     return found
 
 
-def _offload(launch: Launch) -> Settings:
+def _offload(run: Run) -> Settings:
     """Return which activations wait on the host."""
-    offload = launch.offload
-    fine = offload.any and not offload.layers
+    offload = run.runtime.offload
+    fine = run.offloads_activations and not offload.layers
     return {
         "model.cpu_offloading": bool(offload.layers) or None,
         "model.cpu_offloading_num_layers": offload.layers or None,
         "model.fine_grained_activation_offloading": fine or None,
-        "model.offload_modules": sorted(offload.modules) if fine else None,
+        "model.offload_modules": sorted(run.split.offload) if fine else None,
         "model.activation_offload_fraction": offload.fraction if fine else None,
         "model.min_offloaded_tensor_size": offload.least_elements if fine else None,
     }
 
 
-def _training(launch: Launch, recipe: Recipe) -> Settings:
-    fused = launch.loss_fusion != "none"
+def _training(run: Run, recipe: Recipe) -> Settings:
+    loss = run.kernels.loss
+    fused = loss != "none"
     return {
-        "train.micro_batch_size": launch.micro_batch,
-        "train.global_batch_size": launch.global_batch,
-        "train.train_iters": step_count(launch),
+        "train.micro_batch_size": run.strategy.micro_batch,
+        "train.global_batch_size": run.strategy.global_batch,
+        "train.train_iters": step_count(run),
         # `run_recipe.py` takes the length of samples for the model's, other scripts want both
-        "model.seq_length": launch.seq,
-        "dataset.seq_length": launch.seq,
-        "dataset.skip_getting_attention_mask_from_dataset": not launch.attention_masks,
+        "model.seq_length": run.seq_length,
+        "dataset.seq_length": run.seq_length,
+        "dataset.skip_getting_attention_mask_from_dataset": not run.runtime.masks,
         "model.cross_entropy_loss_fusion": fused,
-        "model.cross_entropy_fusion_impl": launch.loss_fusion if fused else None,
-        **_graphs(launch, recipe),
+        "model.cross_entropy_fusion_impl": loss if fused else None,
+        **_graphs(run, recipe),
     }
 
 
-def _graphs(launch: Launch, recipe: Recipe) -> Settings:
+def _graphs(run: Run, recipe: Recipe) -> Settings:
     """Return the settings of CUDA graphs; of parts of layers, attention and the router's."""
-    if launch.graphs == "none":
+    if run.kernels.graphs == "none":
         return {"model.cuda_graph_impl": None, "model.cuda_graph_scope": None}
-    if launch.graphs == "full":
+    if run.kernels.graphs == "full":
         return {
             "model.cuda_graph_impl": "local",
             "model.cuda_graph_scope": ["full_iteration"],
@@ -265,21 +260,21 @@ def _graphs(launch: Launch, recipe: Recipe) -> Settings:
     scope = recipe.settings.get("model.cuda_graph_scope") or ()
     if recipe.settings.get("model.cuda_graph_impl") and "full_iteration" not in scope:
         return {}  # its own parts are those that run there
-    routed = ["moe_router", "moe_preprocess"] if launch.model.experts is not None else []
+    routed = ["moe_router", "moe_preprocess"] if run.model.experts is not None else []
     return {
         "model.cuda_graph_impl": "transformer_engine",
         "model.cuda_graph_scope": ["attn", *routed],
     }
 
 
-def _precision(launch: Launch) -> Settings:
+def _precision(run: Run) -> Settings:
     """Return a recipe of mixed precision, and what is other than it says."""
-    precision = launch.precision
+    precision, ends = run.runtime.precision, wide_ends(run.strategy)
     wanted: Settings = {
         "mixed_precision.bf16": precision.kind == "bf16",
         "mixed_precision.fp16": precision.kind == "fp16",
         "mixed_precision.fp8_param_gather": precision.fp8 and precision.fp8_weights,
-        "mixed_precision.first_last_layers_bf16": any(precision.wide_ends),
+        "mixed_precision.first_last_layers_bf16": any(ends),
         "mixed_precision.fp4_param_gather": precision.fp4_weights or None,
         "mixed_precision.grad_reduce_in_fp32": precision.gradient_bytes == 4,
         "mixed_precision.fp8_dot_product_attention": precision.fp8_attention or None,
@@ -291,11 +286,10 @@ def _precision(launch: Launch) -> Settings:
             continue
         said = precision_settings(name) or {}
         more = {key: value for key, value in wanted.items() if said.get(key) != value}
-        if any(precision.wide_ends):
-            first, last = precision.wide_ends
+        if any(ends):
             more |= {
-                "mixed_precision.num_layers_at_start_in_bf16": first,
-                "mixed_precision.num_layers_at_end_in_bf16": last,
+                "mixed_precision.num_layers_at_start_in_bf16": ends[0],
+                "mixed_precision.num_layers_at_end_in_bf16": ends[1],
             }
         return {"mixed_precision": name, **more}
     # fp32 has no recipe
@@ -309,10 +303,9 @@ _DTYPES = {
 """Of Adam's two moments, by their bytes together."""
 
 
-def _sharding(launch: Launch) -> Settings:
-    optimizer = launch.optimizer
-    fully_sharded = optimizer.sharding == "fsdp"
-    sharded = optimizer.sharding != "none"
+def _sharding(run: Run) -> Settings:
+    optimizer, states, overlaps = run.runtime.optimizer, run.runtime.states, run.runtime.overlap
+    zero, replicas = run.split.zero, run.split.replicas
     precise = (
         optimizer.moments_bytes != 8 or optimizer.master_bytes != 4 or optimizer.offload_master
     )
@@ -320,21 +313,19 @@ def _sharding(launch: Launch) -> Settings:
     found: Settings = {
         "optimizer.optimizer": optimizer.kind,
         "optimizer.use_precision_aware_optimizer": precise,
-        "ddp.use_distributed_optimizer": sharded,
-        "ddp.use_megatron_fsdp": fully_sharded,
-        "ddp.num_distributed_optimizer_instances": (
-            optimizer.instances if optimizer.instances > 1 else None
-        ),
-        "ddp.overlap_grad_reduce": optimizer.overlap_gradients,
-        "ddp.overlap_param_gather": optimizer.overlap_gradients and sharded,
-        "ddp.pad_buckets_for_high_nccl_busbw": optimizer.padded_buckets or None,
-        "ddp.bucket_size": optimizer.bucket,
+        "ddp.use_distributed_optimizer": zero > 0,
+        "ddp.use_megatron_fsdp": zero == 3,
+        "ddp.num_distributed_optimizer_instances": replicas if replicas > 1 else None,
+        "ddp.overlap_grad_reduce": overlaps.gradients,
+        "ddp.overlap_param_gather": overlaps.gradients and zero > 0,
+        "ddp.pad_buckets_for_high_nccl_busbw": states.padded_buckets or None,
+        "ddp.bucket_size": states.bucket,
     }
     if optimizer.offload:
         found |= {
             "optimizer.optimizer_cpu_offload": True,
             "optimizer.optimizer_offload_fraction": optimizer.offload,
-            "optimizer.overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_offload,
+            "optimizer.overlap_cpu_optimizer_d2h_h2d": overlaps.optimizer_host,
         }
     if precise:
         found |= {
@@ -342,7 +333,7 @@ def _sharding(launch: Launch) -> Settings:
             "optimizer.exp_avg_sq_dtype": second,
             "optimizer.store_param_remainders": optimizer.master_bytes == 2,
         }
-    if fully_sharded:
+    if zero == 3:
         found |= {
             "ddp.data_parallel_sharding_strategy": "optim_grads_params",
             "model.init_model_with_meta_device": True,
@@ -351,25 +342,23 @@ def _sharding(launch: Launch) -> Settings:
     return found
 
 
-def _overlaps(launch: Launch) -> Settings:
+def _overlaps(run: Run) -> Settings:
     """Return the overlaps of a recipe that has a section for them."""
-    overlap = launch.optimizer.overlap_gradients
+    overlap, deferred = run.runtime.overlap, run.kernels.deferred_head
     return {
-        "comm_overlap.tp_comm_overlap": launch.tensor_overlap and launch.degrees.tp > 1,
-        "comm_overlap.overlap_grad_reduce": overlap,
-        "comm_overlap.overlap_param_gather": overlap and launch.optimizer.sharding != "none",
-        "comm_overlap.overlap_moe_expert_parallel_comm": launch.degrees.overlap_experts or None,
-        "comm_overlap.defer_embedding_wgrad_compute": launch.deferred_head is not None or None,
-        "comm_overlap.wgrad_deferral_limit": launch.deferred_head or None,
-        "comm_overlap.bucket_size": launch.optimizer.bucket,
+        "comm_overlap.tp_comm_overlap": overlap.tensor and run.split.tp > 1,
+        "comm_overlap.overlap_grad_reduce": overlap.gradients,
+        "comm_overlap.overlap_param_gather": overlap.gradients and run.split.zero > 0,
+        "comm_overlap.overlap_moe_expert_parallel_comm": overlap.experts or None,
+        "comm_overlap.defer_embedding_wgrad_compute": deferred is not None or None,
+        "comm_overlap.wgrad_deferral_limit": deferred or None,
+        "comm_overlap.bucket_size": run.runtime.states.bucket,
     }
 
 
-def _overlaps_of_model(launch: Launch) -> Settings:
+def _overlaps_of_model(run: Run) -> Settings:
     """Return those that the model has by itself: an override has no section to go into."""
-    return {
-        "model.overlap_moe_expert_parallel_comm": launch.degrees.overlap_experts or None,
-    }
+    return {"model.overlap_moe_expert_parallel_comm": run.runtime.overlap.experts or None}
 
 
 _SIZES = frozenset({
@@ -390,9 +379,9 @@ _SIZES = frozenset({
 # The script, and what is to be known.
 
 
-def _script(launch: Launch, place: Place, recipe: Recipe, given: Settings) -> str:
-    name = one_line(place.model or launch.name or "a model of these sizes")
-    environment = megatron.environment_of(launch)
+def _script(run: Run, place: Place, recipe: Recipe, given: Settings) -> str:
+    name = one_line(place.model or run.name or "a model of these sizes")
+    environment = megatron.environment_of(run)
     # Bridge sets its own number of connections
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     lines = [
@@ -423,7 +412,7 @@ def _value(value: Any) -> str:
     return "'none'" if value == "none" else str(value)
 
 
-def _notes(launch: Launch, place: Place, recipe: Recipe) -> Iterator[str]:
+def _notes(run: Run, place: Place, recipe: Recipe) -> Iterator[str]:
     yield (
         "set BRIDGE_PATH; DATA_PATH is the prefix of preprocessed data, without which recipes "
         "train on made-up samples"
@@ -434,4 +423,4 @@ def _notes(launch: Launch, place: Place, recipe: Recipe) -> Iterator[str]:
     )
     if recipe.name == _VANILLA:
         yield "no recipe has these sizes: set the tokenizer (tokenizer.tokenizer_model) as well"
-    yield from (text for text in megatron.notes_of(launch, place) if "ROTARY_BASE" not in text)
+    yield from (text for text in megatron.notes_of(run, place) if "ROTARY_BASE" not in text)

@@ -1,1 +1,1 @@
-"""DeepSpeed: its configurations, launches and plans."""
+"""DeepSpeed: its configurations, runs and plans."""

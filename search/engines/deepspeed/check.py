@@ -15,14 +15,14 @@ from typing import Any
 from autopar.documents.json import load_object
 from autopar.errors import InputError
 from autopar.records import Record, replace
-from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice, once
+from autopar.run.run import Run
 from search.engines.arguments import Ignored
 from search.engines.changes import Changes, Move
 from search.engines.deepspeed.read import HARMLESS_OF_HF, read_deepspeed
 from search.engines.deepspeed.rules import FILE
 from search.engines.keys import flattened, words_of_values
-from search.engines.megatron.read import ReadLaunch
+from search.engines.megatron.read import ReadRun
 from search.engines.reader import (
     Asked,
     CheckedFile,
@@ -210,11 +210,11 @@ class ScriptedFile(Record):
     world_size: int
     asked: Asked
     path: Path
-    reader: Callable[..., ReadLaunch]
-    """`read_deepspeed`, or that of another trainer with such scripts."""
+    reader: Callable[..., ReadRun]
+    """`read_deepspeed`, or that of another engine with such scripts."""
 
-    def launch(self) -> ReadLaunch:
-        """Return the launch; errors as those of `reader`."""
+    def read(self) -> ReadRun:
+        """Return the run; errors as those of `reader`."""
         return self.reader(
             self.document,
             self.flags,
@@ -244,7 +244,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         reader=read_deepspeed,
     )
     values = dict(flattened(document))
-    found = attempt(given.launch)
+    found = attempt(given.read)
     said = [*with_problems(found, broken_of_deepspeed(values, flags))]
     said += without_effect("deepspeed", idle_of_deepspeed(values))
     said += [
@@ -257,7 +257,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         for one in found.ignored
         if not one.understood and one.flag.removeprefix(_ZERO) == one.flag
     ]
-    if found.launch is not None and not flags:
+    if found.run is not None and not flags:
         text = "whether layers are computed again is the script's to say, and taken as no"
         said.append(notice("deepspeed.recompute", "read", text))
     harmless = tuple(one for one in found.ignored if one.understood)
@@ -266,13 +266,13 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         trainer="DeepSpeed",
         stack=STACK,
         world_size=world,
-        launch=found.launch,
+        run=found.run,
         described=found.described,
         findings=(*said, *read_notes(source.notes)),
         harmless=(*harmless, *_harmless_flags(flags)),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,
-        written=partial(_written, given, found.launch),
+        written=partial(_written, given, found.run),
         spelled=_spelled,
     )
 
@@ -285,30 +285,28 @@ def _harmless_flags(flags: Mapping[str, tuple[str, ...]]) -> tuple[Ignored, ...]
     )
 
 
-def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Changes | None:
-    """Return what changes in configuration and script; read anew they have to be that launch."""
-    assert before is not None, "only a launch that was read has others next to it"
+def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:
+    """Return what changes in configuration and script; read anew they have to be that run."""
+    assert before is not None, "only a run that was read has others next to it"
     values = dict(flattened(given.document))
     keys: dict[str, Any] = {}
     flags: dict[str, tuple[str, ...] | None] = {}
-    if before.micro_batch != after.micro_batch:
+    one, other = before.strategy, after.strategy
+    if one.micro_batch != other.micro_batch:
         for key, flag, number in (
-            ("train_micro_batch_size_per_gpu", "per-device-train-batch-size", after.micro_batch),
-            ("gradient_accumulation_steps", "gradient-accumulation-steps", after.micro_batches),
+            ("train_micro_batch_size_per_gpu", "per-device-train-batch-size", other.micro_batch),
+            ("gradient_accumulation_steps", "gradient-accumulation-steps", other.micro_batches),
         ):
             if flag in given.flags or (given.flags and values.get(key, "auto") == "auto"):
                 flags[flag] = (str(number),)
             if values.get(key, "auto") != "auto" or not given.flags:
                 keys[key] = number
-    one, other = before.trainer, after.trainer
-    assert one is not None, "it was read as one of DeepSpeed"
-    assert other is not None, "and so are its neighbours"
-    if one.zero != other.zero:
-        keys["zero_optimization.stage"] = other.zero
-    if one.checkpoint != other.checkpoint:
+    if before.split.zero != after.split.zero:
+        keys["zero_optimization.stage"] = after.split.zero
+    if one.recomputed != other.recomputed:
         if not given.flags:
             return None  # it is the script's to say
-        flags["gradient-checkpointing"] = ("True",) if other.checkpoint == "full" else None
+        flags["gradient-checkpointing"] = ("True",) if other.recomputed.kind == "full" else None
     changed = copy.deepcopy(dict(given.document))
     for key, value in keys.items():
         section, _, name = key.rpartition(".")
@@ -318,7 +316,7 @@ def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Chang
         if to is None:
             words.pop(flag, None)
     try:
-        again = replace(given, document=changed, flags=words).launch().launch
+        again = replace(given, document=changed, flags=words).read().run
     except InputError:
         return None
     wanted = _normal(after)
@@ -330,17 +328,11 @@ def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Chang
     )
 
 
-def _normal(launch: Launch) -> Launch:
-    """Return a launch without what follows from its stage, for a comparison."""
-    trainer = launch.trainer
-    assert trainer is not None, "it is DeepSpeed's"
-    each = trainer.zero >= 2 or launch.micro_batches == 1
-    sharding = ("none", "distributed", "zero2", "fsdp")[trainer.zero]
-    return replace(
-        launch,
-        optimizer=replace(launch.optimizer, sharding=sharding),  # type: ignore[arg-type]
-        trainer=replace(trainer, each_micro_batch=each),
-    )
+def _normal(run: Run) -> Run:
+    """Return a run without what follows from its stage, for a comparison."""
+    each = run.split.zero >= 2 or run.strategy.micro_batches == 1
+    states = replace(run.runtime.states, each_micro_batch=each)
+    return replace(run, runtime=replace(run.runtime, states=states))
 
 
 def _text(value: object) -> str | None:

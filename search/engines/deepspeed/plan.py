@@ -1,4 +1,4 @@
-"""The nearest plan that DeepSpeed can run, and the launch that it is.
+"""The nearest plan that DeepSpeed can run, and the run that it is.
 
 Stages are code in DeepSpeed (`PipelineModule`), so plans with stages are refused.
 """
@@ -6,8 +6,8 @@ Stages are code in DeepSpeed (`PipelineModule`), so plans with stages are refuse
 from __future__ import annotations
 
 from autopar.records import replace
-from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan
+from autopar.run.run import Run
 from autopar.run.runtime import BUCKETS
 from search.engines.deepspeed.space import SPACE as OWN
 from search.engines.huggingface.transformers import script_place
@@ -37,7 +37,7 @@ from search.engines.plans import (
     Space,
     choice_of_plan,
     different,
-    launch_of_plan,
+    run_of_choice,
     search_fields,
     zero_stage,
 )
@@ -104,8 +104,8 @@ def near(job: Job) -> Near:
     )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
-    """Return the launch that a plan of `near` is, and where it runs.
+def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+    """Return the run that a plan of `near` is, and where it runs.
 
     Its reduction runs beside the backward, and sums of gradients are those of the plan's price.
     """
@@ -115,11 +115,10 @@ def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
         # ranks that share nothing have no stage, and none beside tensor ranks is refused
         choice = replace(choice, zero=min(stage, 2))
     model, place = script_place(job, _TITLE)
-    launch = launch_of_plan(OWN, job, choice, model)
-    trainer = launch.trainer
-    assert trainer is not None, "a launch of DeepSpeed has one"
+    run = run_of_choice(OWN, job, choice, model)
     if choice.zero:
         wide = True if job.fp32_gradients else None
         buckets = replace(BUCKETS, overlap=True)
-        trainer = replace(trainer, wide_gradients=wide, buckets=buckets)
-    return replace(launch, trainer=trainer), place
+        states = replace(run.runtime.states, wide_gradients=wide, buckets=buckets)
+        run = replace(run, runtime=replace(run.runtime, states=states))
+    return run, place

@@ -1,4 +1,4 @@
-"""Configurations of DeepSpeed read as a launch whose memory can be priced, with their scripts.
+"""Configurations of DeepSpeed read as a run whose memory can be priced, with their scripts.
 
 Keys: `deepspeed/runtime/config.py` and `runtime/zero/config.py` of 0.19.8. What a configuration
 leaves to the script (the model, the sequence, `auto`) is read from the arguments of Hugging Face's
@@ -11,29 +11,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autopar.documents.json import shorten
 from autopar.records import Record, replace
-from autopar.run.launch import (
-    AttentionKernel,
-    Degrees,
-    Launch,
-    Model,
-    Optimizer,
-    Precision,
-    Recompute,
-    Software,
-    TorchTrainer,
-    even_chunks,
-)
+from autopar.run.architecture import Model
 from autopar.run.rules import GRID, refuse
-from autopar.run.runtime import Buckets, Zero
+from autopar.run.run import Run, legal
+from autopar.run.runtime import (
+    Buckets,
+    ExpertKernels,
+    Optimizer,
+    Overlap,
+    Precision,
+    PrecisionKind,
+    Runtime,
+    States,
+    Zero,
+)
+from autopar.run.strategy import Split, Strategy, even_chunks, uniform_layers
 from autopar.training.adapters import Adapters, BaseKind, Target
 from search.engines.deepspeed.rules import FILE
 from search.engines.huggingface.models import model_named
 from search.engines.keys import Keys, flattened
-from search.engines.megatron.read import ReadLaunch
+from search.engines.megatron.read import ReadRun
+from search.engines.space import TORCH_EXPERTS, TRANSFORMERS
 
 _HARMLESS = frozenset(
     {
@@ -87,7 +89,7 @@ class TrainerScript(Record):
     micro_batch: int | None
     """Of a rank; None: not said."""
     accumulation: int | None
-    kind: Literal["bf16", "fp16", "fp32"] | None
+    kind: PrecisionKind | None
     checkpointing: bool
     compiled: bool
     repeated_heads: bool
@@ -98,6 +100,10 @@ class TrainerScript(Record):
     """What is trained beside frozen weights."""
     eight_bits: bool = False
     """Moments are of 8 bits (bitsandbytes)."""
+
+
+_KINDS: tuple[PrecisionKind, ...] = ("bf16", "fp16")
+"""Precisions that a configuration or a script switches on."""
 
 
 def _number(flags: Mapping[str, tuple[str, ...]], *names: str) -> int | None:
@@ -147,9 +153,7 @@ def script_of(
     attention = "".join(flags.get("attn-implementation", ("sdpa",))[:1])
     if attention == "eager":
         raise keys.unpriced("--attn_implementation", "eager writes its scores", "say sdpa")
-    kind: Literal["bf16", "fp16"] | None = (
-        "bf16" if _yes(flags, "bf16") else "fp16" if _yes(flags, "fp16") else None
-    )
+    kind: PrecisionKind | None = next((one for one in _KINDS if _yes(flags, one)), None)
     return TrainerScript(
         model=found,
         seq=length,
@@ -215,62 +219,63 @@ def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | No
     )
 
 
-def torch_launch(
+def script_run(
     script: TrainerScript,
     *,
-    trainer: TorchTrainer,
+    split: Split,
+    states: States,
+    optimizer: Optimizer,
     world_size: int,
     gpu: str,
     source: str,
     micro_batch: int,
     accumulation: int,
-    kind: Literal["bf16", "fp16", "fp32"],
-    tp: int = 1,
-    cp: int = 1,
-    exchanged: bool = False,
-    states: Mapping[str, Any] | None = None,
-) -> Launch:
-    """Return a launch of a model of transformers without stages; raises InputError for degrees
-    that do not divide.
+    kind: PrecisionKind,
+) -> Run:
+    """Return a run of a model of transformers without stages; raises InputError for degrees that
+    do not divide.
 
-    exchanged : context ranks exchange heads. states : fields of `Optimizer`, where states are kept
-    otherwise, or on the host.
+    split, optimizer : as a configuration has them, without what the script says.
     """
-    refuse(GRID, {"world": world_size, "tp": tp, "cp": cp, "pp": 1})
-    dp = world_size // (tp * cp)
-    kernel: AttentionKernel = "flash"
-    zero = trainer.zero
-    return Launch(
-        name=source,
-        model=script.model,
-        degrees=Degrees(
-            world=world_size, tp=tp, cp=cp, heads_exchanged=exchanged,
-            chunks=even_chunks(script.model.num_layers, 1),
-            etp=tp if script.model.experts is not None else 1,
-        ),
-        seq=script.seq,
-        micro_batch=micro_batch,
-        global_batch=micro_batch * accumulation * dp,
-        steps=script.steps,
-        precision=Precision(kind=kind),
-        optimizer=Optimizer(
-            kind="adam8bit" if script.eight_bits else "adam",
-            sharding=("none", "distributed", "zero2", "fsdp")[zero],
-            overlap_gradients=True,
-            **(states or {}),
-        ),
-        adapters=script.adapters,
-        recompute=Recompute(layers="uniform", number=1) if script.checkpointing else Recompute(),
-        software=Software(gpu=gpu, attention=kernel),
-        trainer=replace(
-            trainer,
-            layers="transformers",
-            compiled=script.compiled,
-            checkpoint="full" if script.checkpointing else "none",
-            repeated_heads=script.repeated_heads,
-            loss_parallel=False,
-        ),
-    )  # fmt: skip
+    refuse(GRID, {"world": world_size, "tp": split.tp, "cp": split.cp, "pp": 1})
+    model, mixed = script.model, script.model.experts is not None
+    own = replace(
+        split,
+        etp=split.tp if mixed else 1,
+        recompute="full" if script.checkpointing else frozenset(),
+    )
+    layers, ends = uniform_layers(model.num_layers, own)
+    return legal(
+        Run(
+            name=source,
+            model=model,
+            strategy=Strategy(
+                gpus=world_size,
+                layers=layers,
+                ends=ends,
+                stages=even_chunks(model.num_layers, 1),
+                micro_batch=micro_batch,
+                global_batch=micro_batch * accumulation * world_size // (split.tp * split.cp),
+            ),
+            runtime=Runtime(
+                engine=states.keeper,
+                precision=Precision(kind=kind),
+                optimizer=replace(optimizer, kind="adam8bit" if script.eight_bits else "adam"),
+                adapters=script.adapters,
+                states=states,
+                kernels=replace(
+                    TRANSFORMERS,
+                    compiled=script.compiled,
+                    repeated_heads=script.repeated_heads,
+                ),
+                experts=TORCH_EXPERTS if mixed else ExpertKernels(),
+                overlap=Overlap(gradients=True),
+            ),
+            seq_length=script.seq,
+            gpu=gpu,
+            steps=script.steps,
+        )
+    )
 
 
 def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int, int]:
@@ -298,14 +303,13 @@ def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int,
     return micro, steps or 1
 
 
-def _kind(keys: Keys, script: TrainerScript) -> Literal["bf16", "fp16", "fp32"]:
-    found: list[Literal["bf16", "fp16"]] = []
-    kinds: tuple[Literal["bf16", "fp16"], ...] = ("bf16", "fp16")
-    for kind in kinds:
+def _kind(keys: Keys, script: TrainerScript) -> PrecisionKind:
+    found: list[PrecisionKind] = []
+    for kind in _KINDS:
         word = keys.text(f"{kind}.enabled", "false").lower()
         if word == "true" or (word == "auto" and script.kind == kind):
             found.append(kind)
-    refuse(FILE, {kind: kind in found for kind in kinds})
+    refuse(FILE, {kind: kind in found for kind in _KINDS})
     return found[0] if found else "fp32"
 
 
@@ -356,8 +360,8 @@ def _refuse(keys: Keys) -> None:
         raise keys.unpriced("optimizer.type", f"{shorten(name)} keeps other states", asked)
 
 
-def _host_states(keys: Keys, stage: int) -> dict[str, Any]:
-    """Return what lies on the host: states, and with ZeRO-3 the weights.
+def _optimizer(keys: Keys, stage: int) -> Optimizer:
+    """Return the optimizer, whose states may be on the host, and with ZeRO-3 the weights.
 
     `offload_optimizer` takes fp32 weights, moments and gradients, at stage 3 a `ratio` of them
     (ZeRO-Offload++); raises UnpricedError for disks, and for weights without states.
@@ -375,21 +379,23 @@ def _host_states(keys: Keys, stage: int) -> dict[str, Any]:
         found[part] = device == "cpu"
     if not stage:
         # nothing is divided, and nothing is offloaded (runtime/engine.py)
-        return {}
+        return Optimizer(host_adam="deepspeed")
     weights = found["param"] and stage == 3
     if weights and not found["optimizer"]:
         raise keys.unpriced(
             "zero_optimization.offload_param", "weights alone are on cpu", "offload_optimizer too"
         )
     if not found["optimizer"]:
-        return {}
+        return Optimizer(host_adam="deepspeed")
     ratio = keys.text("zero_optimization.offload_optimizer.ratio", "1.0") if stage == 3 else "1.0"
     if not re.fullmatch(r"0(\.[0-9]+)?|1(\.0+)?", ratio):
         raise keys.fail(
             "zero_optimization.offload_optimizer.ratio", f"expected 0 to 1, got {shorten(ratio)}"
         )
     share = 1.0 if weights else float(ratio)
-    return {"offload": share, "offload_master": share > 0, "offload_weights": weights}
+    return Optimizer(
+        offload=share, offload_master=share > 0, offload_weights=weights, host_adam="deepspeed"
+    )
 
 
 def read_deepspeed(
@@ -402,8 +408,8 @@ def read_deepspeed(
     seq: int | None = None,
     beside: Path | None = None,
     source: str = "configuration",
-) -> ReadLaunch:
-    """Return the launch that a configuration describes, with the arguments of its script.
+) -> ReadRun:
+    """Return the run that a configuration describes, with the arguments of its script.
 
     flags : of the script, by name without hyphens; none for a configuration alone. model, seq :
     where no script says them. Raises InputError: a value is unusable, or not priced.
@@ -419,11 +425,10 @@ def read_deepspeed(
         raise keys.fail("zero_optimization.stage", f"expected 0 to 3, got {stage}")
     stages: tuple[Zero, ...] = (0, 1, 2, 3)
     wide = keys.text("data_types.grad_accum_dtype") or None
-    launch = torch_launch(
+    run = script_run(
         script,
-        trainer=TorchTrainer(
+        states=States(
             keeper="deepspeed",
-            zero=stages[stage],
             wide_gradients=None if wide is None else wide in ("fp32", "float32"),
             # stages 2 and 3 reduce behind every micro-batch
             each_micro_batch=stage >= 2 or accumulation == 1,
@@ -435,10 +440,13 @@ def read_deepspeed(
         micro_batch=micro,
         accumulation=accumulation,
         kind=_kind(keys, script),
-        tp=tp,
-        cp=exchange,
-        exchanged=exchange > 1,
-        states=_host_states(keys, stage),
+        optimizer=_optimizer(keys, stage),
+        split=Split(
+            tp=tp,
+            cp=exchange,
+            cp_kind="a2a" if exchange > 1 else "ring",
+            zero=stages[stage],
+        ),
     )
     sections = {
         key for key in keys.values if key.startswith(("bf16.", "fp16.", "tensor_parallel."))
@@ -449,4 +457,4 @@ def read_deepspeed(
         for one in ignored
     )
     unpriced = ULYSSES.format("sequence_parallel_size") if exchange > 1 else None
-    return ReadLaunch(launch=launch, ignored=params, unpriced=unpriced)
+    return ReadRun(run=run, ignored=params, unpriced=unpriced)

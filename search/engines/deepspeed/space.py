@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from autopar.records import replace
-from autopar.run.launch import Launch
-from autopar.run.runtime import Zero
+from autopar.run.run import Run
+from autopar.run.runtime import States
 from search.engines.choice import Choice
 from search.engines.deepspeed.rules import SPACE as SPACE_RULES
 from search.engines.space import (
@@ -17,22 +14,22 @@ from search.engines.space import (
     never,
     no_offload,
     plain_dispatcher,
-    torch_launch,
     torch_recompute,
-    whole_sequences,
+    torch_run,
 )
 
 
-def _deepspeed(job: Job, choice: Choice) -> Launch:
-    launch = torch_launch(
+def _deepspeed(job: Job, choice: Choice) -> Run:
+    return torch_run(
         job,
         choice,
         "deepspeed",
-        keeper="deepspeed",
-        zero=cast(Zero, choice.zero),
-        trainer=replace(TRANSFORMERS, each_micro_batch=choice.zero >= 2),
+        states=States(keeper="deepspeed", each_micro_batch=choice.zero >= 2),
+        kernels=TRANSFORMERS,
+        # its tensor ranks hold whole sequences between GEMMs
+        sequence_parallel=False,
+        host_adam="deepspeed",
     )
-    return whole_sequences(launch)
 
 
 SPACE = EngineSpace(

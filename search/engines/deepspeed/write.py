@@ -1,4 +1,4 @@
-"""A launch as a configuration of DeepSpeed 0.19 and the arguments of the user's script.
+"""A run as a configuration of DeepSpeed 0.19 and the arguments of the user's script.
 
 Keys: `deepspeed/runtime/config.py`, `runtime/zero/config.py`, `runtime/tensor_parallel/config.py`
 of the wheel of 0.19.8. What is read back is `search.engines.deepspeed.read`'s.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autopar.errors import UnsupportedError
-from autopar.run.launch import Launch, TorchTrainer
+from autopar.run.run import Run
 from autopar.run.runtime import BUCKETS, Buckets
 from search.engines.differences import buckets_at
 from search.engines.huggingface.transformers import model_for, script_words
@@ -24,34 +24,34 @@ _TITLE = "DeepSpeed"
 _Section = dict[str, Any]
 
 
-def write(launch: Launch, place: Place) -> Draft:
-    """Return the configuration of a launch, its model, and the command.
+def write(run: Run, place: Place) -> Draft:
+    """Return the configuration of a run, its model, and the command.
 
-    Raises InputError for a launch of another trainer, UnsupportedError for one of stages, expert
+    Raises InputError for a run of another engine, UnsupportedError for one with stages, expert
     ranks or context ranks other than Ulysses', which DeepSpeed's configuration does not say.
     """
-    refuse_others(launch, _TITLE, ("deepspeed",))
-    refuse_splits(launch, _TITLE, cp=False)
-    model = model_for(launch, place, _TITLE)
-    words = [f"train.py --deepspeed {FILE}", *script_words(launch, model)]
+    refuse_others(run, _TITLE, ("deepspeed",))
+    refuse_splits(run, _TITLE, cp=False)
+    model = model_for(run, place, _TITLE)
+    words = [f"train.py --deepspeed {FILE}", *script_words(run, model)]
     return Draft(
         version=VERSION,
-        files={FILE: json.dumps(configuration(launch), indent=4) + "\n", **model.files},
+        files={FILE: json.dumps(configuration(run), indent=4) + "\n", **model.files},
         launch=torchrun(place, shell_lines(words).rstrip("\n")),
-        notes=tuple(_notes(launch)),
+        notes=tuple(_notes(run)),
         stand_in=model.stand_in,
     )
 
 
-def refuse_splits(launch: Launch, title: str, *, cp: bool = True) -> None:
+def refuse_splits(run: Run, title: str, *, cp: bool = True) -> None:
     """Raise UnsupportedError for stages and expert ranks.
 
     cp : there are context ranks of every kind; DeepSpeed has those that exchange heads alone.
     """
-    degrees = launch.degrees
-    ranks = {"pipeline stages": degrees.pp, "expert ranks": degrees.ep}
-    if not cp and not degrees.heads_exchanged:
-        ranks["context ranks"] = degrees.cp
+    split = run.split
+    ranks = {"pipeline stages": run.strategy.pp, "expert ranks": split.ep}
+    if not cp and not split.exchanges_heads:
+        ranks["context ranks"] = split.cp
     for what, number in ranks.items():
         if number > 1:
             raise UnsupportedError(
@@ -60,31 +60,30 @@ def refuse_splits(launch: Launch, title: str, *, cp: bool = True) -> None:
             )
 
 
-def configuration(launch: Launch) -> _Section:
-    """Return the configuration of a launch of DeepSpeed."""
-    trainer, degrees = launch.trainer, launch.degrees
-    assert trainer is not None, "a launch of DeepSpeed has one"
+def configuration(run: Run) -> _Section:
+    """Return the configuration of a run of DeepSpeed."""
+    strategy, split, runtime = run.strategy, run.split, run.runtime
+    precision, wide = runtime.precision.kind, runtime.states.wide_gradients
     found: _Section = {}
     # with AutoTP it is read before the tensor groups exist: its check of the batch takes every
     # rank for a data rank, so the product is left to DeepSpeed
-    if degrees.tp == 1:
-        found["train_batch_size"] = launch.global_batch
+    if split.tp == 1:
+        found["train_batch_size"] = strategy.global_batch
     found |= {
-        "train_micro_batch_size_per_gpu": launch.micro_batch,
-        "gradient_accumulation_steps": launch.micro_batches,
+        "train_micro_batch_size_per_gpu": strategy.micro_batch,
+        "gradient_accumulation_steps": strategy.micro_batches,
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
-        "bf16": {"enabled": launch.precision.kind == "bf16"},
-        "fp16": {"enabled": launch.precision.kind == "fp16"},
-        "zero_optimization": {**_zero(trainer), **_host(launch, trainer)},
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": precision == "fp16"},
+        "zero_optimization": {**_zero(run), **_host(run)},
     }
-    if degrees.tp > 1:
-        found["tensor_parallel"] = {"autotp_size": degrees.tp, "vocab_parallel_lm_head": True}
-    if degrees.cp > 1:
-        found["sequence_parallel_size"] = degrees.cp
-    if trainer.wide_gradients is not None:
-        kind = "fp32" if trainer.wide_gradients else launch.precision.kind
-        found["data_types"] = {"grad_accum_dtype": kind}
+    if split.tp > 1:
+        found["tensor_parallel"] = {"autotp_size": split.tp, "vocab_parallel_lm_head": True}
+    if split.cp > 1:
+        found["sequence_parallel_size"] = split.cp
+    if wide is not None:
+        found["data_types"] = {"grad_accum_dtype": "fp32" if wide else precision}
     return found
 
 
@@ -102,26 +101,27 @@ _BUCKET_KEYS: Mapping[str, str] = {
 """Fields of `Buckets`, and keys."""
 
 
-def _zero(trainer: TorchTrainer) -> _Section:
-    found: _Section = {"stage": trainer.zero}
-    buckets = buckets_at(trainer.buckets, trainer.zero)
+def _zero(run: Run) -> _Section:
+    stage = run.split.zero
+    found: _Section = {"stage": stage}
+    buckets = buckets_at(run.runtime.states.buckets, stage)
     for name in Buckets.__struct_fields__:
         value = getattr(buckets, name)
         # its defaults are those of `Buckets`
         if value != getattr(BUCKETS, name):
             found[_BUCKET_KEYS[name]] = value
-    if trainer.zero == 3:
+    if stage == 3:
         found["stage3_gather_16bit_weights_on_model_save"] = True
     return found
 
 
-def _host(launch: Launch, trainer: TorchTrainer) -> _Section:
+def _host(run: Run) -> _Section:
     """Return which states lie on the host; without ZeRO none do."""
-    optimizer = launch.optimizer
-    if not (optimizer.offload and trainer.zero):
+    optimizer, stage = run.runtime.optimizer, run.split.zero
+    if not (optimizer.offload and stage):
         return {}
     states: _Section = {"device": "cpu", "pin_memory": True}
-    if trainer.zero == 3 and optimizer.offload < 1:
+    if stage == 3 and optimizer.offload < 1:
         states["ratio"] = optimizer.offload
     found: _Section = {"offload_optimizer": states}
     if optimizer.offload_weights:
@@ -129,22 +129,22 @@ def _host(launch: Launch, trainer: TorchTrainer) -> _Section:
     return found
 
 
-def _notes(launch: Launch) -> Iterator[str]:
+def _notes(run: Run) -> Iterator[str]:
     yield (
         "train.py is your script: model, data and Hugging Face's Trainer, or deepspeed.initialize "
         "with the same arguments"
     )
     yield "LOAD names weights of Hugging Face, SAVE a folder, TRAIN_ITERS the steps"
-    if launch.degrees.tp > 1:
+    if run.split.tp > 1:
         yield (
-            f"the global batch is {launch.global_batch}: micro-batch times accumulation steps "
-            f"times {launch.degrees.dp} data ranks; DeepSpeed's own train_batch_size counts tensor "
-            "ranks too, which its step does not use"
+            f"the global batch is {run.strategy.global_batch}: micro-batch times accumulation "
+            f"steps times {run.strategy.dp} data ranks; DeepSpeed's own train_batch_size counts "
+            "tensor ranks too, which its step does not use"
         )
-    if launch.degrees.cp > 1:
+    if run.split.cp > 1:
         yield (
             "Ulysses is switched on in the script: pass the mpu that "
             "UlyssesSPAttentionHF.register_with_transformers(sequence_parallel_size="
-            f"{launch.degrees.cp}, micro_batch_size={launch.micro_batch}, "
-            f"seq_length={launch.seq}, ...) returns to deepspeed.initialize"
+            f"{run.split.cp}, micro_batch_size={run.strategy.micro_batch}, "
+            f"seq_length={run.seq_length}, ...) returns to deepspeed.initialize"
         )

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.documents.spec import load_spec
-from autopar.price.profile import launch_model
-from autopar.run.launch import Model
+from autopar.run.architecture import Model, windows_of
+from autopar.run.of_plan import uniform_model
 
 Sizes = dict[str, Any]
 """Fields of Megatron-Core's `TransformerConfig` and of Bridge's `GPTModelProvider`; the rest is
@@ -117,48 +117,50 @@ def architecture(name: str) -> Sizes | None:
     own = next((own for own, shipped in _SHIPPED.items() if name in (own, shipped)), None)
     if own is None:
         return None
-    return {**_of_model(launch_model(load_spec(_SHIPPED[own]))), **_BESIDE.get(own, {})}
+    return {**_of_model(uniform_model(load_spec(_SHIPPED[own]))), **_BESIDE.get(own, {})}
 
 
 def _of_model(model: Model) -> Sizes:
     """Return the sizes of a decoder."""
     attention, latent, experts = model.attention, model.attention.latent, model.experts
+    biases = model.last.biases
+    window, whole_every = windows_of(model)
     found = _sizes(
         model.num_layers,
         model.hidden,
-        model.ffn,
+        model.dense_width,
         attention.heads,
-        attention.groups,
+        attention.kv_heads,
         attention.width if latent is None else latent.key_width,
         model.vocab,
         share_embeddings_and_output_weights=model.tied,
-        add_bias_linear=model.biases,
-        add_qkv_bias=model.qkv_biases and not model.biases,
-        qk_layernorm=attention.head_norms,
+        add_bias_linear=biases,
+        add_qkv_bias=attention.qkv_biases and not biases,
+        qk_layernorm=attention.head_norms != "none",
     )
     if model.mtp:
         found["mtp_num_layers"] = model.mtp
-    if attention.window is not None:
+    if window is not None:
         # the tokens before a query, without itself
-        found["window_size"] = [attention.window - 1, 0]
-        found["window_attn_skip_freq"] = attention.whole_every
+        found["window_size"] = [window - 1, 0]
+        found["window_attn_skip_freq"] = whole_every
     if latent is not None:
         found |= {
             "multi_latent_attention": True,
             "q_lora_rank": latent.query_rank,
-            "kv_lora_rank": latent.key_value_rank,
+            "kv_lora_rank": latent.kv_rank,
             "qk_head_dim": latent.key_width,
             "qk_pos_emb_head_dim": latent.rotary_width,
-            "v_head_dim": latent.value_width,
+            "v_head_dim": attention.value_width,
         }
     if experts is not None:
         found |= {
             "num_moe_experts": experts.number,
             "moe_router_topk": experts.per_token,
-            "moe_ffn_hidden_size": experts.ffn,
+            "moe_ffn_hidden_size": experts.width,
         }
-        if experts.shared_ffn:
-            found["moe_shared_expert_intermediate_size"] = experts.shared_ffn
-        if not all(model.expert_layers):
-            found["moe_layer_freq"] = [int(kind) for kind in model.expert_layers]
+        if experts.shared_width:
+            found["moe_shared_expert_intermediate_size"] = experts.shared_width
+        if not all(model.mixtures):
+            found["moe_layer_freq"] = [int(kind) for kind in model.mixtures]
     return found

@@ -14,8 +14,8 @@ from typing import Any
 
 from autopar.errors import DocumentError, InputError
 from autopar.records import replace
-from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice
+from autopar.run.run import Run
 from search.engines.changes import Changes, Move
 from search.engines.deepspeed.check import (
     STACK,
@@ -127,7 +127,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         reader=read_accelerate,
     )
     values = dict(flattened(document))
-    found = attempt(given.launch)
+    found = attempt(given.read)
     wrong, idle = _broken(values, world), [*_idle(values)]
     if str(values.get("distributed_type", "")).upper() == "DEEPSPEED":
         try:
@@ -147,7 +147,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         for one in found.ignored
         if not one.understood
     ]
-    if found.launch is not None and "per-device-train-batch-size" not in flags:
+    if found.run is not None and "per-device-train-batch-size" not in flags:
         text = "the batch of a rank is the script's to say, and taken as one sequence"
         said.append(notice("accelerate.batch", "read", text))
     return CheckedFile(
@@ -155,25 +155,24 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         trainer="accelerate",
         stack=STACK,
         world_size=world,
-        launch=found.launch,
+        run=found.run,
         described=found.described,
         findings=(*said, *read_notes(source.notes)),
         harmless=tuple(one for one in found.ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,
-        written=partial(_written, given, found.launch),
+        written=partial(_written, given, found.run),
         spelled=_spelled,
     )
 
 
-def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Changes | None:
+def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:
     """Return what changes: `fsdp_activation_checkpointing`, or the script's own argument."""
-    assert before is not None, "only a launch that was read has others next to it"
-    one, other = before.trainer, after.trainer
-    assert one is not None, "it was read as one of accelerate"
-    if other is None or one.checkpoint == other.checkpoint:
+    assert before is not None, "only a run that was read has others next to it"
+    other = after.strategy.recomputed
+    if before.strategy.recomputed == other:
         return None
-    whole = other.checkpoint == "full"
+    whole = other.kind == "full"
     key = "fsdp_activation_checkpointing"
     section = given.document.get("fsdp_config")
     flags, changed = dict(given.flags), copy.deepcopy(dict(given.document))
@@ -192,7 +191,7 @@ def _written(given: ScriptedFile, before: Launch | None, after: Launch) -> Chang
         written = None if value is None else str(value).lower()
         changes = ((f"fsdp_config.{key}", written, str(whole).lower()),)
     try:
-        again = replace(given, document=changed, flags=flags).launch().launch
+        again = replace(given, document=changed, flags=flags).read().run
     except InputError:
         return None
     return changes if again == after else None

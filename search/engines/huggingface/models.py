@@ -1,6 +1,6 @@
-"""Sizes of published models, by the names that launches of torch trainers call them.
+"""Sizes of published models, by the names that files of torch engines call them.
 
-Only what memory and time depend on. A launch names a flavour (torchtitan), a repository of Hugging
+Only what memory and time depend on. A file names a flavour (torchtitan), a repository of Hugging
 Face or a folder with its `config.json`. Sizes of models that are shipped (`models/`), and those of
 `search.engines.huggingface.architectures`, are not here; the others are from published
 `config.json`.
@@ -18,14 +18,23 @@ from autopar.documents.catalog import model_names
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.families.config import parse_hugging_face
-from autopar.price.profile import launch_model
 from autopar.records import Record, replace
-from autopar.run.launch import Attention, Model
+from autopar.run.architecture import (
+    Attention,
+    Layer,
+    LayerGroup,
+    Mlp,
+    Model,
+    decoder_layers,
+    grouped,
+    without_window,
+)
 from autopar.run.model import ModelSpec
+from autopar.run.of_plan import uniform_model
 from search.engines.huggingface.architectures import architecture
 
 
-class _Sizes(Record):
+class Decoder(Record):
     """One decoder-only model of Llama's kind, if nothing else is said."""
 
     hidden: int
@@ -44,31 +53,35 @@ class _Sizes(Record):
     positions: int = 0
 
     def model(self) -> Model:
-        return Model(
+        """Return the model of these sizes."""
+        width = self.width or self.hidden // self.heads
+        attention = Attention(
+            heads=self.heads,
+            kv_heads=self.groups,
+            width=width,
+            value_width=width,
+            rotary_share=0.0 if self.plain else 1.0,
+            head_norms="head" if self.head_norms else "none",
+            qkv_biases=self.plain or self.qkv_biases,
+        )
+        layer = Layer(
             hidden=self.hidden,
-            ffn=self.ffn,
-            attention=Attention(
-                heads=self.heads,
-                groups=self.groups,
-                width=self.width or self.hidden // self.heads,
-                head_norms=self.head_norms,
-                dropout=0.0,
-            ),
+            mixers=(attention,),
+            mlp=Mlp(width=self.ffn, gated=not self.plain),
+            norm="layer" if self.plain else "rms",
+            biases=self.plain,
+        )
+        return Model(
+            layers=(LayerGroup(count=self.layers, layer=layer),),
             vocab=self.vocab,
             vocab_divisor=1,
-            expert_layers=(False,) * self.layers,
-            gated=not self.plain,
-            biases=self.plain,
-            qkv_biases=self.plain or self.qkv_biases,
             tied=self.tied,
-            norm="layer" if self.plain else "rms",
             positions="learned" if self.positions else "none" if self.plain else "rotary",
             max_positions=self.positions,
-            hidden_dropout=0.0,
         )
 
 
-_Entry = _Sizes | str
+_Entry = Decoder | str
 """Sizes, or the name of a shipped model or of an architecture that has them."""
 
 
@@ -83,7 +96,7 @@ def _model(entry: _Entry) -> Model:
         return shipped
     sizes = architecture(entry)
     assert sizes is not None, f"{entry} is one of the architectures"
-    return _Sizes(
+    return Decoder(
         hidden=sizes["hidden_size"],
         layers=sizes["num_layers"],
         heads=sizes["num_attention_heads"],
@@ -102,16 +115,16 @@ def _deepseek_v2() -> Model:
     attention, experts = small.attention, small.experts
     assert attention.latent is not None, "it has latent attention"
     assert experts is not None, "and experts"
-    return replace(
-        small,
+    latent = replace(attention.latent, query_rank=1536)
+    layer = replace(
+        small.last,
         hidden=5120,
-        ffn=12288,
-        attention=replace(
-            attention, heads=128, groups=128, latent=replace(attention.latent, query_rank=1536)
-        ),
-        expert_layers=(False, *(True,) * 59),
-        experts=replace(experts, number=160, per_token=6, ffn=1536, shared_ffn=3072),
+        mixers=(replace(attention, heads=128, kv_heads=128, latent=latent),),
+        mlp=Mlp(width=12288, gated=True),
     )
+    experts = replace(experts, number=160, per_token=6, width=1536, shared_width=3072)
+    layers, repeat = decoder_layers(layer, (False, *(True,) * 59), experts)
+    return replace(small, layers=layers, repeat=repeat)
 
 
 _QWEN3 = {
@@ -129,7 +142,7 @@ FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
         "8B": "llama3-8b",
         "70B": "llama3-70b",
         "405B": "llama3-405b",
-        "debugmodel": _Sizes(hidden=256, layers=6, heads=16, groups=16, ffn=768, vocab=2048),
+        "debugmodel": Decoder(hidden=256, layers=6, heads=16, groups=16, ffn=768, vocab=2048),
     },
     "llama2": {"7B": "llama2-7b", "13B": "llama2-13b", "70B": "llama2-70b"},
     "llama4": {"17bx16e": "llama4-scout", "17bx128e": "llama4-maverick"},
@@ -150,7 +163,8 @@ def flavour(name: str, size: str) -> Model | None:
         return None
     model = _model(found)
     # chunks of attention are those of `irope` alone, and 8,192 tokens wide
-    return replace(model, attention=replace(model.attention, window=None, whole_every=0))
+    layers, repeat = grouped(tuple(map(without_window, model.each_layer)))
+    return replace(model, layers=layers, repeat=repeat)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -159,8 +173,8 @@ def flavour(name: str, size: str) -> Model | None:
 
 def _plain(
     hidden: int, layers: int, heads: int, ffn: int, vocab: int, positions: int, *, tied: bool = True
-) -> _Sizes:
-    return _Sizes(
+) -> Decoder:
+    return Decoder(
         hidden=hidden, layers=layers, heads=heads, groups=heads, ffn=ffn, vocab=vocab,
         positions=positions, tied=tied, plain=True,
     )  # fmt: skip
@@ -226,14 +240,14 @@ _ANY_LENGTH = 1
 def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
     """Return the model of a config.json of Hugging Face.
 
-    Raises DocumentError for a family that is not known, InputError for one that a launch cannot
-    say.
+    Raises DocumentError for a family that is not known, InputError for one whose
+    layers differ in more than experts and window.
     """
-    # a launch says its own length, so the file need not
+    # a run has its own length, so the file need not say one
     return _of_torch(parse_hugging_face(path, config, seq_length=_ANY_LENGTH))
 
 
 def _of_torch(spec: ModelSpec) -> Model:
-    """Return a model as torch trainers build it from its published code."""
+    """Return a model as torch engines build it from its published code."""
     # embeddings have as many rows as there are words, and modules of further tokens are left out
-    return replace(launch_model(spec), vocab_divisor=1, mtp=0)
+    return replace(uniform_model(spec), vocab_divisor=1, mtp=0)

@@ -1,4 +1,4 @@
-"""The nearest plan that accelerate can run, and the launch that it is.
+"""The nearest plan that accelerate can run, and the run that it is.
 
 Replicas alone run as DDP, ZeRO as FSDP2, tensor parallelism by the model's own plan (transformers),
 Ulysses by DeepSpeed. There is no pipeline.
@@ -6,9 +6,9 @@ Ulysses by DeepSpeed. There is no pipeline.
 
 from __future__ import annotations
 
-from autopar.run.launch import Launch
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan
+from autopar.run.run import Run
 from search.engines.deepspeed.space import SPACE as DEEPSPEED
 from search.engines.huggingface.space import SPACE as OWN
 from search.engines.huggingface.transformers import script_place
@@ -38,7 +38,7 @@ from search.engines.plans import (
     choice_of_plan,
     different,
     exchange_degree,
-    launch_of_plan,
+    run_of_choice,
     search_fields,
     zero_stage,
 )
@@ -121,10 +121,10 @@ def _sharded(plan: Plan) -> bool:
     return (zero_stage(plan) > 0 and plan.world_size > layer.tp) or layer.cp > 1
 
 
-def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
-    """Return the launch that a plan of `near` is, and where it runs."""
+def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+    """Return the run that a plan of `near` is, and where it runs."""
     of_deepspeed = exchange_degree(plan) > 1
     zero = zero_stage(plan) if of_deepspeed or _sharded(plan) else 0
     model, place = script_place(job, _TITLE)
     choice = choice_of_plan(plan, zero=zero)
-    return launch_of_plan(DEEPSPEED if of_deepspeed else OWN, job, choice, model), place
+    return run_of_choice(DEEPSPEED if of_deepspeed else OWN, job, choice, model), place

@@ -1,4 +1,4 @@
-"""Configurations of accelerate read as a launch whose memory can be priced, with their scripts.
+"""Configurations of accelerate read as a run whose memory can be priced, with their scripts.
 
 Keys: `accelerate/commands/config/config_args.py`, `commands/launch.py` and `parallelism_config.py`
 of 1.15. Replicas run as DDP, `fsdp_config` as FSDP of either version, `deepspeed_config` as
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autopar.documents.json import load_object, shorten
 from autopar.records import replace
-from autopar.run.launch import TorchTrainer
 from autopar.run.rules import refuse
-from autopar.run.runtime import Zero
+from autopar.run.runtime import Optimizer, PrecisionKind, States, Zero
+from autopar.run.strategy import Split
 from search.engines.deepspeed.read import (
     ULYSSES,
     TrainerScript,
     read_deepspeed,
     script_of,
-    torch_launch,
+    script_run,
 )
 from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.keys import Keys, flattened
-from search.engines.megatron.read import ReadLaunch
+from search.engines.megatron.read import ReadRun
 
 _HARMLESS = frozenset(
     {
@@ -92,10 +92,10 @@ def read_accelerate(
     seq: int | None = None,
     beside: Path | None = None,
     source: str = "configuration",
-) -> ReadLaunch:
-    """Return the launch that a configuration describes, with the arguments of its script.
+) -> ReadRun:
+    """Return the run that a configuration describes, with the arguments of its script.
 
-    Raises InputError: a value is unusable, or the launch is none that is priced.
+    Raises InputError: a value is unusable, or the run is none that is priced.
     """
     keys = Keys(source=source, values=dict(flattened(document)), asked=set())
     kind = keys.text("distributed_type", "NO").upper()
@@ -121,7 +121,7 @@ def read_accelerate(
         keys.asked.add("mixed_precision")
         unpriced = ULYSSES.format(_SEQUENCE) if sequence > 1 else found.unpriced
         ignored = keys.ignored(_HARMLESS, _KNOWN)
-        return ReadLaunch(launch=found.launch, ignored=ignored, unpriced=unpriced)
+        return ReadRun(run=found.run, ignored=ignored, unpriced=unpriced)
     if kind not in ("FSDP", "MULTI_GPU", "NO"):
         raise keys.unpriced(
             "distributed_type",
@@ -145,29 +145,23 @@ def read_accelerate(
     checkpointing = script.checkpointing or keys.flag("fsdp_config.fsdp_activation_checkpointing")
     keys.asked.update(key for key in keys.values if key.startswith("parallelism_config."))
     steps = script.accumulation or keys.number("gradient_accumulation_steps", 1)
-    launch = torch_launch(
+    run = script_run(
         replace(script, accumulation=steps, checkpointing=checkpointing),
-        trainer=TorchTrainer(
-            keeper="accelerate",
-            zero=zero,
-            replicas=replicas,
-            # accumulation is `no_sync`: gradients wait for the last micro-batch
-            each_micro_batch=steps == 1,
-        ),
+        # accumulation is `no_sync`: gradients wait for the last micro-batch
+        states=States(keeper="accelerate", each_micro_batch=steps == 1),
+        optimizer=_optimizer(keys, zero),
         world_size=world_size,
         gpu=gpu,
         source=source,
         micro_batch=script.micro_batch or 1,
         accumulation=steps,
         kind=precision,
-        tp=tp,
-        cp=cp,
-        states=_host_states(keys, zero),
+        split=Split(tp=tp, cp=cp, zero=zero, replicas=replicas),
     )
-    return ReadLaunch(launch=launch, ignored=keys.ignored(_HARMLESS, _KNOWN))
+    return ReadRun(run=run, ignored=keys.ignored(_HARMLESS, _KNOWN))
 
 
-def _precision(keys: Keys, script: TrainerScript) -> Literal["bf16", "fp16", "fp32"]:
+def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:
     word = keys.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"), "no")
     if word == "fp8":
         raise keys.unpriced("mixed_precision", "fp8 is a library's of its own", "say bf16")
@@ -176,11 +170,11 @@ def _precision(keys: Keys, script: TrainerScript) -> Literal["bf16", "fp16", "fp
     return "bf16" if word == "bf16" else "fp16"
 
 
-def _host_states(keys: Keys, zero: Zero) -> dict[str, Any]:
-    """Return what lies on the host: of FSDP all that is sharded, or nothing."""
+def _optimizer(keys: Keys, zero: Zero) -> Optimizer:
+    """Return the optimizer: of FSDP all that is sharded is on the host, or nothing."""
     if not (keys.flag("fsdp_config.fsdp_offload_params") and zero):
-        return {}
-    return {"offload": 1.0, "offload_master": True, "offload_weights": True}
+        return Optimizer()
+    return Optimizer(offload=1.0, offload_master=True, offload_weights=True)
 
 
 def _sharding(

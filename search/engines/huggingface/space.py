@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from autopar.records import replace
-from autopar.run.launch import Launch
-from autopar.run.runtime import Zero
+from autopar.run.run import Run
+from autopar.run.runtime import States
 from search.engines.choice import Choice
 from search.engines.huggingface.rules import SPACE as SPACE_RULES
 from search.engines.space import (
@@ -17,23 +14,22 @@ from search.engines.space import (
     never,
     no_offload,
     plain_dispatcher,
-    torch_launch,
     torch_recompute,
-    whole_sequences,
+    torch_run,
 )
 
 
-def _accelerate(job: Job, choice: Choice) -> Launch:
+def _accelerate(job: Job, choice: Choice) -> Run:
     single = choice.global_batch == choice.micro_batch * job.world // (choice.tp * choice.cp)
-    launch = torch_launch(
+    return torch_run(
         job,
         choice,
         "accelerate",
-        keeper="accelerate" if choice.zero else "ddp",
-        zero=cast(Zero, choice.zero),
-        trainer=replace(TRANSFORMERS, each_micro_batch=single),
+        states=States(keeper="accelerate" if choice.zero else "ddp", each_micro_batch=single),
+        kernels=TRANSFORMERS,
+        # its tensor ranks hold whole sequences between GEMMs
+        sequence_parallel=False,
     )
-    return whole_sequences(launch)
 
 
 SPACE = EngineSpace(

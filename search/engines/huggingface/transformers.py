@@ -1,4 +1,4 @@
-"""What a script of Hugging Face's Trainer is told of a launch: its model and its arguments.
+"""What a script of Hugging Face's Trainer is told of a run: its model and its arguments.
 
 DeepSpeed and accelerate leave model, sequence and batch to the script, which is the user's. A model
 that the hub has goes by its name; another one by its sizes, as a `config.json` that
@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autopar.errors import InputError, UnsupportedError
-from autopar.price.profile import launch_model
 from autopar.records import Record, replace
-from autopar.run.launch import Attention, Launch, Model
+from autopar.run.architecture import Model
+from autopar.run.of_plan import uniform_model
+from autopar.run.run import Run
 from autopar.training.adapters import Adapters, Target
-from search.engines.huggingface.models import model_named
+from search.engines.huggingface.models import Decoder, model_named
 from search.engines.place import Place, spec_of
 from search.engines.plans import Job, place_of
 from search.engines.words import one_line, required
@@ -31,16 +32,16 @@ class NamedModel(Record):
     files: Mapping[str, str]
     """Its `config.json`, where no hub has it by that name."""
     stand_in: str | None = None
-    """`config.json` of the launch's sizes, where the script builds another model."""
+    """`config.json` of the run's sizes, where the script builds another model."""
 
 
-def model_for(launch: Launch, place: Place, title: str) -> NamedModel:
-    """Return the model of a launch.
+def model_for(run: Run, place: Place, title: str) -> NamedModel:
+    """Return the model of a run.
 
     Raises InputError where the place names another model, UnsupportedError for sizes that no
     `config.json` known here says.
     """
-    name, model = place.model, launch.model
+    name, model = place.model, run.model
     # names of the hub have an owner
     if name is not None and "/" in name:
         found = model_named(name)
@@ -48,7 +49,7 @@ def model_for(launch: Launch, place: Place, title: str) -> NamedModel:
             raise InputError(f"{name} has other sizes than the model of the launch; name that one")
         if found is not None:
             return NamedModel(name=name, files={})
-    config = _config(launch.model, launch.seq, place, title)
+    config = _config(model, run.seq_length, place, title)
     text = json.dumps(config, indent=2) + "\n"
     if place.of_script:
         asked = required("LOAD", f"set LOAD to the weights or the folder of {one_line(str(name))}")
@@ -58,19 +59,19 @@ def model_for(launch: Launch, place: Place, title: str) -> NamedModel:
 
 def _sizes(model: Model) -> tuple[object, ...]:
     attention = model.attention
-    return (model.hidden, model.num_layers, model.ffn, model.vocab, attention.heads,
-            attention.groups, model.experts and model.experts.number)  # fmt: skip
+    return (model.hidden, model.num_layers, model.dense_width, model.vocab, attention.heads,
+            attention.kv_heads, model.experts and model.experts.number)  # fmt: skip
 
 
 def script_place(job: Job, title: str) -> tuple[Model, Place]:
-    """Return the sizes that a plan's launch has and where it runs.
+    """Return the sizes that a plan's run has and where it runs.
 
-    A script can build any model: one that no launch or `config.json` here describes, such as an
+    A script can build any model: one that no run or `config.json` here describes, such as an
     encoder, is stood in for by a decoder of as many layers.
     """
     place = place_of(job)
     try:
-        model = launch_model(job.spec)
+        model = uniform_model(job.spec)
         _config(model, job.seq_length, place, title)
     except InputError:
         return _stand_in(job), replace(place, spec=None, of_script=True)
@@ -82,39 +83,34 @@ def _stand_in(job: Job) -> Model:
     layer, width = spec.layers[-1], 64
     # every degree divides the number of ranks
     heads = layer.num_heads or job.plan.world_size
-    return Model(
+    return Decoder(
         hidden=heads * width,
+        layers=spec.num_layers,
+        heads=heads,
+        groups=heads,
         ffn=layer.ffn_hidden_size or 4 * layer.hidden_size,
-        attention=Attention(heads=heads, groups=heads, width=width, dropout=0.0),
         vocab=spec.vocab_size or 32000,
-        expert_layers=(False,) * spec.num_layers,
-        gated=True,
-        biases=False,
-        qkv_biases=False,
-        tied=False,
-        norm="rms",
-        positions="rotary",
-        hidden_dropout=0.0,
-    )
+    ).model()
 
 
 def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
     """Return sizes as the configurations of Llama, Qwen 2 and 3 and Mixtral name them."""
-    attention, experts = model.attention, model.experts
-    shared = experts is not None and experts.shared_ffn > 0
+    attention, experts, layer = model.attention, model.experts, model.last
+    shared = experts is not None and experts.shared_width > 0
+    normed, rotary = attention.head_norms != "none", model.positions == "rotary"
     others = {
         "experts that every token visits": shared,
-        "experts in some layers": experts is not None and not all(model.expert_layers),
-        "experts beside biases": experts is not None and model.qkv_biases,
+        "experts in some layers": experts is not None and not all(model.mixtures),
+        "experts beside biases": experts is not None and attention.qkv_biases,
         "latent attention": attention.latent is not None,
         "windows of attention": attention.window is not None,
         "modules of further tokens": model.mtp > 0,
-        "an MLP without a gate": not model.gated,
-        "biases": model.biases,
-        "LayerNorm": model.norm != "rms",
-        f"{model.positions} positions": model.positions != "rotary",
-        "positions in a part of each head": model.rotary_share != 1.0,
-        "norms of heads beside biases": attention.head_norms and model.qkv_biases,
+        "an MLP without a gate": layer.gates == 1,
+        "biases": layer.biases,
+        "LayerNorm": layer.norm != "rms",
+        f"{model.positions} positions": not rotary,
+        "positions in a part of each head": rotary and attention.rotary_share != 1.0,
+        "norms of heads beside biases": normed and attention.qkv_biases,
         "heads that do not divide its width": model.hidden % attention.heads != 0,
     }
     found = [what for what, there in others.items() if there]
@@ -131,10 +127,10 @@ def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
         "model_type": kind,
         "architectures": [f"{name}ForCausalLM"],
         "hidden_size": model.hidden,
-        "intermediate_size": model.ffn,
+        "intermediate_size": model.dense_width,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.groups,
+        "num_key_value_heads": attention.kv_heads,
         "head_dim": attention.width,
         "vocab_size": model.vocab,
         "max_position_embeddings": seq,
@@ -146,12 +142,12 @@ def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
 
 def _kind(model: Model) -> tuple[str, str]:
     """Return the type of a model and the name of its class."""
-    norms = model.attention.head_norms
+    norms = model.attention.head_norms != "none"
     if model.experts is not None:
         return ("qwen3_moe", "Qwen3Moe") if norms else ("mixtral", "Mixtral")
     if norms:
         return "qwen3", "Qwen3"
-    return ("qwen2", "Qwen2") if model.qkv_biases else ("llama", "Llama")
+    return ("qwen2", "Qwen2") if model.attention.qkv_biases else ("llama", "Llama")
 
 
 def _experts(model: Model, kind: str) -> dict[str, Any]:
@@ -160,44 +156,42 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"num_experts_per_tok": experts.per_token}
     if kind == "mixtral":
-        return {**found, "num_local_experts": experts.number, "intermediate_size": experts.ffn}
+        return {**found, "num_local_experts": experts.number, "intermediate_size": experts.width}
     return {
         **found,
         "num_experts": experts.number,
-        "moe_intermediate_size": experts.ffn,
+        "moe_intermediate_size": experts.width,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "norm_topk_prob": True,
     }
 
 
-def script_words(launch: Launch, model: NamedModel, *, checkpoints: bool = True) -> Iterator[str]:
+def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> Iterator[str]:
     """Yield the arguments of the user's script, one to a line, as TrainingArguments names them.
 
     checkpoints : the script switches recomputation on, not the configuration. Trainer refuses both.
     """
-    trainer = launch.trainer
-    assert trainer is not None, "scripts of Hugging Face run launches of torch"
     # weights to begin with bring their own configuration
     name = model.name if model.stand_in is not None else f"${{LOAD:-{model.name}}}"
     yield f'--model_name_or_path "{name}"'
-    yield f"--block_size {launch.seq}"
-    yield f"--per_device_train_batch_size {launch.micro_batch}"
-    yield f"--gradient_accumulation_steps {launch.micro_batches}"
-    kernel = "sdpa" if trainer.repeated_heads else "flash_attention_2"
+    yield f"--block_size {run.seq_length}"
+    yield f"--per_device_train_batch_size {run.strategy.micro_batch}"
+    yield f"--gradient_accumulation_steps {run.strategy.micro_batches}"
+    kernel = "sdpa" if run.kernels.repeated_heads else "flash_attention_2"
     yield f"--attn_implementation {kernel}"
-    if trainer.checkpoint != "none" and checkpoints:
+    if checkpoints and run.strategy.recomputed.kind != "none":
         yield "--gradient_checkpointing True"
-    if trainer.compiled:
+    if run.kernels.compiled:
         yield "--torch_compile True"
-    if launch.optimizer.kind == "adam8bit":
+    if run.runtime.optimizer.kind == "adam8bit":
         yield "--optim adamw_bnb_8bit"
-    if launch.adapters is not None:
-        yield from _adapters(launch.adapters)
-    if launch.steps is None:
+    if run.runtime.adapters is not None:
+        yield from _adapters(run.runtime.adapters)
+    if run.steps is None:
         yield '${TRAIN_ITERS:+--max_steps "$TRAIN_ITERS"}'
     else:
-        yield f"--max_steps {launch.steps}"
+        yield f"--max_steps {run.steps}"
     yield '${SAVE:+--output_dir "$SAVE"}'
 
 

@@ -1,1 +1,1 @@
-"""Megatron-LM: its arguments, rules, launches and plans."""
+"""Megatron-LM: its arguments, rules, runs and plans."""

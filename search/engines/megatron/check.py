@@ -13,14 +13,14 @@ from functools import partial
 from autopar.documents.json import shorten
 from autopar.errors import InputError
 from autopar.records import Record, replace
-from autopar.run.launch import Launch
 from autopar.run.rules import Notice, notice
+from autopar.run.run import Run, resplit_run
 from search.engines.arguments import words_of
 from search.engines.changes import Changes, changed_words, changes_of
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.read import (
     arguments_of_configuration,
-    read_launch,
+    read_run,
     underscored,
     unread_parts,
 )
@@ -36,7 +36,7 @@ from search.engines.reader import (
 from search.engines.text import Configuration
 
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
-"""Arguments that every launch of Megatron-LM has most of."""
+"""Arguments that every run of Megatron-LM has most of."""
 _STACK = "megatron-core"
 
 
@@ -64,39 +64,39 @@ class MegatronWords(Record):
     environment: Mapping[str, str]
     gpu: str
     name: str
-    """Of the launch."""
+    """Of the run."""
 
-    def launch(self) -> Launch | None:
-        """Return the launch that the arguments are; None where they break a rule."""
+    def run(self) -> Run | None:
+        """Return the run that the arguments are; None where they break a rule."""
         try:
-            found = read_launch(
+            found = read_run(
                 {flag: list(given) if given else True for flag, given in self.words.items()},
                 world_size=self.world_size,
                 environment=self.environment,
                 gpu=self.gpu,
                 source=self.name,
-            ).launch
+            ).run
         except InputError:
             return None
         setting = Setting(self.words, self.world_size, self.gpu.upper())
         return None if broken_rules(setting, (), found) else found
 
-    def becoming(self, before: Launch, after: Launch) -> Changes | None:
-        """Return what changes from one launch to another; None: that would not run.
+    def becoming(self, before: Run, after: Run) -> Changes | None:
+        """Return what changes from one run to another; None: that would not run.
 
-        Read anew with the changes, the arguments have to be that launch, and break no rule.
+        Read anew with the changes, the arguments have to be that run, and break no rule.
         """
         changes = changes_of(self.words, before, after)
-        again = replace(self, words=changed_words(self.words, changes)).launch()
-        return None if again is None or not same_launch(again, after) else changes
+        again = replace(self, words=changed_words(self.words, changes)).run()
+        return None if again is None or not same_run(again, after) else changes
 
 
-def same_launch(one: Launch, other: Launch) -> bool:
-    """Return whether two launches do the same; without tensor ranks nothing is scattered."""
-    degrees = [
-        replace(one.degrees, sequence_parallel=one.degrees.scattered) for one in (one, other)
-    ]
-    return degrees[0] == degrees[1] and replace(one, degrees=other.degrees) == other
+def same_run(one: Run, other: Run) -> bool:
+    """Return whether two runs do the same; without tensor ranks nothing is scattered."""
+    first, second = (
+        resplit_run(run, sequence_parallel=run.split.scattered) for run in (one, other)
+    )
+    return first == second
 
 
 def owns(source: Configuration) -> bool:
@@ -112,7 +112,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
     arguments |= dict.fromkeys(left_out, True)
     world = world_size_of(source.path, _own_world(source, words), asked)
     found = attempt(
-        lambda: read_launch(
+        lambda: read_run(
             arguments,
             world_size=world,
             environment=environment,
@@ -127,7 +127,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         gpu=asked.gpu,
         ignored=found.ignored,
         problems=found.problems,
-        launch=found.launch,
+        run=found.run,
     )
     if found.unpriced is not None:
         said = (found.unpriced, *said)
@@ -157,18 +157,18 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         trainer="Megatron-LM",
         stack=_STACK,
         world_size=world,
-        launch=found.launch,
+        run=found.run,
         described=found.described,
         findings=(*said, *read_notes(notes)),
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words,
-        written=partial(_written, whole, found.launch),
+        written=partial(_written, whole, found.run),
         spelled=_spelled,
     )
 
 
-def _written(whole: MegatronWords, before: Launch | None, after: Launch) -> Changes | None:
-    assert before is not None, "only a launch that was read has others next to it"
+def _written(whole: MegatronWords, before: Run | None, after: Run) -> Changes | None:
+    assert before is not None, "only a run that was read has others next to it"
     return whole.becoming(before, after)
 
 

@@ -1,6 +1,6 @@
 """Arguments of Megatron-LM as files and a command: a shell script, YAML, `torchrun`.
 
-`search.engines.megatron.write` makes the arguments of a launch. What it does not hold, such as
+`search.engines.megatron.write` makes the arguments of a run. What it does not hold, such as
 where the data is, comes from the environment and is asked for here.
 """
 

@@ -1,4 +1,4 @@
-"""Findings on a launch's arguments: broken rules, flags without effect, variables.
+"""Findings on the arguments of a run: broken rules, flags without effect, variables.
 
 Rules are `search.engines.megatron.rules`'.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from autopar.run.launch import BLACKWELL, Launch
 from autopar.run.rules import Notice, notice, once
+from autopar.run.run import Run
+from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored
 from search.engines.megatron.names import RELEASES, alike, concern_of
 from search.engines.megatron.rules import broken_before, broken_rules
@@ -80,15 +81,14 @@ def findings_of(
     gpu: str,
     ignored: tuple[Ignored, ...] = (),
     problems: tuple[Notice, ...] = (),
-    launch: Launch | None = None,
+    run: Run | None = None,
 ) -> tuple[Notice, ...]:
     """Return the findings on arguments of so many GPUs, the illegal first.
 
     Parameters
     ----------
-    environment : variables that the launch sets. gpu : kind of device. ignored : arguments that
-        the reading did not need. problems : why the launch could not be read, if so. launch : it,
-        if not.
+    environment : variables that are set. gpu : kind of device. ignored : arguments that the
+        reading did not need. problems : why they are no run, if so. run : it, if not.
     """
     setting = Setting(words, world_size, gpu.upper())
     misspelt = dict(_misspelt(words))
@@ -103,7 +103,7 @@ def findings_of(
         )
         for flag, meant in misspelt.items()
     ]
-    found += broken_rules(setting, problems, launch)
+    found += broken_rules(setting, problems, run)
     idle = {str(one.values["flag"]): one for one in _idle(setting)}
     found += idle.values()
     found += (*_variables(setting, environment, gpu), *broken_before(setting))
@@ -112,7 +112,7 @@ def findings_of(
         text = "--rampup-batch-size begins with {start} sequences, and {batch} are priced"
         found.append(notice("megatron.ramp", "read", text, start=start, batch=batch))
     kinds = {*setting.list("cp-comm-type")}
-    if len(kinds) > 1 and launch is not None and launch.degrees.cp > 1:
+    if len(kinds) > 1 and run is not None and run.split.cp > 1:
         text = "--cp-comm-type {kinds} by layer: all are priced as p2p"
         kind = " and ".join(sorted(kinds))
         found.append(notice("megatron.cp-comm-types", "read", text, kinds=kind))

@@ -1,14 +1,12 @@
-"""The nearest plan that Megatron-LM can run, and the launch that it is."""
+"""The nearest plan that Megatron-LM can run, and the run that it is."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from autopar.errors import InputError, UnsupportedError
 from autopar.records import replace
-from autopar.run.launch import Launch, Model
 from autopar.run.model import ModelSpec
 from autopar.run.plan import (
     LayerStrategy,
@@ -18,6 +16,8 @@ from autopar.run.plan import (
     violations,
 )
 from autopar.run.rules import broken
+from autopar.run.run import Run, legal, resplit_run
+from autopar.run.runtime import ExpertKernels, Zero
 from autopar.units import divisors
 from search.engines.choice import FULL, NONE
 from search.engines.megatron.arguments import (
@@ -45,8 +45,8 @@ from search.engines.plans import (
     different,
     further_parts,
     has_one_kind,
-    launch_of_plan,
     place_of,
+    run_of_choice,
     search_fields,
 )
 
@@ -265,7 +265,7 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The plan as the engine runs it, and as a launch.
+# The plan as the engine runs it, and as a run.
 
 
 SPACE = Space(
@@ -292,8 +292,8 @@ def near(job: Job) -> Near:
     first = checkpoints_first(job.plan, job.spec)
     moved = (_MOVED,) if first != job.plan else ()
     plan, degrees, losses = _nearest(replace(_with_experts(job), plan=first))
-    keeper = _keeper(job, plan)
-    fully_sharded = keeper in ("zero2", "fsdp")
+    zero = _zero(job, plan)
+    fully_sharded = zero > 1
     # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
     runs = {
         "async_grad_reduce": not fully_sharded,
@@ -307,7 +307,7 @@ def near(job: Job) -> Near:
     return Near(
         plan=plan,
         losses=losses,
-        notes=(*moved, *_data_notes(job, plan, keeper)),
+        notes=(*moved, *_data_notes(job, plan, zero)),
         as_run=different(job, plan, runs),
         search=search_fields(plan, runs, space),
     )
@@ -319,54 +319,52 @@ def _with_experts(job: Job) -> Job:
     return replace(job, sequence_parallel=job.sequence_parallel or experts)
 
 
-_Keeper = Literal["none", "distributed", "zero2", "fsdp"]
-
-
 def _at_once(job: Job, plan: Plan) -> bool:
     """Return whether ZeRO-2 of a plan shards gradients as soon as they are made."""
     each = plan.num_microbatches == 1 or not job.async_grad_reduce
     return each and plan.default_dp_type == "zero2"
 
 
-def _keeper(job: Job, plan: Plan) -> _Keeper:
-    """Return who shards the states of a plan.
+def _zero(job: Job, plan: Plan) -> Zero:
+    """Return what Megatron-LM shards of a plan.
 
     ZeRO-1 is Megatron-LM's distributed optimizer, and so is ZeRO-2 with one reduction per step,
     which keeps whole gradients until then; one with a reduction in every micro-batch shards
     gradients at once, which is Megatron-FSDP's `optim_grads`.
     """
     if plan.layers[0].zero3:
-        return "fsdp"
+        return 3
     if plan.default_dp_type == "ddp":
-        return "none"
-    return "zero2" if _at_once(job, plan) and plan.num_stages == 1 else "distributed"
+        return 0
+    return 2 if _at_once(job, plan) and plan.num_stages == 1 else 1
 
 
-def _data_notes(job: Job, plan: Plan, keeper: _Keeper) -> Iterator[str]:
-    if keeper == "none" and not job.async_grad_reduce:
+def _data_notes(job: Job, plan: Plan, zero: Zero) -> Iterator[str]:
+    if zero == 0 and not job.async_grad_reduce:
         yield "gradients are reduced once per step, not in every micro-batch"
-    if keeper in ("zero2", "fsdp") and job.async_grad_reduce and plan.num_microbatches > 1:
+    if zero > 1 and job.async_grad_reduce and plan.num_microbatches > 1:
         yield (
             "Megatron-FSDP reduces gradients in every micro-batch, not once per step; "
             "--no-async-grad-reduce prices that"
         )
-    if keeper == "distributed" and _at_once(job, plan):
+    if zero == 1 and _at_once(job, plan):
         yield (
             "the distributed optimizer keeps whole gradients until the end of the step: "
             "more memory than predicted"
         )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
-    """Return the launch that a plan of `near` is, and where it runs."""
+def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+    """Return the run that a plan of `near` is, and where it is."""
     job = _with_experts(job)
     degrees = _shared_degrees(plan.layers)
     assert degrees is not None, "the nearest plan has one set of degrees"
-    keeper = _keeper(job, plan)
+    zero = _zero(job, plan)
     most = max(_recomputed(plan).values(), default=0)
     whole = all(layer.checkpoint for layer in plan.layers)
     choice = replace(
-        choice_of_plan(plan, zero={"none": 0, "fsdp": 3}.get(keeper, 1)),
+        # ZeRO-2 is no choice of a search
+        choice_of_plan(plan, zero=1 if zero == 2 else zero),
         tp=degrees.tensor,
         etp=degrees.tensor,
         cp=degrees.context,
@@ -376,35 +374,27 @@ def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
     mixed = degrees.context > 1 and len(set(words)) > 1
     if mixed:
         choice = replace(choice, cp_kind="ring")
-    launch = launch_of_plan(OWN, job, choice)
-    rings = degrees.context // degrees.exchange if degrees.exchange > 1 and not mixed else 1
-    precision = launch.precision
-    launch = replace(
-        launch,
-        # as plans are priced: every rank has a share of all experts, and all tokens
-        model=_gathered(launch.model),
-        degrees=replace(
-            launch.degrees, sequence_parallel=choice.tp > 1 and job.sequence_parallel, rings=rings
-        ),
+    run = resplit_run(
+        run_of_choice(OWN, job, choice),
+        zero=zero,
+        sequence_parallel=choice.tp > 1 and job.sequence_parallel,
+        rings=degrees.context // degrees.exchange if degrees.exchange > 1 and not mixed else 1,
+    )
+    runtime = run.runtime
+    runtime = replace(
+        runtime,
         precision=replace(
-            precision,
+            runtime.precision,
             gradients_bf16=job.precision == "bf16" and not job.fp32_gradients,
             gradients_fp32=job.precision == "fp16" and job.fp32_gradients,
         ),
         # Megatron-FSDP has buffers of its own, and switches the kernel off with a warning
-        software=replace(launch.software, fused_accumulation=keeper not in ("zero2", "fsdp")),
-        optimizer=replace(
-            launch.optimizer, sharding=keeper, overlap_gradients=job.async_grad_reduce
-        ),
+        kernels=replace(runtime.kernels, fused_accumulation=zero < 2),
+        # as plans are priced: every rank has a share of all experts, and all tokens
+        experts=ExpertKernels(),
+        overlap=replace(runtime.overlap, gradients=job.async_grad_reduce),
     )
     place = place_of(job)
     if mixed:
         place = replace(place, exchanges=words, exchange_degree=degrees.exchange)
-    return launch, place
-
-
-def _gathered(model: Model) -> Model:
-    if model.experts is None:
-        return model
-    experts = replace(model.experts, dispatcher="allgather", grouped=False, fused_permutation=False)
-    return replace(model, experts=experts)
+    return legal(replace(run, runtime=runtime)), place

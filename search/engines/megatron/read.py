@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM read as a launch whose memory can be priced.
+"""Arguments of Megatron-LM read as a run whose memory can be priced.
 
 Decoder-only models of the GPT kind are read, dense, of experts and with MLA, in every layout. Other
 models are refused in a sentence, as is what changes memory in a way that nobody prices. A plan of
@@ -13,38 +13,63 @@ from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 from autopar.documents.json import shorten
+from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import Record
-from autopar.run.launch import (
+from autopar.run.architecture import (
     Attention,
-    Chunk,
-    Degrees,
     Experts,
-    Latent,
-    Launch,
+    LatentAttention,
+    Layer,
+    Mlp,
     Model,
-    Optimizer,
-    Precision,
-    Recompute,
-    Software,
-    chunks_of_sizes,
-    even_chunks,
+    Positions,
+    decoder_layers,
 )
 from autopar.run.plan import Module
-from autopar.training.offload import OFFLOADED, Offload, OffloadModule
+from autopar.run.run import Run, legal
+from autopar.run.runtime import (
+    ActivationOffload,
+    ExpertKernels,
+    Kernels,
+    Loss,
+    Optimizer,
+    Overlap,
+    Precision,
+    Runtime,
+    States,
+    Zero,
+)
+from autopar.run.strategy import (
+    Chunk,
+    ContextKind,
+    Split,
+    Strategy,
+    chunks_of_sizes,
+    even_chunks,
+    recomputing,
+    uniform_layers,
+    with_wide_ends,
+)
+from autopar.training.offload import OFFLOADED, OffloadModule
 from search.engines.arguments import Ignored, LaunchArguments, is_open, words_of
 from search.engines.megatron.arguments import LayoutError, parse_layout
 from search.engines.megatron.names import OTHER_MODELS, UNPRICED, concern_of, harmless
-from search.engines.megatron.release import Release, software_of
+from search.engines.megatron.release import (
+    Release,
+    allocator_of,
+    attention_kernel,
+    quirks_of,
+)
 from search.engines.text import Configuration, arguments_in
 
 
-class ReadLaunch(Record):
-    """A launch, and the arguments that it does not depend on."""
+class ReadRun(Record):
+    """A run, and the arguments that it does not depend on."""
 
-    launch: Launch
+    run: Run
     ignored: tuple[Ignored, ...]
     unpriced: str | None = None
-    """Why the launch has no price, though all of it is read."""
+    """Why the run has no price, though all of it is read."""
 
     @property
     def not_understood(self) -> tuple[Ignored, ...]:
@@ -86,7 +111,7 @@ _DEFAULTS = (
 """Flags with the one value that is what is priced without them."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """What Megatron-FSDP shards."""
-_SHARDINGS = {"optim_grads_params": "fsdp", "optim_grads": "zero2"}
+_ZERO: Mapping[str, Zero] = {"optim_grads_params": 3, "optim_grads": 2}
 _MOST = 4096
 """Layers, and experts, of a model; far above any."""
 _VOCABULARIES = {
@@ -97,7 +122,7 @@ _VOCABULARIES = {
 """Of tokenizers with one vocabulary in use; GPTSentencePiece's is that of Nemotron's model."""
 
 
-def read_launch(
+def read_run(
     arguments: Mapping[str, Any],
     *,
     world_size: int | None = None,
@@ -105,8 +130,8 @@ def read_launch(
     gpu: str = "H100",
     release: Release | None = None,
     source: str = "arguments",
-) -> ReadLaunch:
-    """Return the launch that arguments such as `{"--num-layers": 12}` describe.
+) -> ReadRun:
+    """Return the run that arguments such as `{"--num-layers": 12}` describe.
 
     Parameters
     ----------
@@ -122,38 +147,24 @@ def read_launch(
     world = world_size or words.number("world-size", 0)
     if not world:
         raise words.fail("world-size", "is not given", "say the number of GPUs")
-    model = _model(words, release or Release())
-    degrees = _degrees(words, model, world)
-    micro = words.number("micro-batch-size")
-    batch = words.number("global-batch-size", micro * degrees.dp)
-    launch = Launch(
+    release = release or Release()
+    model = _model(words, release)
+    strategy = _strategy(words, model, world)
+    run = Run(
         name=source,
         model=model,
-        degrees=degrees,
-        seq=words.number("seq-length"),
-        micro_batch=micro,
-        global_batch=batch,
-        steps=_steps(words, batch),
-        precision=_precision(words),
-        optimizer=_optimizer(words, degrees),
-        recompute=_recompute(words),
-        offload=_offload(words),
-        software=_software(words, model, environment or {}, gpu, release or Release()),
-        loss_fusion=_loss_fusion(words),
-        attention_masks=not words.has("no-create-attention-mask-in-dataloader"),
-        tensor_overlap=words.has("tp-comm-overlap") and degrees.tp > 1,
-        deferred_head=(
-            words.number("wgrad-deferral-limit", 0)
-            if words.has("defer-embedding-wgrad-compute")
-            else None
-        ),
+        strategy=strategy,
+        seq_length=words.number("seq-length"),
+        steps=_steps(words, strategy.global_batch),
+        runtime=_runtime(words, strategy.first, environment or {}, gpu, release),
+        gpu=gpu,
     )
     unpriced = None
-    if launch.optimizer.sharding == "zero2":
+    if run.split.zero == 2:
         unpriced = "--data-parallel-sharding-strategy optim_grads is not priced; "
         unpriced += "optim_grads_params is"
     ignored = words.ignored(harmless, concern_of)
-    return ReadLaunch(launch=launch, ignored=ignored, unpriced=unpriced)
+    return ReadRun(run=legal(run), ignored=ignored, unpriced=unpriced)
 
 
 def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -216,12 +227,12 @@ _UNDERSCORED = {"--override-opt_param-scheduler", "--use-checkpoint-opt_param-sc
 """Those that Megatron-LM spells so."""
 
 
-def launch_of_configuration(
+def run_of_configuration(
     source: Configuration, *, world_size: int | None = None, gpu: str = "H100"
-) -> ReadLaunch:
-    """Return the launch in a script, YAML or JSON; raises InputError as `read_launch` does."""
+) -> ReadRun:
+    """Return the run in a script, YAML or JSON; raises InputError as `read_run` does."""
     arguments, environment = arguments_of_configuration(source)
-    return read_launch(
+    return read_run(
         arguments,
         world_size=world_size or source.world_size,
         environment=environment,
@@ -290,65 +301,76 @@ def _model(words: LaunchArguments, release: Release) -> Model:
     # the old way to have none
     if words.has("no-position-embedding") and kind == "learned_absolute":
         kind = "none"
-    mtp = words.number("mtp-num-layers", 0, most=_MOST)
-    return Model(
+    positions: Positions = "rotary"
+    if kind in ("learned_absolute", "none"):
+        positions = "learned" if kind == "learned_absolute" else "none"
+    attention, whole_every = _attention(words, hidden, positions)
+    layer = Layer(
         hidden=hidden,
-        ffn=ffn,
-        attention=_attention(words, hidden),
+        mixers=(attention,),
+        mlp=Mlp(width=ffn, gated=gated),
+        norm="rms" if words.text("normalization", "LayerNorm") == "RMSNorm" else "layer",
+        biases=not words.has("disable-bias-linear"),
+    )
+    mixtures = _mixtures(words, layers) if experts else (False,) * layers
+    groups, repeat = decoder_layers(layer, mixtures, experts, whole_every)
+    return Model(
+        layers=groups,
+        repeat=repeat,
         vocab=_vocab(words, release),
         vocab_divisor=_vocab_divisor(words),
-        expert_layers=_expert_layers(words, layers) if experts else (False,) * layers,
-        experts=experts,
-        gated=gated,
-        fused_gate=not words.has("no-bias-swiglu-fusion"),
-        biases=not words.has("disable-bias-linear"),
-        qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
         tied=not words.has("untie-embeddings-and-output-weights"),
-        norm="rms" if words.text("normalization", "LayerNorm") == "RMSNorm" else "layer",
-        positions={"learned_absolute": "learned", "none": "none"}.get(kind, "rotary"),  # type: ignore[arg-type]
+        positions=positions,
         max_positions=words.number("max-position-embeddings", 0),
-        rotary_share=words.real("rotary-percent", 1.0),
-        fused_rotary=not words.has("no-rope-fusion"),
-        hidden_dropout=words.real("hidden-dropout", 0.1),
-        mtp=mtp,
-        mtp_repeated=words.has("mtp-use-repeated-layer"),
+        mtp=words.number("mtp-num-layers", 0, most=_MOST),
+        mtp_shared=words.has("mtp-use-repeated-layer"),
+        dropout=words.real("hidden-dropout", 0.1),
     )
 
 
-def _attention(words: LaunchArguments, hidden: int) -> Attention:
+def _attention(words: LaunchArguments, hidden: int, positions: Positions) -> tuple[Attention, int]:
+    """Return attention, and every how many layers one has no window."""
     heads = words.number("num-attention-heads")
     groups = heads
     if words.has("group-query-attention"):
         groups = words.number("num-query-groups", 1)
+    width = value_width = words.number("kv-channels", hidden // heads)
     latent = None
     if words.has("multi-latent-attention"):
-        latent = Latent(
+        latent = LatentAttention(
             query_rank=words.number("q-lora-rank") if words.has("q-lora-rank") else None,
-            key_value_rank=words.number("kv-lora-rank"),
+            kv_rank=words.number("kv-lora-rank"),
             key_width=words.number("qk-head-dim", 128),
             rotary_width=words.number("qk-pos-emb-head-dim", 64),
-            value_width=words.number("v-head-dim", 128),
         )
-    return Attention(
+        width = latent.key_width + latent.rotary_width
+        value_width = words.number("v-head-dim", 128)
+    window, whole_every = _window(words)
+    share = words.real("rotary-percent", 1.0)
+    attention = Attention(
         heads=heads,
-        groups=groups,
-        width=words.number("kv-channels", hidden // heads),
-        head_norms=words.has("qk-layernorm"),
+        kv_heads=groups,
+        width=width,
+        value_width=value_width,
+        window=window,
+        rotary_share=share if positions == "rotary" else 0.0,
+        head_norms="head" if words.has("qk-layernorm") else "none",
+        qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
         dropout=words.real("attention-dropout", 0.1),
         latent=latent,
-        **_window(words),
     )
+    return attention, whole_every
 
 
-def _window(words: LaunchArguments) -> dict[str, int]:
-    """Return the window of attention and how often a layer has none; nothing where all have none.
+def _window(words: LaunchArguments) -> tuple[int | None, int]:
+    """Return the window of attention, None where there is none, and how often a layer has none.
 
     `--window-size` holds the tokens before a query and behind it; -1 stands for all.
     """
     sizes = words.list("window-size")
     every = words.text("window-attn-skip-freq", "0")
     if not sizes or sizes[0] == "-1":
-        return {}
+        return None, 0
     if any(map(is_open, sizes)):
         raise words.unpriced("window-size", f"is {shorten(' '.join(sizes))}", "write the numbers")
     if len(sizes) > 2 or not all(re.fullmatch("-1|[0-9]{1,9}", size) for size in sizes):
@@ -359,45 +381,22 @@ def _window(words: LaunchArguments) -> dict[str, int]:
             "window-attn-skip-freq", "is a pattern of its own", "every so-manieth layer is priced"
         )
     # a query sees itself as well
-    return {"window": int(sizes[0]) + 1, "whole_every": int(every)}
+    return int(sizes[0]) + 1, int(every)
 
 
 def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None:
     if not words.has("num-experts"):
         return None
-    squared = words.has("squared-relu")
-    dispatcher = words.choice(
-        "moe-token-dispatcher-type", ("allgather", "alltoall", "alltoall_seq", "flex"), "allgather"
-    )
     return Experts(
         number=words.number("num-experts", most=_MOST),
-        skew=_skew(words),
         per_token=words.number("moe-router-topk", 2),
-        ffn=words.number("moe-ffn-hidden-size", ffn),
-        shared_ffn=words.number("moe-shared-expert-intermediate-size", 0),
-        dispatcher=cast(Any, dispatcher.removesuffix("_seq")),
-        grouped=words.has("moe-grouped-gemm"),
-        fused_permutation=words.has("moe-permute-fusion"),
-        fused_mlp=words.has("use-transformer-engine-op-fuser"),
-        # kernels that weight inside are those of gated and of squared activations
-        fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
-        or (squared and words.has("use-fused-weighted-squared-relu")),
-        capacity=words.real("moe-expert-capacity-factor", 1.0)
-        if words.has("moe-expert-capacity-factor")
-        else None,
-        padded_capacity=words.has("moe-pad-expert-input-to-capacity"),
-        router_fp32=words.text("moe-router-dtype") in ("fp32", "fp64"),
+        width=words.number("moe-ffn-hidden-size", ffn),
+        gated=gated,
+        shared_width=words.number("moe-shared-expert-intermediate-size", 0),
     )
 
 
-def _skew(words: LaunchArguments) -> float | None:
-    """Return the tokens of the busiest rank over the mean where arguments fix them."""
-    if words.has("moe-router-force-load-balancing"):
-        return 1.0
-    return None
-
-
-def _expert_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
+def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
     """Return for every layer whether it has experts: every Nth, or as a list such as [0]+[1]."""
     text = words.text("moe-layer-freq", "1")
     if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
@@ -469,9 +468,35 @@ def _vocab_divisor(words: LaunchArguments) -> int:
 # Degrees and layout.
 
 
-def _degrees(words: LaunchArguments, model: Model, world: int) -> Degrees:
-    tp = words.number("tensor-model-parallel-size", 1)
+def _strategy(words: LaunchArguments, model: Model, world: int) -> Strategy:
     pp = words.number("pipeline-model-parallel-size", 1)
+    stages = _stages(words, model, pp)
+    split = _split(words, model, pp)
+    ranks = split.tp * split.cp * pp
+    # 0 where degrees do not divide, which `legal` refuses
+    dp = 0 if world % ranks else world // ranks
+    if dp * split.cp % split.replicas:
+        raise words.fail(
+            "num-distributed-optimizer-instances",
+            f"dp * cp({dp * split.cp}) % {split.replicas} != 0",
+        )
+    micro = words.number("micro-batch-size")
+    layers, ends = uniform_layers(model.num_layers, split)
+    strategy = Strategy(
+        gpus=world,
+        layers=layers,
+        ends=ends,
+        stages=stages,
+        schedule=schedule_of_chunks(len(stages[0])),
+        group=words.number("microbatch-group-size-per-virtual-pipeline-stage", 0),
+        micro_batch=micro,
+        global_batch=words.number("global-batch-size", micro * max(dp, 1)),
+    )
+    return _recomputing(words, _with_wide_ends(words, strategy))
+
+
+def _split(words: LaunchArguments, model: Model, pp: int) -> Split:
+    tp = words.number("tensor-model-parallel-size", 1)
     cp = words.number("context-parallel-size", 1)
     kinds = words.list("cp-comm-type")
     sizes = words.numbers("hierarchical-context-parallel-sizes")
@@ -480,27 +505,28 @@ def _degrees(words: LaunchArguments, model: Model, world: int) -> Degrees:
             "hierarchical-context-parallel-sizes",
             f"expected two sizes that multiply to {cp}, got {' '.join(map(str, sizes))}",
         )
-    return Degrees(
-        world=world,
+    # layers that exchange in several ways are priced as rings
+    kind = kinds[0] if cp > 1 and len({*kinds}) == 1 else "p2p"
+    return Split(
         tp=tp,
+        sequence_parallel=words.has("sequence-parallel"),
         cp=cp,
-        pp=pp,
+        cp_kind=_CONTEXT.get(kind, "ring"),
+        rings=sizes[1] if kind == "a2a+p2p" else 1,
         # a dense model has no experts to split, whatever their degrees
         ep=words.number("expert-model-parallel-size", 1) if model.experts else 1,
         etp=words.number("expert-tensor-parallel-size", tp) if model.experts else 1,
-        sequence_parallel=words.has("sequence-parallel"),
-        chunks=_chunks(words, model, pp),
-        group=words.number("microbatch-group-size-per-virtual-pipeline-stage", 0)
-        if words.has("microbatch-group-size-per-virtual-pipeline-stage")
-        else 0,
-        heads_exchanged=cp > 1 and set(kinds) in ({"a2a"}, {"a2a+p2p"}),
-        rings=sizes[1] if cp > 1 and set(kinds) == {"a2a+p2p"} else 1,
-        keys_gathered=cp > 1 and set(kinds) == {"all_gather"},
-        overlap_experts=words.has("overlap-moe-expert-parallel-comm"),
+        zero=_zero(words, pp),
+        replicas=words.number("num-distributed-optimizer-instances", 1),
+        offload=_offloaded(words),
     )
 
 
-def _chunks(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
+_CONTEXT: Mapping[str, ContextKind] = {"a2a": "a2a", "a2a+p2p": "a2a", "all_gather": "all-gather"}
+"""Kinds of context ranks by `--cp-comm-type`; others are rings."""
+
+
+def _stages(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
     layers = model.num_layers
     if words.has("pipeline-model-parallel-layout"):
         return _layout(words, model, stages)
@@ -575,8 +601,7 @@ def _layout(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Ch
         layers = tuple(range(first, first + number))
         first += number
         mtp = kinds.count("m") + (implied if "L" in kinds else 0)
-        chunk = ("E" in kinds, layers, mtp, "L" in kinds)
-        found[part % stages].append(chunk)
+        found[part % stages].append(Chunk("E" in kinds, layers, mtp, "L" in kinds))
     return tuple(map(tuple, found))
 
 
@@ -598,99 +623,80 @@ def _precision(words: LaunchArguments) -> Precision:
         fp8_recipe=cast(Any, recipe),
         fp4=words.has("fp4-format"),
         fp4_weights=words.has("fp4-param-gather") and words.has("fp4-format"),
-        wide_ends=_wide_ends(words),
         gradients_bf16=words.has("grad-reduce-in-bf16"),
         gradients_fp32=words.has("accumulate-allreduce-grads-in-fp32"),
     )
 
 
-def _wide_ends(words: LaunchArguments) -> tuple[int, int]:
-    """Return the layers at both ends that stay in 16 bits; validate_args has one at each."""
+def _with_wide_ends(words: LaunchArguments, strategy: Strategy) -> Strategy:
+    """Return a strategy whose ends stay in 16 bits; validate_args has one layer at each."""
     if not words.has("first-last-layers-bf16"):
-        return 0, 0
-    first, last = (words.text(f"num-layers-at-{end}-in-bf16", "1") for end in ("start", "end"))
+        return strategy
     # none at an end is a number, too
-    return tuple(  # type: ignore[return-value]
-        0 if text == "0" else words.number(f"num-layers-at-{end}-in-bf16", 1)
-        for end, text in (("start", first), ("end", last))
+    first, last = (
+        0 if words.text(flag, "1") == "0" else words.number(flag, 1)
+        for flag in ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
     )
+    if not (words.has("fp8-format") or words.has("fp4-format")):
+        return strategy
+    return with_wide_ends(strategy, first, last)
 
 
 _STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
-def _states(words: LaunchArguments, sharding: str) -> dict[str, Any]:
-    """Return in how many bytes states are kept, and which of them on the host.
-
-    fp32 weights lose what their bf16 copies have of them, where the distributed optimizer keeps
-    both (`store_param_remainders`); the host's are whole.
-    """
-    aware = words.has("use-precision-aware-optimizer")
-    found: dict[str, Any] = {}
-    if aware:
-        names = ("exp-avg-dtype", "exp-avg-sq-dtype")
-        found["moments_bytes"] = sum(
-            _STATE_BYTES[words.choice(name, tuple(_STATE_BYTES), "fp32")] for name in names
-        )
-    if words.has("optimizer-cpu-offload"):
-        found |= {
-            "offload": words.real("optimizer-offload-fraction", 1.0),
-            "offload_master": aware,
-            "overlap_offload": words.has("overlap-cpu-optimizer-d2h-h2d"),
-        }
-    elif (
-        aware
-        and sharding == "distributed"
-        and words.has("bf16")
-        and not words.has("fp8-param-gather")
-    ):
-        found["master_bytes"] = 2
-    return found
-
-
-def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
-    kind = words.text("optimizer", "adam").removeprefix("dist_")
-    if kind not in ("adam", "muon"):
-        raise words.unpriced(
-            "optimizer", f"{kind[:40]} keeps other states", "adam and muon are priced"
-        )
-    sharding: Any = "distributed" if words.has("use-distributed-optimizer") else "none"
+def _zero(words: LaunchArguments, pp: int) -> Zero:
+    """Return what is sharded over data ranks."""
+    zero: Zero = 1 if words.has("use-distributed-optimizer") else 0
     if words.has("use-megatron-fsdp") or words.has("use-custom-fsdp"):
-        if degrees.pp > 1:
+        if pp > 1:
             # validate_args lets it through, and no published run has it
             raise words.unpriced(
-                "use-megatron-fsdp",
-                f"beside {degrees.pp} pipeline stages is not priced",
-                "one stage is",
+                "use-megatron-fsdp", f"beside {pp} pipeline stages is not priced", "one stage is"
             )
         strategy = words.text("data-parallel-sharding-strategy", "no_shard")
-        if strategy in _SHARDINGS:
-            sharding = _SHARDINGS[strategy]
-        elif strategy != "no_shard":
+        if strategy in _ZERO:
+            return _ZERO[strategy]
+        if strategy != "no_shard":
             words.choice("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
             raise words.unpriced(
                 "data-parallel-sharding-strategy",
                 f"{strategy} is not priced",
                 "optim_grads_params is",
             )
-    instances = words.number("num-distributed-optimizer-instances", 1)
-    if (degrees.dp * degrees.cp) % instances:
-        raise words.fail(
-            "num-distributed-optimizer-instances",
-            f"dp * cp({degrees.dp * degrees.cp}) % {instances} != 0",
+    return zero
+
+
+def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
+    """Return the optimizer, and which of its states are on the host.
+
+    fp32 weights lose what their bf16 copies have of them, where the distributed optimizer keeps
+    both (`store_param_remainders`); the host's are whole.
+    """
+    kind = words.text("optimizer", "adam").removeprefix("dist_")
+    if kind not in ("adam", "muon"):
+        raise words.unpriced(
+            "optimizer", f"{kind[:40]} keeps other states", "adam and muon are priced"
         )
+    aware, moments = words.has("use-precision-aware-optimizer"), 8
+    if aware:
+        names = ("exp-avg-dtype", "exp-avg-sq-dtype")
+        moments = sum(
+            _STATE_BYTES[words.choice(name, tuple(_STATE_BYTES), "fp32")] for name in names
+        )
+    offloads = words.has("optimizer-cpu-offload")
+    remainders = aware and not offloads and zero == 1
+    remainders = remainders and words.has("bf16") and not words.has("fp8-param-gather")
     return Optimizer(
         kind=cast(Any, kind),
-        sharding=sharding,
-        instances=instances,
-        overlap_gradients=words.has("overlap-grad-reduce"),
-        bucket=words.number("ddp-bucket-size") if words.has("ddp-bucket-size") else None,
-        padded_buckets=words.has("ddp-pad-buckets-for-high-nccl-busbw"),
-        **_states(words, sharding),
+        moments_bytes=moments,
+        master_bytes=2 if remainders else 4,
+        offload=words.real("optimizer-offload-fraction", 1.0) if offloads else 0.0,
+        offload_master=aware and offloads,
     )
 
 
-def _recompute(words: LaunchArguments) -> Recompute:
+def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
     kind = words.choice("recompute-granularity", ("", "full", "selective"), "")
     # the old word counts, whatever the granularity
     if words.has("recompute-activations"):
@@ -701,7 +707,9 @@ def _recompute(words: LaunchArguments) -> Recompute:
     if kind == "full":
         if not method:
             raise words.fail("recompute-method", "is missing", "add uniform or block")
-        return Recompute(layers=cast(Any, method), number=number)
+        if method == "block":
+            return recomputing(strategy, "full", first=number)
+        return recomputing(strategy, "full", unit=number)
     if kind == "selective":
         unknown = set(modules) - set(get_args(Module))
         if unknown:
@@ -715,12 +723,12 @@ def _recompute(words: LaunchArguments) -> Recompute:
     # the old word for one of them
     if words.has("moe-layer-recompute"):
         chosen |= {"moe"}
-    return Recompute(modules=cast("frozenset[Module]", chosen))
+    return recomputing(strategy, cast("frozenset[Module]", chosen))
 
 
-def _offload(words: LaunchArguments) -> Offload:
-    """Return the activations that wait on the host, by module or by layer."""
-    fine, layers = words.has("fine-grained-activation-offloading"), 0
+def _offloaded(words: LaunchArguments) -> frozenset[OffloadModule]:
+    """Return the modules whose activations wait on the host."""
+    fine = words.has("fine-grained-activation-offloading")
     modules = words.list("offload-modules") if fine else ()
     unknown = set(modules) - set(OFFLOADED)
     if unknown:
@@ -729,33 +737,64 @@ def _offload(words: LaunchArguments) -> Offload:
         )
     if fine and not modules:
         raise words.fail("offload-modules", "is missing", f"add some of {', '.join(OFFLOADED)}")
+    return cast("frozenset[OffloadModule]", frozenset(modules))
+
+
+def _offload(words: LaunchArguments) -> ActivationOffload:
+    layers = 0
     if words.has("cpu-offloading-num-layers") or words.has("cpu-offloading"):
         layers = words.number("cpu-offloading-num-layers", 0)
-    return Offload(
-        modules=cast("frozenset[OffloadModule]", frozenset(modules)),
+    return ActivationOffload(
         fraction=words.real("activation-offload-fraction", 1.0),
         layers=layers,
         least_elements=words.number("min-offloaded-tensor-size", 1 << 20),
     )
 
 
-def _loss_fusion(words: LaunchArguments) -> Any:
+def _loss(words: LaunchArguments) -> Loss:
     kind = words.choice("cross-entropy-fusion-impl", ("native", "te", "linear"), "native")
     if kind == "linear":
         raise words.unpriced(
             "cross-entropy-fusion-impl", "linear is not priced", "native and te are"
         )
-    return kind if words.has("cross-entropy-loss-fusion") else "none"
+    return cast(Loss, kind) if words.has("cross-entropy-loss-fusion") else "none"
 
 
-def _software(
+def _runtime(
     words: LaunchArguments,
-    model: Model,
+    split: Split,
     environment: Mapping[str, Any],
     gpu: str,
     release: Release,
-) -> Software:
-    local = words.choice(
+) -> Runtime:
+    on_host = words.has("optimizer-cpu-offload")
+    return Runtime(
+        engine="megatron",
+        precision=_precision(words),
+        optimizer=_optimizer(words, split.zero),
+        states=States(
+            keeper="megatron-fsdp" if split.zero == 3 else "megatron",
+            bucket=words.number("ddp-bucket-size") if words.has("ddp-bucket-size") else None,
+            padded_buckets=words.has("ddp-pad-buckets-for-high-nccl-busbw"),
+        ),
+        kernels=_kernels(words, environment, gpu, release),
+        experts=_expert_kernels(words),
+        overlap=Overlap(
+            tensor=words.has("tp-comm-overlap") and split.tp > 1,
+            gradients=words.has("overlap-grad-reduce"),
+            experts=words.has("overlap-moe-expert-parallel-comm"),
+            optimizer_host=on_host and words.has("overlap-cpu-optimizer-d2h-h2d"),
+        ),
+        offload=_offload(words),
+        allocator=allocator_of(environment),
+        masks=not words.has("no-create-attention-mask-in-dataloader"),
+    )
+
+
+def _kernels(
+    words: LaunchArguments, environment: Mapping[str, Any], gpu: str, release: Release
+) -> Kernels:
+    implementation = words.choice(
         "transformer-impl",
         ("transformer_engine", "local", "inference_optimized"),
         "transformer_engine",
@@ -765,15 +804,43 @@ def _software(
     )
     # the old word for any kernel that keeps no scores, as `auto` takes
     words.has("use-flash-attn")
-    is_local = local == "local" or words.list("spec") == ("local",)
+    local = implementation == "local" or words.list("spec") == ("local",)
     # what is computed in which order is the environment's to say
     words.has("deterministic-mode")
-    return software_of(
-        release,
-        gpu=gpu,
-        environment=environment,
-        local=is_local,
-        backend=backend,
+    return Kernels(
+        attention=attention_kernel(release, gpu, environment, local=local, backend=backend),
+        module="megatron" if local else "te",
+        loss=_loss(words),
+        fused_gate=not words.has("no-bias-swiglu-fusion"),
+        fused_rotary=not words.has("no-rope-fusion"),
         fused_accumulation=not words.has("no-gradient-accumulation-fusion"),
-        compiled_experts=words.has("moe-use-legacy-grouped-gemm"),
+        deferred_head=words.number("wgrad-deferral-limit", 0)
+        if words.has("defer-embedding-wgrad-compute")
+        else None,
+        quirks=quirks_of(release, compiled_experts=words.has("moe-use-legacy-grouped-gemm")),
+    )
+
+
+def _expert_kernels(words: LaunchArguments) -> ExpertKernels:
+    if not words.has("num-experts"):
+        return ExpertKernels()
+    gated, squared = words.has("swiglu"), words.has("squared-relu")
+    dispatcher = words.choice(
+        "moe-token-dispatcher-type", ("allgather", "alltoall", "alltoall_seq", "flex"), "allgather"
+    )
+    return ExpertKernels(
+        dispatcher=cast(Any, dispatcher.removesuffix("_seq")),
+        capacity=words.real("moe-expert-capacity-factor", 1.0)
+        if words.has("moe-expert-capacity-factor")
+        else None,
+        padded=words.has("moe-pad-expert-input-to-capacity"),
+        router_fp32=words.text("moe-router-dtype") in ("fp32", "fp64"),
+        grouped=words.has("moe-grouped-gemm"),
+        fused_permutation=words.has("moe-permute-fusion"),
+        # kernels that weight inside are those of gated and of squared activations
+        fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
+        or (squared and words.has("use-fused-weighted-squared-relu")),
+        fused_mlp=words.has("use-transformer-engine-op-fuser"),
+        # arguments that balance experts fix the tokens of every rank
+        skew=1.0 if words.has("moe-router-force-load-balancing") else None,
     )

@@ -1,7 +1,7 @@
 """What differs between releases of Megatron-LM and its container, and between devices.
 
 Each row of `_CHANGES` is a change of code that changes memory, by the day from which runs have it;
-everything else of a launch is in its arguments. Nothing here is a byte.
+everything else of a run is in its arguments. Nothing here is a byte.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from autopar.records import Record
-from autopar.run.launch import AttentionKernel, Software, default_attention
+from autopar.run.runtime import Allocator, AttentionKernel, Quirks, default_attention
 
 
 class Release(Record):
-    """When a launch ran, and in which of the trainer's two containers."""
+    """When a run was, and in which of the trainer's two containers."""
 
     date: str = "9999-12-31"
     """Of the trainer, as 2026-08-19; default: newer than any."""
@@ -51,27 +51,13 @@ _CHANGES = {
 """Day from which a change is in, and whether the container's libraries bring it."""
 
 
-def software_of(
-    release: Release,
-    *,
-    gpu: str,
-    environment: Mapping[str, Any],
-    local: bool,
-    backend: str,
-    fused_accumulation: bool,
-    compiled_experts: bool = False,
-) -> Software:
-    """Return the software of a launch, whose attention kernel follows from device and release."""
-    settings = str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    config = environment.get("CUBLAS_WORKSPACE_CONFIG")
+def quirks_of(release: Release, *, compiled_experts: bool = False) -> Quirks:
+    """Return what a release does in memory otherwise than others.
+
+    compiled_experts : grouped experts before Transformer Engine's are asked for.
+    """
     old = release.old_libraries
-    return Software(
-        gpu=gpu,
-        attention=_kernel(release, gpu, environment, local=local, backend=backend),
-        local_layers=local,
-        cublas_config=None if config is None else str(config),
-        expandable_segments="expandable_segments:true" in settings.lower(),
-        fused_accumulation=fused_accumulation,
+    return Quirks(
         kept_dummies=release.has("kept stand-ins"),
         # those libraries have grouped products of another kind, without workspaces
         grouped_workspaces=0 if old else 4,
@@ -84,7 +70,17 @@ def software_of(
     )
 
 
-def _kernel(
+def allocator_of(environment: Mapping[str, Any]) -> Allocator:
+    """Return the settings of the allocator that variables of the ranks make."""
+    settings = str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    config = environment.get("CUBLAS_WORKSPACE_CONFIG")
+    return Allocator(
+        expandable="expandable_segments:true" in settings.lower(),
+        cublas=None if config is None else str(config),
+    )
+
+
+def attention_kernel(
     release: Release, gpu: str, environment: Mapping[str, Any], *, local: bool, backend: str
 ) -> AttentionKernel:
     """Return the kernel of attention: as asked, else what Transformer Engine takes by itself."""

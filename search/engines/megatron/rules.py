@@ -1,4 +1,4 @@
-"""Rules of Megatron-LM for a launch's arguments, one row each, with ids.
+"""Rules of Megatron-LM for the arguments of a run, one row each, with ids.
 
 Sources, where a row names none: `validate_args` in `megatron/training/arguments.py` (core 0.15 and
 main of 2026), `TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig` of
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autopar.run.launch import Launch
 from autopar.run.rules import (
     BATCH,
     COPIED_KEYS,
@@ -29,6 +28,7 @@ from autopar.run.rules import (
     broken,
     once,
 )
+from autopar.run.run import Run
 from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp, ramp_start
 
 
@@ -111,7 +111,7 @@ LAYERS = (
     _rule("layout", "layout_problem", lambda problem: problem != "",
           "--pipeline-model-parallel-layout {layout_problem}"),
 )  # fmt: skip
-"""A launch that was read has laid out its layers, also those that count for the embedding, stages
+"""A run that was read has laid out its layers, also those that count for the embedding, stages
 of given sizes and modules of further tokens; these rows are asked where none was."""
 _OVERLAP = "overlap-moe-expert-parallel-comm"
 ARGUMENTS = (
@@ -426,7 +426,7 @@ SCHEDULES = (
         *_groups("ramp", "ramp_micro_batches", f"{_RAMP} begins with {{ramp_start}}: ",
                   "ramp_start"))),
 )  # fmt: skip
-"""Rules of micro-batches and chunks, which a launch that was read has."""
+"""Rules of micro-batches and chunks, which a run that was read has."""
 RULES = (*DEGREES, *ARGUMENTS, *EXPERT_OVERLAP, *MIXTURES, *FSDP2, *SCHEDULES)
 WRITTEN = (
     _rule("sequence-parallel.tensor", "sequence_parallel, tp", lambda sp, tp: sp * (tp == 1),
@@ -517,30 +517,30 @@ _READ = _names((*RULES, *LAYERS, *WRITTEN, *EARLIER))
 
 
 def broken_rules(
-    setting: Setting, problems: Sequence[Notice] = (), launch: Launch | None = None
+    setting: Setting, problems: Sequence[Notice] = (), run: Run | None = None
 ) -> tuple[Notice, ...]:
     """Return what Megatron-LM ends with.
 
-    problems : why the launch was not read; launch : it, where it was.
+    problems : why no run was read; run : it, where one was.
     """
     values = setting.values(_READ)
-    if launch is not None:
-        values |= _of_launch(setting, launch)
+    if run is not None:
+        values |= _of_run(setting, run)
     found = broken((*RULES, *LAYERS) if problems else RULES, values)
     # what the reading stumbled over may be a rule of the table
     ids = {one.id for one in found}
     return once((*(one for one in problems if one.id not in ids), *found))
 
 
-def _of_launch(setting: Setting, launch: Launch) -> dict[str, Any]:
-    """Return values that only a launch that was read has."""
-    dp, micro = launch.degrees.dp, setting.value("micro_batch")
+def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
+    """Return values that only a run that was read has."""
+    strategy, dp, micro = run.strategy, run.strategy.dp, setting.value("micro_batch")
     start, step = ramp_start(setting), ramp(1)(setting)
-    found: dict[str, Any] = {"micro_batches": launch.micro_batches, "chunks": launch.degrees.vpp}
+    found: dict[str, Any] = {"micro_batches": strategy.micro_batches, "chunks": strategy.vpp}
     if micro is not None:
         found["together"] = micro * dp
         if start is not None and step is not None:
-            grows = start < launch.global_batch and start % (micro * dp) == 0
+            grows = start < strategy.global_batch and start % (micro * dp) == 0
             found["ramp_second"] = start + step
             found["ramp_micro_batches"] = start // (micro * dp) if grows else None
     return found

@@ -58,8 +58,8 @@ _DEFAULTS = {
 """Words of flags that are not given."""
 
 
-OF_LAUNCH = ("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches")
-"""Values that follow from others, or that only a launch that was read has."""
+OF_RUN = ("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches")
+"""Values that follow from others, or that only a run that was read has."""
 
 
 class Setting(NamedTuple):
@@ -97,7 +97,7 @@ class Setting(NamedTuple):
 
     def value(self, name: str) -> Any:
         """Return a value by its name; None: it is not known."""
-        if name in OF_LAUNCH:
+        if name in OF_RUN:
             return None
         if name in FACTS:
             return FACTS[name](self)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Literal
+from typing import cast
 
-from autopar.records import replace
-from autopar.run.launch import Launch, Model, Optimizer, Software, default_attention
+from autopar.run.architecture import Model
+from autopar.run.run import Run, legal
+from autopar.run.runtime import (
+    ExpertKernels,
+    Kernels,
+    Overlap,
+    Runtime,
+    States,
+    Zero,
+    default_attention,
+)
 from autopar.training.offload import OffloadModule
-from search.engines.choice import FULL, NONE, Choice, Dispatcher, offload_of, recompute_of, trained
+from search.engines.choice import FULL, NONE, Choice, Dispatcher, trained
 from search.engines.megatron.rules import SPACE as SPACE_RULES
 from search.engines.space import (
     BY_LAYER,
@@ -17,10 +26,10 @@ from search.engines.space import (
     LAYOUTS,
     EngineSpace,
     Job,
-    degrees_of,
     device_precisions,
-    launch_precision,
     nvlinked,
+    run_precision,
+    strategy_of,
 )
 
 
@@ -46,12 +55,12 @@ def _megatron_modules(model: Model) -> tuple[str, ...]:
     modules = ["core_attn", "layernorm"]
     if model.attention.latent is not None:
         modules.append("mla_up_proj")
-    if not all(model.expert_layers):
+    if not all(model.mixtures):
         modules.append("mlp")
     inner = []
     if model.experts is not None:
         inner.append("moe_act")
-        if model.experts.shared_ffn:
+        if model.experts.shared_width:
             inner.append("shared_experts")
     sets = []
     for some in subsets(modules):
@@ -83,36 +92,29 @@ def subsets(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from combinations(items, size)
 
 
-def _megatron(job: Job, choice: Choice) -> Launch:
-    model = job.model
-    if model.experts is not None:
-        experts = replace(
-            model.experts, dispatcher=choice.dispatcher, grouped=True, fused_permutation=True
-        )
-        model = replace(model, experts=experts)
-    sharding: Mapping[int, Literal["none", "distributed", "fsdp"]] = {
-        0: "none",
-        1: "distributed",
-        3: "fsdp",
-    }
-    launch = Launch(
+def _megatron(job: Job, choice: Choice) -> Run:
+    experts = ExpertKernels()
+    if job.model.experts is not None:
+        experts = ExpertKernels(dispatcher=choice.dispatcher, grouped=True, fused_permutation=True)
+    run = Run(
         name=job.name,
-        model=model,
-        degrees=degrees_of(job, choice),
-        seq=job.seq,
-        micro_batch=choice.micro_batch,
-        global_batch=choice.global_batch,
-        precision=launch_precision(choice),
-        optimizer=Optimizer(
-            sharding=sharding[choice.zero], instances=choice.dp_replicate, overlap_gradients=True
+        model=job.model,
+        strategy=strategy_of(job, choice, zero=cast(Zero, choice.zero)),
+        runtime=Runtime(
+            engine="megatron",
+            precision=run_precision(choice),
+            states=States(keeper="megatron-fsdp" if choice.zero == 3 else "megatron"),
+            kernels=Kernels(attention=default_attention(job.gpu)),
+            experts=experts,
+            overlap=Overlap(
+                tensor=choice.tp_overlap, gradients=True, experts=choice.overlap_experts
+            ),
+            masks=False,
         ),
-        recompute=recompute_of(choice.recompute),
-        offload=offload_of(choice.offload),
-        software=Software(gpu=job.gpu, attention=default_attention(job.gpu)),
-        attention_masks=False,
-        tensor_overlap=choice.tp_overlap,
+        seq_length=job.seq,
+        gpu=job.gpu,
     )
-    return trained(launch, job.training, "megatron")
+    return legal(trained(run, job.training, "megatron"))
 
 
 SPACE = EngineSpace(

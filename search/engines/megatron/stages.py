@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
-from autopar.run.launch import Chunk, Degrees, Launch, even_chunks
+from autopar.run.run import Run
+from autopar.run.strategy import Chunk, Split, Strategy, even_chunks
 from search.engines.megatron.arguments import Argument, Flag
 
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
@@ -18,73 +19,73 @@ _CHUNKS = "num-virtual-stages-per-pipeline-rank"
 _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 
 
-def stage_arguments(launch: Launch) -> Iterator[Argument]:
-    """Yield the arguments of a launch's stages; none where there is one.
+def stage_arguments(run: Run) -> Iterator[Argument]:
+    """Yield the arguments of a run's stages; none where there is one.
 
     Raises InputError where the embedding is not at the first end of the pipeline, or the head not
     at the last.
     """
-    degrees = launch.degrees
-    ends = even_ends(launch)
+    strategy = run.strategy
+    ends = even_ends(run)
     if ends is None:
-        yield (Flag.LAYOUT, (layout_of(degrees),))
+        yield (Flag.LAYOUT, (layout_of(strategy),))
     else:
         for flag, counts in zip(_ENDS, ends, strict=True):
             if counts:
                 yield (flag, ())
-        if degrees.vpp > 1:
-            yield (_CHUNKS, (str(degrees.vpp),))
-    if degrees.vpp > 1 and degrees.group:
-        yield (_GROUP, (str(degrees.group),))
+        if strategy.vpp > 1:
+            yield (_CHUNKS, (str(strategy.vpp),))
+    if strategy.vpp > 1 and strategy.group:
+        yield (_GROUP, (str(strategy.group),))
 
 
-def even_ends(launch: Launch) -> tuple[int, int] | None:
+def even_ends(run: Run) -> tuple[int, int] | None:
     """Return for how many layers embedding and loss count in even stages; None: they are uneven."""
-    degrees, model = launch.degrees, launch.model
+    model, stages, pp, vpp = run.model, run.strategy.stages, run.strategy.pp, run.strategy.vpp
     # interleaved stages of one rank have no flag
-    if degrees.pp == 1 and degrees.vpp > 1:
+    if pp == 1 and vpp > 1:
         return None
-    for ends in ((0, 0), (1, 0), (0, 1), (1, 1)) if degrees.pp > 1 else ((0, 0),):
+    for ends in ((0, 0), (1, 0), (0, 1), (1, 1)) if pp > 1 else ((0, 0),):
         try:
-            even = even_chunks(model.num_layers, degrees.pp, degrees.vpp, mtp=model.mtp, ends=ends)
+            even = even_chunks(model.num_layers, pp, vpp, mtp=model.mtp, ends=ends)
         except InputError:
             continue
-        if even == degrees.chunks:
+        if even == stages:
             return ends
     return None
 
 
-def layout_of(degrees: Degrees) -> str:
+def layout_of(strategy: Strategy) -> str:
     """Return the layout of chunks in execution order: `Et*3|t*4|t*4|t*3mL`.
 
     Raises InputError where the embedding is not at its beginning, or the head not at its end.
     """
-    parts = parts_in_order(degrees)
+    parts = parts_in_order(strategy)
     first = 0
-    for place, (embeds, layers, _, heads) in enumerate(parts):
-        if embeds != (place == 0) or heads != (place == len(parts) - 1):
+    for place, chunk in enumerate(parts):
+        if chunk.embeds != (place == 0) or chunk.head != (place == len(parts) - 1):
             raise InputError(
                 "a layout of Megatron-LM embeds in its first part and has the head in its last"
             )
-        if layers != tuple(range(first, first + len(layers))):
+        if chunk.layers != tuple(range(first, first + len(chunk.layers))):
             raise InputError(f"layers of part {place} of the pipeline are not those that follow")
-        first += len(layers)
+        first += len(chunk.layers)
     return "|".join(map(_part, parts))
 
 
-def parts_in_order(degrees: Degrees) -> list[Chunk]:
+def parts_in_order(strategy: Strategy) -> list[Chunk]:
     """Return the chunks of all stages in the order in which a micro-batch meets them."""
-    left = [list(stage) for stage in degrees.chunks]
-    parts = range(degrees.pp * degrees.vpp)
-    return [left[rank_of(degrees.pipeline, part, degrees.pp)].pop(0) for part in parts]
+    left = [list(stage) for stage in strategy.stages]
+    parts = range(strategy.pp * strategy.vpp)
+    return [left[rank_of(strategy.schedule, part, strategy.pp)].pop(0) for part in parts]
 
 
 def _part(chunk: Chunk) -> str:
-    embeds, layers, further, heads = chunk
-    return "E" * embeds + _run("t", len(layers)) + _run("m", further) + "L" * heads
+    layers = _repeated("t", len(chunk.layers)) + _repeated("m", chunk.mtp)
+    return "E" * chunk.embeds + layers + "L" * chunk.head
 
 
-def _run(kind: str, number: int) -> str:
+def _repeated(kind: str, number: int) -> str:
     return kind * number if number < 2 else f"{kind}*{number}"
 
 
@@ -103,10 +104,10 @@ def layer_pattern(layers: tuple[bool, ...]) -> str:
     return "(" + "+".join(f"[{int(kind)}]*{number}" for kind, number in runs) + ")"
 
 
-def context_words(degrees: Degrees) -> str:
+def context_words(split: Split) -> str:
     """Return how context ranks exchange, as `--cp-comm-type` says it."""
-    if degrees.keys_gathered:
+    if split.gathers_keys:
         return "all_gather"
-    if degrees.heads_exchanged:
-        return "a2a+p2p" if degrees.rings > 1 else "a2a"
+    if split.exchanges_heads:
+        return "a2a+p2p" if split.rings > 1 else "a2a"
     return "p2p"

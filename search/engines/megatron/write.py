@@ -1,4 +1,4 @@
-"""A launch as arguments of Megatron-LM's pretrain_gpt.py.
+"""A run as arguments of Megatron-LM's pretrain_gpt.py.
 
 Each argument is one that `search.engines.megatron.read` reads; which layers stand where is
 `search.engines.megatron.stages`, files and command are `search.engines.megatron.files`. Names and
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autopar.run.launch import BLACKWELL, Attention, Experts, Launch, Model, Optimizer
-from autopar.training.offload import Offload
+from autopar.run.architecture import Attention, Experts, Model, windows_of
+from autopar.run.run import Run
+from autopar.run.runtime import BLACKWELL, Optimizer, default_attention
+from autopar.run.strategy import wide_ends
 from autopar.units import divisors
+from search.engines.changes import recompute_arguments
 from search.engines.huggingface.architectures import architecture
 from search.engines.megatron.arguments import Argument, Flag
 from search.engines.megatron.files import (
@@ -28,7 +31,6 @@ from search.engines.megatron.files import (
     script_text,
     yaml_text,
 )
-from search.engines.megatron.release import Release, software_of
 from search.engines.megatron.stages import context_words, layer_pattern, stage_arguments
 from search.engines.place import Draft, Place, refuse_others, spec_of, step_count
 from search.engines.words import ROTARY_BASE, required
@@ -36,14 +38,14 @@ from search.engines.words import ROTARY_BASE, required
 _TITLE = "Megatron-LM"
 
 
-def write(launch: Launch, place: Place) -> Draft:
-    """Return the arguments of a launch in a script and in YAML, and the command.
+def write(run: Run, place: Place) -> Draft:
+    """Return the arguments of a run in a script and in YAML, and the command.
 
-    Raises InputError for a launch of another trainer, and for stages that no argument says.
+    Raises InputError for a run of another trainer, and for stages that no argument says.
     """
-    refuse_others(launch, _TITLE, ())
-    sections, environment = sections_of(launch, place), environment_of(launch)
-    name = place.model or launch.name or "a model of these sizes"
+    refuse_others(run, _TITLE, ())
+    sections, environment = sections_of(run, place), environment_of(run)
+    name = place.model or run.name or "a model of these sizes"
     return Draft(
         version=ENGINE_VERSION,
         files={
@@ -51,26 +53,26 @@ def write(launch: Launch, place: Place) -> Draft:
             YAML: yaml_text(sections, environment),
         },
         launch=command(place),
-        notes=(*notes_of(launch, place), *FILL_IN),
+        notes=(*notes_of(run, place), *FILL_IN),
     )
 
 
-def sections_of(launch: Launch, place: Place) -> Sections:
-    """Return all arguments of a launch, by what they are about."""
+def sections_of(run: Run, place: Place) -> Sections:
+    """Return all arguments of a run, by what they are about."""
     return {
-        "MODEL": [*_model(launch, place)],
-        "PARALLEL": [*_parallel(launch, place)],
+        "MODEL": [*_model(run, place)],
+        "PARALLEL": [*_parallel(run, place)],
         "BATCH": [
-            (Flag.MICRO_BATCH, (str(launch.micro_batch),)),
-            (Flag.GLOBAL_BATCH, (str(launch.global_batch),)),
+            (Flag.MICRO_BATCH, (str(run.strategy.micro_batch),)),
+            (Flag.GLOBAL_BATCH, (str(run.strategy.global_batch),)),
         ],
-        "RECOMPUTE": [*_recompute(launch), *_offload(launch.offload)],
-        "PRECISION": [*_precision(launch)],
-        "OPTIMIZER": [*_optimizer(launch)],
+        "RECOMPUTE": [*recompute_arguments(run.strategy), *_offload(run)],
+        "PRECISION": [*_precision(run)],
+        "OPTIMIZER": [*_optimizer(run)],
         "TRAINING": [
-            ("train-iters", (step_count(launch),)),
+            ("train-iters", (step_count(run),)),
             *OPTIMIZER,
-            *(() if launch.attention_masks else (NO_MASKS,)),
+            *(() if run.runtime.masks else (NO_MASKS,)),
         ],
         "DATA": DATA,
     }
@@ -91,36 +93,37 @@ def _where(*flags: tuple[str, bool]) -> Iterator[Argument]:
 # The model.
 
 
-def _model(launch: Launch, place: Place) -> Iterator[Argument]:
-    model = launch.model
+def _model(run: Run, place: Place) -> Iterator[Argument]:
+    model, layer, kernels = run.model, run.model.last, run.kernels
+    gated, attention = layer.gates == 2, model.attention
     yield _one("num-layers", model.num_layers)
     yield _one("hidden-size", model.hidden)
-    yield _one("ffn-hidden-size", model.ffn)
-    yield from _attention(model.attention)
-    yield _one("seq-length", launch.seq)
+    yield _one("ffn-hidden-size", model.dense_width)
+    yield from _attention(model, attention)
+    yield _one("seq-length", run.seq_length)
     # it refuses a length above this one
-    yield _one("max-position-embeddings", max(model.max_positions, launch.seq))
-    yield from _positions(model, place)
-    yield _one("normalization", "RMSNorm" if model.norm == "rms" else "LayerNorm")
+    yield _one("max-position-embeddings", max(model.max_positions, run.seq_length))
+    yield from _positions(run, place)
+    yield _one("normalization", "RMSNorm" if layer.norm == "rms" else "LayerNorm")
     yield from _where(
-        ("swiglu", model.gated),
-        ("no-bias-swiglu-fusion", model.gated and not model.fused_gate),
-        ("disable-bias-linear", not model.biases),
-        ("add-qkv-bias", model.qkv_biases and not model.biases),
+        ("swiglu", gated),
+        ("no-bias-swiglu-fusion", gated and not kernels.fused_gate),
+        ("disable-bias-linear", not layer.biases),
+        ("add-qkv-bias", attention.qkv_biases and not layer.biases),
         ("untie-embeddings-and-output-weights", not model.tied),
     )
     if model.experts is not None:
-        yield from _experts(model, model.experts, launch)
+        yield from _experts(run, model.experts)
         yield from _router(place, model.experts)
     if model.mtp:
         yield _one("mtp-num-layers", model.mtp)
-        yield from _where(("mtp-use-repeated-layer", model.mtp_repeated))
+        yield from _where(("mtp-use-repeated-layer", model.mtp_shared))
     yield _one("vocab-size", model.vocab)
     yield _one("make-vocab-size-divisible-by", model.vocab_divisor)
-    yield _one("hidden-dropout", model.hidden_dropout)
+    yield _one("hidden-dropout", model.dropout)
 
 
-def _attention(attention: Attention) -> Iterator[Argument]:
+def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield _one("num-attention-heads", attention.heads)
     # its default, hidden size over heads, is wrong for models with wider heads
     yield _one("kv-channels", attention.width)
@@ -129,23 +132,25 @@ def _attention(attention: Attention) -> Iterator[Argument]:
         yield ("multi-latent-attention", ())
         if latent.query_rank is not None:
             yield _one("q-lora-rank", latent.query_rank)
-        yield _one("kv-lora-rank", latent.key_value_rank)
+        yield _one("kv-lora-rank", latent.kv_rank)
         yield _one("qk-head-dim", latent.key_width)
         yield _one("qk-pos-emb-head-dim", latent.rotary_width)
-        yield _one("v-head-dim", latent.value_width)
-    elif attention.groups != attention.heads:
+        yield _one("v-head-dim", attention.value_width)
+    elif attention.kv_heads != attention.heads:
         yield ("group-query-attention", ())
-        yield _one("num-query-groups", attention.groups)
-    yield from _where(("qk-layernorm", attention.head_norms))
-    if attention.window is not None:
+        yield _one("num-query-groups", attention.kv_heads)
+    yield from _where(("qk-layernorm", attention.head_norms != "none"))
+    window, whole_every = windows_of(model)
+    if window is not None:
         # the tokens before a query, without itself, and none behind it
-        yield _one("window-size", f"{attention.window - 1},0")
-        if attention.whole_every:
-            yield _one("window-attn-skip-freq", attention.whole_every)
+        yield _one("window-size", f"{window - 1},0")
+        if whole_every:
+            yield _one("window-attn-skip-freq", whole_every)
     yield _one("attention-dropout", attention.dropout)
 
 
-def _positions(model: Model, place: Place) -> Iterator[Argument]:
+def _positions(run: Run, place: Place) -> Iterator[Argument]:
+    model, share = run.model, run.model.attention.rotary_share
     if model.positions != "rotary":
         kind = "learned_absolute" if model.positions == "learned" else "none"
         yield _one("position-embedding-type", kind)
@@ -161,53 +166,55 @@ def _positions(model: Model, place: Place) -> Iterator[Argument]:
     if spec is not None and spec.rotary_scaling_factor is not None:
         yield ("use-rope-scaling", ())
         yield _one("rope-scaling-factor", spec.rotary_scaling_factor)
-    if model.rotary_share != 1.0:
-        yield _one("rotary-percent", model.rotary_share)
-    yield from _where(("no-rope-fusion", not model.fused_rotary))
+    if share != 1.0:
+        yield _one("rotary-percent", share)
+    yield from _where(("no-rope-fusion", not run.kernels.fused_rotary))
 
 
-def _experts(model: Model, experts: Experts, launch: Launch) -> Iterator[Argument]:
+def _experts(run: Run, experts: Experts) -> Iterator[Argument]:
+    kernels = run.runtime.experts
     yield _one("num-experts", experts.number)
     yield _one("moe-router-topk", experts.per_token)
-    yield _one("moe-ffn-hidden-size", experts.ffn)
-    if experts.shared_ffn:
-        yield _one("moe-shared-expert-intermediate-size", experts.shared_ffn)
-    pattern = layer_pattern(model.expert_layers)
+    yield _one("moe-ffn-hidden-size", experts.width)
+    if experts.shared_width:
+        yield _one("moe-shared-expert-intermediate-size", experts.shared_width)
+    pattern = layer_pattern(run.model.mixtures)
     if pattern != "1":
         yield _one("moe-layer-freq", pattern)
-    yield _one("moe-token-dispatcher-type", experts.dispatcher)
-    if experts.dispatcher == "flex":
-        yield _one("moe-flex-dispatcher-backend", flex_backend(launch))
-    if experts.router_fp32:
+    yield _one("moe-token-dispatcher-type", kernels.dispatcher)
+    if kernels.dispatcher == "flex":
+        yield _one("moe-flex-dispatcher-backend", flex_backend(run))
+    if kernels.router_fp32:
         yield _one("moe-router-dtype", "fp32")
+    # the only activation without a gate that weights in its kernel
+    squared = kernels.fused_weighting and not experts.gated
     yield from _where(
-        ("moe-grouped-gemm", experts.grouped),
-        ("moe-permute-fusion", experts.fused_permutation),
-        ("use-transformer-engine-op-fuser", experts.fused_mlp),
-        # the only activation without a gate that weights in its kernel
-        ("squared-relu", experts.fused_weighting and not model.gated),
-        ("use-fused-weighted-squared-relu", experts.fused_weighting and not model.gated),
-        ("moe-use-legacy-grouped-gemm", launch.software.compiled_experts),
+        ("moe-grouped-gemm", kernels.grouped),
+        ("moe-permute-fusion", kernels.fused_permutation),
+        ("use-transformer-engine-op-fuser", kernels.fused_mlp),
+        ("squared-relu", squared),
+        ("use-fused-weighted-squared-relu", squared),
+        ("moe-use-legacy-grouped-gemm", run.kernels.quirks.compiled_experts),
+        ("moe-router-force-load-balancing", kernels.skew == 1.0),
     )
-    yield from _where(("moe-router-force-load-balancing", experts.skew == 1.0))
-    if experts.capacity is not None:
-        yield _one("moe-expert-capacity-factor", experts.capacity)
-    yield from _where(("moe-pad-expert-input-to-capacity", experts.padded_capacity))
+    if kernels.capacity is not None:
+        yield _one("moe-expert-capacity-factor", kernels.capacity)
+    yield from _where(("moe-pad-expert-input-to-capacity", kernels.padded))
 
 
 _LINKED = 72
 """GPUs of GB200 and GB300 that NVLink joins."""
 
 
-def _dispatches(launch: Launch) -> bool:
+def _dispatches(run: Run) -> bool:
     """Return whether tokens go to experts of other ranks by kernels of their own."""
-    experts = launch.model.experts
-    return experts is not None and experts.dispatcher == "flex" and launch.degrees.ep > 1
+    flex = run.runtime.experts.dispatcher == "flex"
+    return run.model.experts is not None and flex and run.split.ep > 1
 
 
-def flex_backend(launch: Launch) -> str:
+def flex_backend(run: Run) -> str:
     """Return who dispatches tokens: over NVLink between nodes another one than over InfiniBand."""
-    linked = launch.software.gpu.upper().startswith(("GB200", "GB300"))
+    linked = run.gpu.upper().startswith(("GB200", "GB300"))
     return "hybridep" if linked else "deepep"
 
 
@@ -241,40 +248,29 @@ def _router(place: Place, experts: Experts) -> Iterator[Argument]:
 # How it is split and trained.
 
 
-def _parallel(launch: Launch, place: Place) -> Iterator[Argument]:
-    degrees, model = launch.degrees, launch.model
-    yield _one(Flag.TENSOR, degrees.tp)
-    yield _one(Flag.STAGES, degrees.pp)
-    yield _one(Flag.CONTEXT, degrees.cp)
+def _parallel(run: Run, place: Place) -> Iterator[Argument]:
+    split, overlap, deferred = run.split, run.runtime.overlap, run.kernels.deferred_head
+    yield _one(Flag.TENSOR, split.tp)
+    yield _one(Flag.STAGES, run.strategy.pp)
+    yield _one(Flag.CONTEXT, split.cp)
     yield from _where(
-        ("sequence-parallel", degrees.scattered),
-        ("tp-comm-overlap", launch.tensor_overlap and degrees.tp > 1),
+        ("sequence-parallel", split.scattered),
+        ("tp-comm-overlap", overlap.tensor and split.tp > 1),
     )
-    if degrees.cp > 1:
-        yield (Flag.COMMUNICATION, place.exchanges or (context_words(degrees),))
-        inner = degrees.cp // degrees.rings if degrees.rings > 1 else place.exchange_degree
+    if split.cp > 1:
+        yield (Flag.COMMUNICATION, place.exchanges or (context_words(split),))
+        inner = split.cp // split.rings if split.rings > 1 else place.exchange_degree
         if inner > 1:
-            yield (Flag.HIERARCHY, (str(inner), str(degrees.cp // inner)))
-    if model.experts is not None:
-        yield _one("expert-model-parallel-size", degrees.ep)
-        yield _one("expert-tensor-parallel-size", degrees.etp)
-        yield from _where(("overlap-moe-expert-parallel-comm", degrees.overlap_experts))
-    yield from stage_arguments(launch)
-    if launch.deferred_head is not None:
+            yield (Flag.HIERARCHY, (str(inner), str(split.cp // inner)))
+    if run.model.experts is not None:
+        yield _one("expert-model-parallel-size", split.ep)
+        yield _one("expert-tensor-parallel-size", split.etp)
+        yield from _where(("overlap-moe-expert-parallel-comm", overlap.experts))
+    yield from stage_arguments(run)
+    if deferred is not None:
         yield ("defer-embedding-wgrad-compute", ())
-        if launch.deferred_head:
-            yield _one("wgrad-deferral-limit", launch.deferred_head)
-
-
-def _recompute(launch: Launch) -> Iterator[Argument]:
-    recompute = launch.recompute
-    if recompute.layers != "none":
-        yield _one(Flag.GRANULARITY, "full")
-        yield _one(Flag.METHOD, recompute.layers)
-        yield _one(Flag.RECOMPUTED, recompute.number)
-    elif recompute.modules:
-        yield _one(Flag.GRANULARITY, "selective")
-        yield ("recompute-modules", tuple(sorted(recompute.modules)))
+        if deferred:
+            yield _one("wgrad-deferral-limit", deferred)
 
 
 _FP8_FORMATS = {"mxfp8": "e4m3", "blockwise": "e4m3"}
@@ -282,8 +278,8 @@ _FP8_FORMATS = {"mxfp8": "e4m3", "blockwise": "e4m3"}
 few elements do not need the range of gradients that e5m2 has."""
 
 
-def _precision(launch: Launch) -> Iterator[Argument]:
-    precision, software = launch.precision, launch.software
+def _precision(run: Run) -> Iterator[Argument]:
+    precision, kernels, ends = run.runtime.precision, run.kernels, wide_ends(run.strategy)
     if precision.kind != "fp32":
         yield (precision.kind, ())
     yield from _where(
@@ -302,67 +298,54 @@ def _precision(launch: Launch) -> Iterator[Argument]:
         yield _one("fp4-format", "e2m1")
         yield _one("fp4-recipe", "nvfp4")
         yield from _where(("fp4-param-gather", precision.fp4_weights))
-    if precision.low and any(precision.wide_ends):
-        first, last = precision.wide_ends
+    if precision.low and any(ends):
         yield ("first-last-layers-bf16", ())
-        yield _one("num-layers-at-start-in-bf16", first)
-        yield _one("num-layers-at-end-in-bf16", last)
-    if launch.loss_fusion != "none":
+        yield _one("num-layers-at-start-in-bf16", ends[0])
+        yield _one("num-layers-at-end-in-bf16", ends[1])
+    if kernels.loss != "none":
         yield ("cross-entropy-loss-fusion", ())
-        yield _one("cross-entropy-fusion-impl", launch.loss_fusion)
-    if software.local_layers:
+        yield _one("cross-entropy-fusion-impl", kernels.loss)
+    if kernels.own_layers:
         yield _one("transformer-impl", "local")
-    kernel = asked_attention(launch)
+    kernel = asked_attention(run)
     if kernel is not None:
         yield _one("attention-backend", kernel)
 
 
-def asked_attention(launch: Launch) -> str | None:
-    """Return the kernel of attention where it is not what a launch gets without asking for it."""
-    software = launch.software
-    if software.local_layers or software.attention == _usual_attention(launch):
-        return None
-    return software.attention
+def asked_attention(run: Run) -> str | None:
+    """Return the kernel of attention where it is not what a run gets without asking for it."""
+    kernel = run.kernels.attention
+    return None if run.kernels.own_layers or kernel == default_attention(run.gpu) else kernel
 
 
-def _usual_attention(launch: Launch) -> str:
-    """Return the kernel of attention that is taken where nobody asks for one."""
-    return software_of(
-        Release(),
-        gpu=launch.software.gpu,
-        environment={},
-        local=False,
-        backend="auto",
-        fused_accumulation=True,
-    ).attention
-
-
-def _optimizer(launch: Launch) -> Iterator[Argument]:
-    optimizer = launch.optimizer
-    # `optim_grads` is ZeRO-2
-    fully_sharded = optimizer.sharding in ("zero2", "fsdp")
-    sharded = optimizer.sharding != "none"
+def _optimizer(run: Run) -> Iterator[Argument]:
+    optimizer, states, overlaps = run.runtime.optimizer, run.runtime.states, run.runtime.overlap
+    zero, replicas = run.split.zero, run.split.replicas
+    sharded, fully_sharded = zero > 0, zero > 1
     if optimizer.kind != "adam":
         yield _one("optimizer", optimizer.kind)
     yield from _where(("use-distributed-optimizer", sharded), ("use-megatron-fsdp", fully_sharded))
     if fully_sharded:
-        weights = optimizer.sharding == "fsdp"
-        yield _one(Flag.SHARDING, "optim_grads_params" if weights else "optim_grads")
+        yield _one(Flag.SHARDING, "optim_grads_params" if zero == 3 else "optim_grads")
         # weights of a large model would not fit on the device before they are sharded
         yield ("init-model-with-meta-device", ())
         yield _one("ckpt-format", "fsdp_dtensor")
     yield from _states(optimizer)
-    if optimizer.instances > 1:
-        yield _one("num-distributed-optimizer-instances", optimizer.instances)
+    if optimizer.offload:
+        yield ("optimizer-cpu-offload", ())
+        yield _one("optimizer-offload-fraction", optimizer.offload)
+        yield from _where(("overlap-cpu-optimizer-d2h-h2d", overlaps.optimizer_host))
+    if replicas > 1:
+        yield _one("num-distributed-optimizer-instances", replicas)
     yield from _where(
-        ("no-gradient-accumulation-fusion", not launch.software.fused_accumulation),
-        ("overlap-grad-reduce", optimizer.overlap_gradients),
+        ("no-gradient-accumulation-fusion", not run.kernels.fused_accumulation),
+        ("overlap-grad-reduce", overlaps.gradients),
         # early gathering needs an overlapped reduction, by its own rule
-        ("overlap-param-gather", optimizer.overlap_gradients and sharded),
-        ("ddp-pad-buckets-for-high-nccl-busbw", optimizer.padded_buckets),
+        ("overlap-param-gather", overlaps.gradients and sharded),
+        ("ddp-pad-buckets-for-high-nccl-busbw", states.padded_buckets),
     )
-    if optimizer.bucket is not None:
-        yield _one("ddp-bucket-size", optimizer.bucket)
+    if states.bucket is not None:
+        yield _one("ddp-bucket-size", states.bucket)
 
 
 _MOMENTS = {
@@ -373,7 +356,7 @@ _MOMENTS = {
 
 
 def _states(optimizer: Optimizer) -> Iterator[Argument]:
-    """Yield in what the optimizer's states are kept, and where."""
+    """Yield in how many bytes the optimizer's states are kept."""
     small = optimizer.moments_bytes in _MOMENTS and optimizer.moments_bytes != 8
     if small or optimizer.master_bytes != 4 or optimizer.offload_master:
         # fp32 weights are what their bf16 copies have not (`store_param_remainders`)
@@ -381,22 +364,19 @@ def _states(optimizer: Optimizer) -> Iterator[Argument]:
         yield ("use-precision-aware-optimizer", ())
         yield _one("exp-avg-dtype", first)
         yield _one("exp-avg-sq-dtype", second)
-    if optimizer.offload:
-        yield ("optimizer-cpu-offload", ())
-        yield _one("optimizer-offload-fraction", optimizer.offload)
-        yield from _where(("overlap-cpu-optimizer-d2h-h2d", optimizer.overlap_offload))
 
 
-def _offload(offload: Offload) -> Iterator[Argument]:
+def _offload(run: Run) -> Iterator[Argument]:
     """Yield which activations wait on the host."""
-    if not offload.any:
+    offload = run.runtime.offload
+    if not run.offloads_activations:
         return
     if offload.layers:
         yield ("cpu-offloading", ())
         yield _one("cpu-offloading-num-layers", offload.layers)
         return
     yield ("fine-grained-activation-offloading", ())
-    yield ("offload-modules", tuple(sorted(offload.modules)))
+    yield ("offload-modules", tuple(sorted(run.split.offload)))
     yield _one("activation-offload-fraction", offload.fraction)
     yield _one("min-offloaded-tensor-size", offload.least_elements)
 
@@ -405,41 +385,40 @@ def _offload(offload: Offload) -> Iterator[Argument]:
 # What stands beside the arguments.
 
 
-def environment_of(launch: Launch) -> dict[str, str | None]:
-    """Return the variables that the ranks of a launch need, None for one that must not be set."""
-    degrees, software = launch.degrees, launch.software
-    # `validate_args` asks for one queue on devices before Blackwell
-    split = degrees.tp * degrees.cp > 1 and not software.gpu.upper().startswith(BLACKWELL)
+def environment_of(run: Run) -> dict[str, str | None]:
+    """Return the variables that the ranks of a run need, None for one that must not be set."""
+    split, allocator = run.split, run.runtime.allocator
     found = connections(
-        split=split,
-        fully_sharded=launch.optimizer.sharding in ("zero2", "fsdp"),
-        experts_overlap=degrees.overlap_experts,
+        # `validate_args` asks for one queue on devices before Blackwell
+        split=split.tp * split.cp > 1 and not run.gpu.upper().startswith(BLACKWELL),
+        fully_sharded=split.zero > 1,
+        experts_overlap=run.runtime.overlap.experts,
     )
-    if launch.offload.modules:
+    if split.offload:
         # TransformerConfig asks for it from Transformer Engine 2.10 on: else weights go along
         found["NVTE_CPU_OFFLOAD_V1"] = "1"
-    if _dispatches(launch) and flex_backend(launch) == "hybridep":
-        ranks = degrees.ep * degrees.etp
+    if _dispatches(run) and flex_backend(run) == "hybridep":
+        ranks = split.ep * split.etp
         linked = max(divisor for divisor in divisors(ranks) if divisor <= _LINKED)
         found |= {
             "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(linked),
             "NVLINK_DOMAIN_SIZE": str(_LINKED),
             "USE_MNNVL": "1",
         }
-    if software.cublas_config is not None:
-        found["CUBLAS_WORKSPACE_CONFIG"] = software.cublas_config
-    if software.expandable_segments:
+    if allocator.cublas is not None:
+        found["CUBLAS_WORKSPACE_CONFIG"] = allocator.cublas
+    if allocator.expandable:
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return found
 
 
-def notes_of(launch: Launch, place: Place) -> Iterator[str]:
-    """Yield what of a launch is to be known before its arguments are run."""
-    model, experts = launch.model, launch.model.experts
+def notes_of(run: Run, place: Place) -> Iterator[str]:
+    """Yield what of a run is to be known before its arguments are run."""
+    model, experts = run.model, run.runtime.experts
     spec = spec_of(place, model)
     if model.positions == "rotary" and (spec is None or spec.rotary_base is None):
         yield "the base of rotary positions is not known: the launch asks for ROTARY_BASE"
-    if experts is None:
+    if model.experts is None:
         return
     if place.model is None or architecture(place.model) is None:
         yield (

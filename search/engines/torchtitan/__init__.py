@@ -1,1 +1,1 @@
-"""torchtitan: its configurations, launches and plans."""
+"""torchtitan: its configurations, runs and plans."""

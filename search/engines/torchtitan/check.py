@@ -14,8 +14,8 @@ from typing import Any
 from autopar.errors import DocumentError, InputError
 from autopar.pipeline.schedules import schedule_problem
 from autopar.records import Record
-from autopar.run.launch import Launch
 from autopar.run.rules import Notice, broken, notice
+from autopar.run.run import Run
 from search.engines.changes import Changes, Move
 from search.engines.keys import Keys, words_of_values
 from search.engines.reader import (
@@ -89,7 +89,7 @@ class _File(Record):
         return "float8" if on else ""
 
 
-def _broken(file: _File, launch: Launch | None) -> tuple[Notice, ...]:
+def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
     """Return what torchtitan, or torch below it, ends with."""
     degrees, section = file.degrees, file.float8
     values: dict[str, Any] = {
@@ -102,34 +102,34 @@ def _broken(file: _File, launch: Launch | None) -> tuple[Notice, ...]:
         "float8_recipe": file.keys.values.get(f"{section}.recipe_name") not in (None, ""),
         "no_fp8": file.gpu.upper().startswith(_BEFORE_HOPPER),
     }
-    return broken(FILE, values | ({} if launch is None else _of_launch(file, launch)))
+    return broken(FILE, values | ({} if run is None else _of_run(file, run)))
 
 
-def _of_launch(file: _File, launch: Launch) -> dict[str, Any]:
-    """Return values that only a launch that was read has."""
-    degrees, model = file.degrees, launch.model
+def _of_run(file: _File, run: Run) -> dict[str, Any]:
+    """Return values that only a run that was read has."""
+    degrees, model = file.degrees, run.model
     return {
-        "kv_heads": model.attention.groups if model.attention.latent is None else None,
-        "seq_length": launch.seq,
+        "kv_heads": model.attention.kv_heads if model.attention.latent is None else None,
+        "seq_length": run.seq_length,
         "sequence_parallel": True,
         "ulysses": 1,
         "ep": degrees.ep,
         "etp": degrees.etp,
-        "experts": sum(model.expert_layers),
+        "experts": sum(model.mixtures),
         "tied": model.tied,
-        "schedule_problem": _of_pipeline(file, launch) if degrees.pp > 1 else None,
+        "schedule_problem": _of_pipeline(file, run) if degrees.pp > 1 else None,
     }
 
 
-def _of_pipeline(file: _File, launch: Launch) -> str | None:
+def _of_pipeline(file: _File, run: Run) -> str | None:
     # a schedule runs the micro-batches of one local batch
     local = file.keys.values.get("training.local_batch_size", file.keys.values.get(
         "training.batch_size", 8))  # fmt: skip
-    number = int(local) // launch.micro_batch if isinstance(local, int) else 0
+    number = int(local) // run.strategy.micro_batch if isinstance(local, int) else 0
     return schedule_problem(
-        launch.degrees.pipeline,
+        run.strategy.schedule,
         stages=file.degrees.pp,
-        chunks=launch.degrees.vpp,
+        chunks=run.strategy.vpp,
         micro_batches=max(number, 1),
         engine="torchtitan",
     )
@@ -139,7 +139,7 @@ def _of_pipeline(file: _File, launch: Launch) -> str | None:
 # What has no effect.
 
 
-def _idle(file: _File, launch: Launch | None) -> Iterator[tuple[str, str]]:
+def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
     """Yield keys that something else switches off."""
     degrees, values = file.degrees, file.keys.values
     for keys, needed, why in (
@@ -184,8 +184,8 @@ def _idle(file: _File, launch: Launch | None) -> Iterator[tuple[str, str]]:
         for key in keys:
             if not needed and values.get(key) not in (None, False, "", []):
                 yield key, why
-    if launch is not None:
-        yield from _idle_of_model(file, launch)
+    if run is not None:
+        yield from _idle_of_model(file, run)
     yield from _idle_float8(file)
     if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
         why = "nothing shards beside tensor or pipeline ranks"
@@ -195,11 +195,11 @@ def _idle(file: _File, launch: Launch | None) -> Iterator[tuple[str, str]]:
         yield "parallelism.fsdp_reshard_after_forward", "data_parallel_shard_degree is 1"
 
 
-def _idle_of_model(file: _File, launch: Launch) -> Iterator[tuple[str, str]]:
+def _idle_of_model(file: _File, run: Run) -> Iterator[tuple[str, str]]:
     values = file.keys.values
     for key in ("expert_parallel_degree", "expert_tensor_parallel_degree"):
         degree = values.get(f"parallelism.{key}", 1)
-        if degree != 1 and not any(launch.model.expert_layers):
+        if degree != 1 and run.model.experts is None:
             yield f"parallelism.{key}", "the model has no experts"
         elif degree != 1 and "tensor" in key and file.degrees.ep == 1:
             yield f"parallelism.{key}", "expert_parallel_degree is 1"
@@ -236,9 +236,9 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         lambda: read_titan(document, world_size=world, gpu=asked.gpu, source=str(source.path))
     )
     file = _file(keys, world, asked.gpu)
-    said = [*with_problems(found, () if file is None else _broken(file, found.launch))]
+    said = [*with_problems(found, () if file is None else _broken(file, found.run))]
     if file is not None:
-        said += without_effect("torchtitan", _idle(file, found.launch))
+        said += without_effect("torchtitan", _idle(file, found.run))
     said += [
         notice(
             "torchtitan.unknown",
@@ -251,19 +251,18 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         if not entry.understood
     ]
     said += read_notes(source.notes)
-    compiled = found.launch is not None and found.launch.trainer is not None
-    compiled = compiled and found.launch.trainer.compiled  # type: ignore[union-attr]
+    compiled = found.run is not None and found.run.kernels.compiled
     return CheckedFile(
         path=str(source.path),
         trainer=f"torchtitan ({_TIMES[generation_of(keys)]})",
         stack="torchtitan-compiled" if compiled else "torchtitan-eager",
         world_size=world,
-        launch=found.launch,
+        run=found.run,
         findings=tuple(said),
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words_of_values(keys.values),
         moves=_MOVES,
-        written=partial(_written, document, world, asked.gpu, found.launch),
+        written=partial(_written, document, world, asked.gpu, found.run),
         spelled=_spelled,
     )
 
@@ -282,10 +281,10 @@ def _file(keys: Keys, world: int, gpu: str) -> _File | None:
 
 
 def _written(
-    document: Mapping[str, Any], world: int, gpu: str, before: Launch | None, after: Launch
+    document: Mapping[str, Any], world: int, gpu: str, before: Run | None, after: Run
 ) -> Changes | None:
-    """Return what changes in the file; read anew with it, it has to be the other launch."""
-    assert before is not None, "only a launch that was read has others next to it"
+    """Return what changes in the file; read anew with it, it has to be the other run."""
+    assert before is not None, "only a run that was read has others next to it"
     keys = keys_of(document, "")
     wanted = dict(_wanted(keys, before, after))
     if "training.global_batch_size" in wanted and keys.has("training.batch_size"):
@@ -295,7 +294,7 @@ def _written(
         section, _, name = key.rpartition(".")
         changed.setdefault(section, {})[name] = value
     try:
-        again = read_titan(changed, world_size=world, gpu=gpu, source=before.name).launch
+        again = read_titan(changed, world_size=world, gpu=gpu, source=before.name).run
     except InputError:
         return None
     file = _file(keys_of(changed, ""), world, gpu)
@@ -308,38 +307,36 @@ def _written(
     )
 
 
-def _wanted(keys: Keys, before: Launch, after: Launch) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) that the other launch asks for, in the names of the file."""
-    one, other = before.degrees, after.degrees
+def _wanted(keys: Keys, before: Run, after: Run) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) that the other run asks for, in the names of the file."""
+    one, other, split = before.strategy, after.strategy, after.split
     for old, new, name in (
-        (one.tp, other.tp, "tensor_parallel_degree"),
-        (one.cp, other.cp, "context_parallel_degree"),
-        (one.ep, other.ep, "expert_parallel_degree"),
-        (one.etp, other.etp, "expert_tensor_parallel_degree"),
+        (before.split.tp, split.tp, "tensor_parallel_degree"),
+        (before.split.cp, split.cp, "context_parallel_degree"),
+        (before.split.ep, split.ep, "expert_parallel_degree"),
+        (before.split.etp, split.etp, "expert_tensor_parallel_degree"),
     ):
         if old != new:
             places = (f"training.{name}", f"experimental.{name}", f"parallelism.{name}")
             yield keys.first(*places), new
-    trainer = after.trainer
-    assert trainer is not None, "it was read as one of torchtitan"
     shard = keys.first(
         "training.data_parallel_shard_degree",
         "training.data_parallel_degree",
         "parallelism.data_parallel_shard_degree",
     )
     if one.dp != other.dp and keys.values.get(shard, -1) != -1:
-        yield shard, other.dp // trainer.replicas
+        yield shard, other.dp // split.replicas
     piped = other.pp > 1
-    if before.micro_batch != after.micro_batch:
+    if one.micro_batch != other.micro_batch:
         name = keys.first("training.batch_size", "training.local_batch_size")
         size = "parallelism.pipeline_parallel_microbatch_size" if piped else name
-        yield size, after.micro_batch
-    if one.dp != other.dp or before.micro_batch != after.micro_batch:
-        yield "training.global_batch_size", after.global_batch
-    if before.trainer != trainer:
-        mode = {"none": "none", "op": "selective", "full": "full"}[trainer.checkpoint]
-        yield "activation_checkpoint.mode", mode
-        if trainer.checkpoint == "op":
+        yield size, other.micro_batch
+    if one.dp != other.dp or one.micro_batch != other.micro_batch:
+        yield "training.global_batch_size", other.global_batch
+    if one.recomputed != other.recomputed:
+        kind = other.recomputed.kind
+        yield "activation_checkpoint.mode", "selective" if kind == "op" else kind
+        if kind == "op":
             yield "activation_checkpoint.selective_ac_option", "op"
 
 

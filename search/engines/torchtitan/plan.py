@@ -1,4 +1,4 @@
-"""The nearest plan that torchtitan 0.3.0 can run, and the launch that it is.
+"""The nearest plan that torchtitan 0.3.0 can run, and the run that it is.
 
 One tensor, context and data degree for the whole model; stages of any size; recomputation by layer.
 """
@@ -6,11 +6,11 @@ One tensor, context and data degree for the whole model; stages of any size; rec
 from __future__ import annotations
 
 from autopar.errors import InputError
-from autopar.price.profile import launch_model
 from autopar.records import replace
-from autopar.run.launch import Launch
 from autopar.run.model import ModelSpec
+from autopar.run.of_plan import uniform_model
 from autopar.run.plan import LayerStrategy, Plan
+from autopar.run.run import Run, resplit_run
 from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
 from search.engines.place import Loss, Place
 from search.engines.plans import (
@@ -27,8 +27,8 @@ from search.engines.plans import (
     choice_of_plan,
     different,
     further_parts,
-    launch_of_plan,
     place_of,
+    run_of_choice,
     search_fields,
 )
 from search.engines.torchtitan.recipe import VERSION, beyond, refuse_model
@@ -83,7 +83,7 @@ def _refuse_spec(spec: ModelSpec) -> None:
             **dict.fromkeys(further_parts(spec), True),
         },
     )
-    refuse_model(spec.name, beyond(launch_model(spec)))
+    refuse_model(spec.name, beyond(uniform_model(spec)))
 
 
 def near(job: Job) -> Near:
@@ -126,8 +126,8 @@ def near(job: Job) -> Near:
     )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
-    """Return the launch that a plan of `near` is, and where it runs: a recipe of release 0.3."""
+def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+    """Return the run that a plan of `near` is, and where it runs: a recipe of release 0.3."""
     if job.precision == "fp16":
         job = replace(job, precision="bf16")
     default = 2 if plan.default_dp_type == "zero2" or plan.vocab.zero3 else 0
@@ -139,7 +139,7 @@ def handed(job: Job, plan: Plan) -> tuple[Launch, Place]:
     choice = choice_of_plan(plan, zero=zero)
     if again:
         choice = replace(choice, recompute="full")
-    launch = launch_of_plan(OWN, job, choice)
+    run = run_of_choice(OWN, job, choice)
     if not job.sequence_parallel:
-        launch = replace(launch, degrees=replace(launch.degrees, sequence_parallel=False))
-    return launch, replace(place_of(job), release="0.3", recomputed=again)
+        run = resplit_run(run, sequence_parallel=False)
+    return run, replace(place_of(job), release="0.3", recomputed=again)

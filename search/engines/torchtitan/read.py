@@ -1,4 +1,4 @@
-"""Job files of torchtitan (TOML) read as a launch whose memory can be priced.
+"""Job files of torchtitan (TOML) read as a run whose memory can be priced.
 
 Keys of three generations: 2024 (degrees in `[training]` and `[experimental]`), 2025
 (`[parallelism]`, `[float8]`, `training.compile`) and 0.2 (`[compile]`, `[quantize]`), from
@@ -16,23 +16,32 @@ from autopar.documents.json import shorten
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, TORCH_NAMES, Schedule, schedule_named
 from autopar.records import Record, replace
-from autopar.run.launch import (
-    Checkpointing,
-    Chunk,
-    Degrees,
-    Launch,
-    Model,
-    Optimizer,
-    Precision,
-    Recompute,
-    Software,
-    TorchTrainer,
-    chunks_of_sizes,
-)
+from autopar.run.architecture import Model
 from autopar.run.rules import BATCH, refuse
+from autopar.run.run import Run, legal
+from autopar.run.runtime import (
+    ExpertKernels,
+    Kernels,
+    Optimizer,
+    Overlap,
+    Precision,
+    Quirks,
+    Runtime,
+    States,
+)
+from autopar.run.strategy import (
+    Chunk,
+    Recomputation,
+    Split,
+    Strategy,
+    chunks_of_sizes,
+    recomputing,
+    uniform_layers,
+)
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.keys import Keys, flattened
-from search.engines.megatron.read import ReadLaunch
+from search.engines.megatron.read import ReadRun
+from search.engines.space import TORCH_EXPERTS
 from search.engines.torchtitan.rules import GRID, LOCAL_BATCH, WHOLE_STAGES
 
 Generation = Literal["2024", "2025", "0.2"]
@@ -193,8 +202,8 @@ def read_titan(
     gpu: str,
     model: Model | None = None,
     source: str = "job",
-) -> ReadLaunch:
-    """Return the launch that a job file describes.
+) -> ReadRun:
+    """Return the run that a job file describes.
 
     world_size : number of GPUs, which torchrun says. gpu : kind of device. model : sizes of a model
     that the document does not name.
@@ -206,66 +215,75 @@ def read_titan(
     model = model or _model(keys)
     _refuse(keys)
     degrees = degrees_of(keys, world_size)
-    if not any(model.expert_layers):
-        degrees = _without_experts(degrees)
-    elif degrees.ep > 1:
-        model = _dispatched(keys, model)
+    experts = ExpertKernels()
+    if model.experts is None:
+        # expert degrees of a dense model change nothing
+        degrees = replace(degrees, ep=1, etp=1)
+    else:
+        experts = _experts(keys, degrees)
     precision, gathered = _precision(keys)
     if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
         # autocast is for data ranks alone, and FSDP2's precision for those that shard
         precision = replace(precision, kind="fp32")
     compiled, compiled_loss = _compiled(keys, generation)
-    checkpoint, every = _checkpoint(keys)
+    recompute, every = _recompute(keys)
     micro, batch = _batch(keys, degrees, generation)
     schedule = _schedule(keys, degrees.pp)
     zero = _zero(keys, degrees)
-    experts = any(model.expert_layers)
     refuse(GRID, grid_values(degrees))
-    launch = Launch(
-        name=source,
-        model=model,
-        degrees=Degrees(
-            world=world_size,
+    layers, ends = uniform_layers(
+        model.num_layers,
+        Split(
             tp=degrees.tp,
-            cp=degrees.cp,
-            pp=degrees.pp,
-            ep=degrees.ep,
-            etp=degrees.etp if experts else 1,
             sequence_parallel=degrees.tp > 1,
-            chunks=_chunks(keys, model, degrees, generation, schedule),
-            schedule=schedule,
-        ),
-        seq=keys.number("training.seq_len", 2048),
-        micro_batch=micro,
-        global_batch=batch,
-        steps=keys.number("training.steps") if keys.has("training.steps") else None,
-        precision=precision,
-        optimizer=Optimizer(
-            sharding="none" if zero == 0 else "fsdp" if zero == 3 else "zero2",
-            overlap_gradients=True,
-            **_states(keys, zero),
-        ),
-        recompute=Recompute(layers="uniform", number=1) if checkpoint == "full" else Recompute(),
-        software=Software(gpu=gpu, attention="flash"),
-        tensor_overlap=degrees.tp > 1 and _async(keys),
-        trainer=TorchTrainer(
-            keeper="torchtitan" if zero else "ddp",
+            cp=degrees.cp,
+            ep=degrees.ep,
+            etp=degrees.etp,
             zero=zero,
             replicas=degrees.replicate if zero else 1,
-            each_micro_batch=degrees.pp == 1,
-            one_root=generation == "2024",
-            gathered_fp8=gathered,
-            compiled=compiled,
-            checkpoint=checkpoint,
-            every=every,
-            fused_norms=generation == "0.2",
-            repeated_heads=True,
-            loss="compiled" if compiled_loss else "whole",
-            loss_parallel=not _whole_loss(keys),
-            stage_outputs=generation != "0.2",
         ),
     )
-    return ReadLaunch(launch=launch, ignored=keys.ignored(_HARMLESS, _KNOWN))
+    strategy = Strategy(
+        gpus=world_size,
+        layers=layers,
+        ends=ends,
+        stages=_chunks(keys, model, degrees, generation, schedule),
+        schedule=schedule,
+        micro_batch=micro,
+        global_batch=batch,
+    )
+    run = Run(
+        name=source,
+        model=model,
+        strategy=recomputing(strategy, recompute, every=every),
+        seq_length=keys.number("training.seq_len", 2048),
+        steps=keys.number("training.steps") if keys.has("training.steps") else None,
+        runtime=Runtime(
+            engine="torchtitan",
+            precision=precision,
+            optimizer=_optimizer(keys, zero),
+            overlap=Overlap(tensor=degrees.tp > 1 and _async(keys), gradients=True),
+            states=States(
+                keeper="torchtitan" if zero else "ddp",
+                each_micro_batch=degrees.pp == 1,
+                one_root=generation == "2024",
+                gathered_fp8=gathered,
+            ),
+            kernels=Kernels(
+                attention="flash",
+                module="torchtitan",
+                compiled=compiled,
+                loss="compiled" if compiled_loss else "whole",
+                loss_parallel=not _whole_loss(keys),
+                fused_norms=generation == "0.2",
+                repeated_heads=True,
+                quirks=Quirks(stage_outputs=generation != "0.2"),
+            ),
+            experts=experts,
+        ),
+        gpu=gpu,
+    )
+    return ReadRun(run=legal(run), ignored=keys.ignored(_HARMLESS, _KNOWN))
 
 
 def _model(keys: Keys) -> Model:
@@ -282,23 +300,20 @@ def _model(keys: Keys) -> Model:
     return found
 
 
-def _dispatched(keys: Keys, model: Model) -> Model:
-    """Return a model whose tokens are exchanged as the job says: by torch, or by DeepEP."""
+def _experts(keys: Keys, degrees: TitanDegrees) -> ExpertKernels:
+    """Return how tokens reach experts: by torch's exchange, or by DeepEP."""
     key = "parallelism.expert_parallel_comm_backend"
-    fused = keys.choice(key, ("standard", "deepep"), "standard") == "deepep"
-    experts = model.experts
-    if experts is None or not fused:
-        return model
-    return replace(model, experts=replace(experts, dispatcher="flex"))
+    fused = degrees.ep > 1 and keys.choice(key, ("standard", "deepep"), "standard") == "deepep"
+    return replace(TORCH_EXPERTS, dispatcher="flex") if fused else TORCH_EXPERTS
 
 
-def _states(keys: Keys, zero: int) -> dict[str, Any]:
-    """Return what states are kept otherwise: on the host, or as 16-bit weights are."""
-    found: dict[str, Any] = {}
+def _optimizer(keys: Keys, zero: int) -> Optimizer:
+    """Return the optimizer, whose states may be as wide as 16-bit weights, or on the host."""
+    found = Optimizer()
     if keys.text("training.dtype", "float32") == "bfloat16":
-        found = {"master_bytes": 0, "moments_bytes": 4}
+        found = Optimizer(master_bytes=0, moments_bytes=4)
     if keys.flag("training.enable_cpu_offload") and zero:
-        found |= {"offload": 1.0, "offload_master": True, "offload_weights": True}
+        found = replace(found, offload=1.0, offload_master=True, offload_weights=True)
     return found
 
 
@@ -316,20 +331,6 @@ def _refuse(keys: Keys) -> None:
     name = keys.text("optimizer.name", "AdamW")
     if name not in ("Adam", "AdamW"):
         raise keys.unpriced("optimizer.name", f"{shorten(name)} keeps other states", asked)
-
-
-def _without_experts(degrees: TitanDegrees) -> TitanDegrees:
-    """Return degrees of a dense model, of which expert degrees change nothing."""
-    return TitanDegrees(
-        world=degrees.world,
-        replicate=degrees.replicate,
-        shard=degrees.shard,
-        tp=degrees.tp,
-        cp=degrees.cp,
-        pp=degrees.pp,
-        ep=1,
-        etp=1,
-    )
 
 
 def _converters(keys: Keys) -> frozenset[str]:
@@ -366,7 +367,8 @@ def _compiled(keys: Keys, generation: Generation) -> tuple[bool, bool]:
     return on, on and generation != "2024"
 
 
-def _checkpoint(keys: Keys) -> tuple[Checkpointing, int]:
+def _recompute(keys: Keys) -> tuple[Recomputation, int]:
+    """Return what layers recompute, and every which layer of a stage does."""
     mode = keys.choice(
         "activation_checkpoint.mode", ("none", "selective", "full", "memory_budget"), "selective"
     )
@@ -377,13 +379,13 @@ def _checkpoint(keys: Keys) -> tuple[Checkpointing, int]:
             "say selective or full",
         )
     if mode == "none":
-        return "none", 1
+        return frozenset(), 1
     if mode == "full":
         return "full", 1
     option = keys.text("activation_checkpoint.selective_ac_option", "2")
     if option == "op":
         return "op", 1
-    return "layers", keys.number("activation_checkpoint.selective_ac_option", 2)
+    return "full", keys.number("activation_checkpoint.selective_ac_option", 2)
 
 
 def _batch(keys: Keys, degrees: TitanDegrees, generation: Generation) -> tuple[int, int]:
@@ -419,10 +421,10 @@ def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
     return 3 if policy == "always" else 2
 
 
-def _schedule(keys: Keys, pp: int) -> Schedule | None:
-    """Return the schedule of the pipeline; None where there is none."""
+def _schedule(keys: Keys, pp: int) -> Schedule:
+    """Return the schedule of the pipeline, 1F1B where there is none."""
     if pp == 1:
-        return None
+        return "1f1b"
     file = "parallelism.pipeline_parallel_schedule_csv"
     if keys.text(file):
         raise keys.unpriced(file, "is a schedule of one's own", "named ones are priced")
@@ -444,11 +446,11 @@ def _chunks(
     model: Model,
     degrees: TitanDegrees,
     generation: Generation,
-    schedule: Schedule | None,
+    schedule: Schedule,
 ) -> tuple[tuple[Chunk, ...], ...]:
     """Return the layers of every stage: embedding and head count as a layer each in 0.2."""
     pp = degrees.pp
-    if schedule is None:
+    if pp == 1:
         return chunks_of_sizes([model.num_layers], 1)
     sizes = _sizes(keys, model, degrees, generation, schedule)
     refuse(WHOLE_STAGES, {"stages": len(sizes), "pp": pp})

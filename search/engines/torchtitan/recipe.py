@@ -1,4 +1,4 @@
-"""A launch as a recipe of torchtitan 0.3.0: one Python file whose function returns Trainer.Config.
+"""A run as a recipe of torchtitan 0.3.0: one Python file whose function returns Trainer.Config.
 
 Keys: `torchtitan/config/configs.py`, `distributed/activation_checkpoint.py`, `trainer.py` of the
 wheel of 0.3.0. Stages of any size; recomputation of some layers by a subclass of `FullAC`.
@@ -16,7 +16,8 @@ from typing import Any
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.records import replace
-from autopar.run.launch import Launch, Model, TorchTrainer
+from autopar.run.architecture import LayerGroup, Mlp, Model
+from autopar.run.run import Run, resplit_run
 from search.engines.place import Draft, Place, spec_of
 from search.engines.torchtitan.read import read_titan
 from search.engines.words import ROTARY_BASE, layer_ranges, required, torchrun
@@ -28,45 +29,45 @@ _MODULE = "autopar_recipe"
 _FUNCTION = "autopar_plan"
 
 
-def recipe(launch: Launch, trainer: TorchTrainer, place: Place) -> Draft:
-    """Return the recipe of a launch and the command that names it.
+def recipe(run: Run, place: Place) -> Draft:
+    """Return the recipe of a run and the command that names it.
 
     Raises UnsupportedError for a model that is none of Llama 3's blocks, and for what recipes are
     not written with.
     """
-    refuse_model(place.model or launch.name, beyond(launch.model))
+    refuse_model(place.model or run.name, beyond(run.model))
     others = {
-        "8-bit products": launch.precision.low,
-        "compiled layers": trainer.compiled,
-        "several chunks of a stage": launch.degrees.vpp > 1,
-        "recomputation of parts of layers": trainer.checkpoint in ("op", "layers"),
-        "states on the host": launch.optimizer.offload > 0,
+        "8-bit products": run.runtime.precision.low,
+        "compiled layers": run.kernels.compiled,
+        "several chunks of a stage": run.strategy.vpp > 1,
+        "recomputation of parts of layers": run.strategy.recomputed.kind in ("op", "every"),
+        "states on the host": run.runtime.optimizer.offload > 0,
     }
     found = [text for text, present in others.items() if present]
     if found:
         raise UnsupportedError(f"no recipe of {_TITLE} is written with {' and '.join(found)}")
-    text = _text(launch, trainer, place)
+    text = _text(run, place)
     return Draft(
         version=VERSION,
         files={FILE: text},
-        launch=_command(launch, place),
-        notes=tuple(_notes(launch, trainer, place)),
-        read=lambda: _read(text, launch),
+        launch=_command(run, place),
+        notes=tuple(_notes(run, place)),
+        read=lambda: _read(text, run),
     )
 
 
-def recomputed(launch: Launch, trainer: TorchTrainer, place: Place) -> list[int]:
-    """Return the layers of a launch that are computed again, by number."""
-    if trainer.checkpoint == "none":
+def recomputed(run: Run, place: Place) -> list[int]:
+    """Return the layers of a run that are recomputed, by number."""
+    if run.strategy.recomputed.kind == "none":
         return []
-    every = range(launch.model.num_layers)
+    every = range(run.model.num_layers)
     return [layer for layer in every if place.recomputed is None or layer in place.recomputed]
 
 
 # --------------------------------------------------------------------------------------------------
-# The model of a torchtitan recipe, written out of torchtitan's blocks by the sizes of a launch.
+# The model of a torchtitan recipe, written out of torchtitan's blocks by the sizes of a run.
 #
-# torchtitan's language models with the blocks that a launch describes are Llama 3's: RMSNorm,
+# torchtitan's language models with the blocks that a run describes are Llama 3's: RMSNorm,
 # rotary positions, grouped-query attention, SwiGLU, no biases. Llama 2 and Mistral are these with
 # other numbers, which `torchtitan/models/llama3/__init__.py` of 0.3.0 shows how to write. Its own
 # flavours (8B, 70B, 405B) are Llama 3.1, whose rotary frequencies are scaled, so none of them is
@@ -84,16 +85,16 @@ def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
 
 def beyond(model: Model) -> Mapping[str, bool]:
     """Return the parts that the recipe's model lacks, and whether a model has them."""
-    attention = model.attention
+    attention, layer, rotary = model.attention, model.last, model.positions == "rotary"
     return {
         "experts": model.experts is not None,
-        "an MLP that is not gated": not model.gated,
-        "biases": model.biases,
-        "biases of the QKV projection": model.qkv_biases,
-        f"{model.positions} positions": model.positions != "rotary",
-        "positions in a part of each head": model.rotary_share != 1.0,
-        "norms other than two RMSNorms a layer": model.norm != "rms" or model.norms != 2,
-        "norms of queries and keys": attention.head_norms,
+        "an MLP that is not gated": layer.gates == 1,
+        "biases": layer.biases,
+        "biases of the QKV projection": attention.qkv_biases,
+        f"{model.positions} positions": not rotary,
+        "positions in a part of each head": rotary and attention.rotary_share != 1.0,
+        "norms other than two RMSNorms a layer": layer.norm != "rms" or layer.norms != 2,
+        "norms of queries and keys": attention.head_norms != "none",
         "latent attention": attention.latent is not None,
         "windows of attention": attention.window is not None,
         "modules of further tokens": model.mtp > 0,
@@ -163,18 +164,18 @@ def plain(name: str) -> str:
     return re.sub(r"[^\w./+-]", "_", name)
 
 
-def _model(launch: Launch, place: Place) -> str:
+def _model(run: Run, place: Place) -> str:
     """Return the source of `model_spec()`."""
-    model, spec = launch.model, spec_of(place, launch.model)
+    model, spec = run.model, spec_of(place, run.model)
     base = None if spec is None else spec.rotary_base
     factor = None if spec is None else spec.rotary_scaling_factor
     return _BUILT.format(
-        name=_name(launch, place),
+        name=_name(run, place),
         dim=model.hidden,
         heads=model.attention.heads,
-        kv_heads=model.attention.groups,
+        kv_heads=model.attention.kv_heads,
         head_dim=model.attention.width,
-        ffn=model.ffn,
+        ffn=model.dense_width,
         vocab=model.vocab,
         theta=_ASKED.format(message=ROTARY_BASE) if base is None else f"ROPE_THETA = {base}",
         scaling="" if factor is None else f', scaling="llama", scaling_factor={factor}',
@@ -184,13 +185,13 @@ def _model(launch: Launch, place: Place) -> str:
     )
 
 
-def _name(launch: Launch, place: Place) -> str:
-    return plain(place.model or launch.name or "model")
+def _name(run: Run, place: Place) -> str:
+    return plain(place.model or run.name or "model")
 
 
-def _asks_base(launch: Launch, place: Place) -> bool:
+def _asks_base(run: Run, place: Place) -> bool:
     """Return whether the base of rotary positions is asked for: no description holds it."""
-    spec = spec_of(place, launch.model)
+    spec = spec_of(place, run.model)
     return spec is None or spec.rotary_base is None
 
 
@@ -198,10 +199,10 @@ def _asks_base(launch: Launch, place: Place) -> bool:
 # The file and the command.
 
 
-def _command(launch: Launch, place: Place) -> str:
+def _command(run: Run, place: Place) -> str:
     """Return the command; what the recipe takes from the environment is asked for before."""
     asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with the tokenizer"}
-    if _asks_base(launch, place):
+    if _asks_base(run, place):
         asked["ROTARY_BASE"] = ROTARY_BASE
     words = [f'{name}="{required(name, message)}"' for name, message in asked.items()]
     words.append('PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"')
@@ -211,12 +212,12 @@ def _command(launch: Launch, place: Place) -> str:
     return " ".join(words)
 
 
-def _text(launch: Launch, trainer: TorchTrainer, place: Place) -> str:
-    model, layers = launch.model, recomputed(launch, trainer, place)
+def _text(run: Run, place: Place) -> str:
+    model, layers = run.model, recomputed(run, place)
     partly = 0 < len(layers) < model.num_layers
     policies = {0: "None", model.num_layers: "FullAC.Config()"}
     head = (
-        f'"""{_name(launch, place)} on {launch.degrees.world} GPUs.\n\n'
+        f'"""{_name(run, place)} on {run.strategy.gpus} GPUs.\n\n'
         f"Written by autopar-export for {_TITLE}; other releases have other keys.\n"
         '"""\n'
     )
@@ -228,13 +229,13 @@ def _text(launch: Launch, trainer: TorchTrainer, place: Place) -> str:
             _FULL_AC if layers else {},
             {"dataclasses": ("dataclass",)} if partly else {},
         ),
-        _constants(launch),
-        "\n" + _model(launch, place),
+        _constants(run),
+        "\n" + _model(run, place),
     ]
     if partly:
         parts.append("\n" + _LAYERS_AC.format(layers=_int_set(layers)))
     policy = policies.get(len(layers), "LayersAC.Config()")
-    parts.append(_config(launch, trainer, place, policy))
+    parts.append(_config(run, place, policy))
     return "\n".join(parts)
 
 
@@ -283,14 +284,11 @@ def _imports(*tables: Mapping[str, tuple[str, ...]]) -> str:
     return "\n".join([*standard, *([""] if standard else []), *others]) + "\n"
 
 
-def _stage_sizes(launch: Launch) -> list[int]:
-    return [sum(len(layers) for _, layers, _, _ in stage) for stage in launch.degrees.chunks]
-
-
-def _constants(launch: Launch) -> str:
-    lines = [f"NUM_LAYERS = {launch.model.num_layers}", f"SEQ_LEN = {launch.seq}"]
-    if launch.degrees.pp > 1:
-        lines += [f"STAGE_SIZES = {_stage_sizes(launch)}", "", "", _STAGE_MODULES.rstrip()]
+def _constants(run: Run) -> str:
+    lines = [f"NUM_LAYERS = {run.model.num_layers}", f"SEQ_LEN = {run.seq_length}"]
+    if run.strategy.pp > 1:
+        sizes = [sum(len(chunk.layers) for chunk in stage) for stage in run.strategy.stages]
+        lines += [f"STAGE_SIZES = {sizes}", "", "", _STAGE_MODULES.rstrip()]
     return "\n".join(lines) + "\n"
 
 
@@ -334,35 +332,36 @@ def _int_set(numbers: list[int]) -> str:
     return f"{{\n{body}\n}}"
 
 
-def _config(launch: Launch, trainer: TorchTrainer, place: Place, policy: str) -> str:
-    degrees = launch.degrees
-    piped = degrees.pp > 1
+def _config(run: Run, place: Place, policy: str) -> str:
+    strategy, split = run.strategy, run.split
+    piped = strategy.pp > 1
     # a mesh that shards holds all data ranks; ddp replicates over them
-    copies = trainer.replicas if trainer.zero else degrees.dp
+    copies = split.replicas if split.zero else strategy.dp
     # resharding after the forward is ZeRO-3; without it the weights stay, as in ZeRO-2
-    reshard = "always" if trainer.zero == 3 else "never"
+    reshard = "always" if split.zero == 3 else "never"
     parallelism: dict[str, object] = {
         "data_parallel_replicate_degree": copies,
-        "data_parallel_shard_degree": degrees.dp // copies,
+        "data_parallel_shard_degree": strategy.dp // copies,
         "fsdp_reshard_after_forward": f'"{reshard}"',
-        "tensor_parallel_degree": degrees.tp,
-        "enable_sequence_parallel": degrees.scattered or degrees.tp == 1,
-        "context_parallel_degree": degrees.cp,
-        "pipeline_parallel_degree": degrees.pp,
+        "tensor_parallel_degree": split.tp,
+        "enable_sequence_parallel": split.scattered or split.tp == 1,
+        "context_parallel_degree": split.cp,
+        "pipeline_parallel_degree": strategy.pp,
     }
     if piped:
         parallelism |= {
-            "pipeline_parallel_schedule": f'"{TORCH_NAMES[degrees.pipeline]}"',
-            "pipeline_parallel_microbatch_size": launch.micro_batch,
+            "pipeline_parallel_schedule": f'"{TORCH_NAMES[strategy.schedule]}"',
+            "pipeline_parallel_microbatch_size": strategy.micro_batch,
             "module_fqns_per_model_part": "stage_modules()",
         }
+    wide = run.runtime.precision.kind == "fp32"
     training: dict[str, object] = {
         # Without stages its micro-batches are steps of gradient accumulation.
-        "local_batch_size": launch.micro_batch * (launch.micro_batches if piped else 1),
-        "global_batch_size": launch.global_batch,
+        "local_batch_size": strategy.micro_batch * (strategy.micro_batches if piped else 1),
+        "global_batch_size": strategy.global_batch,
         "seq_len": "SEQ_LEN",
-        "steps": launch.steps or 1000,
-        "mixed_precision_param": '"float32"' if launch.precision.kind == "fp32" else '"bfloat16"',
+        "steps": run.steps or 1000,
+        "mixed_precision_param": '"float32"' if wide else '"bfloat16"',
     }
     if piped:
         training["disable_cuda_graphs"] = True  # its own rule for pipelines
@@ -384,7 +383,7 @@ def {_FUNCTION}() -> Trainer.Config:
         ),
         activation_checkpoint={policy},
         compile=CompileConfig(enable=False),
-        hf_assets_path=environ.get("HF_ASSETS_PATH", "./assets/hf/{_name(launch, place)}"),
+        hf_assets_path=environ.get("HF_ASSETS_PATH", "./assets/hf/{_name(run, place)}"),
         # LOAD: Hugging Face safetensors to begin with; SAVE: the folder of checkpoints.
         checkpoint=CheckpointManager.Config(
             enable=bool(environ.get("LOAD") or environ.get("SAVE")),
@@ -401,21 +400,21 @@ def _keys(values: Mapping[str, object]) -> str:
     return "\n".join(f"            {key}={value}," for key, value in values.items())
 
 
-def _notes(launch: Launch, trainer: TorchTrainer, place: Place) -> Iterator[str]:
+def _notes(run: Run, place: Place) -> Iterator[str]:
     yield "set HF_ASSETS_PATH to the folder with the tokenizer"
     yield (
         "LOAD is the absolute path of Hugging Face weights to begin with, SAVE that of checkpoints"
     )
     yield "fill in dataset, steps and learning rate"
     yield "the loss is computed in chunks: less memory on the last stage than predicted"
-    if _asks_base(launch, place):
+    if _asks_base(run, place):
         yield "set ROTARY_BASE: the model description does not hold the base of rotary positions"
-    if launch.degrees.cp > 1:
+    if run.split.cp > 1:
         yield "its context parallelism gathers keys and values instead of a ring"
-    layers = recomputed(launch, trainer, place)
-    if 0 < len(layers) < launch.model.num_layers:
+    layers = recomputed(run, place)
+    if 0 < len(layers) < run.model.num_layers:
         yield f"LayersAC recomputes {layer_ranges(layers)}"
-    if launch.degrees.pp > 1:
+    if run.strategy.pp > 1:
         yield (
             f"{_TITLE} hands lists of micro-batches to torch's pipeline schedule: it "
             "needs a torch later than 2.13.0, whose schedules refuse them"
@@ -426,8 +425,8 @@ def _notes(launch: Launch, trainer: TorchTrainer, place: Place) -> Iterator[str]
 # The way back.
 
 
-def _read(text: str, launch: Launch) -> Launch:
-    """Return the launch that a recipe describes, of the sizes of its constants."""
+def _read(text: str, run: Run) -> Run:
+    """Return the run that a recipe describes, of the sizes of its constants."""
     calls: dict[str, dict[str, Any]] = {}
     constants: dict[str, Any] = {}
 
@@ -457,31 +456,33 @@ def _read(text: str, launch: Launch) -> Launch:
         "activation_checkpoint": {"mode": "none" if policy is None else "full"},
         "compile": {"enable": calls["CompileConfig"]["enable"]},
     }
-    model = replace(
-        launch.model,
-        hidden=constants["DIM"],
-        ffn=constants["FFN_DIM"],
-        vocab=constants["VOCAB_SIZE"],
-        expert_layers=(False,) * constants["NUM_LAYERS"],
-        tied=calls["Llama3Model.Config"]["enable_weight_tying"],
-        attention=replace(
-            launch.model.attention,
-            heads=constants["NUM_HEADS"],
-            groups=constants["NUM_KV_HEADS"],
-            width=constants["HEAD_DIM"],
-        ),
+    width = constants["HEAD_DIM"]
+    attention = replace(
+        run.model.attention,
+        heads=constants["NUM_HEADS"],
+        kv_heads=constants["NUM_KV_HEADS"],
+        width=width,
+        value_width=width,
     )
-    found = read_titan(
-        document, world_size=launch.degrees.world, gpu=launch.software.gpu, model=model
-    ).launch
+    layer = replace(
+        run.model.last,
+        hidden=constants["DIM"],
+        mixers=(attention,),
+        mlp=Mlp(width=constants["FFN_DIM"], gated=True),
+    )
+    model = replace(
+        run.model,
+        layers=(LayerGroup(count=constants["NUM_LAYERS"], layer=layer),),
+        repeat=1,
+        vocab=constants["VOCAB_SIZE"],
+        tied=calls["Llama3Model.Config"]["enable_weight_tying"],
+    )
+    found = read_titan(document, world_size=run.strategy.gpus, gpu=run.gpu, model=model).run
     # recipes have a switch, a default number of steps, and their precision beside every rank
     wide = calls["TrainingConfig"]["mixed_precision_param"] == "float32"
-    return replace(
-        found,
-        degrees=replace(found.degrees, sequence_parallel=scattered and found.degrees.tp > 1),
-        precision=replace(found.precision, kind="fp32" if wide else "bf16"),
-        steps=launch.steps,
-    )
+    precision = replace(found.runtime.precision, kind="fp32" if wide else "bf16")
+    found = resplit_run(found, sequence_parallel=scattered and found.split.tp > 1)
+    return replace(found, runtime=replace(found.runtime, precision=precision), steps=run.steps)
 
 
 def _stage_modules(sizes: list[int]) -> list[list[str]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import replace
-from autopar.run.launch import Launch, TorchTrainer
-from autopar.run.runtime import Zero
+from autopar.run.run import Run
+from autopar.run.runtime import Kernels, States
 from search.engines.choice import FULL, NONE, Choice, Precision
 from search.engines.space import (
     BY_LAYER,
@@ -19,25 +17,25 @@ from search.engines.space import (
     never,
     no_offload,
     plain_dispatcher,
-    torch_launch,
+    torch_run,
 )
 from search.engines.torchtitan.rules import SPACE as SPACE_RULES
 
 
-def _torchtitan(job: Job, choice: Choice) -> Launch:
-    staged = choice.pp > 1
-    return torch_launch(
+def _torchtitan(job: Job, choice: Choice) -> Run:
+    return torch_run(
         job,
         choice,
         "torchtitan",
-        keeper="torchtitan" if choice.zero else "ddp",
-        zero=cast(Zero, choice.zero),
-        trainer=TorchTrainer(
-            keeper="torchtitan",
-            each_micro_batch=not staged,
-            repeated_heads=True,
+        states=States(
+            keeper="torchtitan" if choice.zero else "ddp", each_micro_batch=choice.pp == 1
+        ),
+        kernels=Kernels(
+            attention="flash",
+            module="torchtitan",
             compiled=choice.compiled,
             loss="compiled" if choice.compiled else "whole",
+            repeated_heads=True,
         ),
     )
 

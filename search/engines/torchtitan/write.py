@@ -1,4 +1,4 @@
-"""A launch as a job file of torchtitan 0.2 (TOML), or as a recipe of 0.3.
+"""A run as a job file of torchtitan 0.2 (TOML), or as a recipe of 0.3.
 
 Keys: `torchtitan/config/job_config.py` of the wheel of 0.2.2. 0.3 has no such files: its recipes
 are Python (`search.engines.torchtitan.recipe`). Models of job files are torchtitan's own, by
@@ -13,7 +13,10 @@ from typing import Any
 
 from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
-from autopar.run.launch import Experts, Launch, Model, TorchTrainer
+from autopar.run.architecture import Model
+from autopar.run.run import Run
+from autopar.run.runtime import Kernels
+from autopar.run.strategy import Recomputed, Strategy
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.megatron.stages import parts_in_order
 from search.engines.place import Draft, Place, refuse_others
@@ -28,33 +31,31 @@ _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3")
 """Names of this release, of those that `FLAVOURS` has from others as well."""
 
 
-def write(launch: Launch, place: Place) -> Draft:
-    """Return the job file, or the recipe, of a launch and the command that takes it.
+def write(run: Run, place: Place) -> Draft:
+    """Return the job file, or the recipe, of a run and the command that takes it.
 
-    Raises InputError for a launch of another trainer, and UnsupportedError for a model that is none
+    Raises InputError for a run of another engine, and UnsupportedError for a model that is none
     of torchtitan's flavours, or none that a recipe builds.
     """
-    refuse_others(launch, _TITLE, ("torchtitan", "ddp"))
-    trainer = launch.trainer
-    assert trainer is not None, "that is what was refused"
+    refuse_others(run, _TITLE, ("torchtitan", "ddp"))
     if place.release == "0.3":
-        return recipe(launch, trainer, place)
-    name, size = flavour_of(launch.model)
+        return recipe(run, place)
+    name, size = flavour_of(run.model)
     document = {
         "job": {"dump_folder": "outputs", "description": one_line(f"{name} {size}, autopar")},
-        "model": _model(launch, name, size),
+        "model": _model(run, name, size),
         "optimizer": {"name": "AdamW", "lr": 3e-4},
-        "training": _training(launch),
-        "parallelism": _parallelism(launch, trainer),
-        "activation_checkpoint": _checkpoint(trainer),
-        "compile": _compile(trainer),
-        **_quantize(launch, trainer),
+        "training": _training(run),
+        "parallelism": _parallelism(run),
+        "activation_checkpoint": _checkpoint(run.strategy.recomputed),
+        "compile": _compile(run.kernels),
+        **_quantize(run),
     }
     return Draft(
         version=VERSION,
         files={_FILE: f"# For {_TITLE}; other releases have other keys.\n{_toml(document)}"},
-        launch=_launch(place),
-        notes=tuple(_notes(launch)),
+        launch=_command(place),
+        notes=tuple(_notes(run)),
         entry=_FILE,
     )
 
@@ -78,14 +79,14 @@ def flavour_of(model: Model) -> tuple[str, str]:
 
 def _shape(model: Model) -> tuple[object, ...]:
     """Return what makes a model another one; not how its kernels compute it."""
-    attention, experts = model.attention, model.experts
-    heads = attention.heads if attention.latent is not None else attention.groups
+    attention, experts, layer = model.attention, model.experts, model.last
+    heads = attention.heads if attention.latent is not None else attention.kv_heads
     return (
-        *(model.hidden, model.ffn, model.vocab, model.expert_layers, model.gated, model.norm),
-        *(model.tied, model.biases, model.qkv_biases or model.biases, model.positions),
-        *(attention.heads, heads, attention.query_width, attention.latent, attention.head_norms),
-        *(attention.window, model.mtp),
-        experts and (experts.number, experts.per_token, experts.ffn, experts.shared_ffn),
+        *(model.hidden, model.dense_width, model.vocab, model.mixtures, layer.gates, layer.norm),
+        *(model.tied, layer.biases, attention.qkv_biases or layer.biases, model.positions),
+        *(attention.heads, heads, attention.width, attention.value_width, attention.latent),
+        *(attention.head_norms != "none", attention.window, model.mtp),
+        experts and (experts.number, experts.per_token, experts.width, experts.shared_width),
     )
 
 
@@ -93,118 +94,112 @@ def _shape(model: Model) -> tuple[object, ...]:
 # Sections.
 
 
-def _model(launch: Launch, name: str, size: str) -> _Section:
-    converters = [f"quantize.linear.{_kind(launch)}"] if launch.precision.fp8 else []
+def _model(run: Run, name: str, size: str) -> _Section:
+    converters = [f"quantize.linear.{_kind(run)}"] if run.runtime.precision.fp8 else []
     found: _Section = {"name": name, "flavor": size}
     return {**found, "converters": converters} if converters else found
 
 
-def _kind(launch: Launch) -> str:
-    return "mx" if launch.precision.fp8_recipe == "mxfp8" else "float8"
+def _kind(run: Run) -> str:
+    return "mx" if run.runtime.precision.fp8_recipe == "mxfp8" else "float8"
 
 
-def _training(launch: Launch) -> _Section:
+def _training(run: Run) -> _Section:
+    strategy, split, optimizer = run.strategy, run.split, run.runtime.optimizer
     # the micro-batches of a pipeline are parts of one local batch, others are accumulated
-    parts = launch.micro_batches if launch.degrees.pp > 1 else 1
+    parts = strategy.micro_batches if strategy.pp > 1 else 1
     found: _Section = {
         "dataset": "c4",
-        "local_batch_size": launch.micro_batch * parts,
-        "global_batch_size": launch.global_batch,
-        "seq_len": launch.seq,
+        "local_batch_size": strategy.micro_batch * parts,
+        "global_batch_size": strategy.global_batch,
+        "seq_len": run.seq_length,
     }
-    degrees = launch.degrees
     # autocast is for data ranks alone, and FSDP2's precision for those that shard: others have fp32
-    if _sharded(launch) or degrees.tp * degrees.pp == 1:
-        found["mixed_precision_param"] = (
-            "float32" if launch.precision.kind == "fp32" else "bfloat16"
-        )
-    if launch.steps is not None:
-        found["steps"] = launch.steps
-    if launch.optimizer.master_bytes == 0:
+    if split.zero or split.tp * strategy.pp == 1:
+        wide = run.runtime.precision.kind == "fp32"
+        found["mixed_precision_param"] = "float32" if wide else "bfloat16"
+    if run.steps is not None:
+        found["steps"] = run.steps
+    if optimizer.master_bytes == 0:
         # weights and states are of 16 bits
         found["dtype"] = "bfloat16"
-    if launch.optimizer.offload_weights:
+    if optimizer.offload_weights:
         found["enable_cpu_offload"] = True
     return found
 
 
-def _sharded(launch: Launch) -> bool:
-    return launch.trainer is not None and launch.trainer.zero > 0
-
-
-def _parallelism(launch: Launch, trainer: TorchTrainer) -> _Section:
-    degrees, experts = launch.degrees, launch.model.experts
-    copies = trainer.replicas if trainer.zero else degrees.dp
+def _parallelism(run: Run) -> _Section:
+    strategy, split = run.strategy, run.split
+    copies = split.replicas if split.zero else strategy.dp
     found: _Section = {
         "data_parallel_replicate_degree": copies,
-        "data_parallel_shard_degree": degrees.dp // copies,
-        "tensor_parallel_degree": degrees.tp,
-        "context_parallel_degree": degrees.cp,
-        "pipeline_parallel_degree": degrees.pp,
+        "data_parallel_shard_degree": strategy.dp // copies,
+        "tensor_parallel_degree": split.tp,
+        "context_parallel_degree": split.cp,
+        "pipeline_parallel_degree": strategy.pp,
     }
-    if trainer.zero:
+    if split.zero:
         # in a pipeline micro-batches do not gather weights again unless they are told
-        usual = 2 if degrees.pp > 1 else 3
-        policy = "always" if trainer.zero == 3 else "never"
-        found["fsdp_reshard_after_forward"] = "default" if trainer.zero == usual else policy
-    if degrees.tp > 1 and not trainer.loss_parallel:
+        usual = 2 if strategy.pp > 1 else 3
+        policy = "always" if split.zero == 3 else "never"
+        found["fsdp_reshard_after_forward"] = "default" if split.zero == usual else policy
+    if split.tp > 1 and not run.kernels.loss_parallel:
         found["disable_loss_parallel"] = True
-    if launch.tensor_overlap:
+    if run.runtime.overlap.tensor:
         found["enable_async_tensor_parallel"] = True
-    if degrees.pp > 1:
-        found |= _stages(launch)
-    if experts is not None and degrees.ep > 1:
-        found |= _expert_ranks(launch, experts)
+    if strategy.pp > 1:
+        found |= _stages(run.strategy)
+    if run.model.experts is not None and split.ep > 1:
+        found |= _expert_ranks(run)
     return found
 
 
-def _stages(launch: Launch) -> _Section:
-    degrees = launch.degrees
+def _stages(strategy: Strategy) -> _Section:
     modules = [
         [
-            *(("tok_embeddings",) if embeds else ()),
-            *(f"layers.{layer}" for layer in layers),
-            *(("norm", "output") if heads else ()),
+            *(("tok_embeddings",) if chunk.embeds else ()),
+            *(f"layers.{layer}" for layer in chunk.layers),
+            *(("norm", "output") if chunk.head else ()),
         ]
-        for embeds, layers, _, heads in parts_in_order(degrees)
+        for chunk in parts_in_order(strategy)
     ]
     return {
-        "pipeline_parallel_schedule": TORCH_NAMES[degrees.pipeline],
-        "pipeline_parallel_microbatch_size": launch.micro_batch,
+        "pipeline_parallel_schedule": TORCH_NAMES[strategy.schedule],
+        "pipeline_parallel_microbatch_size": strategy.micro_batch,
         "module_fqns_per_model_part": modules,
     }
 
 
-def _expert_ranks(launch: Launch, experts: Experts) -> _Section:
+def _expert_ranks(run: Run) -> _Section:
     found: _Section = {
-        "expert_parallel_degree": launch.degrees.ep,
-        "expert_tensor_parallel_degree": launch.degrees.etp,
+        "expert_parallel_degree": run.split.ep,
+        "expert_tensor_parallel_degree": run.split.etp,
     }
-    if experts.dispatcher == "flex":
+    if run.runtime.experts.dispatcher == "flex":
         found["expert_parallel_comm_backend"] = "deepep"
     return found
 
 
-def _checkpoint(trainer: TorchTrainer) -> _Section:
-    if trainer.checkpoint == "op":
+def _checkpoint(recomputed: Recomputed) -> _Section:
+    if recomputed.kind == "op":
         return {"mode": "selective", "selective_ac_option": "op"}
-    if trainer.checkpoint == "layers":
-        return {"mode": "selective", "selective_ac_option": str(trainer.every)}
-    return {"mode": trainer.checkpoint}
+    if recomputed.kind == "every":
+        return {"mode": "selective", "selective_ac_option": str(recomputed.number)}
+    return {"mode": recomputed.kind}
 
 
-def _compile(trainer: TorchTrainer) -> _Section:
-    parts = {"model": trainer.compiled, "loss": trainer.loss == "compiled"}
+def _compile(kernels: Kernels) -> _Section:
+    parts = {"model": kernels.compiled, "loss": kernels.loss == "compiled"}
     on = [name for name, is_on in parts.items() if is_on]
     return {"enable": True, "components": on} if on else {"enable": False}
 
 
-def _quantize(launch: Launch, trainer: TorchTrainer) -> dict[str, _Section]:
-    if not launch.precision.fp8:
+def _quantize(run: Run) -> dict[str, _Section]:
+    if not run.runtime.precision.fp8:
         return {}
-    kind = _kind(launch)
+    kind = _kind(run)
     keys: _Section = {"filter_fqns": ["output"]}
-    if kind == "float8" and trainer.gathered_fp8:
+    if kind == "float8" and run.runtime.states.gathered_fp8:
         keys |= {
             "enable_fsdp_float8_all_gather": True,
             "precompute_float8_dynamic_scale_for_fsdp": True,
@@ -234,7 +229,7 @@ def _value(value: object) -> str:
     return json.dumps(value)
 
 
-def _launch(place: Place) -> str:
+def _command(place: Place) -> str:
     asked = required("HF_ASSETS_PATH", "set HF_ASSETS_PATH to the folder with the tokenizer")
     words = [
         f"-m torchtitan.train --job.config_file {_FILE}",
@@ -247,13 +242,13 @@ def _launch(place: Place) -> str:
     return on + torchrun(place, shell_lines([*words, "${CHECKPOINTS:-}"]).rstrip("\n"))
 
 
-def _notes(launch: Launch) -> Iterator[str]:
+def _notes(run: Run) -> Iterator[str]:
     yield "set HF_ASSETS_PATH to the folder with the tokenizer of Hugging Face"
     yield (
         "LOAD is the absolute path of Hugging Face weights to begin with, SAVE that of checkpoints"
     )
     yield "dataset and learning rate are placeholders"
-    if launch.steps is None:
+    if run.steps is None:
         yield "training.steps is the number of steps, 10000 unless it is given"
-    if launch.degrees.cp > 1:
+    if run.split.cp > 1:
         yield "its context parallelism gathers keys and values instead of a ring"

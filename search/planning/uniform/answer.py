@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autopar.answer import EngineBest
     from autopar.rates.card import Card
     from autopar.rates.site import Site
-    from autopar.run.launch import Launch
+    from autopar.run.run import Run
     from search.check.assessment import Target
     from search.planning.uniform.solve import Solution, Solved, Uniform
 
@@ -121,9 +121,9 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
 
     engines : that are asked; default: what the request says. Raises InputError for unusable inputs.
     """
-    from autopar.price.profile import launch_model
     from autopar.rates.card import load_card, require_node
     from autopar.rates.site import load_site
+    from autopar.run.of_plan import uniform_model
 
     inputs, options = request.inputs, request.options
     spec = model_spec(inputs)
@@ -148,7 +148,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         assumed.append(f"--memory-constraint {card.memory_bytes / GIB:.4g} (all of {card.name})")
     if per_node < card.max_gpus_per_node:
         card = replace(card, max_gpus_per_node=per_node)
-    model = launch_model(spec)
+    model = uniform_model(spec)
     degrees = request.degrees
     of_experts = {
         "ep": degrees.ep is not None and 1 not in degrees.ep,
@@ -468,22 +468,20 @@ def better_batch(found: Answer) -> Solution | None:
     return solution
 
 
-def evaluated(
-    question: Question, engine: EngineSpace, choice: Choice, launch: Launch
-) -> EngineAnswer:
+def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run) -> EngineAnswer:
     """Return one launch of an engine with its price, whether it fits or not; raises InputError.
 
-    launch : what the choice is in the engine, or somebody made of that.
+    run : what the choice is in the engine, or somebody made of that.
     """
     from search.check.assessment import assess
     from search.planning.uniform.solve import Effort, Solution, Solved
 
     engine = engine_space(engine.name, compiled=choice.compiled)
     target = target_of(question, engine)
-    assessment = assess(launch, target)
+    assessment = assess(run, target)
     if assessment.step is None:
         raise InputError(f"the launch has no step time: {assessment.untimed}")
-    solution = Solution(choice=choice, launch=launch, assessment=assessment)
+    solution = Solution(choice=choice, run=run, assessment=assessment)
     effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
     solved = Solved(engine=engine, solutions=(solution,), smallest=None, effort=effort)
     return EngineAnswer(engine=engine, target=target, solved=solved)

@@ -30,7 +30,8 @@ from autopar.rates.parts.experts import expert_sends
 from autopar.rates.parts.operations import Machine, Part, Sends, Split, split_of
 from autopar.records import replace
 from autopar.run.job import Attention, Block, Experts, Job as StepJob, Mlp
-from search.engines.choice import Choice, ContextKind, Dispatcher, Precision
+from autopar.run.strategy import ContextKind
+from search.engines.choice import Choice, Dispatcher, Precision
 
 _ROUNDING = 1.0 - 1e-9
 """Arrays are summed in another order than single launches, whose sums are not to be below them."""

@@ -18,8 +18,9 @@ from autopar.errors import DocumentError, InputError, OptionError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import Record
-from autopar.run.launch import Launch, chunks_of_sizes
+from autopar.run.run import Run
 from autopar.run.runtime import Zero
+from autopar.run.strategy import chunks_of_sizes
 from autopar.training.launch_file import (
     FORMAT,
     DegreesEntry,
@@ -28,7 +29,7 @@ from autopar.training.launch_file import (
 from autopar.training.launch_settings import with_settings
 from autopar.training.offload import OFFLOADED
 from search.engines.choice import FULL, MODULES, NONE, Choice
-from search.engines.space import launch_of
+from search.engines.space import run_of
 from search.engines.table import engine_space
 from search.planning.uniform.answer import Question, open_launches
 from search.request.degrees import fixed_of
@@ -61,7 +62,7 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
         offload=choice.offload,
         dispatcher=choice.dispatcher,
         overlap_experts=choice.overlap_experts,
-        layers_of_chunks=[[len(chunk[1]) for chunk in stage] for stage in choice.chunks],
+        layers_of_chunks=[[len(chunk.layers) for chunk in stage] for stage in choice.chunks],
     )
 
 
@@ -73,7 +74,7 @@ class StoredLaunch(Record):
     request: Mapping[str, object]
     """Options that ask the question."""
     choice: Choice
-    launch: Launch
+    run: Run
     """What the trainer makes of the choice, with the settings of the file."""
 
 
@@ -256,12 +257,12 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         global_batch=_batch(question, entry, typed or {}),
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
-    usual = launch_of(engine_space(document.launch.engine), question.job, choice)
+    usual = run_of(engine_space(document.launch.engine), question.job, choice)
     _check(where, document, question, choice, {*(typed or {})})
     return StoredLaunch(
         engine=document.launch.engine,
         question=question,
         request=request,
         choice=choice,
-        launch=with_settings(usual, document.launch.settings, where),
+        run=with_settings(usual, document.launch.settings, where),
     )

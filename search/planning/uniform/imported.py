@@ -15,16 +15,18 @@ from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
 from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
-from autopar.price.profile import launch_model
 from autopar.records import Record, replace
-from autopar.run.launch import Degrees, Launch, Model, chunks_of_sizes
+from autopar.run.architecture import Model
+from autopar.run.of_plan import uniform_model
+from autopar.run.run import Run
+from autopar.run.runtime import Precision as RunPrecision
+from autopar.run.strategy import ContextKind, Split, Strategy, chunks_of_sizes
 from autopar.training.launch_settings import settings_of, with_settings
 from search.engines.choice import (
     BASES,
     FULL,
     NONE,
     Choice,
-    ContextKind,
     Precision,
     offload_words,
     recompute_words,
@@ -33,7 +35,7 @@ from search.engines.differences import losses_of, without_effect
 from search.engines.megatron.stages import parts_in_order
 from search.engines.place import Loss
 from search.engines.reader import CheckedFile
-from search.engines.space import EngineSpace, launch_of
+from search.engines.space import EngineSpace, run_of
 from search.engines.table import engine_of, engine_space, read_checked, variants
 from search.engines.text import read_configuration
 from search.planning.uniform.answer import Question, open_launches
@@ -48,7 +50,7 @@ class ImportedLaunch(Record):
     engine: str
     question: Question
     choice: Choice
-    launch: Launch
+    run: Run
     request: Mapping[str, object]
     """Options that ask the question."""
     notes: tuple[str, ...]
@@ -68,25 +70,25 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> I
         raise DocumentError(path, f"is a launch of {own.title}", remedy=f"give --from {own.name}")
     lengths = inputs.seq_length or (None,)
     file = read_checked(path, world_size=world, gpu=gpu, model=inputs.model, seq_length=lengths[0])
-    launch = _priced(file)
-    request: dict[str, object] = {**raw, **_question(launch, inputs.model, path)}
+    run = _priced(file)
+    request: dict[str, object] = {**raw, **_question(run, inputs.model, path)}
     question = open_launches(build_request(request))
     # launches of Megatron-Bridge are Megatron-LM's
     engine = own.name if own.spaces is not None else own.starts[0]
-    choice = choice_of(launch)
+    choice = choice_of(run)
     try:
-        usual = launch_of(engine_space(engine), question.job, choice)
+        usual = run_of(engine_space(engine), question.job, choice)
     except InputError as error:
         raise DocumentError(path, f"is no launch of a search: {error}") from None
-    settings = settings_of(without_effect(launch), without_effect(usual))
+    settings = settings_of(without_effect(run), without_effect(usual))
     found = with_settings(usual, settings, Path(path))
     return ImportedLaunch(
         engine=engine,
         question=question,
         choice=choice,
-        launch=found,
+        run=found,
         request=request,
-        notes=(*_notes(file), *(one.what for one in losses_of(launch, found, "a launch file"))),
+        notes=(*_notes(file), *(one.what for one in losses_of(run, found, "a launch file"))),
     )
 
 
@@ -119,7 +121,7 @@ def launch_in(
         question=found.question,
         request=found.request,
         choice=found.choice,
-        launch=found.launch,
+        run=found.run,
     )
 
 
@@ -139,15 +141,15 @@ def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
     return load_card(name).name, nodes * each
 
 
-def _priced(file: CheckedFile) -> Launch:
-    """Return the launch of a file; raises DocumentError for what its trainer ends with."""
+def _priced(file: CheckedFile) -> Run:
+    """Return the run of a file; raises DocumentError for what its trainer ends with."""
     problem = next((one.text for one in file.findings if one.kind == "illegal"), None)
     if problem is not None:
         raise DocumentError(file.path, f"{file.trainer} refuses it: {problem}")
-    if file.launch is None:
+    if file.run is None:
         why = next((one.text for one in file.findings if one.kind == "not priced"), "")
         raise DocumentError(file.path, f"has no price: {why}")
-    return file.launch
+    return file.run
 
 
 def _notes(file: CheckedFile) -> Iterator[str]:
@@ -167,19 +169,19 @@ def _notes(file: CheckedFile) -> Iterator[str]:
 # The question: model, cluster and batch.
 
 
-def _question(launch: Launch, model: str | None, path: str) -> dict[str, object]:
-    """Return the options that ask for such a launch."""
+def _question(run: Run, model: str | None, path: str) -> dict[str, object]:
+    """Return the options that ask for such a run."""
     found: dict[str, object] = {
-        "model": model or _model_name(launch.model, path),
-        "seq-length": str(launch.seq),
-        "global-batch-size": str(launch.global_batch),
-        **_training(launch),
+        "model": model or _model_name(run.model, path),
+        "seq-length": str(run.seq_length),
+        "global-batch-size": str(run.strategy.global_batch),
+        **_training(run),
     }
     spec = load_spec(str(found["model"]))
-    if len(spec.layers) == 1 and spec.num_layers != launch.model.num_layers:
-        found["num-layers"] = str(launch.model.num_layers)
-        spec = load_spec(str(found["model"]), num_layers=(launch.model.num_layers,))
-    named, own = _sizes(launch_model(spec)), _sizes(launch.model)
+    if len(spec.layers) == 1 and spec.num_layers != run.model.num_layers:
+        found["num-layers"] = str(run.model.num_layers)
+        spec = load_spec(str(found["model"]), num_layers=(run.model.num_layers,))
+    named, own = _sizes(uniform_model(spec)), _sizes(run.model)
     for what, size in own.items():
         if named.get(what) != size:
             raise DocumentError(
@@ -195,7 +197,7 @@ def _model_name(model: Model, path: str) -> str:
     near = []
     for name in model_names():
         try:
-            known = launch_model(load_spec(name))
+            known = uniform_model(load_spec(name))
         except InputError:
             continue  # no decoder
         if _sizes(known) == _sizes(model):
@@ -215,22 +217,22 @@ def _sizes(model: Model) -> dict[str, object]:
         "layers": model.num_layers,
         "hidden size": model.hidden,
         "heads": attention.heads,
-        "width of a query": attention.query_width,
+        "width of a query": attention.width,
     }
     if attention.latent is None:
-        found["heads of keys and values"] = attention.groups
+        found["heads of keys and values"] = attention.kv_heads
     found["experts"] = None if experts is None else experts.number
-    if not all(model.expert_layers):
-        found["MLP width"] = model.ffn
+    if not all(model.mixtures):
+        found["MLP width"] = model.dense_width
     if experts is not None:
         found["experts of a token"] = experts.per_token
-        found["width of an expert"] = experts.ffn
+        found["width of an expert"] = experts.width
     return found
 
 
-def _training(launch: Launch) -> dict[str, object]:
+def _training(run: Run) -> dict[str, object]:
     """Return the options of adapters and optimizer, where they say them."""
-    optimizer, adapters = launch.optimizer, launch.adapters
+    optimizer, adapters = run.runtime.optimizer, run.runtime.adapters
     found: dict[str, object] = {}
     if adapters is not None:
         found["lora"] = str(adapters.rank)
@@ -239,7 +241,7 @@ def _training(launch: Launch) -> dict[str, object]:
             found["lora-base"] = bases[adapters.base]
     if optimizer.kind == "adam8bit":
         found["optimizer"] = "adam8bit"
-    elif launch.trainer is None and optimizer.moments_bytes == 4:
+    elif not run.kernels.torch_layers and optimizer.moments_bytes == 4:
         found["optimizer"] = "adam-bf16"
     if optimizer.offload:
         found["offload-optimizer"] = f"{optimizer.offload:g}"
@@ -250,56 +252,48 @@ def _training(launch: Launch) -> dict[str, object]:
 # The choice.
 
 
-_ZERO = {"none": 0, "distributed": 1, "zero2": 2, "fsdp": 3}
 _RECIPES: Mapping[str, Precision] = {"blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
 """Of 8-bit products; what scales them per tensor is one precision."""
 
 
-def _context_kind(degrees: Degrees) -> ContextKind:
+def _context_kind(split: Split) -> ContextKind:
     """Return how context ranks exchange; rings of groups that exchange heads are a setting."""
-    if degrees.cp > 1 and degrees.keys_gathered:
-        return "all-gather"
-    exchanged = degrees.heads_exchanged and degrees.rings == 1
-    return "a2a" if degrees.cp > 1 and exchanged else "ring"
+    return split.cp_kind if split.cp > 1 and split.rings == 1 else "ring"
 
 
-def choice_of(launch: Launch) -> Choice:
-    """Return the choice that is nearest to a launch: the same degrees and batch."""
-    degrees, trainer, precision = launch.degrees, launch.trainer, launch.precision
-    experts = launch.model.experts
-    kind: Precision = "bf16"
+def _precision(precision: RunPrecision) -> Precision:
     if precision.fp8:
-        kind = _RECIPES.get(precision.fp8_recipe, "fp8")
-    elif precision.fp4:
-        kind = "nvfp4"
-    if trainer is None:
-        recompute = recompute_words(launch.recompute)
-        copies = 1 if launch.optimizer.sharding == "none" else launch.optimizer.instances
-    else:
-        recompute = NONE if trainer.checkpoint == "layers" else trainer.checkpoint
-        copies = trainer.replicas if trainer.zero else 1
+        return _RECIPES.get(precision.fp8_recipe, "fp8")
+    return "nvfp4" if precision.fp4 else "bf16"
+
+
+def choice_of(run: Run) -> Choice:
+    """Return the choice that is nearest to a run: the same degrees and batch."""
+    strategy, split, kernels = run.strategy, run.split, run.kernels
+    recomputed, experts = strategy.recomputed, run.runtime.experts
     return Choice(
-        tp=degrees.tp,
-        tp_overlap=launch.tensor_overlap and trainer is None,
-        cp=degrees.cp,
-        cp_kind=_context_kind(degrees),
-        ep=degrees.ep,
-        etp=degrees.etp,
-        pp=degrees.pp,
-        vpp=degrees.vpp,
-        schedule=degrees.pipeline,
-        micro_batch=launch.micro_batch,
-        zero=_ZERO[launch.optimizer.sharding] if trainer is None else trainer.zero,
-        dp_replicate=copies,
-        recompute=recompute,
+        tp=split.tp,
+        tp_overlap=run.runtime.overlap.tensor and not kernels.torch_layers,
+        cp=split.cp,
+        cp_kind=_context_kind(split),
+        ep=split.ep,
+        etp=split.etp,
+        pp=strategy.pp,
+        vpp=strategy.vpp,
+        schedule=strategy.schedule,
+        micro_batch=strategy.micro_batch,
+        zero=split.zero,
+        dp_replicate=split.replicas if split.zero else 1,
+        # every n-th layer is a setting
+        recompute=NONE if recomputed.kind == "every" else recompute_words(recomputed),
         # beside layers that are made again whole it is a setting
-        offload=NONE if launch.recompute.layers != "none" else offload_words(launch.offload),
-        precision=kind,
-        compiled=trainer is not None and trainer.compiled,
-        dispatcher="flex" if experts and experts.dispatcher == "flex" else "alltoall",
-        overlap_experts=degrees.overlap_experts,
-        global_batch=launch.global_batch,
-        chunks=degrees.chunks,
+        offload=NONE if recomputed.kind in ("full", "block") else offload_words(split),
+        precision=_precision(run.runtime.precision),
+        compiled=kernels.compiled,
+        dispatcher="flex" if run.model.experts and experts.dispatcher == "flex" else "alltoall",
+        overlap_experts=run.runtime.overlap.experts,
+        global_batch=strategy.global_batch,
+        chunks=strategy.stages,
     )
 
 
@@ -308,38 +302,39 @@ def choice_of(launch: Launch) -> Choice:
 
 
 class TakenOver(Record):
-    """A launch as another trainer can run it."""
+    """A run as another engine can train it."""
 
     choice: Choice
-    launch: Launch
+    run: Run
     losses: tuple[Loss, ...]
     """What is another thing there."""
 
 
-def taken_over(
-    question: Question, launch: Launch, usual: Launch, choice: Choice, engine: str
-) -> TakenOver:
-    """Return the launch of another trainer that is nearest: the same degrees, stages and batch.
+_OF_JOB = ("model.", "steps", "runtime.experts.")
+"""Settings that are no engine's own: sizes, the length of the run, how tokens are routed."""
 
-    usual : what the launch's own trainer makes of the choice, from which it may differ. Raises
-    UnsupportedError where the other trainer has no such degrees, or refuses them.
+
+def taken_over(question: Question, run: Run, usual: Run, choice: Choice, engine: str) -> TakenOver:
+    """Return the run of another engine that is nearest: the same degrees, stages and batch.
+
+    usual : what the run's own engine makes of the choice, from which it may differ. Raises
+    UnsupportedError where the other engine has no such degrees, or refuses them.
     """
     space = engine_space(engine)
     near, losses = choice, list[Loss]()
-    for changes, sentence in _adapted(question, launch.degrees, choice, space):
+    for changes, sentence in _adapted(question, run.strategy, choice, space):
         near = replace(near, **changes)
         what = f"{space.title} has no {sentence}"
         losses.append(Loss(field=next(iter(changes)), what=what))
     try:
-        made = launch_of(space, question.job, near)
+        made = run_of(space, question.job, near)
     except InputError as error:
         raise UnsupportedError(
             f"{space.title} refuses the launch: {error}",
             remedy=f"search again with --engine {engine}",
         ) from None
-    own = settings_of(without_effect(launch), without_effect(usual))
-    # sizes and the length of the run are the job's; how layers are computed is a trainer's
-    kept = {name: value for name, value in own.items() if name.startswith(("model.", "steps"))}
+    own = settings_of(without_effect(run), without_effect(usual))
+    kept = {name: value for name, value in own.items() if name.startswith(_OF_JOB)}
     losses += [
         Loss(
             field=name,
@@ -349,7 +344,7 @@ def taken_over(
         if name not in kept
     ]
     found = with_settings(made, kept, Path(question.spec.name))
-    return TakenOver(choice=near, launch=found, losses=tuple(losses))
+    return TakenOver(choice=near, run=found, losses=tuple(losses))
 
 
 def _shown(value: object) -> str:
@@ -358,7 +353,7 @@ def _shown(value: object) -> str:
 
 
 def _adapted(
-    question: Question, degrees: Degrees, choice: Choice, space: EngineSpace
+    question: Question, strategy: Strategy, choice: Choice, space: EngineSpace
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield changes of a choice that a trainer does not have, and what it does not have.
 
@@ -379,11 +374,11 @@ def _adapted(
     if choice.pp > 1 and choice.schedule not in space.schedules:
         schedule = schedule_of_chunks(choice.vpp)
         # the same layers in the same parts, which lie on other stages
-        parts = parts_in_order(degrees)
+        parts = parts_in_order(strategy)
         chunks = chunks_of_sizes(
-            [len(layers) for _, layers, _, _ in parts],
+            [len(chunk.layers) for chunk in parts],
             choice.pp,
-            mtp=[further for _, _, further, _ in parts],
+            mtp=[chunk.mtp for chunk in parts],
             schedule=schedule,
         )
         told = f"schedule {SCHEDULES[choice.schedule].title}: {SCHEDULES[schedule].title}"

@@ -21,7 +21,7 @@ from autopar.pipeline.orders import part_of
 from autopar.pipeline.placement import alike_counts, spread_count
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import Record
-from autopar.run.launch import Chunk, chunks_of_sizes, even_chunks
+from autopar.run.strategy import Chunk, chunks_of_sizes, even_chunks
 
 Layout = tuple[tuple[Chunk, ...], ...]
 """Chunks of every stage."""
@@ -78,7 +78,7 @@ def _even(
     for ends in _ENDS:
         with suppress(InputError):
             found = even_chunks(number, stages, chunks, mtp=mtp, ends=ends, schedule=schedule)
-            if min(len(chunk[1]) for stage in found for chunk in stage) > 0:
+            if min(len(chunk.layers) for stage in found for chunk in stage) > 0:
                 seen.append(found)
     return tuple(seen)
 
@@ -152,7 +152,7 @@ def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> 
     """
     number = max(kinds) + 1
     of_stages = [
-        tuple(tuple(kinds[layer] for layer in chunk[1]) for chunk in stage) for stage in layout
+        tuple(tuple(kinds[layer] for layer in chunk.layers) for chunk in stage) for stage in layout
     ]
     longest = max(len(chunk) for stage in of_stages for chunk in stage)
     places: dict[object, int] = {}
@@ -161,7 +161,8 @@ def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> 
     first: list[int] = []
     ends = [0, 0]
     for at, stage in enumerate(of_stages):
-        embeds, heads = (any(chunk[end] for chunk in layout[at]) for end in (0, 3))
+        embeds = any(chunk.embeds for chunk in layout[at])
+        heads = any(chunk.head for chunk in layout[at])
         key = (stage, embeds, heads, apart and at)
         if key not in places:
             places[key] = len(counts)

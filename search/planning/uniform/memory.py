@@ -29,11 +29,12 @@ from autopar.price.allocator import recycled_bytes
 from autopar.price.parameters import Weight, chunk_weights, layer_weights
 from autopar.price.peak import backward_bytes, deferred_head_bytes, dispatched_bytes, head_bytes
 from autopar.price.risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
-from autopar.price.sharded import recipe_of_launch
+from autopar.price.sharded import recipe_of_run
 from autopar.records import Record, replace
-from autopar.run.launch import Checkpointing, Chunk, Launch, Recompute
-from autopar.training.offload import Offload, OffloadModule
-from search.engines.choice import FULL, NONE, recompute_of
+from autopar.run.run import RankLayer, Run
+from autopar.run.strategy import Chunk, recomputing
+from autopar.training.offload import OffloadModule
+from search.engines.choice import FULL, NONE, recomputation_of
 from search.planning.uniform.layout import Arrangement
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
@@ -109,9 +110,9 @@ class Room:
         """Return whether what fits here fits there."""
         return self._left <= other._left and self._risk <= other._risk
 
-    def bytes_for(self, launch: Launch) -> float:
+    def bytes_for(self, run: Run) -> float:
         """Return the highest peak at which the odds of running out are as asked for."""
-        return self.bytes_of(kind_of(launch))
+        return self.bytes_of(kind_of(run))
 
     def bytes_of(self, kind: LaunchKind) -> float:
         """Return the same of a kind of launch."""
@@ -219,39 +220,39 @@ class Bounds:
 
     def __init__(
         self,
-        launch: Launch,
+        run: Run,
         words: Modules,
         hosted: Hosted,
         kinds: tuple[int, ...],
-        variant: Callable[[int], Launch],
+        variant: Callable[[int], Run],
         known: dict[object, object],
     ) -> None:
-        """Take a launch of one stage.
+        """Take a run of one stage.
 
         words, hosted : recomputations, and what can wait on the host; kinds : of every layer;
-        variant : returns the launch with another sharding; known : what launches that differ in how
-        their experts lie have in common.
+        variant : returns the run with another sharding; known : what runs that differ in how their
+        experts lie have in common.
         """
-        self._launch = launch
+        self._run = run
         self._words = words
         self._hosted = hosted
         self._known = known
         self.variant = variant
         self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
-        self._torch = launch.trainer is not None
+        self._layers = [run.rank_layers[layer] for _, layer in sorted(self._layer_of.items())]
+        """By kind."""
+        self._torch = run.kernels.torch_layers
         self._fixed: dict[object, float] = {}
         self._forwards: dict[object, float] = {}
         self._tables: dict[object, tuple[float, float]] = {}
         self.sizes = self._sizes()
 
-    def _experts(self, kind: int) -> bool:
-        return self._launch.model.expert_layers[self._layer_of[kind]]
-
     def _sizes(self) -> Sizes:
-        mixture = [self._experts(kind) for kind in range(len(self._layer_of))]
+        mixture = [_is_mixture(at) for at in self._layers]
         unlike = {experts: mixture.index(experts) for experts in mixture}
         layers = {
-            experts: self._layer(experts, self._layer_of[at]) for experts, at in unlike.items()
+            experts: self._layer(self._layers[kind], self._layer_of[kind])
+            for experts, kind in unlike.items()
         }
         every = [layers[experts] for experts in mixture]
         rows = np.array([one.saved for one in every]).T
@@ -266,53 +267,51 @@ class Bounds:
             again=min(one.again for one in every),
         )
 
-    def _layer(self, experts: bool, layer: int) -> _Layer:
+    def _layer(self, at: RankLayer, number: int) -> _Layer:
         """Return the sizes of a layer; of a dense one once for all ways to lay experts."""
-        if not experts and "dense" in self._known:
+        mixture = _is_mixture(at)
+        if not mixture and "dense" in self._known:
             return cast(_Layer, self._known["dense"])
-        dense, of_experts = _elements(layer_weights(self._launch, experts=experts))
+        dense, of_experts = _elements(layer_weights(at))
         found = _Layer(
-            saved=self._by_word(experts, layer),
-            static=0.0 if self._torch else self._static(layer),
+            saved=self._by_word(at),
+            static=0.0 if self._torch else self._static(number),
             dense=dense,
             experts=of_experts,
-            again=0.0 if self._torch else self._again(layer),
+            again=0.0 if self._torch else self._again(number),
         )
-        if not experts:
+        if not mixture:
             self._known["dense"] = found
         return found
 
-    def _by_word(self, experts: bool, layer: int) -> F64:
+    def _by_word(self, at: RankLayer) -> F64:
         """Return what a layer saves by recomputation, and with none and with all of it."""
-        plain, full = (self._saved(word, experts, layer) for word in (NONE, FULL))
-        alone = [self._less(plain, name, experts, layer) for name in self._words.names]
+        plain, full = (self._saved(word, at) for word in (NONE, FULL))
+        alone = [self._less(plain, name, at) for name in self._words.names]
         found = np.append(plain - self._words.sums(alone), (plain, full))
         found[self._words.full] = full
         return found
 
-    def _less(self, plain: float, name: str, experts: bool, layer: int) -> float:
+    def _less(self, plain: float, name: str, at: RankLayer) -> float:
         """Return what is not saved of a layer whose backward makes one module again."""
-        if name == "mlp" if experts else name in _MIXTURES_ALONE:
+        mixture = _is_mixture(at)
+        if name == "mlp" if mixture else name in _MIXTURES_ALONE:
             return 0.0
         if name not in _BEFORE_MLP + _BESIDE_EXPERTS:
-            return plain - self._saved(name, experts, layer)
-        key = name if name in _BEFORE_MLP else (name, experts)
+            return plain - self._saved(name, at)
+        key = name if name in _BEFORE_MLP else (name, mixture)
         if key not in self._known:
-            self._known[key] = plain - self._saved(name, experts, layer)
+            self._known[key] = plain - self._saved(name, at)
         return cast(float, self._known[key])
 
-    def _saved(self, word: str, experts: bool, layer: int) -> float:
+    def _saved(self, word: str, at: RankLayer) -> float:
         """Return what a layer saves, with the blocks of the allocator where those are known."""
-        launch = self._launch
-        if launch.trainer is not None:
-            own = replace(
-                launch, trainer=replace(launch.trainer, checkpoint=cast(Checkpointing, word))
-            )
-            return float(torch_layers.chunk_saved_bytes(own, (False, (layer,), 0, False)))
-        expandable = launch.software.expandable_segments
+        own = at.recomputing(recomputation_of(word))
+        if self._torch:
+            return float(torch_layers.layer_saved_bytes(own))
+        expandable = self._run.runtime.allocator.expandable
         if word == FULL:
-            return float(recycled_bytes(input_bytes(launch), expandable=expandable))
-        own = replace(launch, recompute=recompute_of(word))
+            return float(recycled_bytes(input_bytes(at), expandable=expandable))
         hole = copied_qkv_bytes(own)
         return float(
             sum(
@@ -321,20 +320,20 @@ class Bounds:
                     expandable=expandable,
                     hole_bytes=hole if name == "dropout mask" else 0,
                 )
-                for name, size in saved_parts(own, experts=experts)
+                for name, size in saved_parts(own)
             )
         )
 
-    def _static(self, layer: int) -> float:
-        chunk = [(False, (layer,), 0, False)]
-        found = kept.routing_bytes(self._launch, chunk)
-        if self._launch.model.attention.latent is not None:
-            found += kept.rotary_bytes(self._launch, chunk)
+    def _static(self, number: int) -> float:
+        chunk = [Chunk(False, (number,), 0, False)]
+        found = kept.routing_bytes(self._run, chunk)
+        if self._run.model.attention.latent is not None:
+            found += kept.rotary_bytes(self._run, chunk)
         return float(found)
 
-    def _again(self, layer: int) -> float:
-        own = replace(self._launch, recompute=Recompute(layers="uniform", number=1))
-        made, freed = backward_bytes(own, (False, (layer,), 0, False))
+    def _again(self, number: int) -> float:
+        own = replace(self._run, strategy=recomputing(self._run.strategy, "full"))
+        made, freed = backward_bytes(own, Chunk(False, (number,), 0, False))
         return float(made - freed)
 
     # ----------------------------------------------------------------------------------------------
@@ -343,43 +342,45 @@ class Bounds:
     @cached_property
     def gone(self) -> Gone:
         """What modules leave to the host, by recomputation and kind of layer."""
-        kinds = [self._experts(kind) for kind in range(len(self._layer_of))]
-        of = {experts: self._gone(experts) for experts in {*kinds}}
+        of = {_is_mixture(at): self._gone(at) for at in reversed(self._layers)}
         copied, blocks = (
-            np.stack([of[experts][at] for experts in kinds], axis=-1) for at in (0, 1)
+            np.stack([of[_is_mixture(at)][place] for at in self._layers], axis=-1)
+            for place in (0, 1)
         )
         return Gone(copied, blocks)
 
-    def _gone(self, experts: bool) -> tuple[F64, F64]:
+    def _gone(self, at: RankLayer) -> tuple[F64, F64]:
         """Return the bytes of tensors and of their blocks, [recomputation, module]."""
-        key = ("gone", experts)
-        if not experts and key in self._known:
+        mixture = _is_mixture(at)
+        key = ("gone", mixture)
+        if not mixture and key in self._known:
             return cast(tuple[F64, F64], self._known[key])
-        plain = self._leaves(NONE, experts)
+        plain = self._leaves(NONE, at)
         less = [
             np.zeros_like(plain)
-            if name in _NOT_HOSTED or (name == "moe" and not experts)
-            else plain - self._leaves(name, experts)
+            if name in _NOT_HOSTED or (name == "moe" and not mixture)
+            else plain - self._leaves(name, at)
             for name in self._words.names
         ]
-        found = np.stack([plain[at] - self._words.sums([one[at] for one in less]) for at in (0, 1)])
+        found = np.stack(
+            [plain[row] - self._words.sums([one[row] for one in less]) for row in (0, 1)]
+        )
         # of layers that are made again whole nothing but the input is there
         found[:, self._words.full] = 0.0
-        if not experts:
+        if not mixture:
             self._known[key] = (found[0], found[1])
         return found[0], found[1]
 
-    def _leaves(self, word: str, experts: bool) -> F64:
+    def _leaves(self, word: str, at: RankLayer) -> F64:
         """Return [tensors or blocks, module] of a layer that makes so much again."""
         names = self._hosted.names
-        launch = replace(
-            self._launch, recompute=recompute_of(word), offload=Offload(modules=frozenset(names))
-        )
-        expandable = launch.software.expandable_segments
+        split = replace(at.split, recompute=recomputation_of(word), offload=frozenset(names))
+        own = RankLayer(run=at.run, layer=at.layer, split=split)
+        expandable = self._run.runtime.allocator.expandable
         found = np.zeros((2, len(names)))
-        for _, module, size in offloaded_parts(launch, experts=experts):
-            at = names.index(module)
-            found[:, at] += size, recycled_bytes(size, expandable=expandable)
+        for _, module, size in offloaded_parts(own):
+            place = names.index(module)
+            found[:, place] += size, recycled_bytes(size, expandable=expandable)
         return found
 
     @cached_property
@@ -401,7 +402,7 @@ class Bounds:
         return np.array([self._made(layer) for _, layer in sorted(self._layer_of.items())])
 
     def _made(self, layer: int) -> float:
-        made, freed = backward_bytes(self._launch, (False, (layer,), 0, False))
+        made, freed = backward_bytes(self._run, Chunk(False, (layer,), 0, False))
         return float(made - freed)
 
     # ----------------------------------------------------------------------------------------------
@@ -417,7 +418,7 @@ class Bounds:
         """Return the bytes of an element that every rank has, and those that ranks share."""
         key = ("states", zero, staged)
         if key not in self._known:
-            self._known[key] = states_of_launch(self.variant(zero), staged=staged)
+            self._known[key] = states_of_run(self.variant(zero), staged=staged)
         return cast(tuple[float, float], self._known[key])
 
     def of_stage(
@@ -447,7 +448,7 @@ class Bounds:
         weights = live.chunks @ counts
         by_word = fixed + sizes.saved @ weights
         forward = self._forward_bytes(final, has_head)
-        backward = not self._torch and not (last and self._launch.model.mtp)
+        backward = not self._torch and not (last and self._run.model.mtp)
         if backward:
             by_word[self._words.full] += max(0.0, sizes.again - forward)
         again = live.chunks @ arrangement.chunks_again[place]
@@ -482,27 +483,27 @@ class Bounds:
         found = self._tables.get(key)
         if found is None:
             # such modules are weights of Megatron-LM's launches alone
-            mtp = self._launch.model.mtp if last and not self._torch else 0
-            found = _elements(chunk_weights(self._launch, (first, (), mtp, last)))
+            mtp = self._run.model.mtp if last and not self._torch else 0
+            found = _elements(chunk_weights(self._run, Chunk(first, (), mtp, last)))
             self._tables[key] = found
         return found
 
     def _kept(self, present: F64, first: bool, last: bool) -> float:
-        launch = self._launch
+        run = self._run
         if self._torch:
             return 0.0
         layers = tuple(self._layer_of[kind] for kind in np.flatnonzero(present).tolist())
-        chunk: Chunk = (first, layers, launch.model.mtp if last else 0, last)
+        chunk = Chunk(first, layers, run.model.mtp if last else 0, last)
         found = (
-            kept.cublas_bytes(launch.software)
-            + kept.engine_workspace_bytes(launch)
-            + kept.gather_bytes(launch, [chunk])
-            + kept.overlap_bytes(launch)
-            + kept.accumulation_bytes(launch, [chunk_weights(launch, chunk)])
-            + kept.mask_bytes(launch, [chunk])
+            kept.cublas_bytes(run)
+            + kept.engine_workspace_bytes(run)
+            + kept.gather_bytes(run, [chunk])
+            + kept.overlap_bytes(run)
+            + kept.accumulation_bytes(run, [chunk_weights(run, chunk)])
+            + kept.mask_bytes(run, [chunk])
         )
-        if launch.model.attention.latent is None:
-            found += kept.rotary_bytes(launch, [chunk])
+        if run.model.attention.latent is None:
+            found += kept.rotary_bytes(run, [chunk])
         return float(found)
 
     def _forward_bytes(self, kind: int, has_head: bool) -> float:
@@ -510,19 +511,19 @@ class Bounds:
         key = (kind, has_head)
         found = self._forwards.get(key)
         if found is None:
-            launch = self._launch
-            chunk: Chunk = (False, (self._layer_of[kind],), 0, False)
+            run = self._run
+            chunk = Chunk(False, (self._layer_of[kind],), 0, False)
             if self._torch:
                 # the loss comes when all has been saved
                 found = (
-                    float(torch_layers.loss_bytes(launch) + torch_layers.final_bytes(launch))
+                    float(torch_layers.loss_bytes(run) + torch_layers.final_bytes(run))
                     if has_head
                     else 0.0
                 )
             elif has_head:
-                found = float(head_bytes(launch, launch.model.mtp) + deferred_head_bytes(launch))
+                found = float(head_bytes(run, run.model.mtp) + deferred_head_bytes(run))
             else:
-                found = float(dispatched_bytes(launch, chunk))
+                found = float(dispatched_bytes(run, chunk))
             self._forwards[key] = found
         return found
 
@@ -536,18 +537,22 @@ def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
     )
 
 
-def states_of_launch(launch: Launch, *, staged: bool) -> tuple[float, float]:
+def _is_mixture(at: RankLayer) -> bool:
+    return at.layer.experts is not None
+
+
+def states_of_run(run: Run, *, staged: bool) -> tuple[float, float]:
     """Return bytes of a trained element that every rank has, and those that ranks share.
 
-    At the end of a forward, of a launch of one stage; staged : of the same with a pipeline.
+    At the end of a forward, of a run of one stage; staged : of the same with a pipeline.
     """
-    if launch.trainer is None:
-        return _megatron_states(launch)
-    return _torch_states(launch, staged=staged)
+    if run.kernels.torch_layers:
+        return _torch_states(run, staged=staged)
+    return _megatron_states(run)
 
 
-def _megatron_states(launch: Launch) -> tuple[float, float]:
-    precision, optimizer = launch.precision, launch.optimizer
+def _megatron_states(run: Run) -> tuple[float, float]:
+    precision, optimizer, zero = run.runtime.precision, run.runtime.optimizer, run.split.zero
     element = float(precision.element_bytes)
     on_device = 1.0 - optimizer.offload
     master = optimizer.master_bytes * (on_device if optimizer.offload_master else 1.0)
@@ -556,26 +561,26 @@ def _megatron_states(launch: Launch) -> tuple[float, float]:
     # 8-bit weights themselves are half a byte at least
     stored = 0.5 if precision.fp8_weights or precision.fp4_weights else element
     whole = stored + precision.gradient_bytes
-    if optimizer.sharding == "none":
+    if zero == 0:
         return whole + shared, 0.0
-    if optimizer.sharding == "fsdp":
+    if zero == 3:
         return 0.0, whole + shared
     return whole, shared
 
 
-def _torch_states(launch: Launch, *, staged: bool) -> tuple[float, float]:
-    trainer = launch.trainer
-    assert trainer is not None, "layers of torch have a trainer"
+def _torch_states(run: Run, *, staged: bool) -> tuple[float, float]:
+    runtime, zero = run.runtime, run.split.zero
     if staged:
         # `torch.distributed.pipelining` reduces behind the last micro-batch
-        launch = replace(launch, trainer=replace(trainer, each_micro_batch=False))
-    recipe = recipe_of_launch(launch)
+        states = replace(runtime.states, each_micro_batch=False)
+        run = replace(run, runtime=replace(runtime, states=states))
+    recipe = recipe_of_run(run)
     # earlier micro-batches have left their gradients, and a pipeline has several
     there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or staged]
     whole = sum(entry.each_bytes for entry in there if not entry.sharded)
     shared = sum(entry.each_bytes for entry in there if entry.sharded)
-    if trainer.keeper == "torchtitan" and staged:
+    if runtime.states.keeper == "torchtitan" and staged:
         # what is summed waits whole, and weights that are not given back are gathered
         whole += sum(one.each_bytes for one in recipe.passing if one.what == "whole gradients")
-        whole += launch.precision.element_bytes if trainer.zero in (1, 2) else 0
+        whole += run.element_bytes if zero in (1, 2) else 0
     return whole, shared

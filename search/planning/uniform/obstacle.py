@@ -21,7 +21,6 @@ from autopar.pipeline.schedules import (
     schedule_problem,
 )
 from autopar.records import Record, replace
-from autopar.run.launch import chunks_of_sizes
 from autopar.run.rules import (
     BATCH,
     GRID,
@@ -36,6 +35,7 @@ from autopar.run.rules import (
     broken,
     nearest,
 )
+from autopar.run.strategy import chunks_of_sizes
 from autopar.units import divisors
 from search.engines.choice import NONE, Choice, Fixed, Precision
 from search.engines.space import EngineSpace, Job, job_values, with_words

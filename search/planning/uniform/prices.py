@@ -18,6 +18,7 @@ from autopar.arrays import F64, I64
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.price.account import Account, account_of
+from autopar.price.job import job_of_run
 from autopar.price.step import (
     KnownLayers,
     again_seconds,
@@ -43,12 +44,12 @@ from autopar.rates.parts.updates import host_of, optimizer_time_s
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace
 from autopar.run.job import Block, Job as StepJob, Mlp, Recomputation, parameters
-from autopar.run.launch import Launch, Recompute, chunks_of_sizes
+from autopar.run.run import Run
+from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
 from search.check.assessment import Assessment, Target, Timing, assess
-from search.check.job import job_of_launch
-from search.engines.choice import FULL, NONE, Choice, Fixed, Precision, kept, recompute_of
-from search.engines.space import EngineSpace, Job, launch_of
+from search.engines.choice import NONE, Choice, Fixed, Precision, kept, recomputation_of
+from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.units import (
     Half,
     Kinds,
@@ -100,7 +101,7 @@ class Prices:
         self._halves: dict[object, Half] = {}
         self._ends: dict[object, tuple[float, float]] = {}
         self._empty: dict[object, F64] = {}
-        self._kinds: dict[object, Launch] = {}
+        self._kinds: dict[object, Run] = {}
         self._trains: dict[object, bool] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, list[StageBytes]] = {}
@@ -132,11 +133,11 @@ class Prices:
                 compiled=self.engine.compiled,
                 chunks=self._one_stage(),
             )
-            launch = self.engine.launch(replace(self.job, world=choice.tp), one)
-            found = self._bases[key] = self._step_job(launch)
+            run = self.engine.launch(replace(self.job, world=choice.tp), one)
+            found = self._bases[key] = self._step_job(run)
         return found
 
-    def _one_stage(self) -> tuple[tuple[tuple[bool, tuple[int, ...], int, bool], ...], ...]:
+    def _one_stage(self) -> tuple[tuple[Chunk, ...], ...]:
         return chunks_of_sizes([self.job.model.num_layers], 1, mtp=self.job.model.mtp)
 
     def plain(self, choice: Choice) -> Choice:
@@ -297,12 +298,12 @@ class Prices:
         if found is None:
             world = plain.tp * plain.cp * (plain.global_batch // plain.micro_batch)
 
-            def launch(zero: int) -> Launch:
+            def variant(zero: int) -> Run:
                 return self.engine.launch(replace(self.job, world=world), replace(own, zero=zero))
 
             known = self._layers.setdefault(attention_of(own), {})
             modules, hosted = self.modules, self.hosted
-            found = Bounds(launch(self._zero), modules, hosted, kinds, launch, known)
+            found = Bounds(variant(self._zero), modules, hosted, kinds, variant, known)
             self._bounds[key] = found
         return found
 
@@ -551,8 +552,7 @@ class Prices:
             own = dense / data + experts / of_experts if choice.zero else resident
             if choice.zero == 3:
                 resident = own
-            launch = unit.bounds.variant(choice.zero)
-            job = self._step_job(launch)
+            job = self._step_job(unit.bounds.variant(choice.zero))
             found = optimizer_time_s(self.target.machine, job, own, resident)
             self._updates[key] = found
         return found
@@ -563,13 +563,13 @@ class Prices:
     def room_bytes(self, unit: Unit, choice: Choice, room: Room, *, again: bool) -> float:
         """Return the highest peak that leaves enough free; again : some of it is recomputed."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
-        launch = self._kinds.get(key)
-        if launch is None:
-            launch = unit.bounds.variant(choice.zero)
-            if again and launch.trainer is None:
-                launch = replace(launch, recompute=Recompute(layers="uniform", number=1))
-            self._kinds[key] = launch
-        return room.bytes_for(launch) * _MORE
+        run = self._kinds.get(key)
+        if run is None:
+            run = unit.bounds.variant(choice.zero)
+            if again and not run.kernels.torch_layers:
+                run = replace(run, strategy=recomputing(run.strategy, "full"))
+            self._kinds[key] = run
+        return room.bytes_for(run) * _MORE
 
     def least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
         """Return bytes that the fullest stage has at least, by recomputation and by `block N`."""
@@ -652,50 +652,47 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Prices
 
-    def launch(self, choice: Choice) -> Launch:
-        """Return the launch of a choice; raises InputError with what its engine refuses."""
-        return launch_of(self.engine, self.job, choice)
+    def run(self, choice: Choice) -> Run:
+        """Return the run of a choice; raises InputError with what its engine refuses."""
+        return run_of(self.engine, self.job, choice)
 
     def timed(self, choice: Choice) -> Timing | None:
         """Return the step time of a choice; None where it is refused, or has none."""
         if choice not in self._timings:
             try:
-                job = self._step_job(self.launch(choice))
+                job = self._step_job(self.run(choice))
                 step = step_time(self.target.machine, job, self.known)
                 self._timings[choice] = Timing(job, step, None)
             except InputError:
                 self._timings[choice] = None
         return self._timings[choice]
 
-    def account(self, choice: Choice, stage: int, launch: Launch) -> Account:
+    def account(self, choice: Choice, stage: int, run: Run) -> Account:
         """Return the counted memory of a stage."""
         key = (choice, stage)
         found = self._accounts.get(key)
         if found is None:
-            found = self._accounts[key] = account_of(launch, stage)
+            found = self._accounts[key] = account_of(run, stage)
         return found
 
     def assessed(
-        self, choice: Choice, launch: Launch, target: Target, stages: Sequence[int]
+        self, choice: Choice, run: Run, target: Target, stages: Sequence[int]
     ) -> Assessment:
         """Return the price of a choice with the memory of some stages."""
         return assess(
-            launch,
+            run,
             target,
             stages,
             timing=self.timed(choice),
             count=lambda one, stage: self.account(choice, stage, one),
         )
 
-    def _step_job(self, launch: Launch) -> StepJob:
-        job = job_of_launch(launch)
+    def _step_job(self, run: Run) -> StepJob:
+        job = job_of_run(run)
         return job if self.job.skew is None else replace(job, skew=self.job.skew)
 
 
 def _step_words(recompute: str) -> Recomputation:
     """Return what a choice's words make the backward compute again, as step times know it."""
-    if recompute == FULL:
-        return "full"
-    if recompute == "op":
-        return frozenset({"per_op"})
-    return recompute_of(recompute).modules
+    found = recomputation_of(recompute)
+    return frozenset({"per_op"}) if found == "op" else found

@@ -14,7 +14,7 @@ import numpy as np
 
 from autopar.errors import InputError
 from autopar.records import replace
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from search.engines.choice import Choice
 from search.planning.uniform.bounds.units import Unit, arrangement_of
 from search.planning.uniform.openings import Openings, Options
@@ -25,7 +25,7 @@ class Smallest(NamedTuple):
     """A launch, and the bytes of its fullest stage."""
 
     choice: Choice
-    launch: Launch
+    run: Run
     stages: tuple[int, ...]
     """That were counted: of those that are alike the fullest."""
     least_bytes: float
@@ -108,7 +108,7 @@ class _Search:
         assert entry.unit is not None, "a launch has a unit"
         return Smallest(
             choice=entry.choice,
-            launch=self.prices.launch(entry.choice),
+            run=self.prices.run(entry.choice),
             stages=arrangement_of(entry.unit, entry.choice).at,
             least_bytes=least_bytes,
         )
@@ -170,9 +170,9 @@ class _Search:
         choice = replace(entry.choice, recompute=recompute, offload=offload)
         if self.prices.timed(choice) is None:
             return
-        launch = self.prices.launch(choice)
+        run = self.prices.run(choice)
         peaks = [
-            self.prices.account(choice, stage, launch).peak_bytes
+            self.prices.account(choice, stage, run).peak_bytes
             for stage in arrangement_of(entry.unit, choice).at
         ]
         self.push(float(max(peaks)), 0, choice, unit=entry.unit)

@@ -20,7 +20,7 @@ import numpy as np
 from autopar.errors import InputError
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from search.check.assessment import Assessment, Target
 from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
@@ -36,7 +36,7 @@ class Solution(Record):
     """A launch, and its price."""
 
     choice: Choice
-    launch: Launch
+    run: Run
     assessment: Assessment
 
     @property
@@ -527,19 +527,19 @@ class _Search:
     def take(self, entry: _Entry) -> None:
         """Take a launch whose step is priced, where it fits."""
         choice = entry.choice
-        launch = self.prices.launch(choice)
+        run = self.prices.run(choice)
         self.counted += 1
         assert entry.unit is not None, "a launch has a unit"
         # of stages that are alike the first has the most micro-batches live, so it is the fullest
         stages = arrangement_of(entry.unit, choice).at
         for stage in stages:
-            peak = self.prices.account(choice, stage, launch).peak_bytes
-            if self.target.odds(launch, peak) > self.target.oom_risk:
+            peak = self.prices.account(choice, stage, run).peak_bytes
+            if self.target.odds(run, peak) > self.target.oom_risk:
                 if self.openings.may_host(choice.recompute):
                     # less on the host is no slower, so that only now more is worth a look
                     self.open_sets(choice, entry.unit)
                 return
-        solution = self.solution(choice, launch, stages)
+        solution = self.solution(choice, run, stages)
         host = solution.assessment.host_bytes
         if not self.target.host_fits(host):
             # sets of modules that were not looked at hold this one, so that they take more
@@ -550,10 +550,10 @@ class _Search:
             self.least_s = entry.seconds
         self.found[_family(choice)] = solution
 
-    def solution(self, choice: Choice, launch: Launch, stages: Sequence[int]) -> Solution:
+    def solution(self, choice: Choice, run: Run, stages: Sequence[int]) -> Solution:
         """Return a choice with its price."""
-        assessment = self.prices.assessed(choice, launch, self.target, stages)
-        return Solution(choice=choice, launch=launch, assessment=assessment)
+        assessment = self.prices.assessed(choice, run, self.target, stages)
+        return Solution(choice=choice, run=run, assessment=assessment)
 
     def nearest(self, deadline: float | None) -> tuple[Solution | None, Shortage | None]:
         """Return the launch that needs the least memory, and what it lacks."""
@@ -572,11 +572,11 @@ class _Search:
         found = smallest_launch(self.space, self.degrees, self.openings, until)
         if found is None:
             return None, None
-        solution = self.solution(found.choice, found.launch, found.stages)
+        solution = self.solution(found.choice, found.run, found.stages)
         fullest = solution.assessment.fullest
         return solution, Shortage(
             stage=fullest.stage,
-            missing_bytes=fullest.peak_bytes - self.room.bytes_for(found.launch),
+            missing_bytes=fullest.peak_bytes - self.room.bytes_for(found.run),
             least_bytes=found.least_bytes,
         )
 

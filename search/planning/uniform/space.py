@@ -17,11 +17,12 @@ from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
 from autopar.run.job import Block, Experts, Job as StepJob, parameters
 from autopar.run.rules import EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
+from autopar.run.strategy import ContextKind
 from autopar.units import divisors
-from search.engines.choice import Choice, ContextKind, Fixed, kept
+from search.engines.choice import Choice, Fixed, kept
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.coarse import Laid, Ways, Whole
-from search.planning.uniform.memory import states_of_launch
+from search.planning.uniform.memory import states_of_run
 from search.planning.uniform.prices import Prices
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -373,11 +374,11 @@ class Space:
         found = self._seconds.get(key)
         if found is None:
             choice = Choice(tp=1, precision=way.precision, zero=zero)
-            launch = self.prices.engine.launch(
+            run = self.prices.engine.launch(
                 replace(self.prices.job, world=1), self.prices.plain(choice)
             )
             # of frozen weights there is no more than they are, which is left out
-            frozen = launch.adapters is not None
-            states = (0.0, 0.0) if frozen else states_of_launch(launch, staged=staged)
+            frozen = run.runtime.adapters is not None
+            states = (0.0, 0.0) if frozen else states_of_run(run, staged=staged)
             found = self._seconds[key] = np.array(states)
         return float(found[0]), float(found[1])

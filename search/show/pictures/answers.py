@@ -97,7 +97,7 @@ def checked_page(
     return _page(
         price,
         timeline,
-        launch_memory(found.launch, found.accounts, timeline, odds),
+        launch_memory(found.run, found.accounts, timeline, odds),
         _stages(found),
         title=title,
         line=line,
@@ -166,15 +166,13 @@ def _state(best: EngineAnswer) -> str:
 
 def _counted(assessment: Assessment, target: Target) -> Assessment:
     """Return an assessment with the memory of every stage; a search counts the fullest ones."""
-    launch = assessment.launch
-    if len(assessment.accounts) == launch.degrees.pp:
+    run = assessment.run
+    if len(assessment.accounts) == run.strategy.pp:
         return assessment
     known = {account.stage: account for account in assessment.accounts}
-    accounts = tuple(
-        known.get(stage) or account_of(launch, stage) for stage in range(launch.degrees.pp)
-    )
+    accounts = tuple(known.get(stage) or account_of(run, stage) for stage in range(run.strategy.pp))
     peaks = [account.peak_bytes for account in accounts]
-    odds = odds_of_any(launch, peaks, target.capacity_bytes)
+    odds = odds_of_any(run, peaks, target.capacity_bytes)
     return replace(assessment, accounts=accounts, odds_of_oom=odds)
 
 
@@ -292,18 +290,18 @@ def _intervals(price: Price) -> Iterator[str]:
 
 
 def _stages(assessment: Assessment) -> str:
-    degrees = assessment.launch.degrees
+    stages = assessment.run.strategy.stages
     step = assessment.step
     assert step is not None, "a timeline is of a step"
     rows = []
-    for at, stage in enumerate(degrees.chunks):
+    for at, stage in enumerate(stages):
         parts = []
         for embeds, layers, mtp, head in stage:
             span = "no layer" if not layers else f"{layers[0]}-{layers[-1]}"
             span = span if len(layers) != 1 else f"{layers[0]}"
             ends = [*(["embedding"] if embeds else []), span, *(["MTP"] if mtp else [])]
             parts.append(" + ".join([*ends, *(["head"] if head else [])]))
-        number = sum(len(chunk[1]) for chunk in stage)
+        number = sum(len(chunk.layers) for chunk in stage)
         longest = step.stage_s[at] / max(step.stage_s)
         rows.append((str(at), str(number), f"{longest * 100:.1f} %", "; ".join(parts)))
     return table(("stage", "layers", "time of the longest", "chunks"), rows, words=(0, 3))

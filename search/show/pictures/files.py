@@ -114,7 +114,7 @@ def _launch_trace(assessment: Assessment, target: Target, title: str) -> str:
     from search.show.pictures.timeline import launch_timeline
     from search.show.pictures.trace import names_of, trace_text
 
-    names = names_of(assessment.launch, target.machine.card.name)
+    names = names_of(assessment.run, target.machine.card.name)
     return trace_text(launch_timeline(assessment, target), names, title)
 
 

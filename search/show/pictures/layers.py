@@ -13,7 +13,7 @@ from autopar.price.step import KnownLayers, StageTime, ends_seconds, own_times
 from autopar.rates.layer import LayerTimes
 from autopar.rates.parts.operations import Part
 from autopar.run.job import Block, Job
-from autopar.run.launch import Chunk
+from autopar.run.strategy import Chunk
 
 
 class Piece(NamedTuple):
@@ -66,7 +66,7 @@ def layer_pieces(
     again = _again(queue, stage.terms_s["recompute"])
     found: dict[tuple[str, int], tuple[Piece, ...]] = {}
     # layers of modules of further tokens stand, and are counted, behind all others
-    first, further = 0, sum(len(chunk[1]) for chunk in chunks)
+    first, further = 0, sum(len(chunk.layers) for chunk in chunks)
     number = sum(block.number for block in job.blocks)
     for at, (embeds, own_layers, mtp, has_head) in enumerate(chunks):
         layers = (*own_layers, *range(number, number + mtp))

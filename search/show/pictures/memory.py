@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from autopar.price.account import Account, Term, moment_terms
 from autopar.price.schedule import Event, Moment
 from autopar.records import Record
-from autopar.run.launch import Launch
 from autopar.run.plan import Prediction
+from autopar.run.run import Run
 from search.show.pictures.timeline import Timeline, Track
 
 _JOINED = {
@@ -50,17 +50,17 @@ class StageMemory(Record):
 
 
 def launch_memory(
-    launch: Launch, accounts: Sequence[Account], timeline: Timeline, odds: Sequence[float]
+    run: Run, accounts: Sequence[Account], timeline: Timeline, odds: Sequence[float]
 ) -> tuple[StageMemory, ...]:
     """Return the memory of the stages of a launch whose accounts are given, all of them."""
     found = []
     for account, track, odds_of_oom in zip(accounts, timeline.tracks, odds, strict=True):
-        terms_at = moment_terms(launch, account)
-        heads = [chunk[3] for chunk in launch.degrees.chunks[account.stage]]
+        terms_at = moment_terms(run, account)
+        heads = [chunk.head for chunk in run.strategy.stages[account.stage]]
         rows: dict[object, int] = {}
         moments: list[dict[str, float]] = [_joined(account.states)]
         at = []
-        for moment in _moments(track, heads, splits=launch.trainer is None):
+        for moment in _moments(track, heads, splits=not run.kernels.torch_layers):
             key = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)
             if key not in rows:
                 rows[key] = len(moments)

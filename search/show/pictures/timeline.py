@@ -16,13 +16,13 @@ from autopar.errors import InputError
 from autopar.pipeline.orders import Kind
 from autopar.pipeline.replay import Timed, replay
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.price.job import job_of_run
 from autopar.price.schedule import micro_batch_group
 from autopar.price.step import KnownLayers, StageTime, StepTime, held_blocks
 from autopar.records import Record
-from autopar.run.launch import Launch
 from autopar.run.plan import Plan, Prediction
+from autopar.run.run import Run
 from search.check.assessment import Assessment, Target
-from search.check.job import job_of_launch
 from search.show.pictures.layers import Piece, layer_pieces
 from search.show.pictures.terms import Stream, stream_of, words_of
 
@@ -151,19 +151,19 @@ _FRONT = ("transfer", "sharding")
 
 def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
     """Return the step of a launch that has a step time; raises InputError for one without."""
-    step, launch = assessment.step, assessment.launch
+    step, run = assessment.step, assessment.run
     if step is None:
         raise InputError(f"the launch has no step time: {assessment.untimed}")
-    degrees = launch.degrees
+    strategy = run.strategy
     seconds = [_phases(stage) for stage in step.stages]
     early = step.early_reduction_s
-    moved, notes = _replayed(launch, step, seconds)
-    apart = _OnceApart(launch, step)
-    job = job_of_launch(launch)
+    moved, notes = _replayed(run, step, seconds)
+    apart = _OnceApart(run, step)
+    job = job_of_run(run)
     blocks, known = held_blocks(job), KnownLayers(target.machine)
-    ranks = degrees.tp * degrees.cp * degrees.dp
+    ranks = run.split.tp * run.split.cp * strategy.dp
     # in the steady state where there is one
-    detailed = min(launch.micro_batches - 1, degrees.pp)
+    detailed = min(strategy.micro_batches - 1, strategy.pp)
     tracks = []
     for at, stage in enumerate(step.stages):
         work = tuple(
@@ -171,7 +171,7 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
             for event in moved[at]
         )
         pieces = {kind: _shares(seconds[at], kind, early) for kind in "FBIW"}
-        layers = tuple(tuple(chunk[1]) for chunk in degrees.chunks[at])
+        layers = tuple(chunk.layers for chunk in strategy.stages[at])
         tracks.append(
             Track(
                 stage=at,
@@ -181,7 +181,7 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
                 work=work,
                 pieces=pieces,
                 detail=layer_pieces(
-                    job, blocks[at], stage, pieces, known, degrees.chunks[at], step.transfer_bytes
+                    job, blocks[at], stage, pieces, known, strategy.stages[at], step.transfer_bytes
                 ),
                 once=apart.spans(at, stage),
             )
@@ -189,9 +189,9 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
     return Timeline(
         step_s=step.total_s,
         tracks=tuple(tracks),
-        schedule=SCHEDULES[degrees.pipeline].title,
-        micro_batches=launch.micro_batches,
-        chunks=degrees.vpp,
+        schedule=SCHEDULES[strategy.schedule].title,
+        micro_batches=strategy.micro_batches,
+        chunks=strategy.vpp,
         detailed=detailed,
         notes=(*notes, *apart.notes),
     )
@@ -217,27 +217,27 @@ def _phases(stage: StageTime) -> _Phases:
 
 
 def _replayed(
-    launch: Launch, step: StepTime, seconds: Sequence[_Phases]
+    run: Run, step: StepTime, seconds: Sequence[_Phases]
 ) -> tuple[list[list[Timed]], list[str]]:
     """Return what every stage does from the start of the pipeline, ended when the model says so."""
-    degrees, early = launch.degrees, step.early_reduction_s
+    strategy, early = run.strategy, step.early_reduction_s
     found = replay(
-        degrees.pipeline,
+        strategy.schedule,
         [sum(each.forward.values()) for each in seconds],
         [sum(each.inputs.values()) + early for each in seconds],
         [sum(each.weights.values()) for each in seconds],
-        micro_batches=launch.micro_batches,
-        chunks=degrees.vpp,
-        group=micro_batch_group(launch),
-        ahead=int(degrees.overlap_experts),
+        micro_batches=strategy.micro_batches,
+        chunks=strategy.vpp,
+        group=micro_batch_group(run),
+        ahead=int(run.runtime.overlap.experts),
         timeline=True,
     )
-    ends_s = step.pipeline_s + launch.micro_batches * early
+    ends_s = step.pipeline_s + strategy.micro_batches * early
     stages: list[list[Timed]] = [[] for _ in seconds]
     for event in found.timeline:
         stages[event.rank].append(event)
     notes = []
-    if degrees.vpp > 1:
+    if strategy.vpp > 1:
         notes.append("the seconds of a stage are spread evenly over its chunks")
     if early:
         notes.append(
@@ -316,10 +316,10 @@ def _shares(phases: _Phases, kind: str, early_s: float) -> tuple[Piece, ...]:
 class _OnceApart:
     """What comes once a step of a launch: where the pipeline begins, and spans around it."""
 
-    def __init__(self, launch: Launch, step: StepTime) -> None:
+    def __init__(self, run: Run, step: StepTime) -> None:
         """Split what is visible of the gradients' traffic between the sum and the gather."""
         self._step = step
-        terms, number = step.terms_s, launch.micro_batches
+        terms, number = step.terms_s, run.strategy.micro_batches
         visible = terms["gradients"] - step.tied_s - number * step.early_reduction_s
         worst = max(step.stages, key=lambda stage: stage.reduction_s + stage.gather_s)
         both = worst.reduction_s + worst.gather_s
@@ -328,15 +328,15 @@ class _OnceApart:
             # the sum behind the last micro-batch is drawn with it, as the others are
             gathers = 1.0
         # overlapped gathers run beside the first forwards of the next step, which is as this one
-        self._first = launch.optimizer.overlap_gradients
+        self._first = run.runtime.overlap.gradients
         self._gather_s = max(visible, 0.0) * gathers
         self._reduce_s = max(visible, 0.0) * (1 - gathers)
         self._worst = worst
         self.begins_s = step.weight_cast_s + (self._gather_s if self._first else 0.0)
         self._ends_s = self.begins_s + step.pipeline_s + number * step.early_reduction_s
-        self.notes = list(self._notes(launch))
+        self.notes = list(self._notes(run))
 
-    def _notes(self, launch: Launch) -> Iterator[str]:
+    def _notes(self, run: Run) -> Iterator[str]:
         yield (
             "terms of a micro-batch are shares of its time, drawn one behind the other; of one "
             "micro-batch they are drawn layer by layer"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from autopar.records import Record
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from search.show.pictures.terms import Stream
 from search.show.pictures.timeline import Span, Timeline, Track, Work
 
@@ -56,14 +56,14 @@ class TraceNames(Record):
     """Of the pipeline."""
 
 
-def names_of(launch: Launch, device: str) -> TraceNames:
+def names_of(run: Run, device: str) -> TraceNames:
     """Return the words of a launch's trainer."""
     return TraceNames(
-        dialect="megatron" if launch.trainer is None else "torch",
+        dialect="torch" if run.kernels.torch_layers else "megatron",
         device=device,
-        gradient="f32" if launch.precision.gradient_bytes == 4 else "bf16",
-        scattered=launch.degrees.scattered,
-        stages=launch.degrees.pp,
+        gradient="f32" if run.runtime.precision.gradient_bytes == 4 else "bf16",
+        scattered=run.split.scattered,
+        stages=run.strategy.pp,
     )
 
 

@@ -1,0 +1,202 @@
+"""A run as the question that a step time answers: blocks, degrees and switches of a `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Literal
+
+from autopar.errors import InputError
+from autopar.price.activations import offloaded_bytes
+from autopar.price.sharded import recipe_of_run
+from autopar.run.architecture import Experts as RunExperts, Layer
+from autopar.run.job import (
+    Attention,
+    Block,
+    Experts,
+    Job,
+    LatentAttention,
+    Mlp,
+    Precision,
+    Recomputation,
+)
+from autopar.run.run import RankLayer, Run
+from autopar.run.runtime import Precision as RunPrecision
+
+_FP8: dict[str, Precision] = {
+    "delayed": "fp8",
+    "tensorwise": "fp8",
+    "blockwise": "fp8_block",
+    "mxfp8": "mxfp8",
+}
+_DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
+    "alltoall": "all_to_all",
+    "allgather": "allgather",
+    "flex": "fused",
+}
+
+
+def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
+    """Return what a run trains and how; raises InputError for what has no time.
+
+    skew : tokens of the busiest rank of experts over the mean, where the run does not fix it: 1 as
+    published rates have it, or `autopar.training.mixtures.NATURAL_SKEW`.
+    """
+    model, strategy, runtime, split = run.model, run.strategy, run.runtime, run.split
+    optimizer, precision, mixed = runtime.optimizer, runtime.precision, model.experts is not None
+    if optimizer.kind == "muon":
+        raise InputError(f"the optimizer {optimizer.kind} has no measured time; adam has")
+    stages, torch = strategy.stages, runtime.kernels.torch_layers
+    staged, experts = strategy.pp > 1, runtime.experts
+    master = optimizer.master_bytes if precision.element_bytes == 2 else 4
+    return Job(
+        name=run.name,
+        blocks=tuple(_blocks(run)),
+        vocab=run.padded_vocab,
+        tied=model.tied,
+        seq=run.seq_length,
+        micro_batch=strategy.micro_batch,
+        global_batch=strategy.global_batch,
+        gpus=strategy.gpus,
+        tp=split.tp,
+        cp=split.cp,
+        pp=strategy.pp,
+        dp=strategy.dp,
+        ep=split.ep,
+        etp=split.etp if mixed else 1,
+        vpp=strategy.vpp,
+        schedule=None if strategy.schedule in ("1f1b", "interleaved") else strategy.schedule,
+        stage_layers=tuple(sum(len(chunk.layers) for chunk in stage) for stage in stages)
+        if staged
+        else (),
+        sequence_parallel=split.scattered,
+        heads_exchanged=split.exchanges_heads,
+        rings=split.rings,
+        keys_gathered=split.gathers_keys,
+        zero=split.zero,
+        replicas=split.replicas if split.zero else 1,
+        gradient_bytes=_gradient_bytes(run),
+        reduce_every_micro_batch=torch and runtime.states.each_micro_batch and split.zero > 1,
+        # weights that are not given back are gathered once
+        reshard=split.zero == 3 or not torch,
+        # as torchtitan's published runs of context ranks are priced (benchmarks/ledger_rows.py)
+        ring_balanced=not torch,
+        precision=_precision(precision),
+        gathered_bytes=_gathered_bytes(run),
+        attention_kernel="unfused" if runtime.kernels.attention in ("unfused", "local") else None,
+        dispatcher=_DISPATCHERS[experts.dispatcher if mixed else "alltoall"],
+        router_fp32=mixed and experts.router_fp32,
+        capacity=experts.capacity if mixed else None,
+        padded_capacity=mixed and experts.padded,
+        overlap_experts=runtime.overlap.experts,
+        overlap_tensor=runtime.overlap.tensor,
+        overlap_gradients=runtime.overlap.gradients,
+        mtp=model.mtp,
+        stage_mtp=tuple(sum(chunk.mtp for chunk in stage) for stage in stages)
+        if model.mtp and staged
+        else (),
+        graphs=runtime.kernels.graphs,
+        low_precision_attention=precision.fp8_attention,
+        fused_experts=mixed and experts.fused_mlp,
+        skew=skew if not mixed or experts.skew is None else experts.skew,
+        adapters=runtime.adapters,
+        frozen=runtime.adapters is not None,
+        state_bytes=optimizer.adam_bytes + master,
+        optimizer_offload=optimizer.offload,
+        offloaded_master=optimizer.offload_master,
+        overlap_offload=runtime.overlap.optimizer_host,
+        host_adam=optimizer.host_adam,
+        offloaded_weights=optimizer.offload_weights,
+    )
+
+
+def _precision(precision: RunPrecision) -> Precision:
+    if precision.fp4:
+        return "nvfp4"
+    return _FP8[precision.fp8_recipe] if precision.fp8 else precision.kind
+
+
+def _gathered_bytes(run: Run) -> float | None:
+    """Return the bytes of a weight of a product that ranks gather; None: as products' sums are.
+
+    MXFP8's two copies have scales of their own, so bf16 weights are gathered, unless all is sharded
+    (Megatron-LM, `--reuse-grad-buf-for-mxfp8-param-ag` left out).
+    """
+    precision, sharded = run.runtime.precision, run.split.zero == 3
+    if run.kernels.torch_layers:
+        return 1.0 if run.runtime.states.gathered_fp8 else None
+    if not precision.low_weights or (precision.fp8_recipe == "mxfp8" and not sharded):
+        return None
+    return precision.low_bytes
+
+
+def _gradient_bytes(run: Run) -> float:
+    """Return the bytes of an element of a gradient as it is reduced."""
+    if not run.kernels.torch_layers:
+        return float(run.runtime.precision.gradient_bytes)
+    recipe = recipe_of_run(run)
+    reduced = [one.each_bytes for one in recipe.passing if one.what == "input of the reduction"]
+    return reduced[0] if reduced else recipe.gradients.each_bytes
+
+
+def _blocks(run: Run) -> Iterator[Block]:
+    """Yield groups of layers that are alike, stage after stage."""
+    for chunks in run.strategy.stages:
+        layers = (run.rank_layers[layer] for chunk in chunks for layer in chunk.layers)
+        for at, alike in groupby(layers):
+            yield _block(run, at, len(list(alike)))
+
+
+def _block(run: Run, at: RankLayer, number: int) -> Block:
+    layer, low = at.layer, run.runtime.precision.low
+    recompute: Recomputation = (
+        frozenset({"per_op"}) if at.split.recompute == "op" else at.split.recompute
+    )
+    # of layers that are recomputed nothing but the input is there to offload
+    offloaded = recompute != "full" and run.offloads_activations
+    return Block(
+        number=number,
+        hidden=layer.hidden,
+        attention=_attention(run, layer),
+        mlp=_mlp(layer),
+        recompute=recompute,
+        precision=None if at.split.low_precision or not low else run.runtime.precision.kind,
+        offloaded_bytes=float(offloaded_bytes(at)) if offloaded else 0.0,
+        num_norms=None if layer.norms == 2 else layer.norms,
+    )
+
+
+def _attention(run: Run, layer: Layer) -> Attention:
+    attention = layer.attention
+    assert attention is not None, "runs of engines have attention in all layers"
+    latent = attention.latent
+    return Attention(
+        heads=attention.heads,
+        kv_heads=attention.heads if latent is not None else attention.kv_heads,
+        width=attention.width,
+        value_width=attention.value_width,
+        window=attention.window,
+        rotary=run.model.positions == "rotary",
+        head_norms=attention.head_norms != "none",
+        latent=None
+        if latent is None
+        else LatentAttention(
+            query_rank=latent.query_rank,
+            key_value_rank=latent.kv_rank,
+            rotary_width=latent.rotary_width,
+        ),
+    )
+
+
+def _mlp(layer: Layer) -> Mlp | Experts:
+    mlp = layer.mlp
+    assert mlp is not None, "runs of engines have an MLP in all layers"
+    if not isinstance(mlp, RunExperts):
+        return Mlp(width=mlp.width, gated=mlp.gated)
+    return Experts(
+        number=mlp.number,
+        per_token=mlp.per_token,
+        width=mlp.width,
+        gated=mlp.gated,
+        shared_width=mlp.shared_width,
+    )
