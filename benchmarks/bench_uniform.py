@@ -20,12 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autopar.run.launch import Model
+
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import Record, replace
-from autopar.run.launch import Model
 from autopar.units import GIB
 from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes

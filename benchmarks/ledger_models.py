@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from autopar.records import Record
-from autopar.run.job import Attention, Block, Experts, LatentAttention, Mamba, Mlp
+from autopar.run.architecture import (
+    Attention,
+    Experts,
+    LatentAttention,
+    Layer,
+    LayerGroup,
+    Mamba,
+    Mlp,
+    Model,
+)
 
-__all__ = ["Architecture", "known_architecture"]
+__all__ = ["decoder", "known_architecture"]
 
 
-class Architecture(Record):
-    """Blocks of a model, in execution order, and its tables."""
-
-    blocks: tuple[Block, ...]
-    vocab: int
-    tied: bool = False
-    mtp: int = 0
-    note: str = ""
+def decoder(
+    attention: Attention, *layers: tuple[int, Mlp | Experts], hidden: int, vocab: int, **more: Any
+) -> Model:
+    """Return a model of one kind of attention; layers : numbers of layers with their MLPs."""
+    groups = (
+        LayerGroup(count=count, layer=Layer(hidden=hidden, mixers=(attention,), mlp=mlp))
+        for count, mlp in layers
+        if count
+    )
+    return Model(layers=tuple(groups), vocab=vocab, vocab_divisor=1, **more)
 
 
 def _deepseek(
@@ -35,79 +46,71 @@ def _deepseek(
     experts: Experts,
     vocab: int,
     mtp: int = 0,
-) -> Architecture:
+) -> Model:
     attention = Attention(
         heads=heads,
         kv_heads=heads,
         width=192,
         value_width=128,
-        latent=LatentAttention(query_rank=1536, key_value_rank=512, rotary_width=64),
+        latent=LatentAttention(query_rank=1536, kv_rank=512, key_width=128, rotary_width=64),
     )
-    return Architecture(
-        blocks=(
-            Block(
-                number=dense,
-                hidden=hidden,
-                attention=attention,
-                mlp=Mlp(width=dense_width, gated=True),
-            ),
-            Block(number=layers - dense, hidden=hidden, attention=attention, mlp=experts),
-        ),
-        vocab=vocab,
-        mtp=mtp,
-    )
+    first = (dense, Mlp(width=dense_width, gated=True))
+    return decoder(attention, first, (layers - dense, experts), hidden=hidden, vocab=vocab, mtp=mtp)
 
 
-def _qwen3(*, layers: int, hidden: int, heads: int, width: int) -> Architecture:
-    attention = Attention(heads=heads, kv_heads=4, width=128, head_norms=True)
-    experts = Experts(number=128, per_token=8, width=width)
-    block = Block(number=layers, hidden=hidden, attention=attention, mlp=experts)
-    return Architecture(blocks=(block,), vocab=151936)
+def _qwen3(*, layers: int, hidden: int, heads: int, width: int) -> Model:
+    attention = Attention(heads=heads, kv_heads=4, width=128, value_width=128, head_norms="head")
+    experts = Experts(number=128, per_token=8, width=width, gated=True)
+    return decoder(attention, (layers, experts), hidden=hidden, vocab=151936)
 
 
-def _gpt_oss(*, layers: int, experts: int) -> Architecture:
+def _gpt_oss(*, layers: int, experts: int) -> Model:
     # windows of 128 tokens and full attention take turns
-    mlp = Experts(number=experts, per_token=4, width=2880)
-    blocks = tuple(
-        Block(
-            number=1,
-            hidden=2880,
-            attention=Attention(
-                heads=64, kv_heads=8, width=64, window=128 if index % 2 == 0 else None
+    mlp = Experts(number=experts, per_token=4, width=2880, gated=True)
+    groups = tuple(
+        LayerGroup(
+            count=1,
+            layer=Layer(
+                hidden=2880,
+                mixers=(Attention(heads=64, kv_heads=8, width=64, value_width=64, window=window),),
+                mlp=mlp,
             ),
-            mlp=mlp,
         )
-        for index in range(layers)
+        for window in (128, None)
     )
-    return Architecture(blocks=blocks, vocab=201088)
+    return Model(layers=groups, repeat=layers // 2, vocab=201088, vocab_divisor=1)
 
 
-def _nemotron(
-    pattern: str, hidden: int, mamba: Mamba, attention: Attention, mlp: Experts, mtp: int = 0
-) -> Architecture:
+def _nemotron(pattern: str, hidden: int, mamba: Mamba, mlp: Experts, mtp: int = 0) -> Model:
     """Return a hybrid whose layers are single mixers: M(amba), E(xperts), * attention."""
+    attention = Attention(heads=32, kv_heads=2, width=128, value_width=128, rotary_share=0.0)
     kinds = {
-        "M": Block(number=1, hidden=hidden, mamba=mamba),
-        "E": Block(number=1, hidden=hidden, mlp=mlp),
-        "*": Block(number=1, hidden=hidden, attention=attention),
+        "M": Layer(hidden=hidden, mixers=(mamba,), mlp=None, norms=1),
+        "E": Layer(hidden=hidden, mixers=(), mlp=mlp, norms=1),
+        "*": Layer(hidden=hidden, mixers=(attention,), mlp=None, norms=1),
     }
-    return Architecture(blocks=tuple(kinds[c] for c in pattern), vocab=131072, mtp=mtp)
+    groups = tuple(LayerGroup(count=1, layer=kinds[letter]) for letter in pattern)
+    return Model(layers=groups, vocab=131072, vocab_divisor=1, mtp=mtp)
 
 
 def _plain(
     *, layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, gated: bool
-) -> Architecture:
-    attention = Attention(heads=heads, kv_heads=kv_heads, width=hidden // heads, rotary=gated)
-    block = Block(
-        number=layers, hidden=hidden, attention=attention, mlp=Mlp(width=ffn, gated=gated)
+) -> Model:
+    width = hidden // heads
+    attention = Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        width=width,
+        value_width=width,
+        rotary_share=1.0 if gated else 0.0,
     )
-    return Architecture(blocks=(block,), vocab=vocab)
+    return decoder(attention, (layers, Mlp(width=ffn, gated=gated)), hidden=hidden, vocab=vocab)
 
 
-_DEEPSEEK_V3_EXPERTS = Experts(number=256, per_token=8, width=2048, shared_width=2048)
+_DEEPSEEK_V3_EXPERTS = Experts(number=256, per_token=8, width=2048, gated=True, shared_width=2048)
 _NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 _SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
-_KNOWN: Mapping[str, Architecture] = {
+_KNOWN: Mapping[str, Model] = {
     "deepseekv3": _deepseek(
         layers=61,
         dense=3,
@@ -124,7 +127,7 @@ _KNOWN: Mapping[str, Architecture] = {
         hidden=5120,
         heads=128,
         dense_width=12288,
-        experts=Experts(number=160, per_token=6, width=1536, shared_width=3072),
+        experts=Experts(number=160, per_token=6, width=1536, gated=True, shared_width=3072),
         vocab=102400,
     ),
     "kimik2": _deepseek(
@@ -133,7 +136,7 @@ _KNOWN: Mapping[str, Architecture] = {
         hidden=7168,
         heads=64,
         dense_width=18432,
-        experts=Experts(number=384, per_token=8, width=2048, shared_width=2048),
+        experts=Experts(number=384, per_token=8, width=2048, gated=True, shared_width=2048),
         vocab=163840,
     ),
     "qwen330ba3b": _qwen3(layers=48, hidden=2048, heads=32, width=768),
@@ -144,15 +147,13 @@ _KNOWN: Mapping[str, Architecture] = {
         _NANO,
         2688,
         Mamba(heads=64, width=64, state=128, groups=8),
-        Attention(heads=32, kv_heads=2, width=128, rotary=False),
-        Experts(number=128, per_token=6, width=1856, gated=False, shared_width=3712),
+        Experts(number=128, per_token=6, width=1856, shared_width=3712),
     ),
     "nemotron3super": _nemotron(
         _SUPER,
         4096,
         Mamba(heads=128, width=64, state=128, groups=8),
-        Attention(heads=32, kv_heads=2, width=128, rotary=False),
-        Experts(number=512, per_token=22, width=2688, gated=False, shared_width=5376, latent=1024),
+        Experts(number=512, per_token=22, width=2688, shared_width=5376, latent=1024),
         mtp=2,
     ),
     "gpt39b": _plain(
@@ -179,7 +180,7 @@ _KNOWN: Mapping[str, Architecture] = {
 }
 
 
-def known_architecture(name: str) -> Architecture | None:
+def known_architecture(name: str) -> Model | None:
     """Return the architecture of a model's name, whatever its spelling; None for an unknown one."""
     plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*?\)", "", name.lower()))
     return _KNOWN.get(re.sub(r"(671b|style12layers256expertstop8)$", "", plain))

@@ -11,20 +11,47 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal, cast
 
 from msgspec import field
 
+from autopar.pipeline.placement import spread_count
+from autopar.price.job import job_of_run
 from autopar.rates.card import Card, load_card
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.rates.site import Site, load_site
 from autopar.rates.stack import Stack, load_stack
 from autopar.records import Record, replace
-from autopar.run.job import Attention, Block, Experts, Job, Mlp
+from autopar.run.architecture import Attention, Mlp, Model
+from autopar.run.job import Block, Job
+from autopar.run.plan import Module
+from autopar.run.run import Run as TrainingRun
+from autopar.run.runtime import (
+    Dispatcher,
+    ExpertKernels,
+    Kernels,
+    LayerModule,
+    Optimizer,
+    Overlap,
+    Precision,
+    PrecisionKind,
+    Runtime,
+    States,
+    Zero,
+)
+from autopar.run.strategy import (
+    Chunk,
+    Recomputation,
+    Split,
+    Strategy,
+    chunks_of_sizes,
+    recomputing,
+    uniform_layers,
+)
 from autopar.training.adapters import Adapters
 from autopar.training.mixtures import NATURAL_SKEW
 from autopar.training.throughput import model_flop
-from benchmarks.ledger_models import Architecture, known_architecture
+from benchmarks.ledger_models import decoder, known_architecture
 from search.engines.bridge.recipes import layout_of
 from search.engines.megatron.arguments import parse_layout
 
@@ -36,10 +63,12 @@ class UnusableError(Exception):
 
 
 class Run(Record):
-    """One published run: a job, the machine it ran on, and how long a step took."""
+    """One published run: what was trained and how, the machine, and how long a step took."""
 
     source: str
+    run: TrainingRun
     job: Job
+    """The same as a step is priced, with figures of the source's software."""
     machine: Machine
     measured_s: float
     site_known: bool
@@ -51,8 +80,15 @@ class _Source(Record):
     """What the rows of a source have in common and do not say."""
 
     stack: str
+    zero: Zero = 0
+    sequence_parallel: bool = False
+    overlap_tensor: bool = True
+    """False: tensor ranks wait for their collectives."""
+    dispatcher: Dispatcher = "alltoall"
     job: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Job`."""
+    """Fields of `Job` that no run holds: bytes that its software moves."""
+    module: LayerModule = "te"
+    """Whose layers run."""
     taken: Mapping[str, str] = field(default_factory=dict)
     """Values of cells that rows leave empty."""
     site: str | None = None
@@ -65,6 +101,7 @@ class _Source(Record):
 
 _MEGATRON: Mapping[str, Any] = {"zero": 1, "sequence_parallel": True}
 """What its recipes switch on unless a row says otherwise."""
+_TITAN: Mapping[str, Any] = {"zero": 3, "module": "torchtitan"}
 _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     "Korthikanti": _Source(
         stack="megatron-2021", job={"accumulation_bytes": 0.0}, taken={"vocab": "51200"}
@@ -74,43 +111,39 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
         job={"accumulation_bytes": 6.0},
         taken={"micro_batch": "1", "vpp": "1"},
     ),
-    "BigScience": _Source(stack="megatron-2021", job={"zero": 1}, site="jean-zay-a100"),
+    "BigScience": _Source(stack="megatron-2021", zero=1, site="jean-zay-a100"),
     "vTrain": _Source(
         site="vtrain-a100", stack="megatron-2021", taken={"sharded_optimizer": "0", "vpp": "1"}
     ),
-    "MosaicML": _Source(stack="composer-fsdp"),
+    "MosaicML": _Source(stack="composer-fsdp", module="torchtitan"),
     "SimuMax": _Source(
         stack="megatron-core",
-        job={
-            "sequence_parallel": True,
-            "zero": 1,
-            "accumulation_bytes": 10.0,
-            "gradient_bytes": 4.0,
-            "overlap_tensor": False,
-            "optimizer_bytes": 86.0,
-        },
+        sequence_parallel=True,
+        zero=1,
+        overlap_tensor=False,
+        job={"accumulation_bytes": 10.0, "gradient_bytes": 4.0, "optimizer_bytes": 86.0},
         site="simumax-b200",
         taken={"vpp": "1"},
     ),
-    "torchtitan": _Source(stack="torchtitan-eager", job={"zero": 3}, taken={"micro_batch": "1"}),
+    "torchtitan": _Source(stack="torchtitan-eager", taken={"micro_batch": "1"}, **_TITAN),
     "Megatron-Core r0.8": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"micro_batch": "1", "recompute": "none"},
     ),
     "NVIDIA NeMo perf": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"recompute": "none"},
     ),
     "NVIDIA NeMo-Framework": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"recompute": "none"},
     ),
     "NVIDIA NeMo long": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"recompute": "none", "micro_batch": "1", "vpp": "1"},
         # Its makers' tables of those releases have tokens/s beside FLOP/s: 57.9 GFLOP a token of
         # LLAMA3-8B and 481 of LLAMA3-70B, which are theirs with the whole square of scores.
@@ -122,38 +155,41 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     ),
     "NVIDIA NeMo AutoModel": _Source(
         stack="torchtitan-compiled",
-        job={"zero": 3, "dispatcher": "fused"},
+        dispatcher="flex",
+        **_TITAN,
         taken={"recompute": "none"},
     ),
     "NVIDIA Megatron-Bridge": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"recompute": "none"},
     ),
     "Megatron-LM examples": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"recompute": "none"},
     ),
     "Megatron-MoE-ModelZoo": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"recompute": "none"},
     ),
     "UCCL": _Source(
         stack="megatron-core",
-        job=_MEGATRON,
+        **_MEGATRON,
         taken={"recompute": "none", "vpp": "1"},
     ),
     "cuDNN frontend": _Source(
         # transformers has torchtitan's eager kernels; the loop has no optimizer
         stack="torchtitan-eager",
-        job={"optimizer": False},
+        module="transformers",
         taken={"precision": "BF16", "recompute": "none", "vpp": "1"},
     ),
     "Llama 3 405B": _Source(
         stack="megatron-core",
-        job={"zero": 2, "sequence_parallel": True, "overlap_tensor": False},
+        zero=2,
+        sequence_parallel=True,
+        overlap_tensor=False,
         taken={"recompute": "none", "micro_batch": "1", "vpp": "8"},
     ),
 }
@@ -214,8 +250,8 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
             taken.append(f"{key}={value}")
     if not (cells["iter_time_s"] or cells["tokens_s_gpu"] or cells["tflops_per_gpu"]):
         raise UnusableError("no time" if not cells["peak_mem_gb"] else "memory only")
-    model = _architecture(cells)
-    job = _job(cells, source, model, settings)
+    run, own = _run(cells, source, settings)
+    job = replace(job_of_run(run), **own)
     card, stack = _card(cells), _stack(cells, source)
     if job.cp > 1 and job.attention_kernel is None and card.name in source.ring_kernels:
         job = replace(job, attention_kernel=source.ring_kernels[card.name])
@@ -231,6 +267,7 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
     known = site is not None and bool(site.known)
     return Run(
         source=name,
+        run=run,
         job=job,
         machine=machine,
         measured_s=_measured_s(cells, job, source),
@@ -269,102 +306,170 @@ def _positive(cells: Mapping[str, str], key: str) -> float:
     return found
 
 
-def _architecture(cells: Mapping[str, str]) -> Architecture:
+def _model(cells: Mapping[str, str]) -> Model:
     known = known_architecture(cells["model"])
     if not cells["hidden"] or not cells["heads"] or cells["arch"].startswith("moe"):
         if known is None:
             raise UnusableError(f"sizes of {cells['model']} are not given")
-        return _cut(known, _count(cells, "layers", 0))
+        model = _cut(known, _count(cells, "layers", 0))
+        # AutoModel's DeepSeek-V3 ends with its head (components/models/deepseek_v3/model.py)
+        bare = "w/o MTP" in cells["model"] or "AutoModel" in cells["source"]
+        return replace(model, mtp=0) if bare else model
     gated = cells["arch"].startswith("llama")
     hidden, heads = _count(cells, "hidden"), _count(cells, "heads")
     if hidden < heads:
         raise UnusableError(f"hidden {hidden} is less than the {heads} heads")
     rotary = gated or cells["model"].startswith("Nemotron")
-    block = Block(
-        number=_count(cells, "layers"),
-        hidden=hidden,
-        attention=Attention(
-            heads=heads,
-            kv_heads=_count(cells, "kv_heads", heads),
-            width=hidden // heads,
-            rotary=rotary,
-        ),
-        mlp=Mlp(width=_count(cells, "ffn"), gated=gated),
+    attention = Attention(
+        heads=heads,
+        kv_heads=_count(cells, "kv_heads", heads),
+        width=hidden // heads,
+        value_width=hidden // heads,
+        rotary_share=1.0 if rotary else 0.0,
     )
-    tied = cells["arch"].startswith("gpt") and not cells["model"].startswith("Nemotron")
-    return Architecture(blocks=(block,), vocab=_count(cells, "vocab"), tied=tied)
+    return decoder(
+        attention,
+        (_count(cells, "layers"), Mlp(width=_count(cells, "ffn"), gated=gated)),
+        hidden=hidden,
+        vocab=_count(cells, "vocab"),
+        tied=cells["arch"].startswith("gpt") and not cells["model"].startswith("Nemotron"),
+    )
 
 
-def _cut(model: Architecture, layers: int) -> Architecture:
+def _cut(model: Model, layers: int) -> Model:
     """Return a model of which only some layers are kept: 1 dense one and mixtures."""
-    if not layers or layers == sum(block.number for block in model.blocks):
+    if not layers or layers == model.num_layers:
         return model
-    if len(model.blocks) == 1:
-        return replace(model, blocks=(replace(model.blocks[0], number=layers),))
-    dense, experts = model.blocks[0], model.blocks[-1]
-    blocks = (replace(dense, number=1), replace(experts, number=layers - 1))
-    return replace(model, blocks=blocks, mtp=0)
+    groups = model.layers
+    if len(groups) == 1:
+        return replace(model, layers=(replace(groups[0], count=layers),))
+    cut = (replace(groups[0], count=1), replace(groups[-1], count=layers - 1))
+    return replace(model, layers=cut, repeat=1, mtp=0)
 
 
-def _job(
-    cells: Mapping[str, str], source: _Source, model: Architecture, settings: Mapping[str, Any]
-) -> Job:
+_FP8: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
+    "fp8": "tensorwise",
+    "fp8_block": "blockwise",
+    "mxfp8": "mxfp8",
+}
+
+
+def _precision(name: str, source: _Source, cells: Mapping[str, str]) -> Precision:
+    """Return the types of a run by the name of its GEMMs' precision."""
+    kind = cast(PrecisionKind, name if name in ("bf16", "fp16", "fp32") else "bf16")
+    return Precision(
+        kind=kind,
+        fp8=name in _FP8,
+        fp8_recipe=_FP8.get(name, "delayed"),
+        fp4=name == "nvfp4",
+        # recipes sum in 16 bits, and software of 2021 in 32
+        gradients_bf16=kind == "bf16" and source.stack != "megatron-2021",
+        gradients_fp32=kind == "fp16" and "BigScience" not in cells["source"],
+        row_scales="rowwise" in cells["precision"],
+    )
+
+
+def _run(
+    cells: Mapping[str, str], source: _Source, settings: Mapping[str, Any]
+) -> tuple[TrainingRun, dict[str, Any]]:
+    """Return what a row trained and how, and fields of its `Job` that no run holds."""
+    model = _model(cells)
     gpus = _count(cells, "num_gpus")
     tp, cp, pp = (_count(cells, key, 1) for key in ("tp", "cp", "pp"))
     dp = _count(cells, "dp", max(1, gpus // (tp * cp * pp)))
-    # some tables print other degrees than their GPUs: figures are per GPU, and the degrees decide
-    gpus = tp * cp * pp * dp
     text = cells["precision"].lower().partition(" (")[0]
     if text not in _PRECISIONS:
         raise UnusableError("no precision" if not text else f"precision {cells['precision']}")
-    precision = _PRECISIONS[text]
-    fields = dict(source.job)
-    stages = {"": fields.get("zero", 0), "2/3 (FSDP)": 2, "0": 0, "1": 1, "2": 2, "3": 3}
+    zero, own = _zero(cells, source)
+    scattered = source.sequence_parallel
+    if cells["sequence_parallel"]:
+        scattered = cells["sequence_parallel"] == "1"
+    mixed, torch = model.experts is not None, source.module in ("torchtitan", "transformers")
+    said = _said(cells, settings, source)
+    if said.attention is not None:
+        own["attention_kernel"] = said.attention
+    if torch:
+        # as the stack does
+        own["gradient_bytes"] = None
+        own["ring_balanced"] = not cells["source"].startswith("torchtitan")
+    if "accumulation_bytes" not in own and _PRECISIONS[text] == "bf16":
+        own |= {"accumulation_bytes": 10.0} if source.stack == "megatron-2021" else {}
+    if pp > model.num_layers:
+        raise UnusableError(f"pp {pp} is more than the {model.num_layers} layers")
+    layers, ends = uniform_layers(
+        model.num_layers,
+        Split(
+            tp=tp,
+            sequence_parallel=scattered and tp > 1,
+            cp=cp,
+            ep=_count(cells, "ep", 1),
+            zero=zero,
+        ),
+    )
+    strategy = Strategy(
+        # some tables print other degrees than their GPUs: figures are per GPU, and the degrees
+        # decide
+        gpus=tp * cp * pp * dp,
+        layers=layers,
+        ends=ends,
+        stages=_stages(cells, settings, model, pp),
+        schedule="1f1b" if _count(cells, "vpp", 1) == 1 or pp == 1 else "interleaved",
+        micro_batch=_count(cells, "micro_batch"),
+        global_batch=_whole_batch(cells, dp),
+    )
+    overlap_tensor = source.overlap_tensor and not mixed
+    run = TrainingRun(
+        name=cells["model"],
+        model=model,
+        strategy=recomputing(strategy, said.recompute),
+        runtime=Runtime(
+            engine="torchtitan" if torch else "megatron",
+            precision=replace(
+                _precision(_PRECISIONS[text], source, cells), fp8_attention=said.fp8_attention
+            ),
+            optimizer=Optimizer(kind="none" if source.module == "transformers" else "adam"),
+            adapters=said.adapters,
+            states=States(keeper="torchtitan" if torch else "megatron"),
+            kernels=Kernels(
+                attention="fused", module=source.module, graphs=said.graphs, loss="native"
+            ),
+            experts=ExpertKernels(
+                dispatcher="flex" if said.fused_dispatcher else source.dispatcher,
+                capacity=1.0 if said.drops else None,
+                padded=said.drops,
+                grouped=True,
+                fused_permutation=True,
+                fused_mlp=said.fused_experts,
+                skew=NATURAL_SKEW if said.natural else 1.0,
+            )
+            if mixed
+            else ExpertKernels(),
+            overlap=Overlap(
+                tensor=overlap_tensor if said.async_tp is None else said.async_tp,
+                gradients=True,
+                experts=said.overlap_experts,
+            ),
+        ),
+        seq_length=_count(cells, "seq"),
+        gpu=_card(cells).name,
+    )
+    return run, own
+
+
+def _zero(cells: Mapping[str, str], source: _Source) -> tuple[Zero, dict[str, Any]]:
+    """Return the ZeRO stage of a row, and the fields of `Job` of its source."""
+    stages: Mapping[str, Zero] = {
+        "": source.zero, "2/3 (FSDP)": 2, "0": 0, "1": 1, "2": 2, "3": 3,
+    }  # fmt: skip
     if cells["zero_stage"] not in stages:
         raise UnusableError(f"zero_stage is {cells['zero_stage']}, not 0, 1, 2 or 3")
     zero = stages[cells["zero_stage"]]
     if cells["sharded_optimizer"] == "1":
         zero = max(zero, 1)
-    fields["zero"] = zero
     if cells["source"].startswith("MosaicML") and zero == 2:
         # SHARD_GRAD_OP: weights are sharded as well, but stay whole until the backward
-        fields["zero"], fields["reshard"] = 3, False
-    if cells["sequence_parallel"]:
-        fields["sequence_parallel"] = cells["sequence_parallel"] == "1"
-    if any(isinstance(block.mlp, Experts) for block in model.blocks):
-        fields["overlap_tensor"] = False
-    fields["sequence_parallel"] = fields.get("sequence_parallel", False) and tp > 1
-    if precision == "fp16" and source.stack == "megatron-2021":
-        fields.setdefault("gradient_bytes", 2.0 if "BigScience" in cells["source"] else 4.0)
-    if precision == "bf16" and source.stack == "megatron-2021":
-        fields.update(gradient_bytes=4.0, accumulation_bytes=10.0)
-    fields |= _launch(cells, settings, precision)
-    layers = sum(block.number for block in model.blocks)
-    if pp > layers:
-        raise UnusableError(f"pp {pp} is more than the {layers} layers")
-    # AutoModel's DeepSeek-V3 ends with its head (components/models/deepseek_v3/model.py)
-    bare = "w/o MTP" in cells["model"] or "AutoModel" in cells["source"]
-    mtp = 0 if bare else model.mtp
-    fields |= _placement(cells, settings, layers, mtp)
-    return Job(
-        name=cells["model"],
-        blocks=model.blocks,
-        vocab=model.vocab,
-        tied=model.tied,
-        mtp=mtp,
-        seq=_count(cells, "seq"),
-        micro_batch=_count(cells, "micro_batch"),
-        global_batch=_whole_batch(cells, dp),
-        gpus=gpus,
-        tp=tp,
-        cp=cp,
-        pp=pp,
-        dp=dp,
-        ep=_count(cells, "ep", 1),
-        vpp=_count(cells, "vpp", 1),
-        precision=precision,
-        **fields,
-    )
+        return 3, {**source.job, "reshard": False}
+    return zero, {**source.job}
 
 
 _DEEPSEEK_LONG = "Et|(tt|)*30mL"
@@ -390,79 +495,98 @@ def recipe_parts(
     return None
 
 
-def _placement(
-    cells: Mapping[str, str], settings: Mapping[str, Any], layers: int, mtp: int
-) -> dict[str, Any]:
-    """Return how many layers and modules of further tokens each stage has, by a recipe's layout."""
-    if not cells["source"].startswith("NVIDIA Megatron-Bridge"):
-        return {}
-    pp, vpp = _count(cells, "pp", 1), _count(cells, "vpp", 1)
-    parts = recipe_parts(cells["model"], pp, vpp, mtp=mtp, given=settings.get("pp_layout"))
-    if parts is None or sum(part.count("t") for part in parts) != layers:
-        return {}
-    stages = ["".join(parts[stage::pp]) for stage in range(pp)]
-    further = tuple(stage.count("m") for stage in stages) if mtp else ()
-    return {"stage_layers": tuple(stage.count("t") for stage in stages), "stage_mtp": further}
+def _stages(
+    cells: Mapping[str, str], settings: Mapping[str, Any], model: Model, pp: int
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of every stage: a recipe's, or as even as they are."""
+    layers, vpp = model.num_layers, _count(cells, "vpp", 1) if pp > 1 else 1
+    if cells["source"].startswith("NVIDIA Megatron-Bridge"):
+        given = settings.get("pp_layout")
+        parts = recipe_parts(cells["model"], pp, vpp, mtp=model.mtp, given=given)
+        if parts is not None and sum(part.count("t") for part in parts) == layers:
+            sizes = [part.count("t") for part in parts]
+            return chunks_of_sizes(sizes, pp, mtp=[part.count("m") for part in parts])
+    counts = [layers // pp] * pp
+    # middle stages first; then the last and the first
+    for stage in [*range(1, pp - 1), 0, pp - 1][: layers % pp]:
+        counts[stage] += 1
+    spread = [spread_count("interleaved", stage, counts[stage], vpp) for stage in range(pp)]
+    return chunks_of_sizes(
+        [spread[stage][chunk] for chunk in range(vpp) for stage in range(pp)], pp, mtp=model.mtp
+    )
 
 
-_GRAPHS = {"none": "none", "local": "partial", "transformer_engine": "partial"}
+_GRAPHS: Mapping[str, Literal["none", "partial"]] = {
+    "none": "none", "local": "partial", "transformer_engine": "partial",
+}  # fmt: skip
 
 
-def _launch(
-    cells: Mapping[str, str], settings: Mapping[str, Any], precision: str
-) -> dict[str, Any]:
-    """Return the fields that a row's remarks and its recipe's settings decide."""
-    found: dict[str, Any] = {}
+class _Said(Record):
+    """What a row's remarks and its recipe's settings decide."""
+
+    recompute: Recomputation = frozenset()
+    graphs: Literal["none", "partial", "full"] = "none"
+    fused_dispatcher: bool = False
+    fused_experts: bool = False
+    overlap_experts: bool = False
+    fp8_attention: bool = False
+    adapters: Adapters | None = None
+    attention: str | None = None
+    """Name of the card's kernel."""
+    natural: bool = False
+    """True if tokens are routed as a router does."""
+    drops: bool = False
+    """True if experts drop tokens beyond their capacity."""
+    async_tp: bool | None = None
+    """Whether torchtitan overlaps its tensor-parallel collectives; None: it is another engine."""
+
+
+def _said(cells: Mapping[str, str], settings: Mapping[str, Any], source: _Source) -> _Said:
+    notes, titan = cells["notes"], cells["source"].startswith("torchtitan")
+    kernel = re.search(r"attention (CUDNN|FLASH)", notes)
+    if kernel is None and "EFFICIENT_ATTENTION" in notes:
+        raise UnusableError("no card has times of memory-efficient attention")
+    zoo = cells["source"].startswith("Megatron-MoE-ModelZoo") and cells["gpu_type"].startswith("GB")
+    backend = settings.get("moe_flex_dispatcher_backend")
+    named = re.search("DeepEP|HybridEP", notes) or "EP" in notes.split(",")[0]
+    tuned = "LoRA" in cells["source"] or notes.startswith("LoRA")
+    asynchronous = re.search("async ?tp", notes, re.IGNORECASE) and "vanilla" not in notes
+    return _Said(
+        recompute=_recomputed(cells, settings),
+        # commands of the zoo (best_practice/qwen3/readme.md): graphs but for long contexts, and
+        # exchanges overlapped where activations are offloaded
+        graphs=("partial" if cells["seq"] == "4096" else "none") if zoo else _graphs(settings),
+        overlap_experts="offloading" in notes if zoo else bool(settings.get("moe_a2a_overlap")),
+        fused_dispatcher=bool(backend or named),
+        fused_experts=bool(settings.get("cutedsl_fused_grouped_mlp")),
+        fp8_attention=bool(settings.get("fp8_dot_product_attention")),
+        adapters=_adapters(cells["source"]) if tuned else None,
+        attention=None if kernel is None else {"CUDNN": "cudnn", "FLASH": "flash2"}[kernel[1]],
+        natural="real routing" in notes,
+        drops="tokendrop" in cells["model"],
+        async_tp=bool(asynchronous) if titan else None,
+    )
+
+
+def _graphs(settings: Mapping[str, Any]) -> Literal["none", "partial", "full"]:
+    impl, scope = settings.get("cuda_graph_impl"), settings.get("cuda_graph_scope")
+    if impl is None:
+        return "none"
+    return "full" if "full_iteration" in (impl, scope) else _GRAPHS[impl]
+
+
+def _recomputed(cells: Mapping[str, str], settings: Mapping[str, Any]) -> Recomputation:
+    """Return what layers recompute: by the row, and first by its recipe."""
+    if settings.get("recompute_modules"):
+        return frozenset(settings["recompute_modules"])
     text = cells["recompute"]
     if text == "full":
-        found["recompute"] = "full"
-    elif text == "selective":
-        titan = cells["source"].startswith("torchtitan")
-        found["recompute"] = frozenset(["per_op"] if titan else ["core_attn"])
-    elif text not in ("", "none"):
-        names = {"norm": "layernorm", "act": "moe_act"}
-        parts = re.split(r"[ ,]+", text)
-        found["recompute"] = frozenset(names.get(part, part) for part in parts)
-    modules = settings.get("recompute_modules")
-    if modules:
-        found["recompute"] = frozenset(modules)
-    impl, scope = settings.get("cuda_graph_impl"), settings.get("cuda_graph_scope")
-    if impl is not None:
-        whole = impl == "full_iteration" or scope == "full_iteration"
-        found["graphs"] = "full" if whole else _GRAPHS[impl]
-    if settings.get("moe_flex_dispatcher_backend") or "EP" in cells["notes"].split(",")[0]:
-        found["dispatcher"] = "fused"
-    if "DeepEP" in cells["notes"] or "HybridEP" in cells["notes"]:
-        found["dispatcher"] = "fused"
-    if settings.get("moe_a2a_overlap"):
-        found["overlap_experts"] = True
-    if settings.get("cutedsl_fused_grouped_mlp"):
-        found["fused_experts"] = True
-    if settings.get("fp8_dot_product_attention"):
-        found["low_precision_attention"] = True
-    if "LoRA" in cells["source"] or cells["notes"].startswith("LoRA"):
-        found |= {"frozen": True, "adapters": _adapters(cells["source"])}
-    kernel = re.search(r"attention (CUDNN|FLASH)", cells["notes"])
-    if kernel is not None:
-        found["attention_kernel"] = {"CUDNN": "cudnn", "FLASH": "flash2"}[kernel[1]]
-    elif "EFFICIENT_ATTENTION" in cells["notes"]:
-        raise UnusableError("no card has times of memory-efficient attention")
-    if "real routing" in cells["notes"]:
-        found["skew"] = NATURAL_SKEW
-    if cells["source"].startswith("Megatron-MoE-ModelZoo") and cells["gpu_type"].startswith("GB"):
-        # its commands (best_practice/qwen3/readme.md): graphs but for long contexts, and exchanges
-        # overlapped where activations are offloaded
-        found["graphs"] = "partial" if cells["seq"] == "4096" else "none"
-        found["overlap_experts"] = "offloading" in cells["notes"]
-    if "tokendrop" in cells["model"]:
-        found |= {"capacity": 1.0, "padded_capacity": True}
-    if "rowwise" in cells["precision"]:
-        found["row_scales"] = True
-    if cells["source"].startswith("torchtitan"):
-        found["overlap_tensor"] = bool(re.search("async ?tp", cells["notes"], re.IGNORECASE))
-        found["overlap_tensor"] &= "vanilla" not in cells["notes"]
-        found["ring_balanced"] = False
-    return found
+        return "full"
+    if text == "selective":
+        return "op" if cells["source"].startswith("torchtitan") else frozenset({"core_attn"})
+    names = {"norm": "layernorm", "act": "moe_act"}
+    parts = re.split(r"[ ,]+", text) if text not in ("", "none") else ()
+    return frozenset(cast(Module, names.get(part, part)) for part in parts)
 
 
 def _adapters(source: str) -> Adapters:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from autopar.run.launch import Launch
 
 from autopar.documents.json import write_json
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of
 from autopar.price.risk import kind_of
-from autopar.run.launch import Launch
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
 from benchmarks.memory_odds import Ratio

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from autopar.run.launch import Launch
 
 from autopar.documents.json import write_json
 from autopar.price.account import Account, account_of
 from autopar.price.risk import CONTEXT_BYTES, odds_of_more, reserved_interval
-from autopar.run.launch import Launch
 from autopar.units import GIB, MIB
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from autopar.run.launch import chunks_of_sizes
+
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.profile import launch_model
@@ -23,7 +25,6 @@ from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
-from autopar.run.launch import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
 from search.check.assessment import Assessment, Target, assess

@@ -9,17 +9,9 @@ from typing import Literal
 from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
 from autopar.price.sharded import recipe_of_run
-from autopar.run.architecture import Experts as RunExperts, Layer
-from autopar.run.job import (
-    Attention,
-    Block,
-    Experts,
-    Job,
-    LatentAttention,
-    Mlp,
-    Precision,
-    Recomputation,
-)
+from autopar.records import replace
+from autopar.run.architecture import Attention, Layer, Mamba
+from autopar.run.job import Block, Job, Precision, Recomputation
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import Precision as RunPrecision
 
@@ -82,6 +74,8 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         # as torchtitan's published runs of context ranks are priced (benchmarks/ledger_rows.py)
         ring_balanced=not torch,
         precision=_precision(precision),
+        row_scales=precision.row_scales,
+        experts_only=precision.experts_only,
         gathered_bytes=_gathered_bytes(run),
         attention_kernel="unfused" if runtime.kernels.attention in ("unfused", "local") else None,
         dispatcher=_DISPATCHERS[experts.dispatcher if mixed else "alltoall"],
@@ -99,6 +93,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         low_precision_attention=precision.fp8_attention,
         fused_experts=mixed and experts.fused_mlp,
         skew=skew if not mixed or experts.skew is None else experts.skew,
+        optimizer=optimizer.kind != "none",
         adapters=runtime.adapters,
         frozen=runtime.adapters is not None,
         state_bytes=optimizer.adam_bytes + master,
@@ -154,49 +149,23 @@ def _block(run: Run, at: RankLayer, number: int) -> Block:
     )
     # of layers that are recomputed nothing but the input is there to offload
     offloaded = recompute != "full" and run.offloads_activations
+    parts = len(layer.mixers) + (layer.mlp is not None)
     return Block(
         number=number,
         hidden=layer.hidden,
-        attention=_attention(run, layer),
-        mlp=_mlp(layer),
+        attention=_attention(layer),
+        mamba=next((one for one in layer.mixers if isinstance(one, Mamba)), None),
+        mlp=layer.mlp,
         recompute=recompute,
         precision=None if at.split.low_precision or not low else run.runtime.precision.kind,
         offloaded_bytes=float(offloaded_bytes(at)) if offloaded else 0.0,
-        num_norms=None if layer.norms == 2 else layer.norms,
+        num_norms=None if layer.norms == parts else layer.norms,
     )
 
 
-def _attention(run: Run, layer: Layer) -> Attention:
+def _attention(layer: Layer) -> Attention | None:
+    """Return the attention of a layer, of MLA with keys and values of every head."""
     attention = layer.attention
-    assert attention is not None, "runs of engines have attention in all layers"
-    latent = attention.latent
-    return Attention(
-        heads=attention.heads,
-        kv_heads=attention.heads if latent is not None else attention.kv_heads,
-        width=attention.width,
-        value_width=attention.value_width,
-        window=attention.window,
-        rotary=run.model.positions == "rotary",
-        head_norms=attention.head_norms != "none",
-        latent=None
-        if latent is None
-        else LatentAttention(
-            query_rank=latent.query_rank,
-            key_value_rank=latent.kv_rank,
-            rotary_width=latent.rotary_width,
-        ),
-    )
-
-
-def _mlp(layer: Layer) -> Mlp | Experts:
-    mlp = layer.mlp
-    assert mlp is not None, "runs of engines have an MLP in all layers"
-    if not isinstance(mlp, RunExperts):
-        return Mlp(width=mlp.width, gated=mlp.gated)
-    return Experts(
-        number=mlp.number,
-        per_token=mlp.per_token,
-        width=mlp.width,
-        gated=mlp.gated,
-        shared_width=mlp.shared_width,
-    )
+    if attention is None or attention.latent is None or attention.kv_heads == attention.heads:
+        return attention
+    return replace(attention, kv_heads=attention.heads)

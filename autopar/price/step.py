@@ -47,11 +47,10 @@ from autopar.rates.parts.updates import (
 )
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import Record, replace
+from autopar.run.architecture import Experts, Mlp
 from autopar.run.job import (
     Block,
-    Experts,
     Job,
-    Mlp,
     Recomputation,
     adapter_parameters,
     mtp_blocks,

@@ -42,13 +42,10 @@ from autopar.rates.parts.operations import (
 )
 from autopar.rates.parts.updates import weights_cast_s
 from autopar.records import replace
+from autopar.run.architecture import Attention, Experts, Mamba, Mlp
 from autopar.run.job import (
-    Attention,
     Block,
-    Experts,
     Job,
-    Mamba,
-    Mlp,
     attention_matrices,
     mamba_inputs,
     projection_targets,
@@ -158,10 +155,10 @@ def _attention_parts(
     last: Beside = [("projection", hidden)]
     yield from linear_parts(machine, job, "projection", "attention", n, hidden, values, last)
     if latent is not None:
-        widths = (latent.query_rank or 0) + latent.key_value_rank
+        widths = (latent.query_rank or 0) + latent.kv_rank
         yield element_part(machine, job, "latent norms", "attention", "norm", n * widths)
     heads = (attention.query + key_value) / t
-    if attention.head_norms and latent is None:
+    if attention.head_norms != "none" and latent is None:
         # of latent attention the latents have them, whatever a trainer calls that
         keys = heads - key_value / t / 2
         yield element_part(machine, job, "head norms", "attention", "norm", n * keys)
@@ -411,9 +408,9 @@ def _exchanging(job: Job) -> int:
 def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
     """Return all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and their gradients' (arXiv
     2309.14509, section 3.2); a rank of keys and values has one head at least."""
-    values = attention.value_width or attention.width
     groups, ranks = max(attention.kv_heads, job.tp), _exchanging(job)
-    widths = (attention.query, groups * attention.width, groups * values, attention.value)
+    keys, values = groups * attention.width, groups * attention.value_width
+    widths = (attention.query, keys, values, attention.value)
     once = sum(
         transfer_s(
             machine, "all2all", job.tokens * width / job.tp * job.element_bytes, ranks, job.tp

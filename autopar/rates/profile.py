@@ -18,7 +18,8 @@ from autopar.rates.measured import HostCalls, host_calls, together_s
 from autopar.rates.parts.operations import Machine, Part, Split
 from autopar.rates.parts.updates import optimizer_time_s
 from autopar.records import replace
-from autopar.run.job import Block, Experts, Job, parameters
+from autopar.run.architecture import Experts
+from autopar.run.job import Block, Job, parameters
 from autopar.run.model import OtherTime, ShardedTime, TimePoint
 
 _Kind = Literal["sp", "tp", "ulysses"]

@@ -57,6 +57,26 @@ class Attention(Record, tag_field="kind", tag="attention"):
     latent: LatentAttention | None = None
 
     @property
+    def query(self) -> int:
+        """Width of the queries of all heads."""
+        return self.heads * self.width
+
+    @property
+    def key_value(self) -> int:
+        """Width of keys and values of all their heads together."""
+        return self.kv_heads * (self.width + self.value_width)
+
+    @property
+    def value(self) -> int:
+        """Width of the result of all heads."""
+        return self.heads * self.value_width
+
+    @property
+    def rotary(self) -> bool:
+        """True if heads have rotary positions."""
+        return self.rotary_share > 0
+
+    @property
     def rotary_width(self) -> int:
         """Width of a query or key of one head that has rotary positions."""
         if self.latent is not None:
@@ -72,6 +92,11 @@ class Mamba(Record, tag_field="kind", tag="mamba"):
     """Width of one head."""
     state: int
     groups: int
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.width
 
 
 class Mlp(Record, tag_field="kind", tag="mlp"):

@@ -15,6 +15,7 @@ from typing import Literal
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import Record, replace
+from autopar.run.architecture import Attention, Experts, LatentAttention, Mamba, Mlp
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.run.plan import LayerStrategy, Plan, refinements, violations
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
@@ -37,84 +38,6 @@ attention and every other product."""
 FP32_STATES = 12.0
 """Bytes of a parameter's two moments and weight in fp32, as `Job.state_bytes` counts them."""
 Recomputation = frozenset[Module] | Literal["full"]
-
-
-class LatentAttention(Record):
-    """Widths of multi-head latent attention (DeepSeek-V2): queries and keys are compressed."""
-
-    query_rank: int | None
-    """None: queries are projected at once."""
-    key_value_rank: int
-    rotary_width: int
-    """Of each key, the part that carries positions and is one for all heads."""
-
-
-class Attention(Record):
-    """The attention of a block."""
-
-    heads: int
-    kv_heads: int
-    width: int
-    """Of a query and a key of one head."""
-    value_width: int | None = None
-    """Of a value of one head, where it is another."""
-    window: int | None = None
-    """Tokens that a query sees at most; None: all before it."""
-    causal: bool = True
-    rotary: bool = True
-    head_norms: bool = False
-    """Queries and keys of every head pass a norm; of latent attention its latents do, always."""
-    latent: LatentAttention | None = None
-
-    @property
-    def query(self) -> int:
-        """Width of the queries of all heads."""
-        return self.heads * self.width
-
-    @property
-    def key_value(self) -> int:
-        """Width of keys and values of all heads together."""
-        return self.kv_heads * (self.width + (self.value_width or self.width))
-
-    @property
-    def value(self) -> int:
-        """Width of the result of all heads."""
-        return self.heads * (self.value_width or self.width)
-
-
-class Mlp(Record):
-    """A dense MLP of two matrices, or of three where it is gated."""
-
-    width: int
-    gated: bool = False
-
-
-class Experts(Record):
-    """A mixture of MLPs, of which every token visits a few."""
-
-    number: int
-    per_token: int
-    width: int
-    gated: bool = True
-    shared_width: int = 0
-    """Of an MLP that every token visits; 0 for none."""
-    latent: int | None = None
-    """Width to which tokens are projected for the experts; None: they keep the model's."""
-
-
-class Mamba(Record):
-    """A selective state-space mixer (Mamba-2)."""
-
-    heads: int
-    width: int
-    """Of one head."""
-    state: int
-    groups: int
-
-    @property
-    def inner(self) -> int:
-        """Width of all heads."""
-        return self.heads * self.width
 
 
 class Block(Record):
@@ -333,24 +256,25 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
             gated=layer.gated_mlp,
             shared_width=layer.shared_expert_width,
         )
-    latent = layer.latent
+    latent, width = layer.latent, head_dim(layer)
     return Block(
         number=1,
         hidden=layer.hidden_size,
         attention=Attention(
             heads=layer.num_heads,
             kv_heads=layer.num_kv_heads or layer.num_heads,
-            width=head_dim(layer),
-            value_width=None if latent is None else latent.value_width,
+            width=width,
+            value_width=width if latent is None else latent.value_width,
             window=layer.window,
             causal=layer.causal,
-            rotary=layer.gated_mlp,
-            head_norms=layer.qk_norms,
+            rotary_share=1.0 if layer.gated_mlp else 0.0,
+            head_norms="head" if layer.qk_norms else "none",
             latent=None
             if latent is None
             else LatentAttention(
                 query_rank=latent.query_rank,
-                key_value_rank=latent.key_value_rank,
+                kv_rank=latent.key_value_rank,
+                key_width=latent.key_width,
                 rotary_width=latent.rotary_width,
             ),
         ),
@@ -400,8 +324,8 @@ def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float]
         key = attention.kv_heads * attention.width
         value = attention.key_value - key
         return ((("query", attention.query), ("key", key), ("value", value)),)
-    narrow = latent.key_value_rank + latent.rotary_width
-    values = attention.value_width or attention.width
+    narrow = latent.kv_rank + latent.rotary_width
+    values = attention.value_width
     keys = attention.heads * (attention.width - latent.rotary_width + values)
     first: tuple[tuple[Target, float], ...] = (("key", narrow),)
     if latent.query_rank is not None:
@@ -445,21 +369,21 @@ def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, in
     latent = attention.latent
     if latent is None:
         return ((attention.query + attention.key_value, hidden),)
-    values = attention.value_width or attention.width
+    values = attention.value_width
     # DeepSeek-V2 (arXiv 2405.04434), section 2.1: compress, and expand to the heads
     keys = attention.heads * (attention.width - latent.rotary_width + values)
-    narrow = latent.key_value_rank + latent.rotary_width
+    narrow = latent.kv_rank + latent.rotary_width
     if latent.query_rank is None:
         # its smaller models project queries at once
         return (
             (narrow, hidden),
             (attention.query, hidden),
-            (keys, latent.key_value_rank),
+            (keys, latent.kv_rank),
         )
     return (
         (latent.query_rank + narrow, hidden),
         (attention.query, latent.query_rank),
-        (keys, latent.key_value_rank),
+        (keys, latent.kv_rank),
     )
 
 

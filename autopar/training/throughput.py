@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.records import Record
+from autopar.run.architecture import Attention, Experts
 from autopar.run.job import (
-    Attention,
     Block,
-    Experts,
     Job,
     Recomputation,
     adapter_parameters,

@@ -32,7 +32,8 @@ from autopar.rates.parts.operations import (
     transfer_s,
 )
 from autopar.records import replace
-from autopar.run.job import Experts, Job
+from autopar.run.architecture import Experts
+from autopar.run.job import Job
 from autopar.training.mixtures import taken_share
 
 _ROUTER_BYTES = 40.0

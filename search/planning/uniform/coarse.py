@@ -29,7 +29,8 @@ from autopar.rates.measured import together_s
 from autopar.rates.parts.experts import expert_sends
 from autopar.rates.parts.operations import Machine, Part, Sends, Split, split_of
 from autopar.records import replace
-from autopar.run.job import Attention, Block, Experts, Job as StepJob, Mlp
+from autopar.run.architecture import Attention, Experts, Mlp
+from autopar.run.job import Block, Job as StepJob
 from autopar.run.strategy import ContextKind
 from search.engines.choice import Choice, Dispatcher, Precision
 

@@ -43,7 +43,8 @@ from autopar.rates.parts.replicas import (
 from autopar.rates.parts.updates import host_of, optimizer_time_s
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace
-from autopar.run.job import Block, Job as StepJob, Mlp, Recomputation, parameters
+from autopar.run.architecture import Mlp
+from autopar.run.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors

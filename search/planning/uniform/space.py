@@ -15,7 +15,8 @@ import numpy as np
 
 from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
-from autopar.run.job import Block, Experts, Job as StepJob, parameters
+from autopar.run.architecture import Experts
+from autopar.run.job import Block, Job as StepJob, parameters
 from autopar.run.rules import EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
 from autopar.run.strategy import ContextKind
 from autopar.units import divisors
