@@ -22,6 +22,7 @@ from typing import Any
 
 from autopar.run.launch import Model
 
+from autopar.price.assessment import Target, assess
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
@@ -30,7 +31,6 @@ from autopar.records import Record, replace
 from autopar.units import GIB
 from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
-from search.check.assessment import Target, assess
 from search.engines.choice import PRECISIONS, Fixed
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.space import Job

@@ -20,6 +20,7 @@ from autopar.run.launch import chunks_of_sizes
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.price.assessment import Assessment, Target, assess
 from autopar.price.profile import launch_model
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
@@ -27,7 +28,6 @@ from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
-from search.check.assessment import Assessment, Target, assess
 from search.engines.choice import MODULES, Choice, Fixed
 from search.engines.space import Job
 from search.engines.table import engine_space

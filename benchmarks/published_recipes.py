@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from autopar.price.assessment import Assessment, Target, assess
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.units import format_bytes, format_seconds
-from search.check.assessment import Assessment, Target, assess
 from search.check.neighbours import neighbours_of
 from search.engines.megatron.read import read_launch
 

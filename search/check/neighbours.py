@@ -2,7 +2,7 @@
 
 Each knob offers other values of one argument, with what has to follow it (sequence parallelism
 tensor parallelism, chunks the stages). Those that run and fit are compared by step time; which
-run is first is `search.check.assessment`'s matter.
+run is first is `autopar.price.assessment`'s matter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import partial
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import schedule_of_chunks
+from autopar.price.assessment import Assessment, Target, Timing, assess, timing_of
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run, legal, resplit_run
 from autopar.run.strategy import Recomputation, recomputing, relaid, resplit
-from search.check.assessment import Assessment, Target, Timing, assess, timing_of
 from search.engines.changes import (
     MOVES,
     Changes,

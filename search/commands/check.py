@@ -14,10 +14,10 @@ from autopar.errors import FAILED, UNUSABLE
 from search.commands.app import files_read, leave, working, write_answer, write_pictures
 
 if TYPE_CHECKING:
+    from autopar.price.assessment import Assessment, Target
     from autopar.rates.accuracy import Accuracy
     from autopar.rates.card import Card
     from autopar.rates.site import Site
-    from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbours
     from search.engines.reader import CheckedFile
     from search.show.pictures.files import Pictures
@@ -208,7 +208,7 @@ def _priced(
     file: CheckedFile, target: Target, *, neighbours: bool
 ) -> tuple[Assessment | None, Neighbours | None]:
     """Return the price of a launch that can run, and what is next to it."""
-    from search.check.assessment import assess
+    from autopar.price.assessment import assess
     from search.check.neighbours import neighbours_of
 
     if file.run is None or any(one.kind == "illegal" for one in file.findings):
@@ -243,9 +243,9 @@ class _Place(NamedTuple):
 
     def target(self, stack: str) -> Target:
         """Return what prices a launch of such software; raises InputError for an unknown one."""
+        from autopar.price.assessment import Target
         from autopar.rates.parts.operations import machine_of
         from autopar.rates.stack import load_stack
-        from search.check.assessment import Target
 
         return Target(
             machine=machine_of(self.card, load_stack(stack), self.site),

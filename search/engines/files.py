@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autopar.errors import InputError
+from autopar.run.architecture import refuse_unlike
 from autopar.run.run import Run
 from search.engines.differences import losses_of
 from search.engines.engine import Engine
@@ -51,6 +52,7 @@ def written(run: Run, *, engine: str, place: Place) -> WrittenLaunch:
             f"{place.num_nodes} x {place.gpus_per_node} GPUs are {place.num_gpus}, and the launch "
             f"is for {run.strategy.gpus}; give the cluster that it is for"
         )
+    refuse_unlike(run.model)
     own = engine_named(engine)
     draft = _draft(own, run, place)
     title = title_of(own, draft)

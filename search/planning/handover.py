@@ -16,12 +16,12 @@ from msgspec import field
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
+from autopar.price.assessment import Assessment, assess
 from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.run.run import Run
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_odds, format_seconds
-from search.check.assessment import Assessment, assess
 from search.engines.differences import losses_of
 from search.engines.files import read_back, title_of, with_script, written
 from search.engines.place import Loss, Place

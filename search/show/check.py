@@ -19,15 +19,15 @@ from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.sharded import recipe_of_run
 from autopar.rates.accuracy import probability_faster
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
-from search.check.assessment import price_of
+from search.planning.uniform.summary import price_of
 from search.show.files import assessed_entry
 from search.show.headline import print_rows, throughput_rows
 from search.show.terminal import show_memory, show_peak, terms_line
 
 if TYPE_CHECKING:
+    from autopar.price.assessment import Assessment, Target
     from autopar.run.run import Run
     from autopar.run.strategy import Recomputed
-    from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbour, Neighbours
     from search.engines.reader import CheckedFile
 

@@ -51,6 +51,7 @@ from autopar.documents.strategy import (
     unsaid_by_galvatron,
 )
 from autopar.output import safe_name
+from autopar.price.assessment import Assessment, Target
 from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.measured import HardwareProfile
 from autopar.records import replace
@@ -61,7 +62,6 @@ from autopar.training.launch_file import HardwareEntry, LaunchDocument, LaunchEn
 from autopar.training.launch_settings import settings_of
 from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
-from search.check.assessment import Assessment, Target, price_of
 from search.engines.space import run_of
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
@@ -69,6 +69,7 @@ from search.planning.question import WhyNot
 from search.planning.uniform.answer import Answer as Launches, EngineAnswer
 from search.planning.uniform.files import degrees_entry
 from search.planning.uniform.solve import Solution
+from search.planning.uniform.summary import price_of
 from search.questions.suggestions import Remedy
 from search.request.options import SearchOptions
 from search.request.profiles import named_card

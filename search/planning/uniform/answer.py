@@ -26,10 +26,10 @@ from search.request.request import BATCH_OPTIONS, Request, model_spec
 
 if TYPE_CHECKING:
     from autopar.answer import EngineBest
+    from autopar.price.assessment import Target
     from autopar.rates.card import Card
     from autopar.rates.site import Site
     from autopar.run.run import Run
-    from search.check.assessment import Target
     from search.planning.uniform.solve import Solution, Solved, Uniform
 
 _TOKENS = 4 << 20
@@ -473,7 +473,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run)
 
     run : what the choice is in the engine, or somebody made of that.
     """
-    from search.check.assessment import assess
+    from autopar.price.assessment import assess
     from search.planning.uniform.solve import Effort, Solution, Solved
 
     engine = engine_space(engine.name, compiled=choice.compiled)
@@ -489,10 +489,10 @@ def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run)
 
 def target_of(question: Question, engine: EngineSpace) -> Target:
     """Return where an engine's launches run, with its own software."""
+    from autopar.price.assessment import Target
     from autopar.rates.accuracy import load_accuracy
     from autopar.rates.parts.operations import machine_of
     from autopar.rates.stack import load_stack
-    from search.check.assessment import Target
 
     machine = machine_of(question.card, load_stack(question.stack or engine.stack), question.site)
     return Target(

@@ -18,6 +18,7 @@ from autopar.arrays import F64, I64
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.price.account import Account, account_of
+from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
 from autopar.price.step import (
     KnownLayers,
@@ -48,7 +49,6 @@ from autopar.run.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
-from search.check.assessment import Assessment, Target, Timing, assess
 from search.engines.choice import NONE, Choice, Fixed, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.units import (

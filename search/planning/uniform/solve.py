@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.errors import InputError
+from autopar.price.assessment import Assessment, Target
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run
-from search.check.assessment import Assessment, Target
 from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.units import Unit, arrangement_of

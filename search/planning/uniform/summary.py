@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autopar.answer import Alternative, Answer, Priced
+from autopar.answer import Alternative, Answer, MemoryTerm, Price, Priced, StagePrice
+from autopar.price.account import Account
+from autopar.price.assessment import Assessment, Target
+from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.accuracy import probability_faster
-from autopar.units import format_bytes, format_seconds
-from search.check.assessment import price_of
+from autopar.run.run import Run
+from autopar.units import GIB, format_bytes, format_seconds
 from search.engines.choice import PRECISIONS, Fixed
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
@@ -146,3 +149,59 @@ def _not_searched(found: Launches, one: EngineAnswer) -> tuple[str, ...]:
     if named:
         kinds.append(f"what {', '.join(named)} exclude{'s' if len(named) == 1 else ''}")
     return (*kinds, *engine.left_out)
+
+
+def price_of(assessment: Assessment, target: Target) -> Price:
+    """Return an assessment as the record that reports share."""
+    run, step, runs = assessment.run, assessment.step, assessment.runs
+    verdict = "fits" if assessment.fits(target) else "does not fit"
+    if not target.host_fits(assessment.host_bytes):
+        verdict += ": the host has no room for what is to lie there"
+    basis, interval, notes = [], "", []
+    if runs is not None and assessment.interval_s is not None:
+        links = "measured links" if target.site_known else "estimates"
+        what = "mixtures" if runs.experts else "runs"
+        basis = [f"{links}; in ( ): 9 of 10 of {runs.rows} published {runs.stack} {what}"]
+        low, high = map(format_seconds, assessment.interval_s)
+        what = "mixtures" if runs.experts else "dense models"
+        interval = (
+            f"{low} to {high}, as 9 of 10 of {runs.rows} published runs of {what} with "
+            f"{runs.stack} were off ({runs.sources} sources)"
+        )
+    if not target.site_known:
+        notes.append(
+            "the cluster was not probed: times are those of its datasheet (autopar profile site)"
+        )
+    return Price(
+        throughput=assessment.throughput,
+        samples_per_s=0.0 if step is None else run.strategy.global_batch / step.total_s,
+        terms_s={} if step is None else step.terms_s,
+        stage_s=() if step is None else tuple(step.stage_s),
+        global_batch=run.strategy.global_batch,
+        micro_batches=run.strategy.micro_batches,
+        stages=tuple(_stage_price(run, one, target) for one in assessment.accounts),
+        oom_probability=assessment.odds_of_oom,
+        oom_risk=target.oom_risk,
+        verdict=verdict,
+        host_bytes=assessment.host_bytes,
+        host_room_bytes=target.host_room_bytes,
+        basis=tuple(basis),
+        interval=interval,
+        notes=tuple(notes),
+        reserve_bytes=GIB,
+        reserve_of="CUDA and NCCL",
+        few_runs=tuple(few_runs_of(run)),
+    )
+
+
+def _stage_price(run: Run, account: Account, target: Target) -> StagePrice:
+    low, high = reserved_interval(run, account.peak_bytes)
+    return StagePrice(
+        stage=account.stage,
+        steady_bytes=account.states_bytes,
+        peak_bytes=account.peak_bytes,
+        reserved_bytes=(low, high),
+        budget_bytes=target.capacity_bytes,
+        oom_probability=target.odds(run, account.peak_bytes),
+        terms=tuple(MemoryTerm(one.name, one.num_bytes, one.switch) for one in account.peak),
+    )

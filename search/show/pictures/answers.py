@@ -13,12 +13,12 @@ from autopar.answer import Price, Priced
 from autopar.documents.catalog import shipped_path
 from autopar.errors import InputError
 from autopar.price.account import account_of
+from autopar.price.assessment import Assessment, Target
 from autopar.price.risk import odds_of_any
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
-from search.check.assessment import Assessment, Target, price_of
 from search.planning.layered.summary import one_line
-from search.planning.uniform.summary import priced_of, words_of as line_of
+from search.planning.uniform.summary import price_of, priced_of, words_of as line_of
 from search.show.pictures.charts import Point, Series, lines, scatter, table
 from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
 from search.show.pictures.page import Fact, Page, Section

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from autopar.errors import OptionError
 
 if TYPE_CHECKING:
+    from autopar.price.assessment import Assessment, Target
     from autopar.run.plan import Plan, Prediction
-    from search.check.assessment import Assessment, Target
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
     from search.planning.uniform.answer import Answer

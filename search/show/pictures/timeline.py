@@ -16,13 +16,13 @@ from autopar.errors import InputError
 from autopar.pipeline.orders import Kind
 from autopar.pipeline.replay import Timed, replay
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.price.assessment import Assessment, Target
 from autopar.price.job import job_of_run
 from autopar.price.schedule import micro_batch_group
 from autopar.price.step import KnownLayers, StageTime, StepTime, held_blocks
 from autopar.records import Record
 from autopar.run.plan import Plan, Prediction
 from autopar.run.run import Run
-from search.check.assessment import Assessment, Target
 from search.show.pictures.layers import Piece, layer_pieces
 from search.show.pictures.terms import Stream, stream_of, words_of
 

@@ -1,8 +1,4 @@
-"""What a launch needs and takes: memory by stage, odds of running out of it, step time.
-
-Prices come from `autopar.price` and `autopar.price.step`; what would be better is
-`search.check.neighbours`.
-"""
+"""The price of a run on a machine: memory by stage, probability of running out, step time."""
 
 from __future__ import annotations
 
@@ -10,11 +6,10 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from autopar.answer import MemoryTerm, Price, StagePrice
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of, host_bytes_of
 from autopar.price.job import job_of_run
-from autopar.price.risk import few_runs_of, odds_of_any, odds_of_more, reserved_interval
+from autopar.price.risk import odds_of_any, odds_of_more
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.parts.operations import Machine
@@ -22,11 +17,10 @@ from autopar.records import Record
 from autopar.run.job import Job
 from autopar.run.run import Run
 from autopar.training.throughput import Throughput, hardware_flop, model_flop
-from autopar.units import GIB, format_seconds
 
 
 class Target(Record):
-    """Where a launch is to run, and how well steps are known there."""
+    """Machine and context of a price: where a run is, and how well steps are known there."""
 
     machine: Machine
     accuracy: Accuracy
@@ -167,60 +161,4 @@ def assess(
             hardware_flop=hardware_flop(job),
             peak_flop_per_s=target.machine.card.flop_per_s["bf16"],
         ),
-    )
-
-
-def price_of(assessment: Assessment, target: Target) -> Price:
-    """Return an assessment as the record that reports share."""
-    run, step, runs = assessment.run, assessment.step, assessment.runs
-    verdict = "fits" if assessment.fits(target) else "does not fit"
-    if not target.host_fits(assessment.host_bytes):
-        verdict += ": the host has no room for what is to lie there"
-    basis, interval, notes = [], "", []
-    if runs is not None and assessment.interval_s is not None:
-        links = "measured links" if target.site_known else "estimates"
-        what = "mixtures" if runs.experts else "runs"
-        basis = [f"{links}; in ( ): 9 of 10 of {runs.rows} published {runs.stack} {what}"]
-        low, high = map(format_seconds, assessment.interval_s)
-        what = "mixtures" if runs.experts else "dense models"
-        interval = (
-            f"{low} to {high}, as 9 of 10 of {runs.rows} published runs of {what} with "
-            f"{runs.stack} were off ({runs.sources} sources)"
-        )
-    if not target.site_known:
-        notes.append(
-            "the cluster was not probed: times are those of its datasheet (autopar profile site)"
-        )
-    return Price(
-        throughput=assessment.throughput,
-        samples_per_s=0.0 if step is None else run.strategy.global_batch / step.total_s,
-        terms_s={} if step is None else step.terms_s,
-        stage_s=() if step is None else tuple(step.stage_s),
-        global_batch=run.strategy.global_batch,
-        micro_batches=run.strategy.micro_batches,
-        stages=tuple(_stage_price(run, one, target) for one in assessment.accounts),
-        oom_probability=assessment.odds_of_oom,
-        oom_risk=target.oom_risk,
-        verdict=verdict,
-        host_bytes=assessment.host_bytes,
-        host_room_bytes=target.host_room_bytes,
-        basis=tuple(basis),
-        interval=interval,
-        notes=tuple(notes),
-        reserve_bytes=GIB,
-        reserve_of="CUDA and NCCL",
-        few_runs=tuple(few_runs_of(run)),
-    )
-
-
-def _stage_price(run: Run, account: Account, target: Target) -> StagePrice:
-    low, high = reserved_interval(run, account.peak_bytes)
-    return StagePrice(
-        stage=account.stage,
-        steady_bytes=account.states_bytes,
-        peak_bytes=account.peak_bytes,
-        reserved_bytes=(low, high),
-        budget_bytes=target.capacity_bytes,
-        oom_probability=target.odds(run, account.peak_bytes),
-        terms=tuple(MemoryTerm(one.name, one.num_bytes, one.switch) for one in account.peak),
     )
