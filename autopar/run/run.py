@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -75,20 +76,29 @@ class Run(Record, dict=True):
     @cached_property
     def rank_layers(self) -> tuple[RankLayer, ...]:
         """All layers as a rank has them, in execution order; equal ones are one object."""
-        whole = self.runtime.offload.layers
-        # groups share their objects, so that most layers are found without a comparison
-        seen: dict[tuple[int, int, bool], RankLayer] = {}
         made: dict[tuple[Layer, Split, bool], RankLayer] = {}
-        found = []
-        pairs = zip(self.model.each_layer, self.strategy.each_layer, strict=True)
-        for number, (layer, split) in enumerate(pairs):
-            offloaded = number < whole
-            key = (id(layer), id(split), offloaded)
-            if key not in seen:
-                own = RankLayer(run=self, layer=layer, split=split, offloaded=offloaded)
-                seen[key] = made.setdefault((layer, split, offloaded), own)
-            found.append(seen[key])
+        found: list[RankLayer] = []
+        for count, layer, split, offloaded in self._alike():
+            own = RankLayer(run=self, layer=layer, split=split, offloaded=offloaded)
+            found += [made.setdefault((layer, split, offloaded), own)] * count
         return tuple(found)
+
+    def _alike(self) -> Iterator[tuple[int, Layer, Split, bool]]:
+        """Yield (number, layer, split, whether offloaded whole) of consecutive equal layers."""
+        model, first = self.model, self.runtime.offload.layers
+        splits = iter(self.strategy.layers)
+        left, at = 0, 0
+        for group in model.layers * model.repeat:
+            wanted = group.count
+            while wanted:
+                if not left:
+                    own = next(splits)
+                    left, split = own.count, own.split
+                # where offloading of whole layers ends
+                inside = first - at if at < first else wanted
+                count = min(wanted, left, inside)
+                yield count, group.layer, split, at < first
+                wanted, left, at = wanted - count, left - count, at + count
 
     @cached_property
     def mtp_layer(self) -> RankLayer:

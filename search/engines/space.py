@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Literal, cast
 
 from autopar.pipeline.schedules import Schedule
@@ -42,7 +43,7 @@ from search.engines.choice import (
 )
 
 
-class Job(Record):
+class Job(Record, dict=True):
     """What is trained where, whatever the plan."""
 
     name: str
@@ -57,6 +58,11 @@ class Job(Record):
     skew: float | None = None
     """Tokens of the busiest expert rank over the mean, in the times of a step; None: even."""
     training: Training = Training()
+
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """Values of rules that no choice changes."""
+        return job_values(self)
 
 
 _UNLINKED = re.compile(r"MI[0-9]|RTX|L4|L40|T4|V100|A(2|10|16|30|40)([^0-9]|$)|.*PCIE")
@@ -133,7 +139,7 @@ def run_of(engine: EngineSpace, job: Job, choice: Choice) -> Run:
 def values_of(job: Job, choice: Choice) -> dict[str, Any]:
     """Return the values of rules of a job and a choice."""
     given = {name: getattr(choice, name) for name in _FIELDS}
-    return {**job_values(job), **with_words(given)}
+    return {**job.values, **with_words(given)}
 
 
 def runs(engine: EngineSpace, job: Job, choice: Choice) -> bool:
