@@ -15,6 +15,7 @@ Bounds of a field, `Annotated[int, whole_number(1, 8)]`, are those of files alon
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
 from msgspec import Meta, Struct, StructMeta, field, structs
@@ -59,6 +60,17 @@ class Record(Struct, metaclass=_RecordType, frozen=True, forbid_unknown_fields=T
     """Base of all records."""
 
 
+def record_of(
+    name: str, kinds: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Any:
+    """Return a record with these fields, of which those with a default may be left out."""
+    return _RecordType(
+        name,
+        (Record,),
+        {"__annotations__": dict(kinds), "__module__": __name__, **(defaults or {})},
+    )
+
+
 class KeyFault(ValueError):  # noqa: N818 - a fault of a file, said by a DocumentError
     """Raised by `__post_init__` of a record of a file: which key is wrong, and why."""
 
@@ -77,3 +89,8 @@ def number(least: float, most: float) -> Meta:
     """Return the bounds of a number in a file; NaN is in none."""
     words = f"a number from {least:g} to {most:g}".replace("e+", "e")
     return Meta(ge=least, le=most, extra={"expected": words})
+
+
+def some_text() -> Meta:
+    """Return the bounds of a text in a file that is not empty."""
+    return Meta(min_length=1, pattern=r"\S", extra={"expected": "a text that is not empty"})

@@ -11,12 +11,22 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_args
 
-from autopar.documents.json import load_object, read_record, shorten
+from msgspec import Meta
+
+from autopar.documents.json import (
+    Fault,
+    faults,
+    inlined,
+    load_object,
+    read_record,
+    short_key,
+    shorten,
+)
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.objects import (
     BaseModel,
@@ -34,6 +44,10 @@ if TYPE_CHECKING:
 
 INT = "[1-9][0-9]{0,8}"
 """A positive integer inside a key; bounded, so that int() of it cannot fail."""
+
+
+_HUGE = 1e308
+"""Larger integers are no floats."""
 
 
 class Quantity(Record):
@@ -91,6 +105,46 @@ class Quantity(Record):
         low = "exclusiveMinimum" if self.exclusive else "minimum"
         text = self.what + (f", {self.unit}" if self.unit else "")
         return {"type": "number", low: self.minimum, "maximum": self.maximum, "description": text}
+
+
+def quantity(
+    *,
+    what: str,
+    unit: str,
+    minimum: float = 0.0,
+    maximum: float,
+    exclusive: bool = True,
+    too_large: str,
+    too_small: str | None = None,
+) -> Meta:
+    """Return the bounds of a number with its unit: far outside anything real.
+
+    A value beyond them is refused with the unit that it was probably written in: `too_large`,
+    `too_small`. exclusive : `minimum` itself is refused.
+    """
+    unit_of = f" in {unit}" if unit else ""
+    bound = f"{'above' if exclusive else 'of at least'} {minimum:g}"
+    expected = f"{what}, a number {bound}{unit_of}"
+
+    def problem(value: Any) -> str:
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        if not known or not abs(value) < _HUGE:
+            return f"the value is {shorten(value)}, expected {expected}"
+        number = float(value)
+        if number > maximum:
+            return (
+                f"the value is {number:g}, expected {what}, at most {maximum:g}{unit_of}"
+                f" (it {too_large})"
+            )
+        hint = f" (it {too_small})" if too_small and number > 0 else ""
+        return f"the value is {number:g}, expected {expected}{hint}"
+
+    rest: dict[str, Any] = {
+        "le": maximum,
+        "description": what + (f", {unit}" if unit else ""),
+        "extra": {"expected": expected, "problem": problem},
+    }
+    return Meta(gt=minimum, **rest) if exclusive else Meta(ge=minimum, **rest)
 
 
 class Value(Record, kw_only=False, eq=False):
@@ -219,7 +273,7 @@ class PatternDocument(RootModel[dict[str, Any]]):
     ) -> dict[str, Any]:
         patterns = {}
         for rule in (r for r in cls.rules if r.pattern):
-            value = _inlined(rule.adapter.json_schema())
+            value = inlined(rule.adapter.json_schema())
             value["description"] = rule.meaning
             # JSON Schema's regular expressions have no (?P<name>...)
             pattern = re.sub(r"\(\?P<[a-z]+>", "(?:", rule.pattern)
@@ -233,22 +287,6 @@ class PatternDocument(RootModel[dict[str, Any]]):
             "additionalProperties": False,
             "propertyNames": {"examples": [rule.example for rule in cls.rules if rule.pattern]},
         }
-
-
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with its references written out; nested ones would lose their target."""
-    definitions = schema.pop("$defs", {})
-
-    def resolve(node: Any) -> Any:
-        if isinstance(node, dict):
-            if "$ref" in node:
-                target = definitions[node["$ref"].rsplit("/", 1)[1]]
-                return resolve({**target, **{k: v for k, v in node.items() if k != "$ref"}})
-            return {key: resolve(value) for key, value in node.items()}
-        return [resolve(value) for value in node] if isinstance(node, list) else node
-
-    result: dict[str, Any] = resolve(schema)
-    return result
 
 
 class StrictObject(BaseModel):
@@ -273,23 +311,29 @@ class StrictObject(BaseModel):
         return {key: value for key, value in data.items() if not key.startswith("_")}
 
 
-_Document = TypeVar("_Document", bound=BaseModel)
+_Document = TypeVar("_Document", bound=BaseModel | Record)
 _Published = TypeVar("_Published", bound=BaseModel | Record)
 
 DOCUMENTS: dict[str, type[Any]] = {}
 """Model or record of every kind of document, by its role, as far as their modules are imported."""
+EXAMPLES: dict[str, Mapping[str, Any]] = {}
+"""Of some, by role."""
 
 
-def published(role: str) -> Callable[[type[_Published]], type[_Published]]:
+def published(
+    role: str, example: Mapping[str, Any] | None = None
+) -> Callable[[type[_Published]], type[_Published]]:
     """Return the decorator of the model or record of a document, whose JSON Schema is published.
 
-    role : how plans, sidecars and docs/schemas call it. What docs/formats.md does not show carries
-    an example: `json_schema_extra={"examples": [...]}` of its `model_config`.
+    role : how plans, sidecars and docs/schemas call it.
+    example : of what docs/formats.md does not show.
     """
 
     def known(kind: type[_Published]) -> type[_Published]:
         assert role not in DOCUMENTS, f"two documents are called {role!r}"
         DOCUMENTS[role] = kind
+        if example is not None:
+            EXAMPLES[role] = example
         return kind
 
     return known
@@ -304,7 +348,7 @@ def validate_document(
 ) -> _Document:
     """Return the validated document, or raise a DocumentError that names key, value and remedy."""
     if issubclass(kind, Record):
-        return read_record(kind, path, data)
+        return read_record(kind, path, data, remedy=remedy)
     try:
         return kind.model_validate(data)
     except refusal() as error:
@@ -355,7 +399,7 @@ MOST_ERRORS = 100
 
 
 def document_errors(
-    kind: type[BaseModel], path: Path, data: dict[str, Any]
+    kind: type[BaseModel | Record], path: Path, data: dict[str, Any]
 ) -> tuple[DocumentError, ...]:
     """Return the errors of a document, where `validate_document` raises the first.
 
@@ -364,6 +408,8 @@ def document_errors(
     A validator stops at the first error of its object; so what is wrong is taken out and the rest
     validated again, until nothing new is found.
     """
+    if issubclass(kind, Record):
+        return _errors(path, faults(kind, data))
     rest = copy.deepcopy(data)
     found: dict[tuple[str | int, ...], str] = {}
     while True:
@@ -380,9 +426,12 @@ def document_errors(
             break
         if len(found) >= MOST_ERRORS:  # another kind of file: nobody reads as many
             break
+    return _errors(path, [(_short_key(key) or "", problem) for key, problem in found.items()])
+
+
+def _errors(path: Path, found: Sequence[Fault]) -> tuple[DocumentError, ...]:
     errors = [
-        DocumentError(path, problem, key=_short_key(location))
-        for location, problem in list(found.items())[:MOST_ERRORS]
+        DocumentError(path, problem, key=short_key(key)) for key, problem in found[:MOST_ERRORS]
     ]
     if len(found) >= MOST_ERRORS:
         errors.append(DocumentError(path, f"has more errors than these {MOST_ERRORS}"))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 import autopar
 from autopar.documents.checks import (
     DOCUMENTS,
+    EXAMPLES,
     INT,
     PatternDocument,
     Quantity,
@@ -330,6 +331,7 @@ def json_schemas() -> dict[str, dict[str, Any]]:
         role: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             **_schema(kind),
+            **({"examples": [EXAMPLES[role]]} if role in EXAMPLES else {}),
         }
         for role, kind in sorted(DOCUMENTS.items())
     }
