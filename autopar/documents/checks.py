@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_args
@@ -20,19 +20,21 @@ from msgspec import Meta
 
 from autopar.documents.json import (
     Fault,
+    below,
     faults,
     inlined,
     load_object,
     read_record,
+    record_schema,
     short_key,
     shorten,
+    taken,
+    unknown_key,
 )
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.objects import (
     BaseModel,
     ConfigDict,
-    RootModel,
-    TypeAdapter,
     model_validator,
     refusal,
 )
@@ -234,50 +236,51 @@ class Rule(Record, kw_only=False, dict=True):
         """The compiled pattern; use it with `fullmatch`."""
         return re.compile(self.pattern)
 
-    @cached_property
-    def adapter(self) -> TypeAdapter[Any]:
-        """Validator of the value."""
-        return TypeAdapter(self.value)
 
-
-class PatternDocument(RootModel[dict[str, Any]]):
+class PatternDocument:
     """An object whose keys follow the patterns of `rules`; keys beginning with `_` are comments."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        checked = {}
-        for key, value in self.root.items():
-            if key.startswith("_"):
-                continue
-            rule = next((r for r in self.rules if r.regex.fullmatch(key)), None)
-            if rule is None:
-                raise key_error(_unknown_key(key, self.known_keys()), key)
-            try:
-                checked[key] = rule.adapter.validate_python(value)
-            except refusal() as error:
-                problem, location = _first(error)
-                raise key_error(problem, key, *location) from None
-        self.root = checked
-        return self
-
-    def known_keys(self) -> list[str]:
-        """Return examples of every kind of key, and the valid keys of this very file."""
-        valid = [k for k in self.root if any(r.regex.fullmatch(k) for r in self.rules)]
-        return [rule.example for rule in self.rules] + valid[:200]
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root = root
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def older(cls, value: Any) -> Any:
+        """Return what older releases write as this one does."""
+        return value
+
+    @classmethod
+    def taken(cls, value: Any, key: str, found: list[Fault]) -> Self | None:
+        """Return the object of a file; what is wrong with it is added to `found`."""
+        value = cls.older(value)
+        if not isinstance(value, Mapping):
+            found.append((key, f"the value is {shorten(value)}, expected an object"))
+            return None
+        root = {}
+        for name, item in value.items():
+            rule = next((r for r in cls.rules if r.regex.fullmatch(name)), None)
+            if rule is not None:
+                root[name] = taken(rule.value, item, below(key, name), found)
+            elif not name.startswith("_"):
+                found.append((below(key, name), unknown_key(name, cls.known_keys(value))))
+        return cls(root)
+
+    @classmethod
+    def known_keys(cls, keys: Iterable[str]) -> list[str]:
+        """Return examples of every kind of key, and the valid ones of a file."""
+        valid = [key for key in keys if any(rule.regex.fullmatch(key) for rule in cls.rules)]
+        return [rule.example for rule in cls.rules] + valid[:200]
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Return the JSON Schema of the object."""
         patterns = {}
         for rule in (r for r in cls.rules if r.pattern):
-            value = inlined(rule.adapter.json_schema())
-            value["description"] = rule.meaning
+            value = inlined(record_schema(rule.value))
             # JSON Schema's regular expressions have no (?P<name>...)
             pattern = re.sub(r"\(\?P<[a-z]+>", "(?:", rule.pattern)
-            patterns[f"^(?:{pattern})$"] = value
+            patterns[f"^(?:{pattern})$"] = {**value, "description": rule.meaning}
         patterns["^_"] = {"description": "A comment; ignored."}
         return {
             "type": "object",
@@ -311,8 +314,8 @@ class StrictObject(BaseModel):
         return {key: value for key, value in data.items() if not key.startswith("_")}
 
 
-_Document = TypeVar("_Document", bound=BaseModel | Record)
-_Published = TypeVar("_Published", bound=BaseModel | Record)
+_Document = TypeVar("_Document")
+_Published = TypeVar("_Published", bound=BaseModel | Record | PatternDocument)
 
 DOCUMENTS: dict[str, type[Any]] = {}
 """Model or record of every kind of document, by its role, as far as their modules are imported."""
@@ -347,24 +350,25 @@ def validate_document(
     remedy: str | None = None,
 ) -> _Document:
     """Return the validated document, or raise a DocumentError that names key, value and remedy."""
-    if issubclass(kind, Record):
+    if issubclass(kind, Record | PatternDocument):
         return read_record(kind, path, data, remedy=remedy)
+    model: Any = kind
     try:
-        return kind.model_validate(data)
+        return model.model_validate(data)  # type: ignore[no-any-return]
     except refusal() as error:
         details = error.errors(include_url=False)
 
     def order(detail: ErrorDetails) -> tuple[bool, bool]:
         missing = detail["type"] == "missing"
-        return missing, missing and not _misspelt(kind, detail, data)
+        return missing, missing and not _misspelt(model, detail, data)
 
     # what is wrong is said before what is missing, and what is misspelt first of that
     detail = min(details, key=order)
     problem, location = _sentence(detail), detail["loc"]
     if detail["type"] == "missing":
-        expected = _expected(kind, location)
+        expected = _expected(model, location)
         problem = problem if expected is None else f"this key is missing, expected {expected}"
-        near = _misspelt(kind, detail, data)
+        near = _misspelt(model, detail, data)
         remedy = f"the file has the similar key {near!r}" if near else remedy
     # outside the except, so that no pydantic error hangs behind ours
     raise DocumentError(path, problem, key=_short_key(location), remedy=remedy)
@@ -399,7 +403,7 @@ MOST_ERRORS = 100
 
 
 def document_errors(
-    kind: type[BaseModel | Record], path: Path, data: dict[str, Any]
+    kind: type[BaseModel | Record | PatternDocument], path: Path, data: dict[str, Any]
 ) -> tuple[DocumentError, ...]:
     """Return the errors of a document, where `validate_document` raises the first.
 
@@ -408,7 +412,7 @@ def document_errors(
     A validator stops at the first error of its object; so what is wrong is taken out and the rest
     validated again, until nothing new is found.
     """
-    if issubclass(kind, Record):
+    if issubclass(kind, Record | PatternDocument):
         return _errors(path, faults(kind, data))
     rest = copy.deepcopy(data)
     found: dict[tuple[str | int, ...], str] = {}

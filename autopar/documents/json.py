@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, ValidationError, convert
+from msgspec import NODEFAULT, Meta, ValidationError, convert
 from msgspec.structs import FieldInfo, fields
 
 from autopar.errors import DocumentError, nearest
@@ -264,6 +264,27 @@ def _misspelt(kind: Any, key: str, data: Mapping[str, Any]) -> str | None:
 def short_key(key: str) -> str | None:
     """Return a key for a message; None for that of the whole document."""
     return (key[:120] + "..." if len(key) > 120 else key) or None
+
+
+def written(value: Any, *, defaults: bool = True) -> Any:
+    """Return a record as JSON has it, without what is null, and without `defaults` if not asked."""
+    if isinstance(value, Record):
+        return {
+            one.encode_name: written(item, defaults=defaults)
+            for one in _fields(type(value)).values()
+            if (item := getattr(value, one.name)) is not None
+            and (defaults or item != default_of(one))
+        }
+    if isinstance(value, dict):
+        return {key: written(item, defaults=defaults) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(item, defaults=defaults) for item in value]
+    return value
+
+
+def default_of(one: FieldInfo) -> Any:
+    """Return what a field has that is not given, `NODEFAULT` where it has to be."""
+    return one.default if one.default_factory is NODEFAULT else one.default_factory()
 
 
 def faults(kind: Any, value: Any) -> list[Fault]:

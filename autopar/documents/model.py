@@ -42,7 +42,6 @@ from autopar.documents.times import (
     seqs_text,
 )
 from autopar.errors import DocumentError, InputError
-from autopar.objects import BaseModel
 from autopar.records import Record, replace
 from autopar.run.model import (
     LayerMemory,
@@ -55,7 +54,7 @@ from autopar.run.model import (
 from autopar.sources import Source, stacks_of
 from autopar.units import MIB
 
-_Document = TypeVar("_Document", bound=BaseModel)
+_Document = TypeVar("_Document")
 
 
 class ModelMemory(Record):
@@ -292,18 +291,15 @@ def _sidecar(
         stack=next(iter(stacks_of(profile.sources)), None),
     )
     if kind == "computation":
-        return common.model_copy(
-            update={
-                "layer_times": layer_times_of(profile.layers),
-                "other_times": other_times_of(profile.other_times),
-            }
+        return replace(
+            common,
+            layer_times=layer_times_of(profile.layers),
+            other_times=other_times_of(profile.other_times),
         )
-    return common.model_copy(
-        update={
-            # what `memory_keys` writes
-            "parameter_bytes": 4,
-            "logits_peak_bytes_per_sample": profile.logits_peak_bytes_per_sample or None,
-        }
+    return replace(
+        common,
+        parameter_bytes=4,
+        logits_peak_bytes_per_sample=profile.logits_peak_bytes_per_sample or None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autopar.errors import InfeasibleExecution
+from autopar.records import replace
 from search.closed_form.calculon.documents import (
     CHOICES,
     DATATYPE_BYTES,
@@ -154,9 +155,7 @@ def check_published(x: Execution) -> None:
 def published_application(application: Application) -> Application:
     """Return what the published model knows of an application."""
     fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
-    return application.model_copy(
-        update={name: Application.model_fields[name].default for name in fields}
-    )
+    return replace(application, **{name: Application.model_fields[name].default for name in fields})
 
 
 def _check_tiers(x: Execution, system: System, quirks: Quirks) -> None:

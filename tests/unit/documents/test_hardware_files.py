@@ -31,6 +31,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.rates.measured import Curve, HardwareProfile
+from autopar.records import replace
 from tests.unit.documents_support import DOCUMENTS, SIDECAR
 
 
@@ -212,7 +213,7 @@ def test_runs_of_a_sidecar_are_append_only(tmp_path: Path) -> None:
     for run in (Run(metadata={"host": "a"}, samples=samples), Run(metadata={"host": "b"})):
         sidecar = read_sidecar(path)
         assert sidecar is not None
-        write_sidecar(path, sidecar.model_copy(update={"runs": [run]}))
+        write_sidecar(path, replace(sidecar, runs=[run]))
         write_hardware(profile, out)
     sidecar = read_sidecar(path)
     assert sidecar is not None
