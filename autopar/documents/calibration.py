@@ -15,13 +15,12 @@ from typing import Annotated, Any, Literal
 from msgspec import field, to_builtins
 
 from autopar import __version__
-from autopar.documents.checks import (
-    check_version,
-    published,
-    quantity,
-    validate_document,
+from autopar.documents.checks import check_version, published, quantity
+from autopar.documents.json import (
+    load_object,
+    read_record,
+    write_json,
 )
-from autopar.documents.json import load_object, write_json
 from autopar.errors import OptionError
 from autopar.records import KeyFault, Record, whole_number
 from autopar.sources import Source
@@ -268,7 +267,7 @@ def read_calibration(path: Path | str) -> Calibration:
         give="give the calibration.json of autopar-verify",
         again="run autopar-verify again",
     )
-    document = validate_document(CalibrationDocument, Path(path), data)
+    document = read_record(CalibrationDocument, Path(path), data)
     factors = document.factors
     return Calibration(
         computation=_interval(factors.computation),

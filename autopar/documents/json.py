@@ -22,7 +22,7 @@ from msgspec.structs import FieldInfo, fields
 
 from autopar.errors import DocumentError, nearest
 from autopar.output import Aside, write_files
-from autopar.records import KeyFault, Record
+from autopar.records import Entry, KeyFault, Record
 
 _MAX_BYTES = 256 << 20
 """Far above any document; keeps a wrong path from filling the memory."""
@@ -217,6 +217,22 @@ def own_reader(
     return Meta(extra={"read": read, "like": like, **words}, extra_json_schema=place)
 
 
+def value_reader(read: Callable[[Any], Any], expected: str, like: Any = Any) -> Meta:
+    """Return the annotation of a field whose value a function reads.
+
+    read : raises KeyFault. expected : in words. like : the type of what it reads.
+    """
+
+    def at(value: Any, key: str, found: list[Fault]) -> Any:
+        try:
+            return read(value)
+        except KeyFault as fault:
+            found.append((below(key, fault.key), str(fault)))
+            return None
+
+    return own_reader(at, like, expected)
+
+
 def read_record(
     kind: type[_Kind], path: Path | str, data: Mapping[str, Any], *, remedy: str | None = None
 ) -> _Kind:
@@ -229,12 +245,12 @@ def read_record(
     DocumentError : names file, key and value; what is wrong is said before what is missing.
     """
     whole: Any = kind
-    if _is_plain(whole):
+    if is_plain(whole):
         try:
             made = convert(data, kind)
             # numbers that exceed 64 bits are not held against bounds
             msgspec.json.encode(data)
-        except (ValidationError, OverflowError):
+        except (ValidationError, OverflowError, TypeError, ValueError):
             pass
         else:
             return made
@@ -359,28 +375,39 @@ def _taken_object(
             found.append((below(key, fault.key), str(fault)))
             return None
     known, number = _fields(kind), len(found)
+    # a field that another release, or another tool, calls otherwise
+    others: Mapping[str, str] = getattr(kind, "other_names", {})
+    called = {name: name for name in known}
+    called |= {name: o for name, o in others.items() if name not in value and o in value}
+    more = {}
     for name in value:
         # of a file every key is one; of a dictionary from Python it may be anything
         if not isinstance(name, str):
             found.append((key, f"a key is {shorten(name)}, expected a string"))
-        elif name not in known and not name.startswith("_") and _is_closed(kind):
+        elif name in known or name.startswith("_"):
+            continue
+        elif _is_closed(kind):
             found.append((below(key, name), unknown_key(name, list(known))))
+        elif issubclass(kind, Entry):
+            more[name] = value[name]
     values = {}
     for name, one in known.items():
-        if name in value:
-            values[one.name] = taken(one.type, value[name], below(key, name), found)
+        here = below(key, called[name])
+        if called[name] in value:
+            values[one.name] = taken(one.type, value[called[name]], here, found)
         elif one.required:
-            found.append((below(key, name), _MISSING + expected_of(one.type)))
+            found.append((here, _MISSING + expected_of(one.type)))
     if len(found) > number:
         return None
     try:
-        return kind(**values)
+        return kind(**values, **more)
     except KeyFault as fault:
         found.append((below(key, fault.key), str(fault)))
         return None
 
 
 def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
+    extra = _extra(kind)
     # numbers that exceed 64 bits are not held against bounds
     held = max(_LEAST, min(value, _MOST)) if type(value) is int else value
     try:
@@ -388,8 +415,8 @@ def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     except ValidationError:
         made = math.nan
     if kind is Any or not isinstance(made, float) or math.isfinite(made):
-        return value if type(made) is int else made
-    problem = _extra(kind).get("problem")
+        return value if type(made) is int or "as_written" in extra else made
+    problem = extra.get("problem")
     expected = f"the value is {shorten(value)}, expected {expected_of(kind)}"
     found.append((key, expected if problem is None else problem(value)))
     return None
@@ -418,19 +445,19 @@ def _extra(kind: Any) -> Mapping[str, Any]:
 
 
 @cache
-def _is_plain(kind: Any) -> bool:
+def is_plain(kind: Any) -> bool:
     """Return whether `convert` alone knows what is right of a type: floats have bounds."""
     inner = get_args(kind)
     if get_origin(kind) is Annotated:
         bounded = inner[0] is float and any(_has_bounds(meta) for meta in inner[1:])
-        return "read" not in _extra(kind) and (bounded or _is_plain(inner[0]))
+        return "read" not in _extra(kind) and (bounded or is_plain(inner[0]))
     if get_origin(kind) in (list, tuple, dict, Union, UnionType):
-        return all(one is Ellipsis or _is_plain(one) for one in inner)
+        return all(one is Ellipsis or is_plain(one) for one in inner)
     if _is_record(kind):
         return (
             not hasattr(kind, "prepared")
-            and "__dict__" not in dir(kind)
-            and all(_is_plain(one.type) for one in fields(kind))
+            and not issubclass(kind, Entry)
+            and all(is_plain(one.type) for one in fields(kind))
         )
     return get_origin(kind) is Literal or kind in (Any, bool, int, str, NoneType)
 
@@ -519,8 +546,9 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 def _with_own(node: Any) -> Any:
     if isinstance(node, dict):
         if _OWN in node:
-            comments = {"^_": {"description": "A comment; ignored."}}
-            own = {**inlined(record_schema(_LIKE[node[_OWN]])), "patternProperties": comments}
+            own = inlined(record_schema(_LIKE[node[_OWN]]))
+            if own.get("additionalProperties") is False:
+                own["patternProperties"] = {"^_": {"description": "A comment; ignored."}}
             return {"anyOf": [own, {"type": "null"}]} if "anyOf" in node else own
         return {key: _with_own(one) for key, one in node.items()}
     return [_with_own(one) for one in node] if isinstance(node, list) else node

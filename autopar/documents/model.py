@@ -10,8 +10,12 @@ from typing import Any, Literal, TypeVar
 
 from autopar.documents import catalog
 from autopar.documents.catalog import Content, locate, model_file_name
-from autopar.documents.checks import validate_document
-from autopar.documents.json import JsonDocument, load_object, write_json
+from autopar.documents.json import (
+    JsonDocument,
+    load_object,
+    read_record,
+    write_json,
+)
 from autopar.documents.memory import (
     MAKE_MEMORY,
     POSITIONS,
@@ -186,7 +190,7 @@ def _load(
 
     def content(path: Path) -> Content:
         file = load_object(path)
-        read[path] = file, validate_document(model, path, file.data)
+        read[path] = file, read_record(model, path, file.data)
         return _CONTENT[kind](read[path][1])
 
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Pydantic models of the documented files of hardware and models; JSON Schemas of all documents."""
+"""Records of the documented files of hardware and models; JSON Schemas of all documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import autopar
 from autopar.documents.checks import (
     DOCUMENTS,
-    EXAMPLES,
+    EXTRAS,
     INT,
     PatternDocument,
     Rule,
@@ -21,7 +21,7 @@ from autopar.records import Record
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
-# Pydantic models of the documented files: which keys exist, in which unit, in which range.
+# The documented files: which keys exist, in which unit, in which range.
 #
 # All published spellings of a key are rules here; the readers turn them into base units. Limits
 # are far outside anything real, so that a value beyond one is a mix-up of units, and the message
@@ -330,16 +330,10 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     found = {
         role: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            **_schema(kind),
-            **({"examples": [EXAMPLES[role]]} if role in EXAMPLES else {}),
+            **record_schema(kind),
+            **{key: items for key, items in EXTRAS[role].items() if items},
         }
         for role, kind in sorted(DOCUMENTS.items())
     }
     forms = import_module("autopar.command.forms")
     return {**found, "answer": forms.with_forms(found["answer"])}
-
-
-def _schema(kind: type[Any]) -> dict[str, Any]:
-    if hasattr(kind, "model_json_schema"):
-        return kind.model_json_schema()  # type: ignore[no-any-return]
-    return record_schema(kind)

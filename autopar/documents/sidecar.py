@@ -17,12 +17,15 @@ from msgspec import Meta, field, to_builtins
 from msgspec.structs import fields as fields_of
 
 from autopar import __version__
-from autopar.documents.checks import (
-    published,
-    quantity,
-    validate_document,
+from autopar.documents.checks import published, quantity
+from autopar.documents.json import (
+    JsonDocument,
+    load_object,
+    read_record,
+    shorten,
+    write_json,
+    written,
 )
-from autopar.documents.json import JsonDocument, load_object, shorten, write_json, written
 from autopar.errors import DocumentError
 from autopar.records import KeyFault, Record, number, replace, whole_number
 from autopar.run.model import LayerSpec, ModelSpec
@@ -552,7 +555,7 @@ def _read_sidecar(
         )
     if type(version) is int:
         data = {**data, "version": SIDECAR_VERSION}  # later versions only added keys
-    sidecar = validate_document(Sidecar, path, data)
+    sidecar = read_record(Sidecar, path, data)
     if kind is not None and sidecar.document != kind:
         raise DocumentError(
             path, f"the value is {sidecar.document!r}, expected {kind!r}", key="document"
@@ -588,7 +591,7 @@ def load_with_sidecar(
     """
     if read is None:
         file = load_object(path, remedy=remedy)
-        read = file, validate_document(model, path, file.data)
+        read = file, read_record(model, path, file.data)
     file, document = read
     found = _read_sidecar(path, kind)
     sources: tuple[Source, ...]

@@ -21,7 +21,7 @@ from msgspec.structs import fields
 from numpy.typing import NDArray
 
 from autopar.documents import catalog
-from autopar.documents.checks import published, validate_document
+from autopar.documents.checks import published
 from autopar.documents.json import (
     Fault,
     JsonDocument,
@@ -29,6 +29,7 @@ from autopar.documents.json import (
     headed,
     load_object,
     own_reader,
+    read_record,
     shorten,
     taken,
 )
@@ -397,7 +398,7 @@ def load_card(name: str) -> Card:
 def read_card(document: JsonDocument) -> Card:
     """Return the card of a document; raises DocumentError naming file, key and value."""
     path = document.path
-    card = validate_document(CardDocument, path, document.data)
+    card = read_record(CardDocument, path, document.data)
     device, efficiency, overhead = card.device, card.efficiency, card.overhead
     return Card(
         name=path.stem if card.name is None else card.name,

@@ -17,12 +17,13 @@ import numpy as np
 from msgspec import field
 
 from autopar.documents import catalog
-from autopar.documents.checks import (
-    published,
-    quantity,
-    validate_document,
+from autopar.documents.checks import published, quantity
+from autopar.documents.json import (
+    JsonDocument,
+    headed,
+    load_object,
+    read_record,
 )
-from autopar.documents.json import JsonDocument, headed, load_object
 from autopar.errors import DocumentError, InputError
 from autopar.rates.card import Card
 from autopar.rates.collectives import GroupShape, Network, SiteFactors, collective_time_s
@@ -306,7 +307,7 @@ def load_site(name: str) -> Site:
 def read_site(document: JsonDocument) -> Site:
     """Return the site of a document; raises DocumentError naming file, key and value."""
     path = document.path
-    found = validate_document(SiteDocument, path, document.data)
+    found = read_record(SiteDocument, path, document.data)
     gemm, host = found.gemm, found.host
     entries: dict[str, _FlopRate | _ByteRate | _Factor | _Time | None] = {
         "gemm_flop_per_s": None if gemm is None else gemm.flop_per_s,

@@ -14,8 +14,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from autopar.documents import catalog
-from autopar.documents.checks import published, validate_document
-from autopar.documents.json import JsonDocument, headed, load_object
+from autopar.documents.checks import published
+from autopar.documents.json import (
+    JsonDocument,
+    headed,
+    load_object,
+    read_record,
+)
 from autopar.rates.constants import Figure, constants
 from autopar.rates.measured import Hiding
 from autopar.records import Record, some_text
@@ -179,7 +184,7 @@ def load_stack(name: str) -> Stack:
 def read_stack(document: JsonDocument) -> Stack:
     """Return the stack of a document; raises DocumentError naming file, key and value."""
     path = document.path
-    stack = validate_document(StackDocument, path, document.data)
+    stack = read_record(StackDocument, path, document.data)
     return Stack(
         name=path.stem if stack.name is None else stack.name,
         description=stack.description,
