@@ -121,8 +121,6 @@ def _start_quickly() -> None:
     # numpy's threads spin while they wait for work, which planning has none of; a number that
     # somebody set stays
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # pydantic looks through all that is installed for plugins; no document of ours needs one
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # what imports make stays: looking it through every 700 objects finds no garbage
     gc.set_threshold(100_000, 50, 100)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from autopar.documents.checks import StrictObject, published
-from autopar.objects import ConfigDict, Field
+from msgspec import field
+
+from autopar.documents.checks import published
+from autopar.records import Entry
 from autopar.training.launch_file import DegreesEntry
 
 _EXAMPLE: dict[str, Any] = {
@@ -41,12 +43,8 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-class _Entry(StrictObject):
+class _Entry(Entry):
     """An object of the document; what is unknown is absent or null."""
-
-    def content(self) -> dict[str, Any]:
-        """Return the object as it is written: the keys that were given, in their order."""
-        return self.model_dump(exclude_unset=True)
 
 
 class ChoiceEntry(_Entry):
@@ -87,8 +85,8 @@ class ChoiceEntry(_Entry):
     """Where `--output-config-path` put it."""
     estimated: bool | None = None
     """Some input was not measured."""
-    defaults_used: list[str] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
+    defaults_used: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class LeadEntry(_Entry):
@@ -108,7 +106,7 @@ class GroupEntry(_Entry):
     """The answers for one model at one length."""
 
     trained: dict[str, str]
-    leads: list[LeadEntry] = Field(default_factory=list)
+    leads: list[LeadEntry] = field(default_factory=list)
     answers: list[ChoiceEntry]
     """In their order, those without a plan last."""
 
@@ -125,11 +123,9 @@ class EffectEntry(_Entry):
     wins: int
 
 
-@published("exploration")
+@published("exploration", example=_EXAMPLE)
 class ExplorationDocument(_Entry):
     """The answers of `autopar-explore` by what is trained, each group in its order."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     format: Literal["autopar-exploration"]
     version: Literal[1]

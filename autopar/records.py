@@ -15,6 +15,7 @@ Bounds of a field, `Annotated[int, whole_number(1, 8)]`, are those of files alon
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
 from msgspec import Meta, Struct, StructMeta, field, structs
@@ -29,6 +30,9 @@ else:
 
         Of a record or a standard dataclass; TypeError for what is no field.
         """
+        if isinstance(one, Entry):
+            own = {name: getattr(one, name) for name in one.given - one.__dict__["_more"].keys()}
+            return type(one)(**{**own, **one.__dict__["_more"], **changes})
         if isinstance(one, Struct):
             return structs.replace(one, **changes)
         import dataclasses
@@ -59,6 +63,62 @@ class Record(Struct, metaclass=_RecordType, frozen=True, forbid_unknown_fields=T
     """Base of all records."""
 
 
+class _EntryType(_RecordType):
+    if not TYPE_CHECKING:  # which knows the fields
+
+        def __call__(cls, **values):  # noqa: N805 - a class
+            more = {}
+            if not cls.__struct_config__.forbid_unknown_fields:
+                more = {k: v for k, v in values.items() if k not in cls.__struct_fields__}
+            made = super().__call__(**{k: v for k, v in values.items() if k not in more})
+            made.__dict__.update(_given=frozenset(values), _more=more)
+            return made
+
+
+class Entry(Record, metaclass=_EntryType, dict=True):
+    """A record that knows which fields were given: of documents that are written again.
+
+    With `forbid_unknown_fields=False` it keeps whatever else is given.
+    """
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the fields that were given."""
+        found: frozenset[str] = self.__dict__["_given"]
+        return found
+
+    def content(self) -> dict[str, Any]:
+        """Return the object as JSON has it: the keys that were given, in their order."""
+        names = [name for name in self.__struct_fields__ if name in self.given]
+        values = {name: getattr(self, name) for name in names} | self.__dict__["_more"]
+        return {name: content_of(value) for name, value in values.items()}
+
+
+def content_of(value: Any, *, whole: bool = False) -> Any:
+    """Return a value as JSON has it; of entries the keys that were given, or the `whole`."""
+    if isinstance(value, Entry) and not whole:
+        return value.content()
+    if isinstance(value, Struct):
+        named = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {name: content_of(item, whole=whole) for name, item in named.items()}
+    if isinstance(value, Mapping):
+        return {key: content_of(item, whole=whole) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [content_of(item, whole=whole) for item in value]
+    return value
+
+
+def record_of(
+    name: str, kinds: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Any:
+    """Return a record with these fields, of which those with a default may be left out."""
+    return _RecordType(
+        name,
+        (Record,),
+        {"__annotations__": dict(kinds), "__module__": __name__, **(defaults or {})},
+    )
+
+
 class KeyFault(ValueError):  # noqa: N818 - a fault of a file, said by a DocumentError
     """Raised by `__post_init__` of a record of a file: which key is wrong, and why."""
 
@@ -77,3 +137,8 @@ def number(least: float, most: float) -> Meta:
     """Return the bounds of a number in a file; NaN is in none."""
     words = f"a number from {least:g} to {most:g}".replace("e+", "e")
     return Meta(ge=least, le=most, extra={"expected": words})
+
+
+def some_text() -> Meta:
+    """Return the bounds of a text in a file that is not empty."""
+    return Meta(min_length=1, pattern=r"\S", extra={"expected": "a text that is not empty"})

@@ -19,9 +19,11 @@ from statistics import median
 
 import numpy as np
 
+from autopar.documents.checks import load_document
 from autopar.output import write_text
 from autopar.rates.card import load_card
 from autopar.rates.collectives import GroupShape, collective_time_s
+from autopar.records import replace
 from benchmarks.metadata import ROOT
 from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import COMPAT, CORRECT, Quirks, System
@@ -89,8 +91,8 @@ def read(folder: Path) -> list[Measured]:
 def compare(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
     """Return the seconds that every model gives every row, None where it has no answer."""
     systems = tensor2d_documents(ROOT / "tests" / "data")["systems"]
-    published = System.model_validate(systems[PUBLISHED_SYSTEM])
-    shipped = tensor2d_system(CARD).model_copy(update={"nvlink_size": GPUS_PER_NODE})
+    published = load_document(System, systems[PUBLISHED_SYSTEM])
+    shipped = replace(tensor2d_system(CARD), nvlink_size=GPUS_PER_NODE)
     network = load_card(CARD).network
 
     def by(system: System, quirks: Quirks) -> Model:

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from msgspec import to_builtins
+
+from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution, InputError
 from autopar.rates import estimate_hardware, estimate_model
 from autopar.rates.measured import HardwareProfile
@@ -122,8 +125,8 @@ def tensor2d(run: Run, *, compat: bool = False) -> Answer:
         room //= inside[i]
     system = tensor2d_system(_system(run))
     if run.inter_node_bytes_per_s is not None:
-        keys = system.model_dump() | {"ib_bandwidth": run.inter_node_bytes_per_s / 1e9}
-        system = type(system).model_validate(keys)
+        keys = to_builtins(system) | {"ib_bandwidth": run.inter_node_bytes_per_s / 1e9}
+        system = load_document(type(system), keys)
     try:
         found = evaluate_tensor2d(
             "1d",
@@ -223,11 +226,11 @@ def _system(run: Run) -> str:
 
 
 def _calculon_machine(run: Run) -> CalculonSystem:
-    keys = calculon_system(_system(run)).model_dump()
+    keys = to_builtins(calculon_system(_system(run)))
     keys["mem1"]["GiB"] = _ROOM_GIB
     if run.inter_node_bytes_per_s is not None:
         keys["networks"][1]["bandwidth"] = run.inter_node_bytes_per_s / 1e9
-    return CalculonSystem.model_validate(keys)
+    return load_document(CalculonSystem, keys)
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.records import replace
 from benchmarks.metadata import append, metadata, summary, timed
 from search.closed_form.answers import Point
 from search.closed_form.files import tensor2d_system
@@ -132,7 +133,7 @@ def searches(repeats: int) -> list[dict[str, Any]]:
 
 
 def _system() -> System:
-    return tensor2d_system(SYSTEM).model_copy(update={"nvlink_size": DOMAIN})
+    return replace(tensor2d_system(SYSTEM), nvlink_size=DOMAIN)
 
 
 def _orders(model: Model, count: int) -> dict[str, NDArray[Any]]:

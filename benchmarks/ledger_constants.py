@@ -97,14 +97,14 @@ class Constant(NamedTuple):
 
 
 def _section(machine: Machine, **changes: object) -> Machine:
-    section = machine.kernels.section.model_copy(update=changes)
+    section = replace(machine.kernels.section, **changes)
     return replace(machine, kernels=replace(machine.kernels, section=section))
 
 
 def _stack(machine: Machine, figure: str, key: str, value: float) -> Machine:
     old = getattr(machine.stack.figures, figure)
     new = replace(old, values={**old.values, key: value})
-    figures = machine.stack.figures.model_copy(update={figure: new})
+    figures = replace(machine.stack.figures, **{figure: new})
     return replace(machine, stack=replace(machine.stack, figures=figures))
 
 

@@ -1,4 +1,4 @@
-"""Write docs/schemas from the pydantic models: the code is the one place that knows the formats."""
+"""Write docs/schemas from the records: the code is the one place that knows the formats."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 from filelock import FileLock, Timeout
 
 from autopar.command.run import say, visible
-from autopar.documents.json import load_object, write_json
+from autopar.documents.json import load_object, write_json, written
 from autopar.documents.sidecar import (
     REPLACES,
     DocumentKind,
@@ -486,7 +486,7 @@ class Record(ABC, Generic[_M]):
 
     def _write(self, content: Content) -> None:
         file, data, sidecar = content
-        described = sidecar.model_dump(exclude_none=True)
+        described = written(sidecar)
         self._write_file(file, sidecar_path(file.path), described, number_rows=True)
         # a document whose values stay the same is not replaced after every cell
         if data is not None and file.written != data:

@@ -11,7 +11,6 @@ import importlib.util
 
 import hypothesis
 import numpy as np
-import pydantic
 import pytest
 import rich.console
 import rich.table
@@ -34,7 +33,6 @@ __all__ = [
     "hypothesis",
     "np",
     "profiler",
-    "pydantic",
     "pytest",
     "rich",
     "torch",

@@ -99,8 +99,7 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
     The name is that of the file, and no alias is kept: names of shipped cards are theirs.
     """
     from autopar.documents.catalog import find_card
-    from autopar.documents.checks import validate_document
-    from autopar.documents.json import load_object
+    from autopar.documents.json import load_object, read_record
     from autopar.rates.card import CardDocument
 
     if spec.like is None:
@@ -112,7 +111,7 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in _KEYS)
         raise OptionError(f"--like {spec.like}: nothing differs; say what does with {options}")
     found = load_object(find_card(spec.like))
-    validate_document(CardDocument, found.path, found.data)  # what is copied is a card
+    read_record(CardDocument, found.path, found.data)  # what is copied is a card
     document = copy.deepcopy(dict(found.data))
     document["name"] = spec.out.stem
     document.pop("aliases", None)
@@ -131,7 +130,7 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
             **({"source": spec.source} if spec.source else {"basis": "given by hand"}),
         }
     # ranges of plausible values are the document's own
-    validate_document(CardDocument, spec.out, document)
+    read_record(CardDocument, spec.out, document)
     return document
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autopar.documents.checks import StrictObject
+from msgspec import field
+
+from autopar.documents.json import record_schema
 from autopar.documents.plan import (
     BrokenRuleEntry,
     EngineEntry,
@@ -18,11 +20,11 @@ from autopar.documents.plan import (
 )
 from autopar.documents.strategy import Strategy
 from autopar.exploration import ExplorationDocument
-from autopar.objects import Field
+from autopar.records import Record
 from autopar.training.launch_file import DegreesEntry, LaunchDocument, LaunchEntry
 
 
-class EffortEntry(StrictObject):
+class EffortEntry(Record):
     """What a search over the launches of one trainer did."""
 
     degrees: int
@@ -44,12 +46,12 @@ class SearchedEntry(EngineEntry):
 
     stack: str | None = None
     """Software that its kernels are of."""
-    launches: list[LaunchEntry] = Field(default_factory=list)
+    launches: list[LaunchEntry] = field(default_factory=list)
     """The fastest, then those of other degrees."""
     search: EffortEntry | None = None
 
 
-class RemedyEntry(StrictObject):
+class RemedyEntry(Record):
     """What makes a launch fit where none does."""
 
     options: str
@@ -62,7 +64,7 @@ class RemedyEntry(StrictObject):
     """On the host, for each GPU."""
 
 
-class TriedEntry(StrictObject):
+class TriedEntry(Record):
     """A part of the cluster that a goal was looked for in."""
 
     hardware: str
@@ -72,7 +74,7 @@ class TriedEntry(StrictObject):
     reason: str
 
 
-class AgainstEntry(StrictObject):
+class AgainstEntry(Record):
     """Another launch beside the one that is explained, or why there is none."""
 
     launch: LaunchEntry | None
@@ -94,19 +96,19 @@ class WhyNotEntry(AgainstEntry):
 class LaunchAnswer(LaunchDocument):
     """What a search over launches answers, or `autopar-explain` of one, behind the head."""
 
-    engines: list[SearchedEntry] = Field(default_factory=list)  # type: ignore[assignment]
-    remedies: list[RemedyEntry] = Field(default_factory=list)
+    engines: list[SearchedEntry] = field(default_factory=list)  # type: ignore[assignment]
+    remedies: list[RemedyEntry] = field(default_factory=list)
     """Where nothing fits: what would, what changes the training least first."""
-    clusters_tried: list[TriedEntry] = Field(default_factory=list)
+    clusters_tried: list[TriedEntry] = field(default_factory=list)
     """With `--goal cost` and `fewest-gpus`."""
     best: AgainstEntry | None = None
     """Of `explain`: the fastest launch of its trainer."""
     one_more_gib: AgainstEntry | None = None
     """Of `explain`: the fastest where every GPU has one GiB more."""
-    why_not: list[WhyNotEntry] = Field(default_factory=list)
+    why_not: list[WhyNotEntry] = field(default_factory=list)
 
 
-class FoundEntry(StrictObject):
+class FoundEntry(Record):
     """A plan that a search found, or what is missing."""
 
     status: str
@@ -131,10 +133,10 @@ class PlanAnswer(ResultDocument):
 
     best: FoundEntry | None = None
     """Of `explain`: the best plan of the search space."""
-    what_more_would_bring: list[dict[str, Any]] = Field(default_factory=list)
+    what_more_would_bring: list[dict[str, Any]] = field(default_factory=list)
     """Of `explain`: another GiB, another GB/s."""
-    why_not: list[RuleEntry] = Field(default_factory=list)
-    clusters_tried: list[TriedEntry] = Field(default_factory=list)
+    why_not: list[RuleEntry] = field(default_factory=list)
+    clusters_tried: list[TriedEntry] = field(default_factory=list)
 
 
 _FORMS = (
@@ -153,7 +155,7 @@ def with_forms(answer: Mapping[str, Any]) -> dict[str, Any]:
     rules = []
     for commands, models in _FORMS:
         for model in models:
-            form = model.model_json_schema()
+            form = record_schema(model)
             definitions |= form.pop("$defs", {})
             form.pop("examples", None)
             form["properties"] = {**dict.fromkeys(answer["properties"], True), **form["properties"]}

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
-from pydantic import Field
-
 from autopar.command.asking import ask, check, compare, explain, search
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
@@ -54,7 +52,11 @@ bytes."""
 
 
 def _is(text: str) -> Any:
-    """Return what pydantic takes for the description of a parameter."""
+    """Return what pydantic, which mcp brings along, takes for the description of a parameter."""
+    try:
+        from pydantic import Field
+    except ImportError:  # nobody serves
+        return text
     return Field(description=text)
 
 

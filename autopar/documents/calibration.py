@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
+
+from msgspec import field, to_builtins
 
 from autopar import __version__
-from autopar.documents.checks import (
-    Quantity,
-    StrictObject,
-    check_version,
-    key_error,
-    published,
-    validate_document,
+from autopar.documents.checks import check_version, published, quantity
+from autopar.documents.json import (
+    load_object,
+    read_record,
+    write_json,
 )
-from autopar.documents.json import load_object, write_json
 from autopar.errors import OptionError
-from autopar.objects import ConfigDict, Field, model_validator
-from autopar.records import Record
+from autopar.records import KeyFault, Record, whole_number
 from autopar.sources import Source
 from autopar.units import format_seconds
 
@@ -45,13 +43,13 @@ MOST_S = 3600.0
 
 _Factor = Annotated[
     float,
-    Quantity(
+    quantity(
         what="measured over predicted", unit="", maximum=MOST, too_large="is no correction any more"
     ),
 ]
 _Seconds = Annotated[
     float,
-    Quantity(
+    quantity(
         what="time of every step",
         unit="s",
         maximum=MOST_S,
@@ -59,18 +57,17 @@ _Seconds = Annotated[
         too_large="is probably in ms",
     ),
 ]
-_Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, whole_number(1)]
 
 
-class _Valued(StrictObject):
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
+class _Valued(Record):
+    def __post_init__(self) -> None:
         value, low, high = (getattr(self, name) for name in ("value", "low", "high"))
         if (low is None) != (high is None):
-            raise key_error("one end of the interval is given without the other", "low")
+            raise KeyFault("low", "one end of the interval is given without the other")
         if low is not None and not low <= value <= high:
-            raise key_error(f"{value:g} is outside of the interval {low:g} to {high:g}", "value")
-        return self
+            problem = f"{value:g} is outside of the interval {low:g} to {high:g}"
+            raise KeyFault("value", problem)
 
 
 class _FactorEntry(_Valued):
@@ -89,20 +86,20 @@ class _SecondsEntry(_Valued):
     high: _Seconds | None = None
 
 
-class _Factors(StrictObject):
+class _Factors(Record):
     computation: _FactorEntry
     communication: _FactorEntry
     fixed_s: _SecondsEntry
     memory: _FactorEntry
 
 
-class _Machine(StrictObject):
+class _Machine(Record):
     name: str
     world_size: _Count
     estimated: bool = False
 
 
-class _Model(StrictObject):
+class _Model(Record):
     name: str
     num_layers: _Count
     seq_length: list[_Count]
@@ -110,7 +107,7 @@ class _Model(StrictObject):
     precision: str
 
 
-class _Input(StrictObject):
+class _Input(Record):
     role: str
     path: str
     sha256: str = ""
@@ -136,11 +133,9 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-@published("calibration")
-class CalibrationDocument(StrictObject):
+@published("calibration", example=_EXAMPLE)
+class CalibrationDocument(Record):
     """The file: factors, what they were fitted on, and how well they fit."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     format: Literal["autopar-calibration"]
     version: int
@@ -148,11 +143,11 @@ class CalibrationDocument(StrictObject):
     hardware: _Machine
     model: _Model
     factors: _Factors
-    fit: dict[str, Any] = Field(default_factory=dict)
+    fit: dict[str, Any] = field(default_factory=dict)
     """Errors before and after, left out, and by plan; for people, not read by a search."""
-    inputs: list[_Input] = Field(default_factory=list)
+    inputs: list[_Input] = field(default_factory=list)
     """The profiles that the predictions rested on."""
-    notes: list[str] = Field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Interval(Record):
@@ -272,7 +267,7 @@ def read_calibration(path: Path | str) -> Calibration:
         give="give the calibration.json of autopar-verify",
         again="run autopar-verify again",
     )
-    document = validate_document(CalibrationDocument, Path(path), data)
+    document = read_record(CalibrationDocument, Path(path), data)
     factors = document.factors
     return Calibration(
         computation=_interval(factors.computation),
@@ -290,7 +285,7 @@ def read_calibration(path: Path | str) -> Calibration:
 
 def write_calibration(path: Path, document: CalibrationDocument) -> None:
     """Write a calibration file atomically; raises OSError."""
-    write_json(path, document.model_dump(mode="json"), number_rows=True)
+    write_json(path, to_builtins(document), number_rows=True)
 
 
 def _interval(entry: _FactorEntry | _SecondsEntry) -> Interval:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import asdict
 
 from autopar.documents.checks import DOCUMENTS, INT, PatternDocument
 from autopar.documents.curves import (
@@ -38,7 +39,6 @@ from autopar.documents.sidecar import (
     write_sidecar,
 )
 from autopar.errors import DocumentError
-from autopar.objects import BaseModel
 from autopar.plausible import (
     Doubt,
     Figure,
@@ -140,13 +140,12 @@ class HardwareEntry(Record):
 
 
 def hardware_entries(
-    kind: DocumentKind, document: BaseModel, unit: str
+    kind: DocumentKind, document: PatternDocument | OverlapDocument, unit: str
 ) -> tuple[HardwareEntry, ...]:
     """Return what the keys of a validated document in this unit mean, in their order."""
     if isinstance(document, OverlapDocument):
         found = [("overlap_coe", document.overlap_coe, {"operation": "overlap", "size": "0"})]
     else:
-        assert isinstance(document, PatternDocument), kind
         found = []
         for key, value in document.root.items():
             # validated before, so that every key has its rule
@@ -350,7 +349,7 @@ def read_hardware(
 
 def _load(
     kind: DocumentKind, path: Path, num_nodes: int, gpus_per_node: int
-) -> tuple[HardwareFile, BaseModel]:
+) -> tuple[HardwareFile, PatternDocument | OverlapDocument]:
     name = hardware_file_name(kind, num_nodes, gpus_per_node)
     if path.is_dir():
         stem = name.split("_", 1)[0]
@@ -375,7 +374,7 @@ def _load(
 def _hiding(sidecar: Sidecar | None) -> Hiding | None:
     if sidecar is None or sidecar.hiding is None:
         return None
-    return Hiding(**sidecar.hiding.model_dump())
+    return Hiding(**asdict(sidecar.hiding))
 
 
 def _with_notes(file: HardwareFile, notes: tuple[str, ...]) -> HardwareFile:

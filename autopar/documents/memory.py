@@ -552,11 +552,10 @@ def _derive_memory(
             remedy=_MAKE_PROCESSED,
         )
     result: dict[str, LayerBySeq | OtherBySeq] = {
-        f"layertype_{kind}{suffix}": LayerBySeq.model_construct(root=table)
-        for kind, table in enumerate(layers)
+        f"layertype_{kind}{suffix}": LayerBySeq(table) for kind, table in enumerate(layers)
     }
     for part, entries in others.items():
-        result[f"other_memory_pp_{part}{suffix}"] = OtherBySeq.model_construct(root=entries)
+        result[f"other_memory_pp_{part}{suffix}"] = OtherBySeq(entries)
     notes.append("processed memory tables were derived from the raw runs")
     return result, notes
 
@@ -686,7 +685,7 @@ class _SeqTable:
         size = max(self._full(kind, tp) * tp for tp in self.states[kind]) / 4
         return LayerEntry(
             parameter_size=size,
-            tp_activation_per_bsz_dict=LayerActivations.model_validate(table),
+            tp_activation_per_bsz_dict=LayerActivations(table),
         )
 
     def other(self, part: str) -> OtherEntry | None:
@@ -721,10 +720,8 @@ class _SeqTable:
                 if degree <= largest and degree not in table:
                     table[degree] = table[degree // 2] / 2
         return OtherEntry(
-            model_states=Degrees.model_construct(root={str(t): states[t] for t in sorted(states)}),
-            activation=Degrees.model_construct(
-                root={str(t): activations[t] for t in sorted(activations)}
-            ),
+            model_states=Degrees({str(t): states[t] for t in sorted(states)}),
+            activation=Degrees({str(t): activations[t] for t in sorted(activations)}),
         )
 
     def _runs_of(self, part: str) -> Iterator[_Run]:

@@ -10,8 +10,12 @@ from typing import Any, Literal, TypeVar
 
 from autopar.documents import catalog
 from autopar.documents.catalog import Content, locate, model_file_name
-from autopar.documents.checks import validate_document
-from autopar.documents.json import JsonDocument, load_object, write_json
+from autopar.documents.json import (
+    JsonDocument,
+    load_object,
+    read_record,
+    write_json,
+)
 from autopar.documents.memory import (
     MAKE_MEMORY,
     POSITIONS,
@@ -42,7 +46,6 @@ from autopar.documents.times import (
     seqs_text,
 )
 from autopar.errors import DocumentError, InputError
-from autopar.objects import BaseModel
 from autopar.records import Record, replace
 from autopar.run.model import (
     LayerMemory,
@@ -55,7 +58,7 @@ from autopar.run.model import (
 from autopar.sources import Source, stacks_of
 from autopar.units import MIB
 
-_Document = TypeVar("_Document", bound=BaseModel)
+_Document = TypeVar("_Document")
 
 
 class ModelMemory(Record):
@@ -187,7 +190,7 @@ def _load(
 
     def content(path: Path) -> Content:
         file = load_object(path)
-        read[path] = file, validate_document(model, path, file.data)
+        read[path] = file, read_record(model, path, file.data)
         return _CONTENT[kind](read[path][1])
 
     if path.is_dir():
@@ -292,18 +295,15 @@ def _sidecar(
         stack=next(iter(stacks_of(profile.sources)), None),
     )
     if kind == "computation":
-        return common.model_copy(
-            update={
-                "layer_times": layer_times_of(profile.layers),
-                "other_times": other_times_of(profile.other_times),
-            }
+        return replace(
+            common,
+            layer_times=layer_times_of(profile.layers),
+            other_times=other_times_of(profile.other_times),
         )
-    return common.model_copy(
-        update={
-            # what `memory_keys` writes
-            "parameter_bytes": 4,
-            "logits_peak_bytes_per_sample": profile.logits_peak_bytes_per_sample or None,
-        }
+    return replace(
+        common,
+        parameter_bytes=4,
+        logits_peak_bytes_per_sample=profile.logits_peak_bytes_per_sample or None,
     )
 
 

@@ -15,108 +15,48 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import asdict
 
 from autopar.documents.catalog import located_options
-from autopar.documents.checks import (
-    FLAG,
-    StrictObject,
-    Value,
-    check_version,
-    published,
-    validate_document,
+from autopar.documents.checks import check_version, published
+from autopar.documents.json import (
+    load_object,
+    read_record,
 )
-from autopar.documents.json import load_object
 from autopar.documents.strategy import Strategy, galvatron_document, parse_strategy
 from autopar.errors import DocumentError
-from autopar.objects import BaseModel, ConfigDict, Field, model_serializer
 from autopar.output import write_text
+from autopar.records import Entry
 from autopar.run.plan import PUBLISHED_RUNS, Plan, Prediction, StagePrediction
 
 if TYPE_CHECKING:
-    from pydantic import SerializerFunctionWrapHandler
-
     from autopar.sources import Source
 
 # --- values ----------------------------------------------------------------------------------
 
 
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return False
-
-
-def _is_amount(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and _is_amount(value)
-
-
-def _is_interval(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 2:
-        return False
-    return all(item is None or _is_amount(item) for item in value)
-
-
-def _is_typed(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, str) for item in value)
-    return isinstance(value, bool | str)
-
-
-_AMOUNT_SCHEMA = {"type": "number", "minimum": 0}
-
-_Number = Annotated[float, Value("a number", _is_number, {"type": "number"})]
-_Amount = Annotated[float, Value("a number of at least 0", _is_amount, _AMOUNT_SCHEMA)]
+# what is read is written again as it was: an integer becomes no float
+_Number = Annotated[float, Meta(extra={"expected": "a number", "as_written": True})]
+_Amount = Annotated[
+    float, Meta(ge=0, extra={"expected": "a number of at least 0", "as_written": True})
+]
 """Seconds, bytes or samples per second."""
-_Count = Annotated[
-    int, Value("a whole number of at least 0", _is_count, {"type": "integer", "minimum": 0})
-]
-_Flag = Annotated[bool, FLAG]
-_Text = Annotated[str, Value("a text", lambda value: isinstance(value, str), {"type": "string"})]
+_Count = Annotated[int, Meta(ge=0, extra={"expected": "a whole number of at least 0"})]
+_Flag = bool
+_Text = str
 _Interval = Annotated[
-    list[float | None],
-    Value(
-        "two numbers of at least 0",
-        _is_interval,
-        {
-            "type": "array",
-            "items": {"anyOf": [_AMOUNT_SCHEMA, {"type": "null"}]},
-            "minItems": 2,
-            "maxItems": 2,
-        },
-    ),
+    list[_Amount | None],
+    Meta(min_length=2, max_length=2, extra={"expected": "two numbers of at least 0"}),
 ]
-_Pair = Annotated[list[_Count], Field(min_length=2, max_length=2)]
+_Pair = Annotated[list[_Count], Meta(min_length=2, max_length=2)]
 _Typed = Annotated[
-    bool | str | list[str],
-    Value(
-        "a text, true, false or a list of texts",
-        _is_typed,
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "boolean"},
-                {"type": "array", "items": {"type": "string"}},
-            ]
-        },
-    ),
+    bool | str | list[str], Meta(extra={"expected": "a text, true, false or a list of texts"})
 ]
 
 
-class _Entry(StrictObject):
+class _Entry(Entry):
     """An object of a document; null is what is unknown or not finite."""
-
-    def content(self) -> dict[str, Any]:
-        """Return the object as it is written: the keys that were given, in their order."""
-        return self.model_dump(exclude_unset=True)
 
 
 # --- what is predicted -----------------------------------------------------------------------
@@ -159,11 +99,11 @@ class StageEntry(_Entry):
     """Of a device of the budget running out of memory."""
     in_flight: _Count | None = None
     """Micro-batches whose activations are kept at once."""
-    memory_bytes: dict[str, _Count] = Field(default_factory=dict)
+    memory_bytes: dict[str, _Count] = field(default_factory=dict)
     """By category; sums to `allocated_bytes`."""
-    time_s: dict[str, _Number | None] = Field(default_factory=dict)
+    time_s: dict[str, _Number | None] = field(default_factory=dict)
     """Seconds of one micro-batch by category."""
-    runs: list[LayerRunEntry] = Field(default_factory=list)
+    runs: list[LayerRunEntry] = field(default_factory=list)
 
     @classmethod
     def of(cls, stage: StagePrediction, ranks: int) -> Self:
@@ -171,6 +111,7 @@ class StageEntry(_Entry):
         # ranks of a stage follow one another
         first = stage.stage * ranks
         content = plain(stage)
+        content["runs"] = [LayerRunEntry(**run) for run in content["runs"]]
         interval = [content["allocated_bytes"], content["reserved_bytes"]]
         return cls(ranks=[first, first + ranks - 1], memory_interval_bytes=interval, **content)
 
@@ -231,15 +172,15 @@ class PredictionEntry(_Entry):
 
     step_time_interval_s: _Interval | None = None
     """Fast and slow; null where no spread was measured."""
-    interval_of: list[_Text] = Field(default_factory=list)
+    interval_of: list[_Text] = field(default_factory=list)
     """What the interval is the measured spread of, where computation is a part of it."""
     widest_cell: WidestCellEntry | None = None
     """The measurement of computation to repeat first."""
-    waterfall_s: dict[str, _Number | None] = Field(default_factory=dict)
+    waterfall_s: dict[str, _Number | None] = field(default_factory=dict)
     """The step time split into named parts."""
-    problems: list[_Text] = Field(default_factory=list)
+    problems: list[_Text] = field(default_factory=list)
     """Why the plan is illegal or does not fit, each with its arithmetic."""
-    stages: list[StageEntry] = Field(default_factory=list)
+    stages: list[StageEntry] = field(default_factory=list)
 
     @classmethod
     def of(cls, plan: Plan, prediction: Prediction) -> Self:
@@ -260,9 +201,10 @@ def spread_of(prediction: Prediction) -> dict[str, Any]:
         return {"interval_of": list(prediction.interval_of)}
     if "computation" not in prediction.interval_of:
         return {}
+    widest = prediction.widest_cell
     return {
         "interval_of": list(prediction.interval_of),
-        "widest_cell": plain(prediction.widest_cell),
+        "widest_cell": None if widest is None else WidestCellEntry(**plain(widest)),
     }
 
 
@@ -300,13 +242,11 @@ class InputEntry(_Entry):
     sha256: _Text = ""
     estimated: _Flag = False
     synthetic: _Flag = False
-    notes: list[_Text] = Field(default_factory=list)
+    notes: list[_Text] = field(default_factory=list)
 
 
-class OptionsEntry(BaseModel):
+class OptionsEntry(Entry, forbid_unknown_fields=False):
     """Everything that shaped the result, in base units; these keys are read, the others kept."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="allow")
 
     mixed_precision: _Text | None = None
     sequence_parallel: _Flag | None = None
@@ -318,9 +258,9 @@ class OptionsEntry(BaseModel):
     engine: _Text | None = None
     """Whose plans were searched, where it was said."""
 
-    @model_serializer(mode="wrap")
-    def _sorted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return dict(sorted(handler(self).items()))
+    def content(self) -> dict[str, Any]:
+        """Return the options that were given, by name."""
+        return dict(sorted(super().content().items()))
 
 
 class VersionsEntry(_Entry):
@@ -445,32 +385,30 @@ class _Answer(_Entry):
     """The step in the units of training logs; absent without a step."""
 
 
-@published("plan")
+# without them a file is not ours; a document made in Python has them from here
+@published("plan", required=("format", "version"))
 class PlanDocument(_Answer):
     """Our own plan file (`autopar_plan_*.json`): a plan, its prediction and what both rest on."""
-
-    # without them a file is not ours; a document made in Python has them from here
-    model_config = ConfigDict(json_schema_extra={"required": ["format", "version"]})
 
     format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
     version: Literal[1] = PLAN_FILE_VERSION
     plan: Strategy | None = None
     """Null where the search found none."""
     prediction: PredictionEntry | None = None
-    alternatives: list[AlternativeEntry] = Field(default_factory=list)
+    alternatives: list[AlternativeEntry] = field(default_factory=list)
     infeasibility: InfeasibilityEntry | None = None
-    defaults_used: list[_Text] = Field(default_factory=list)
-    notes: list[_Text] = Field(default_factory=list)
+    defaults_used: list[_Text] = field(default_factory=list)
+    notes: list[_Text] = field(default_factory=list)
     """Derived, extrapolated or estimated inputs, in plain words."""
     estimated: _Flag = False
     """The numbers rest on datasheets."""
     synthetic: _Flag = False
     """Some input exercises the code and describes no machine."""
-    inputs: list[InputEntry] = Field(default_factory=list)
-    options: OptionsEntry = Field(default_factory=OptionsEntry)
-    request: dict[str, _Typed] = Field(default_factory=dict)
+    inputs: list[InputEntry] = field(default_factory=list)
+    options: OptionsEntry = field(default_factory=OptionsEntry)
+    request: dict[str, _Typed] = field(default_factory=dict)
     """The options as typed, by name without hyphens in front."""
-    engines: list[EngineEntry] = Field(default_factory=list)
+    engines: list[EngineEntry] = field(default_factory=list)
     """Each one's own best, from the fastest on, where several were looked at."""
     versions: VersionsEntry | None = None
 
@@ -499,10 +437,10 @@ class PlanDocument(_Answer):
                 give="give a plan or strategy file",
                 again="search again",
             )
-            return validate_document(cls, path, data, remedy=_REMEDY)
+            return read_record(cls, path, data, remedy=_REMEDY)
         if "status" in data or isinstance(data.get("plan"), Mapping):
             read = {key: value for key, value in data.items() if key in _READ_OF_RESULTS}
-            return validate_document(ResultDocument, path, read, remedy=_REMEDY).as_plan_document()
+            return read_record(ResultDocument, path, read, remedy=_REMEDY).as_plan_document()
         # a strategy file is the plan alone
         return cls(plan=dict(data))
 
@@ -524,7 +462,7 @@ class PlanDocument(_Answer):
     @property
     def is_strategy(self) -> bool:
         """True for a strategy file, which holds a plan and says nothing else."""
-        return self.model_fields_set == {"plan"}
+        return self.given == {"plan"}
 
     @property
     def stages(self) -> list[StageEntry]:
@@ -613,22 +551,15 @@ _ANSWER_EXAMPLE: dict[str, Any] = {
 }
 
 
-@published("answer")
-class AnswerDocument(BaseModel):
+@published("answer", example=_ANSWER_EXAMPLE)
+class AnswerDocument(Entry, forbid_unknown_fields=False):
     """What `--json` of every command gives: these keys, then `error` or those of the command.
 
     The rest is by command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search and
     autopar-explain, an `exploration` of autopar-explore; docs/json.md has the others.
     """
 
-    model_config = ConfigDict(
-        defer_build=True,
-        frozen=True,
-        extra="allow",
-        json_schema_extra={"examples": [_ANSWER_EXAMPLE]},
-    )
-
-    schema_: Literal["autopar/answer/1"] = Field(alias="schema")
+    schema_: Literal["autopar/answer/1"] = field(name="schema")
     command: _Text
     release: _Text
     """Of autopar."""
@@ -645,24 +576,24 @@ class AnswerDocument(BaseModel):
 class ResultDocument(_Answer):
     """The object that `autopar-search --json` prints; some keys are there only where they apply."""
 
-    memory: list[MemoryEntry] = Field(default_factory=list)
+    memory: list[MemoryEntry] = field(default_factory=list)
     plan: Strategy | None = None
-    alternatives: list[AlternativeEntry] = Field(default_factory=list)
-    defaults_used: list[_Text] = Field(default_factory=list)
+    alternatives: list[AlternativeEntry] = field(default_factory=list)
+    defaults_used: list[_Text] = field(default_factory=list)
     search: StatisticsEntry | None = None
-    problems: list[_Text] = Field(default_factory=list)
+    problems: list[_Text] = field(default_factory=list)
     """Of a plan that was priced: why it is illegal or does not fit."""
     prediction: PredictionEntry | None = None
     estimated: _Flag = False
-    options: OptionsEntry = Field(default_factory=OptionsEntry)
-    request: dict[str, _Typed] = Field(default_factory=dict)
+    options: OptionsEntry = field(default_factory=OptionsEntry)
+    request: dict[str, _Typed] = field(default_factory=dict)
     step_time_interval_s: _Interval | None = None
-    interval_of: list[_Text] = Field(default_factory=list)
+    interval_of: list[_Text] = field(default_factory=list)
     widest_cell: WidestCellEntry | None = None
     synthetic: _Flag = False
     infeasible: InfeasibilityEntry | None = None
-    frontier: list[FrontierEntry] = Field(default_factory=list)
-    engines: list[EngineEntry] = Field(default_factory=list)
+    frontier: list[FrontierEntry] = field(default_factory=list)
+    engines: list[EngineEntry] = field(default_factory=list)
     """From the fastest on, where all were looked at."""
 
     def as_plan_document(self) -> PlanDocument:
@@ -671,15 +602,14 @@ class ResultDocument(_Answer):
         if prediction is None and (self.memory or self.step_time_interval_s is not None):
             prediction = PredictionEntry(
                 step_time_interval_s=self.step_time_interval_s,
-                stages=[StageEntry(**row.model_dump()) for row in self.memory],
+                stages=[StageEntry(**asdict(row)) for row in self.memory],
             )
-        same = {key: getattr(self, key) for key in self.model_fields_set & _SAME}
+        same = {key: getattr(self, key) for key in self.given & _SAME}
         return PlanDocument(**same, prediction=prediction)
 
 
-_SAME = frozenset(PlanDocument.model_fields) & frozenset(ResultDocument.model_fields) - {
-    "prediction"
-}
+_FIELDS = frozenset(PlanDocument.__struct_fields__)
+_SAME = _FIELDS & frozenset(ResultDocument.__struct_fields__) - {"prediction"}
 _READ_OF_RESULTS = _SAME | {"prediction", "memory", "step_time_interval_s"}
 """Exports print their plans likewise, with other things under other keys."""
 

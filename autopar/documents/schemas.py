@@ -1,27 +1,27 @@
-"""Pydantic models of the documented files of hardware and models; JSON Schemas of all documents."""
+"""Records of the documented files of hardware and models; JSON Schemas of all documents."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 import autopar
 from autopar.documents.checks import (
     DOCUMENTS,
+    EXTRAS,
     INT,
     PatternDocument,
-    Quantity,
     Rule,
-    StrictObject,
     published,
+    quantity,
 )
 from autopar.documents.json import record_schema
-from autopar.objects import BaseModel, BeforeValidator
 from autopar.records import Record
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
-# Pydantic models of the documented files: which keys exist, in which unit, in which range.
+# The documented files: which keys exist, in which unit, in which range.
 #
 # All published spellings of a key are rules here; the readers turn them into base units. Limits
 # are far outside anything real, so that a value beyond one is a mix-up of units, and the message
@@ -31,7 +31,7 @@ from autopar.units import MIB
 LIST = rf"(?:{INT}|\[{INT}(?:, ?{INT})*\]|{INT}(?:[_,]{INT})+)"
 """One integer or several: `2048`, `[512,512]`, or the newest release's `512_512`."""
 
-_BANDWIDTH = Quantity(
+_BANDWIDTH = quantity(
     what="a bandwidth",
     unit="GB/s",
     minimum=1e-4,
@@ -39,21 +39,21 @@ _BANDWIDTH = Quantity(
     too_large="looks like MB/s or bytes/s",
     too_small="looks like TB/s or bytes per microsecond",
 )
-_OPERATION_MS = Quantity(
+_OPERATION_MS = quantity(
     what="the time of one operation", unit="ms", maximum=1e5, too_large="looks like microseconds"
 )
-_LAYER_MS = Quantity(
+_LAYER_MS = quantity(
     what="a time per sample", unit="ms", maximum=1e7, too_large="looks like nanoseconds"
 )
 # 0 is allowed: of a pass nothing may be left beside its layers
-_OTHER_MS = Quantity(
+_OTHER_MS = quantity(
     what="a time per sample",
     unit="ms",
     maximum=1e7,
     exclusive=False,
     too_large="looks like nanoseconds",
 )
-_COEFFICIENT = Quantity(
+_COEFFICIENT = quantity(
     what="a slow-down of about 1.1 to 1.3",
     unit="",
     minimum=0.5,
@@ -61,17 +61,17 @@ _COEFFICIENT = Quantity(
     too_large="looks like a percentage",
     too_small="looks like the extra time alone: add 1",
 )
-_MIB = Quantity(
+_MIB = quantity(
     what="a memory size", unit="MiB", maximum=10 * 2**20, too_large="looks like KiB or bytes"
 )
-_MIB_OR_ZERO = Quantity(
+_MIB_OR_ZERO = quantity(
     what="a memory size",
     unit="MiB",
     maximum=10 * 2**20,
     exclusive=False,
     too_large="looks like KiB or bytes",
 )
-_RAW_MIB = Quantity(
+_RAW_MIB = quantity(
     what="a measured memory size",
     unit="MiB",
     minimum=-(10 * 2**20),
@@ -139,7 +139,7 @@ class P2pDocument(PatternDocument):
 
 
 @published("overlap")
-class OverlapDocument(StrictObject):
+class OverlapDocument(Record):
     """Slow-down of kernels while computation and communication overlap."""
 
     overlap_coe: Annotated[float, _COEFFICIENT]
@@ -194,6 +194,11 @@ class Degrees(PatternDocument):
 
     rules = (Rule(INT, "1", _MibOrZero, "Memory at this degree, MiB."),)
 
+    @classmethod
+    def older(cls, value: Any) -> Any:
+        """Releases 2.1 to 2.3 write one number, measured with an unsharded vocabulary."""
+        return {"1": value} if isinstance(value, int | float) else value
+
 
 class LayerActivations(PatternDocument):
     """Activations by tensor degree, MiB per sample of the tensor group's local batch."""
@@ -204,7 +209,7 @@ class LayerActivations(PatternDocument):
     )
 
 
-class LayerEntry(StrictObject):
+class LayerEntry(Record):
     """Memory of one layer."""
 
     parameter_size: _Mib
@@ -212,16 +217,11 @@ class LayerEntry(StrictObject):
     tp_activation_per_bsz_dict: LayerActivations
 
 
-def _scalar_is_degree_1(value: Any) -> Any:
-    """Releases 2.1 to 2.3 write one number, measured with an unsharded vocabulary."""
-    return {"1": value} if isinstance(value, int | float) else value
-
-
-class OtherEntry(StrictObject):
+class OtherEntry(Record):
     """Memory of embedding, head and loss."""
 
-    model_states: Annotated[Degrees, BeforeValidator(_scalar_is_degree_1)]
-    activation: Annotated[Degrees, BeforeValidator(_scalar_is_degree_1)]
+    model_states: Degrees
+    activation: Degrees
 
 
 class LayerBySeq(PatternDocument):
@@ -265,20 +265,21 @@ class _LayerTables(LayerBySeq):
 
     rules = (*LayerBySeq.rules, Rule("", "parameter_size", LayerEntry, "No sequence level."))
 
+    @classmethod
+    def older(cls, value: Any) -> Any:
+        """Give the unnamed sequence length the key ''."""
+        return _without_seq(value, ("parameter_size", "tp_activation_per_bsz_dict"))
+
 
 class _OtherTables(OtherBySeq):
     """Memory of the rest by sequence length, or of one unnamed sequence length."""
 
     rules = (*OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
 
-
-_LayerTable = Annotated[
-    _LayerTables,
-    BeforeValidator(lambda v: _without_seq(v, ("parameter_size", "tp_activation_per_bsz_dict"))),
-]
-_OtherTable = Annotated[
-    _OtherTables, BeforeValidator(lambda v: _without_seq(v, ("model_states", "activation")))
-]
+    @classmethod
+    def older(cls, value: Any) -> Any:
+        """Give the unnamed sequence length the key ''."""
+        return _without_seq(value, ("model_states", "activation"))
 
 
 @published("memory")
@@ -289,13 +290,13 @@ class MemoryDocument(PatternDocument):
         Rule(
             rf"layertype_(?P<type>0|{INT})(?P<sp>_sp)?",
             "layertype_0_sp",
-            _LayerTable,
+            _LayerTables,
             "Memory of one layer of this type; `_sp`: with Megatron sequence parallelism.",
         ),
         Rule(
             r"other_memory_pp_(?P<position>off|on_first|on_last)(?P<sp>_sp)?",
             "other_memory_pp_off_sp",
-            _OtherTable,
+            _OtherTables,
             "Memory of embedding, head and loss without pipeline, on its first or last stage.",
         ),
         Rule(
@@ -307,12 +308,12 @@ class MemoryDocument(PatternDocument):
         ),
     )
 
-    def known_keys(self) -> list[str]:
-        """Return one example of every processed key and the valid keys of this file."""
-        # not super(): pydantic's model of this class is below another
-        keys = ("layertype_0", "other_memory_pp_off", "other_memory_pp_on_first")
-        more = [*keys, "other_memory_pp_on_last", "other_memory_pp_on_first_sp"]
-        return [*PatternDocument.known_keys(self), *more, "other_memory_pp_on_last_sp"]
+    @classmethod
+    def known_keys(cls, keys: Iterable[str]) -> list[str]:
+        """Return one example of every processed key and the valid keys of a file."""
+        own = ("layertype_0", "other_memory_pp_off", "other_memory_pp_on_first")
+        more = [*own, "other_memory_pp_on_last", "other_memory_pp_on_first_sp"]
+        return [*super().known_keys(keys), *more, "other_memory_pp_on_last_sp"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -329,13 +330,10 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     found = {
         role: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            **_schema(kind),
+            **record_schema(kind),
+            **{key: items for key, items in EXTRAS[role].items() if items},
         }
         for role, kind in sorted(DOCUMENTS.items())
     }
     forms = import_module("autopar.command.forms")
     return {**found, "answer": forms.with_forms(found["answer"])}
-
-
-def _schema(kind: type[BaseModel | Record]) -> dict[str, Any]:
-    return record_schema(kind) if issubclass(kind, Record) else kind.model_json_schema()

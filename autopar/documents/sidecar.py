@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Generic, Literal, Self, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
-from msgspec import to_builtins
+from msgspec import Meta, field, to_builtins
 from msgspec.structs import fields as fields_of
 
 from autopar import __version__
-from autopar.documents.checks import (
-    Quantity,
-    StrictObject,
-    Value,
-    key_error,
-    published,
-    validate_document,
-    whole_number,
+from autopar.documents.checks import published, quantity
+from autopar.documents.json import (
+    JsonDocument,
+    load_object,
+    read_record,
+    shorten,
+    write_json,
+    written,
 )
-from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
-from autopar.objects import BaseModel, Field, model_validator
-from autopar.records import Record, replace
+from autopar.records import KeyFault, Record, number, replace, whole_number
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
@@ -42,11 +39,11 @@ from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
 
 Bytes = Annotated[
-    float, Quantity(what="a size", unit="bytes", maximum=1e15, too_large="is beyond any device")
+    float, quantity(what="a size", unit="bytes", maximum=1e15, too_large="is beyond any device")
 ]
 BytesPerSecond = Annotated[
     float,
-    Quantity(
+    quantity(
         what="a memory bandwidth",
         unit="bytes/s",
         minimum=1e6,
@@ -57,7 +54,7 @@ BytesPerSecond = Annotated[
 ]
 BytesOrZero = Annotated[
     float,
-    Quantity(
+    quantity(
         what="a size",
         unit="bytes",
         maximum=1e15,
@@ -66,11 +63,11 @@ BytesOrZero = Annotated[
     ),
 ]
 Seconds = Annotated[
-    float, Quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
+    float, quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
 ]
 SecondsOrZero = Annotated[
     float,
-    Quantity(
+    quantity(
         what="a time",
         unit="s",
         maximum=1e5,
@@ -79,14 +76,17 @@ SecondsOrZero = Annotated[
     ),
 ]
 _Ratio = Annotated[
-    float, Quantity(what="a ratio", unit="", maximum=1e9, too_large="is no ratio of two times")
+    float, quantity(what="a ratio", unit="", maximum=1e9, too_large="is no ratio of two times")
 ]
 _Size = Annotated[int, whole_number(1, 10**9)]
 _AGAIN = "measure again with `profile-model --profile-type computation`"
-_Operation = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,40}$")]
+_Operation = Annotated[
+    str, Meta(pattern="^[a-z][a-z0-9_]{0,40}$", extra={"expected": "a name such as allreduce"})
+]
+_Finite = Annotated[float, number(-1e18, 1e18)]
 
 
-class CurveData(StrictObject):
+class CurveData(Record):
     """Times of one operation over message size, in base units, with their spread and fit."""
 
     operation: _Operation
@@ -107,28 +107,26 @@ class CurveData(StrictObject):
     """Intercept of the fit time = latency + size * seconds_per_byte."""
     seconds_per_byte: SecondsOrZero | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         smallest = 2 if self.operation != "memcopy" else 1
         if not smallest <= self.group_size <= 10**9:
-            raise key_error(
-                f"the value is {self.group_size}, expected a group of at least {smallest}",
+            raise KeyFault(
                 "group_size",
+                f"the value is {self.group_size}, expected a group of at least {smallest}",
             )
         for name in ("times_s", "low_s", "high_s"):
             times = getattr(self, name)
             if times is not None and (len(self.sizes_bytes) != len(times) or not times):
-                raise key_error(
+                raise KeyFault(
+                    name,
                     f"there are {len(times)} times for {len(self.sizes_bytes)} sizes, "
                     "expected one time per size",
-                    name,
                 )
         if any(b <= a for a, b in zip(self.sizes_bytes, self.sizes_bytes[1:], strict=False)):
-            raise key_error("the sizes are not increasing", "sizes_bytes")
-        return self
+            raise KeyFault("sizes_bytes", "the sizes are not increasing")
 
 
-class Straggler(StrictObject):
+class Straggler(Record):
     """A rank whose groups were all much slower than the median group of its cell."""
 
     rank: int
@@ -137,7 +135,7 @@ class Straggler(StrictObject):
     """The median time of its slowest group over that of the median group."""
 
 
-class Measurement(StrictObject):
+class Measurement(Record):
     """One cell of a sweep: what was measured, every raw sample, and how it ended."""
 
     key: str
@@ -150,16 +148,16 @@ class Measurement(StrictObject):
     reason: str | None = None
     """Why it failed or was skipped."""
     scope: Literal["one device", "intra-node", "inter-node"]
-    samples_s: dict[str, list[Seconds]] = Field(default_factory=dict)
+    samples_s: dict[str, list[Seconds]] = field(default_factory=dict)
     """Seconds of one operation, by quantity. Collectives have `time`: of every repetition the
     slowest rank, in the group with the largest median."""
     loops: int = 1
     """Operations back to back in one repetition; a sample is their mean."""
-    worst_group: list[int] = Field(default_factory=list)
+    worst_group: list[int] = field(default_factory=list)
     """Ranks of the group that the samples are of."""
-    group_medians_s: list[Seconds] = Field(default_factory=list)
+    group_medians_s: list[Seconds] = field(default_factory=list)
     """Median of every group, in the order of their first ranks."""
-    stragglers: list[Straggler] = Field(default_factory=list)
+    stragglers: list[Straggler] = field(default_factory=list)
     checked: bool = False
     """True when the operation's result was compared with the expected one."""
     emulated: bool = False
@@ -190,7 +188,7 @@ Term = Literal["launch_s", "s_per_sample", "s_per_token", "s_per_token_squared"]
 samples of s tokens each."""
 
 
-class ModelMeasurement(StrictObject):
+class ModelMeasurement(Record):
     """One cell: a part of the model at one size, sharded one way."""
 
     key: str
@@ -213,31 +211,29 @@ class ModelMeasurement(StrictObject):
     status: Literal["ok", "failed", "skipped"]
     reason: str | None = None
     """Why it failed or was skipped; `out of memory` is a failure with a reason."""
-    samples_s: dict[str, list[Seconds]] = Field(default_factory=dict)
+    samples_s: dict[str, list[Seconds]] = field(default_factory=dict)
     """Seconds for the whole batch by `forward`, `backward`, `recompute`, `optimizer`."""
-    bytes: dict[str, BytesOrZero] = Field(default_factory=dict)
+    bytes: dict[str, BytesOrZero] = field(default_factory=dict)
     """Bytes on a rank for the whole batch by `parameters` (bytes of the parameters in the
     measured type), `activation` (kept from forward to backward), `peak` (above what is kept)."""
     num_parameters: int | None = None
     """Parameters on the rank."""
-    notes: list[str] = Field(default_factory=list)
-    elapsed_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    elapsed_s: _Finite = 0.0
 
 
-class _Spread(StrictObject):
+class _Spread(Record):
     """Medians of samples, each between its percentiles."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         for name in ("forward", "backward", "recompute"):
             middle, low, high = (
                 getattr(self, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
             )
             if middle is None and (low, high) != (None, None):
-                raise key_error(f"has percentiles of {name}, but no median; {_AGAIN}")
+                raise KeyFault("", f"has percentiles of {name}, but no median; {_AGAIN}")
             if (low is not None and low > middle) or (high is not None and high < middle):
-                raise key_error(f"has a {name} median outside its percentiles; {_AGAIN}")
-        return self
+                raise KeyFault("", f"has a {name} median outside its percentiles; {_AGAIN}")
 
 
 class LayerTimes(_Spread):
@@ -278,7 +274,7 @@ class OtherTimes(_Spread):
     backward_high_s: Seconds | None = None
 
 
-class TimeCoefficients(StrictObject):
+class TimeCoefficients(Record):
     """Non-negative coefficients of a fit; None for terms that its times cannot tell apart."""
 
     launch_s: SecondsOrZero | None = None
@@ -290,7 +286,7 @@ class TimeCoefficients(StrictObject):
     """Seconds per square of the tokens of a sample, for every sample."""
 
 
-class FitCell(StrictObject):
+class FitCell(Record):
     """One time that a fit goes through, or near."""
 
     batch: int
@@ -302,11 +298,11 @@ class FitCell(StrictObject):
     fitted_low_s: SecondsOrZero | None = None
     fitted_high_s: SecondsOrZero | None = None
     """90 % interval of the fit here; None where the samples cannot tell."""
-    relative: float
+    relative: _Finite
     """Fitted over measured time, less 1; times below a thousandth of the longest count as that."""
 
 
-class TimeFit(StrictObject):
+class TimeFit(Record):
     """The fit of one time over its cells: launch_s + b*(s_per_sample + s_per_token*s + ...)."""
 
     layer_type: int | None = None
@@ -321,7 +317,7 @@ class TimeFit(StrictObject):
     high: TimeCoefficients | None = None
     """90 % intervals by a bootstrap over the raw samples; None where a cell has only one."""
     cells: list[FitCell]
-    worst_relative: float
+    worst_relative: _Finite
     """Of the cell that is farthest from the fit, with its sign."""
     batches: list[int]
     """Smallest and largest that were measured."""
@@ -361,52 +357,36 @@ def documented_unit(kind: DocumentKind) -> str:
     return _UNITS[kind][0]
 
 
-_NAME = r"^\S(.{0,98}\S)?$"
-_StackName = Annotated[
-    str,
-    Value(
-        "a text on one line",
-        lambda value: isinstance(value, str) and re.fullmatch(_NAME, value) is not None,
-        {"type": "string", "pattern": _NAME},
-    ),
-]
+# to its very end: $ would be before the last line break as well
+_NAME = r"^\S(.{0,98}\S)?(?![\s\S])"
+_StackName = Annotated[str, Meta(pattern=_NAME, extra={"expected": "a text on one line"})]
 
 _Sample = Annotated[
     float,
-    Quantity(
+    quantity(
         what="a finite sample", unit="", minimum=-1e18, maximum=1e18, too_large="is no sample"
     ),
 ]
 
 
-def _share(most: float, least: float = 0.0) -> Value:
-    def legal(value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return least <= value <= most
-
-    schema = {"type": "number", "minimum": least, "maximum": most}
-    return Value(f"a number from {least:g} to {most:g}", legal, schema)
-
-
-class HidingData(StrictObject):
+class HidingData(Record):
     """What a trainer's software hides of its traffic, as `autopar.rates.measured.Hiding`."""
 
-    tensor: Annotated[float, _share(1.0)]
+    tensor: Annotated[float, number(0.0, 1.0)]
     """Share of tensor-parallel collectives that runs under products."""
-    regather: Annotated[float, _share(2.0, 1.0)]
+    regather: Annotated[float, number(1.0, 2.0)]
     """All-gathers of a backward with sequence parallelism over one."""
-    sharded_network: Annotated[float, _share(1.0, 0.02)]
+    sharded_network: Annotated[float, number(0.02, 1.0)]
     """Share of the network's rate that ZeRO-3's traffic reaches."""
-    gradients: Annotated[float, _share(1.0)]
+    gradients: Annotated[float, number(0.0, 1.0)]
     """Of a micro-batch's time, the share under which the reduction of gradients hides."""
-    reduction: Annotated[float, _share(1.0)]
+    reduction: Annotated[float, number(0.0, 1.0)]
     """Of a reduction, the share that is seen even if there is time to hide it."""
-    stragglers: Annotated[float, _share(1.0)]
+    stragglers: Annotated[float, number(0.0, 1.0)]
     """Share of a step that its slowest node adds per doubling of the nodes."""
-    update_states: Annotated[float, _share(1.0)]
+    update_states: Annotated[float, number(0.0, 1.0)]
     """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
-    update_gradients: Annotated[float, _share(1.0)]
+    update_gradients: Annotated[float, number(0.0, 1.0)]
     """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
     host_forward_s: SecondsOrZero
     """Of the host's code of a layer, which estimated times of layers contain."""
@@ -415,22 +395,22 @@ class HidingData(StrictObject):
     host_experts_s: SecondsOrZero
 
 
-class Run(StrictObject):
+class Run(Record):
     """One measuring run: what it ran on, and raw samples by documented key or by cell."""
 
     id: str | None = None
     """Names the run in every sidecar that it wrote."""
-    metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    samples: dict[str, list[_Sample]] = Field(default_factory=dict)
+    metadata: dict[str, str | int | _Finite | bool | None] = field(default_factory=dict)
+    samples: dict[str, list[_Sample]] = field(default_factory=dict)
     """Raw samples in the unit of the document, by its key."""
-    measurements: list[Measurement] = Field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
     """Raw samples in seconds, by cell of a sweep."""
-    model_measurements: list[ModelMeasurement] = Field(default_factory=list)
+    model_measurements: list[ModelMeasurement] = field(default_factory=list)
     """Raw figures of a model, by cell."""
 
 
 @published("sidecar")
-class Sidecar(StrictObject):
+class Sidecar(Record):
     """Metadata and raw samples of one documented file."""
 
     version: int
@@ -460,23 +440,21 @@ class Sidecar(StrictObject):
     """Of a cluster: GPUs that the links inside a node join, where they join whole racks."""
     logits_peak_bytes_per_sample: BytesOrZero | None = None
     """Extra memory per sample while the loss runs, not contained in the tables."""
-    curves: list[CurveData] = Field(default_factory=list)
-    layer_times: list[LayerTimes] = Field(default_factory=list)
+    curves: list[CurveData] = field(default_factory=list)
+    layer_times: list[LayerTimes] = field(default_factory=list)
     """Of a computation file: what was measured beside whole forwards."""
-    other_times: list[OtherTimes] = Field(default_factory=list)
+    other_times: list[OtherTimes] = field(default_factory=list)
     """Of a computation file: embedding, head and loss, backward apart from forward."""
-    fits: list[TimeFit] = Field(default_factory=list)
+    fits: list[TimeFit] = field(default_factory=list)
     """Of a computation file: formulas through these times, with residuals and intervals."""
-    runs: list[Run] = Field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         units = _UNITS[self.document]
         if self.unit not in units:
-            raise key_error(
-                f"the value is {shorten(self.unit)}, expected {' or '.join(units)}", "unit"
+            raise KeyFault(
+                "unit", f"the value is {shorten(self.unit)}, expected {' or '.join(units)}"
             )
-        return self
 
 
 REPLACES = "replaces"
@@ -506,9 +484,9 @@ def describe_model(spec: ModelSpec) -> str:
         # cells have lengths of their own, and depth changes no layer
         layer.pop("seq_length")
         # files of before these fields say nothing of them
-        for field in _LATER_OF_LAYERS:
-            if layer[field.name] == field.default:
-                layer.pop(field.name)
+        for later in _LATER_OF_LAYERS:
+            if layer[later.name] == later.default:
+                layer.pop(later.name)
     text = json.dumps(fields, sort_keys=True)
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
@@ -577,7 +555,7 @@ def _read_sidecar(
         )
     if type(version) is int:
         data = {**data, "version": SIDECAR_VERSION}  # later versions only added keys
-    sidecar = validate_document(Sidecar, path, data)
+    sidecar = read_record(Sidecar, path, data)
     if kind is not None and sidecar.document != kind:
         raise DocumentError(
             path, f"the value is {sidecar.document!r}, expected {kind!r}", key="document"
@@ -585,7 +563,7 @@ def _read_sidecar(
     return sidecar, file
 
 
-_Document = TypeVar("_Document", bound=BaseModel)
+_Document = TypeVar("_Document")
 
 
 class Loaded(Record, Generic[_Document]):
@@ -613,7 +591,7 @@ def load_with_sidecar(
     """
     if read is None:
         file = load_object(path, remedy=remedy)
-        read = file, validate_document(model, path, file.data)
+        read = file, read_record(model, path, file.data)
     file, document = read
     found = _read_sidecar(path, kind)
     sources: tuple[Source, ...]
@@ -645,6 +623,6 @@ def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
     if old is not None:
         # a document written again brings the runs along that it was read with
         new = [run for run in sidecar.runs if run not in old.runs]
-        sidecar = sidecar.model_copy(update={"runs": [*old.runs, *new]})
-    write_json(path, sidecar.model_dump(exclude_none=True))
+        sidecar = replace(sidecar, runs=[*old.runs, *new])
+    write_json(path, written(sidecar))
     return path

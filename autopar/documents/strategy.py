@@ -12,21 +12,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from autopar.documents.checks import Value, key_error, validate_document
-from autopar.documents.json import shorten
-from autopar.errors import DocumentError, InputError, nearest
-from autopar.objects import (
-    BaseModel,
-    ConfigDict,
-    PlainValidator,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
+from msgspec import Meta
+from msgspec.structs import fields
+
+from autopar.documents.json import (
+    read_record,
+    record_schema,
+    shorten,
+    value_reader,
 )
+from autopar.errors import DocumentError, InputError, nearest
 from autopar.output import safe_name
-from autopar.records import replace
+from autopar.records import Entry, KeyFault, replace
 from autopar.run.plan import (
     LayerStrategy,
     Module,
@@ -37,9 +36,6 @@ from autopar.run.plan import (
     refinements,
 )
 from autopar.units import format_count
-
-if TYPE_CHECKING:
-    from pydantic import ValidationInfo
 
 _MAX_DEGREE = 1 << 24
 _T = TypeVar("_T")
@@ -61,7 +57,7 @@ def _integer(value: object, *, low: int, high: int, expected: str) -> int:
         # a limit before int(), which refuses thousands of digits
         number = int(value) if len(value) <= 12 else None
     if number is None or not low <= number <= high:
-        raise key_error(f"expected {expected}, got {shorten(value)}")
+        raise KeyFault("", f"expected {expected}, got {shorten(value)}")
     return number
 
 
@@ -87,9 +83,10 @@ def _modules(value: object) -> tuple[tuple[Module, ...], ...]:
         names = part.strip().split("+") if isinstance(part, str) else [part]
         chosen = tuple(sorted(name for name in known if name in names))
         if names != ["none"] and len(chosen) != len(names):
-            raise key_error(
+            raise KeyFault(
+                "",
                 f"expected none or modules of {', '.join(known)} joined by + as entry {position} "
-                f"of a comma list, got {shorten(part)}"
+                f"of a comma list, got {shorten(part)}",
             )
         found.append(chosen)
     return tuple(found)
@@ -99,7 +96,7 @@ def _choice(names: Mapping[str, _T]) -> Callable[[object], _T]:
     def read(value: object) -> _T:
         if not isinstance(value, str) or value not in names:
             expected = " or ".join(repr(name) for name in names)
-            raise key_error(f"expected {expected}, got {shorten(value)}")
+            raise KeyFault("", f"expected {expected}, got {shorten(value)}")
         return names[value]
 
     return read
@@ -115,38 +112,37 @@ _PIPELINE_NAMES: dict[str, PipelineType] = {
 _OWN_PIPELINES = {**_PIPELINE_NAMES, **{kind: kind for kind in get_args(PipelineType)}}
 _DP_NAMES: dict[str, ZeroDefault] = {"ddp": "ddp", "zero1": "zero1", "zero2": "zero2"}
 _STAGES: dict[ZeroDefault, int] = {"ddp": 0, "zero1": 1, "zero2": 2}
-_LIST = WithJsonSchema({"type": ["string", "array", "integer"]})
+_List = str | list[Any] | int
+_Switch = Annotated[int | bool | str, Meta(description="0 or 1.")]
 
-_Count = Annotated[
-    int,
-    PlainValidator(partial(_integer, **_DEGREE)),
-    WithJsonSchema({"type": ["integer", "string"]}),
-]
-_Flag = Annotated[
-    bool,
-    PlainValidator(lambda value: bool(_integer(value, **_SWITCH))),
-    WithJsonSchema({"type": ["integer", "boolean", "string"], "description": "0 or 1."}),
-]
-_Degrees = Annotated[tuple[int, ...], PlainValidator(partial(_integers, **_DEGREE)), _LIST]
-_Flags = Annotated[tuple[int, ...], PlainValidator(partial(_integers, **_SWITCH)), _LIST]
-_Pipeline = Annotated[
-    PipelineType,
-    PlainValidator(_choice(_PIPELINE_NAMES)),
-    WithJsonSchema({"enum": list(_PIPELINE_NAMES)}),
-]
-_OwnPipeline = Annotated[
-    PipelineType,
-    PlainValidator(_choice(_OWN_PIPELINES)),
-    WithJsonSchema({"enum": list(_OWN_PIPELINES)}),
-]
-_Chunks = Annotated[
-    tuple[int, ...],
-    PlainValidator(partial(_integers, low=0, high=_MAX_DEGREE, expected="a number of layers")),
-    _LIST,
-]
-_Default = Annotated[
-    ZeroDefault, PlainValidator(_choice(_DP_NAMES)), WithJsonSchema({"enum": list(_DP_NAMES)})
-]
+
+def _flag(value: object) -> bool:
+    return bool(_integer(value, **_SWITCH))
+
+
+def _degrees(high: int, expected: str, low: int = 0) -> Meta:
+    read = partial(_integers, low=low, high=high, expected=expected)
+    return value_reader(read, expected, _List)
+
+
+_Count = Annotated[int, value_reader(partial(_integer, **_DEGREE), "a positive integer", int | str)]
+_Flag = Annotated[bool, value_reader(_flag, "0 or 1", _Switch)]
+_Degrees = Annotated[tuple[int, ...], _degrees(_MAX_DEGREE, "a positive integer", low=1)]
+_Flags = Annotated[tuple[int, ...], _degrees(1, "0 or 1")]
+_Chunks = Annotated[tuple[int, ...], _degrees(_MAX_DEGREE, "a number of layers")]
+_Stages = Annotated[tuple[int, ...], _degrees(_MAX_DEGREE - 1, "a stage index below pp_size")]
+_Sharding = Annotated[tuple[int, ...], _degrees(3, "0, 2 or 3")]
+
+
+def _word(names: Mapping[str, Any]) -> Meta:
+    expected = " or ".join(repr(name) for name in names)
+    return value_reader(_choice(names), expected, Literal[tuple(names)])
+
+
+_Pipeline = Annotated[PipelineType, _word(_PIPELINE_NAMES)]
+_OwnPipeline = Annotated[PipelineType, _word(_OWN_PIPELINES)]
+_Default = Annotated[ZeroDefault, _word(_DP_NAMES)]
+_Modules = Annotated[tuple[tuple[Module, ...], ...], value_reader(_modules, "modules", str)]
 
 
 # --- spellings -------------------------------------------------------------------------------
@@ -154,36 +150,33 @@ _Default = Annotated[
 _EXPERTS = ("ep_sizes_enc", "tp_of_ep_sizes_enc")
 
 
-class _File(BaseModel):
+class _File(Entry, forbid_unknown_fields=False):
     """A spelling of the file; a list that is not given is empty."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True)
-
-    @model_validator(mode="wrap")
     @classmethod
-    def _checked(cls, data: Any, read: Callable[[Any], Self]) -> Self:
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse an unknown key, and a file without a required one."""
+        known = [one.name for one in fields(cls)]
         for key, value in data.items():
-            if key not in cls.model_fields and not key.startswith("_"):
-                near = nearest(key, cls.model_fields, 0.5)
+            if key not in known and not key.startswith("_"):
+                near = nearest(key, known, 0.5)
                 hint = f"did you mean {near!r}?" if near else "remove it"
-                raise key_error(f"unknown key with value {shorten(value)}; {hint}", key)
-        for key, field in cls.model_fields.items():
-            if field.is_required() and key not in data:
-                raise key_error("is missing; add it to the strategy", key)
-        file = read(data)
-        file.check(data)
-        return file
+                raise KeyFault(key, f"unknown key with value {shorten(value)}; {hint}")
+        for one in fields(cls):
+            if one.required and one.name not in data:
+                raise KeyFault(one.name, "is missing; add it to the strategy")
+        return data
 
     def check(self, data: Mapping[str, Any]) -> None:
-        """Raise the ValidationError of what does not agree or no plan can say; data: as written."""
+        """Raise the KeyFault of what does not agree or no plan can say; data: as written."""
         raise NotImplementedError
 
     def check_lengths(self, num_layers: int, *lists: str) -> None:
-        """Raise the ValidationError of a list that has not an entry for each layer."""
+        """Raise the KeyFault of a list that has not an entry for each layer."""
         for key in lists:
-            if key in self.model_fields_set and len(getattr(self, key)) != num_layers:
+            if key in self.given and len(getattr(self, key)) != num_layers:
                 has = format_count(len(getattr(self, key)), "entry", "entries")
-                raise key_error(f"has {has} where {num_layers} layers are described", key)
+                raise KeyFault(key, f"has {has} where {num_layers} layers are described")
 
 
 class _GalvatronFile(_File):
@@ -215,9 +208,7 @@ class _GalvatronFile(_File):
     tp_of_ep_sizes_enc: _Degrees = ()
     """Expert tensor degrees; not given: those of `tp_sizes_enc` where the expert degree is 1, else
     1."""
-    recompute_modules: Annotated[
-        tuple[tuple[Module, ...], ...], PlainValidator(_modules), WithJsonSchema({"type": "string"})
-    ] = ()
+    recompute_modules: _Modules = ()
     """Modules of every layer that the backward computes again, joined by +, or none."""
     vpp_deg: _Count = 1
     """Chunks of layers that every stage holds."""
@@ -227,28 +218,28 @@ class _GalvatronFile(_File):
     def check(self, data: Mapping[str, Any]) -> None:
         lists = ("dp_types_enc", "tp_consecutive_flags", "use_sp", "cp_sizes_enc", "checkpoint")
         self.check_lengths(len(self.tp_sizes_enc), *_EXPERTS, *lists, "recompute_modules")
-        if {"embed_sdp", "vocab_sdp"} <= self.model_fields_set and self.embed_sdp != self.vocab_sdp:
-            raise key_error(
+        if {"embed_sdp", "vocab_sdp"} <= self.given and self.embed_sdp != self.vocab_sdp:
+            raise KeyFault(
+                "vocab_sdp",
                 f"is {int(self.vocab_sdp)} while 'embed_sdp' is {int(self.embed_sdp)}; they name "
                 "one decision; make them equal",
-                "vocab_sdp",
             )
         stages, num_layers = self.pp_deg, len(self.tp_sizes_enc)
-        if "pp_division" not in self.model_fields_set:
+        if "pp_division" not in self.given:
             if stages > num_layers:
-                raise key_error(
-                    f"expected at most {num_layers} stages for as many layers, got {stages}",
+                raise KeyFault(
                     "pp_deg",
+                    f"expected at most {num_layers} stages for as many layers, got {stages}",
                 )
             return
         sizes = self.pp_division
         if len(sizes) != stages:
             has = format_count(len(sizes), "entry", "entries")
-            raise key_error(f"has {has} where pp_deg is {stages}", "pp_division")
+            raise KeyFault("pp_division", f"has {has} where pp_deg is {stages}")
         if sum(sizes) != num_layers:
             shown = " + ".join(map(str, sizes)) if len(sizes) <= 16 else "the sum"
-            raise key_error(
-                f"{shown} = {sum(sizes)} != {num_layers} layers of tp_sizes_enc", "pp_division"
+            raise KeyFault(
+                "pp_division", f"{shown} = {sum(sizes)} != {num_layers} layers of tp_sizes_enc"
             )
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
@@ -296,12 +287,10 @@ class _PaddleFile(_File):
     tp_size_list: _Degrees
     pp_size: _Count
     dp_size_list: _Degrees
-    pp_stage_idx_list: tuple[int, ...]
+    pp_stage_idx_list: _Stages
     global_batch_size: _Count
     gradient_accumulation_steps: _Count
-    sharding_stage_list: Annotated[
-        tuple[int, ...], PlainValidator(partial(_integers, low=0, high=3, expected="0, 2 or 3"))
-    ] = ()
+    sharding_stage_list: _Sharding = ()
     usp_flag_list: _Flags = ()
     recompute_list: _Flags = ()
     vtp: _Count = 1
@@ -313,37 +302,35 @@ class _PaddleFile(_File):
     default_dp_type: _Default = "ddp"
     """Where it is not given, `sharding_stage_list` says it."""
 
-    @field_validator("pp_stage_idx_list", mode="plain")
-    @classmethod
-    def _stages(cls, value: object, info: ValidationInfo) -> tuple[int, ...]:
-        # an unusable pp_size has an error of its own
-        most = info.data.get("pp_size", _MAX_DEGREE) - 1
-        return _integers(value, low=0, high=most, expected="a stage index below pp_size")
-
     def check(self, data: Mapping[str, Any]) -> None:
+        for position, stage in enumerate(self.pp_stage_idx_list):
+            if stage >= self.pp_size:
+                where = f"as entry {position} of a comma list"
+                problem = f"expected a stage index below pp_size {where}, got {stage}"
+                raise KeyFault("pp_stage_idx_list", problem)
         lists = ("dp_size_list", "sharding_stage_list", "usp_flag_list", "recompute_list")
         self.check_lengths(len(self.tp_size_list), *lists, "pp_stage_idx_list")
         worlds = sorted({self.pp_size * t * d for t, d in self.degrees})
         if len(worlds) > 1:
-            raise key_error(
+            raise KeyFault(
+                "dp_size_list",
                 f"tp * dp * pp differs between layers ({', '.join(map(str, worlds[:4]))}); every "
                 "layer must use all GPUs of its stage",
-                "dp_size_list",
             )
         kinds = set(self.sharding_stage_list) - {3}
         if len(kinds) > 1:
             stages = ", ".join(map(str, sorted(set(self.sharding_stage_list))))
-            raise key_error(
+            raise KeyFault(
+                "sharding_stage_list",
                 f"holds the stages {stages}; besides 3 a plan has one of 0 (ddp), 1 (zero1) and 2 "
                 "(zero2) for all layers",
-                "sharding_stage_list",
             )
         index = list(self.pp_stage_idx_list)
         if index != sorted(index) or set(index) != set(range(self.pp_size)):
-            raise key_error(
+            raise KeyFault(
+                "pp_stage_idx_list",
                 f"expected 0 to {self.pp_size - 1} in order with no stage empty, got "
                 f"{shorten(index)}",
-                "pp_stage_idx_list",
             )
 
     @property
@@ -365,7 +352,7 @@ class _PaddleFile(_File):
         for kind, stage in _STAGES.items():
             if stage in self.sharding_stage_list:
                 default = kind
-        if "default_dp_type" in self.model_fields_set:
+        if "default_dp_type" in self.given:
             default = self.default_dp_type
         return _plan(
             world_size=world,
@@ -389,7 +376,9 @@ _COARSE = re.compile(r"pp([0-9]{1,8})_tp([0-9]{1,8})_dp([0-9]{1,8})_stage([0-3])
 def _coarse(value: object) -> tuple[int, ...]:
     match = _COARSE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise key_error(f"expected pp1_tp2_dp4_stage3_recompute0 or the like, got {shorten(value)}")
+        raise KeyFault(
+            "", f"expected pp1_tp2_dp4_stage3_recompute0 or the like, got {shorten(value)}"
+        )
     return tuple(map(int, match.groups()))
 
 
@@ -398,7 +387,7 @@ class _CoarseFile(_File):
 
     bsz: _Count
     accumulation_steps: _Count
-    strategy: Annotated[tuple[int, ...], PlainValidator(_coarse)]
+    strategy: Annotated[tuple[int, ...], value_reader(_coarse, "a strategy", str)]
     memory_cost: Any = None
     time_cost: Any = None
     throughput: Any = None
@@ -406,10 +395,10 @@ class _CoarseFile(_File):
     def check(self, data: Mapping[str, Any]) -> None:
         stages, tp, dp, sharding, _ = self.strategy
         if 0 in (stages, tp, dp):
-            raise key_error(f"a degree of {shorten(data['strategy'])} is 0", "strategy")
+            raise KeyFault("strategy", f"a degree of {shorten(data['strategy'])} is 0")
         # stage 1 shards the optimizer alone, which no plan says
         if sharding == 1:
-            raise key_error("has sharding stage 1; a plan has 0, 2 or 3", "strategy")
+            raise KeyFault("strategy", "has sharding stage 1; a plan has 0, 2 or 3")
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
         """Return the plan of a model with so many layers."""
@@ -524,7 +513,7 @@ def _plan(
 
 def _schema() -> dict[str, Any]:
     """Return the JSON Schema of the keys that are written."""
-    known = _GalvatronFile.model_json_schema()["properties"]
+    known = record_schema(_GalvatronFile)["properties"]
     layers = {"description": "Layers of every stage."}
     return {
         "type": "object",
@@ -538,9 +527,21 @@ def _schema() -> dict[str, Any]:
     }
 
 
-Strategy = Annotated[
-    dict[str, Any], Value("an object", lambda value: isinstance(value, Mapping), _schema)
-]
+class _Strategy:
+    """Its JSON Schema."""
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        return _schema()
+
+
+def _strategy(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise KeyFault("", f"the value is {shorten(value)}, expected an object")
+    return value
+
+
+Strategy = Annotated[dict[str, Any], value_reader(_strategy, "an object", _Strategy)]
 """The object of a strategy file as it is written; `parse_strategy` looks into it."""
 
 
@@ -567,7 +568,12 @@ def parse_strategy(
         spelling = _PaddleFile
     elif "bsz" in values or "strategy" in values:
         spelling = _CoarseFile
-    return validate_document(spelling, path, values).plan(path, world_size, num_layers)
+    file = read_record(spelling, path, values)
+    try:
+        file.check(values)
+    except KeyFault as fault:
+        raise DocumentError(path, str(fault), key=fault.key or None) from None
+    return file.plan(path, world_size, num_layers)
 
 
 def paddle_document(plan: Plan) -> dict[str, object]:

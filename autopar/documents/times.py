@@ -12,6 +12,7 @@ from typing import Any, get_args
 from msgspec.structs import asdict
 
 from autopar.documents.catalog import Content
+from autopar.documents.json import written
 from autopar.documents.schemas import ComputationDocument
 from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKind, sidecar_path
 from autopar.documents.spec import bare_spec
@@ -88,9 +89,7 @@ def read_layer_times(
         cell = (entry.seq_length, entry.batch, entry.degree, entry.kind)
         if cell in found[entry.layer_type]:
             raise _damaged(path, number, "is a second one of this layer type, size and sharding")
-        found[entry.layer_type][cell] = ShardedTime(
-            **entry.model_dump(exclude={"layer_type"}, exclude_none=True)
-        )
+        found[entry.layer_type][cell] = _sharded(entry)
     sharded = tuple(tuple(cells[key] for key in sorted(cells)) for cells in found)
     points = []
     for kind, (documented, measured) in enumerate(zip(times, sharded, strict=True)):
@@ -199,9 +198,12 @@ def sidecar_doubts(sidecar: Sidecar) -> list[Doubt]:
     """Return the times of layers in a sidecar that contradict one another."""
     by_type: dict[int, list[ShardedTime]] = {}
     for entry in sidecar.layer_times:
-        time = ShardedTime(**entry.model_dump(exclude={"layer_type"}, exclude_none=True))
-        by_type.setdefault(entry.layer_type, []).append(time)
+        by_type.setdefault(entry.layer_type, []).append(_sharded(entry))
     return [doubt for kind, times in by_type.items() for doubt in _doubts(kind, times)]
+
+
+def _sharded(entry: LayerTimes) -> ShardedTime:
+    return ShardedTime(**{k: v for k, v in written(entry).items() if k != "layer_type"})
 
 
 def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:

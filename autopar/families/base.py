@@ -10,18 +10,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from autopar.documents.checks import FLAG, Value, whole_number
+from msgspec import Meta
+
 from autopar.errors import DocumentError
-from autopar.families.consistency import RATIO, checked_layer, is_ratio
-from autopar.objects import BaseModel, ConfigDict
-from autopar.records import replace
+from autopar.families.consistency import checked_layer, is_ratio
+from autopar.records import Entry, Record, number, replace, whole_number
 from autopar.run.model import MOST_LAYERS, MOST_SIZE, LayerSpec, ModelSpec
 
 Whole = Annotated[int, whole_number(1, MOST_SIZE)]
 WholeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]
 Layers = Annotated[int, whole_number(1, MOST_LAYERS)]
-Switch = Annotated[bool, FLAG]
-Ratio = Annotated[float, RATIO]
+Switch = bool
+Ratio = Annotated[float, number(1.0, 1e12)]
 
 _LLAMA3_SCALING = {
     "low_freq_factor": 1,
@@ -31,10 +31,8 @@ _LLAMA3_SCALING = {
 """What every release of Llama from 3.1 on has beside its factor; engines take it for granted."""
 
 
-class Config(BaseModel):
+class Config(Entry, forbid_unknown_fields=False):
     """The keys of a `config.json` that say what the architecture is; files have many others."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True)
 
     keys: ClassVar[Mapping[str, str]] = {
         "num_heads": "num_attention_heads",
@@ -43,6 +41,8 @@ class Config(BaseModel):
         "experts_per_token": "num_experts_per_tok",
     }
     """What the file calls the fields that are checked against one another."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """What files of other releases call a key."""
     mixture: ClassVar[bool] = False
     """Whether the family has experts, whose keys it reads."""
 
@@ -69,7 +69,7 @@ class Config(BaseModel):
         )
 
 
-def divided_width(path: Path, config: BaseModel, hidden_key: str, heads_key: str) -> int:
+def divided_width(path: Path, config: Record, hidden_key: str, heads_key: str) -> int:
     """Return the width of a head where the file does not give it: hidden size / heads."""
     hidden, heads = getattr(config, hidden_key), getattr(config, heads_key)
     if hidden % heads:
@@ -87,17 +87,13 @@ def divided_width(path: Path, config: BaseModel, hidden_key: str, heads_key: str
 # Rotary positions
 
 
-class _Rope(BaseModel):
+class _Rope(Entry, forbid_unknown_fields=False):
     """Of rotary positions: what transformers 4 calls rope_scaling and 5 rope_parameters."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="allow")
 
     rope_theta: Ratio | None = None
 
 
-Section = Annotated[
-    _Rope, Value("an object or null", lambda value: isinstance(value, dict), {}, inside=True)
-]
+Section = Annotated[_Rope, Meta(extra={"expected": "an object or null"})]
 
 
 def read_rotary(
@@ -111,7 +107,7 @@ def read_rotary(
     unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
     section: dict[str, Any] = {}
     for part in sections:
-        section = (part.model_dump(exclude_unset=True) if part is not None else {}) or section
+        section = (part.content() if part is not None else {}) or section
     # transformers 5 keeps the base in the section, 4 at the top
     given = section.get("rope_theta")
     given = base if given is None else given
@@ -150,9 +146,9 @@ def runs_of(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], bool]:
             return tuple(turn for turn in turns if turn is not None), True
     found: list[LayerSpec] = []
     first = 0
-    for _, number in runs:
-        part = layers[first : first + number]
-        first += number
+    for _, many in runs:
+        part = layers[first : first + many]
+        first += many
         one = _one_type(part)
         found += [one] if one is not None else _equal_runs(part)
     return tuple(found), False

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.checks import validate_document
-from autopar.documents.json import shorten
+from autopar.documents.json import (
+    read_record,
+    shorten,
+)
 from autopar.errors import DocumentError, nearest
 from autopar.families.base import Config
 from autopar.families.decoders import DECODERS
@@ -91,7 +93,7 @@ def parse_hugging_face(
         text = {"tie_word_embeddings": data["tie_word_embeddings"], **text}
     if seq_length is not None:
         text = {_LENGTH: seq_length, **text}
-    return validate_document(kind, path, text).spec(path, name + part)
+    return read_record(kind, path, text).spec(path, name + part)
 
 
 def _is_family(value: object) -> bool:

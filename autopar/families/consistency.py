@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autopar.documents.checks import Value
 from autopar.errors import DocumentError
 from autopar.run.model import LayerSpec
 
@@ -21,9 +20,6 @@ def is_ratio(value: object) -> bool:
     return 1 <= value <= 1e12  # infinite numbers and NaN are not
 
 
-RATIO = Value(
-    "a number from 1 to 1e12", is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12}
-)
 _NEEDS = {
     "shared_expert_width": "num_experts",
     "shared_expert_gate": "shared_expert_width",

@@ -161,7 +161,7 @@ class _Behind(Decoder):
 
     def _said(self, key: str, silent: int) -> int:
         """Return a number of the file; null is none of them, another than a missing key."""
-        return int(getattr(self, key) or 0) if key in self.model_fields_set else silent
+        return int(getattr(self, key) or 0) if key in self.given else silent
 
     def _turn(self, path: Path, place: int) -> bool:
         """Return whether a layer has experts by its number alone."""

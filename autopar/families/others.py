@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from autopar.errors import DocumentError
 from autopar.families.base import Config, Layers, Ratio, Switch, Whole, divided_width
-from autopar.objects import AliasChoices, BaseModel, Field
-from autopar.records import replace
+from autopar.records import Record, replace
 from autopar.run.model import LayerSpec, ModelSpec
 
 _NAMES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -21,7 +20,7 @@ _NAMES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 
 def _biased(
     path: Path,
-    config: BaseModel,
+    config: Record,
     keys: tuple[str, str, str],
     positions: int,
     ffn: int,
@@ -48,12 +47,13 @@ def _biased(
 
 
 class _Gpt2(Config):
+    other_names: ClassVar = {"n_positions": "n_ctx"}
+
     n_embd: Whole
     n_head: Whole
     n_layer: Layers
     n_inner: Whole | None = None
-    # files of the first releases call it n_ctx
-    n_positions: Whole = Field(validation_alias=AliasChoices("n_positions", "n_ctx"))
+    n_positions: Whole
 
     def spec(self, path: Path, name: str) -> ModelSpec:
         keys = ("n_embd", "n_head", "n_layer")
@@ -158,12 +158,15 @@ class _Bloom(Config):
     """Attention with linear biases (ALiBi), and a norm behind the embedding."""
 
     keys: ClassVar = {"num_heads": "n_head"}
+    other_names: ClassVar = {
+        "hidden_size": "n_embed",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
 
-    hidden_size: Whole = Field(validation_alias=AliasChoices("hidden_size", "n_embed"))
-    num_attention_heads: Whole = Field(
-        validation_alias=AliasChoices("num_attention_heads", "n_head")
-    )
-    num_hidden_layers: Layers = Field(validation_alias=AliasChoices("num_hidden_layers", "n_layer"))
+    hidden_size: Whole
+    num_attention_heads: Whole
+    num_hidden_layers: Layers
     # what published files say of training; the class itself has no length
     seq_length: Whole = 2048
 
@@ -176,14 +179,16 @@ class _Bloom(Config):
 class _Falcon(Config):
     """One norm in front of attention and MLP, or one for each of them."""
 
+    other_names: ClassVar = {
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "num_kv_heads": "n_head_kv",
+    }
+
     hidden_size: Whole
-    num_attention_heads: Whole = Field(
-        validation_alias=AliasChoices("num_attention_heads", "n_head")
-    )
-    num_hidden_layers: Layers = Field(validation_alias=AliasChoices("num_hidden_layers", "n_layer"))
-    num_kv_heads: Whole | None = Field(
-        default=None, validation_alias=AliasChoices("num_kv_heads", "n_head_kv")
-    )
+    num_attention_heads: Whole
+    num_hidden_layers: Layers
+    num_kv_heads: Whole | None = None
     max_position_embeddings: Whole = 2048
     ffn_hidden_size: Whole | None = None
     multi_query: Switch | None = None

@@ -8,21 +8,32 @@ are made from it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta, field
+from msgspec.structs import fields
 from numpy.typing import NDArray
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, key_error, published, validate_document
-from autopar.documents.json import JsonDocument, load_object, shorten
-from autopar.errors import DocumentError, InputError, nearest
-from autopar.objects import BeforeValidator, Field, FieldInfo, model_validator, refusal
+from autopar.documents.checks import published
+from autopar.documents.json import (
+    Fault,
+    JsonDocument,
+    expected_of,
+    headed,
+    load_object,
+    own_reader,
+    read_record,
+    shorten,
+    taken,
+)
+from autopar.errors import DocumentError, InputError
 from autopar.rates.collectives import (
     NOMINAL,
     TRANSFER_SYNCHRONISE_S,
@@ -35,14 +46,11 @@ from autopar.rates.collectives import (
 )
 from autopar.rates.constants import KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import Record, replace
+from autopar.records import Record, record_of, replace
 from autopar.sources import Source
 from autopar.units import MIB
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ModelWrapValidatorHandler
-    from pydantic_core import core_schema
-
     from autopar.rates.site import Site
     from autopar.rates.stack import Stack
 
@@ -101,7 +109,7 @@ class Card(Record):
                 self.path,
                 f"this key is missing, and {reader} is made from it",
                 key=key,
-                remedy=f"add {_OPTIONAL[key].shape}",
+                remedy=f"add {_OPTIONAL[key]}",
             )
         return self.more[key]
 
@@ -114,184 +122,96 @@ _TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _PERCENT = {"percent": 0.01}
 _HUGE = 1e300
 """Far above every range; larger integers cannot be scaled."""
-_QUALITIES = ("measured", "derived", "nominal")
+_QUALITIES = Literal["measured", "derived", "nominal"]
 """On this device; from a relative of it or a fit of several; by its datasheet or its maker."""
-_ENTRY_KEYS = ["value", "source", "basis", "quality", "spread"]
+_SPREAD = Meta(
+    ge=0.0,
+    le=10.0,
+    description="Nine of ten values differ by at most this share.",
+    extra={"expected": "a share from 0 to 10"},
+)
+_OTHERS: dict[str, Any] = {
+    "source": Annotated[Any, Meta(description="The datasheet that says so.")],
+    "basis": Annotated[Any, Meta(description="Why the number is assumed.")],
+    "quality": _QUALITIES,
+    "spread": Annotated[float, _SPREAD],
+}
+"""Keys of an entry besides its value."""
 
 
-class _Range(Record):
-    """Plausible values of one number, far wider than devices differ and narrower than units do.
+def _range(
+    least: float,
+    most: float,
+    mistaken: Mapping[str, float] = MappingProxyType({}),
+    *,
+    unit: str = "",
+    whole: bool = False,
+) -> Meta:
+    """Return what reads an entry {"value", "source" or "basis"} of a card as its value.
 
-    Annotates a field of a card, whose entry {"value", "source" or "basis"} it reads as the value.
+    least, most : far wider than devices differ and narrower than units do. mistaken : units that
+    the number is mistaken to be in, in base units.
     """
+    unit_of = f" in {unit}" if unit else ""
+    expected = f"a {'whole ' if whole else ''}number from {least:.6g} to {most:.6g}{unit_of}"
 
-    least: float
-    most: float
-    unit: str = ""
-    mistaken: Mapping[str, float]
-    """Units that the number is mistaken to be in, in base units."""
-    whole: bool = False
+    def problem(value: object) -> str:
+        guess = _guess(value, least, most, mistaken)
+        return f"the value is {shorten(value)}, expected {expected}{guess}"
 
-    @property
-    def expected(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
-        unit = f" in {self.unit}" if self.unit else ""
-        return f"{kind} from {self.least:.6g} to {self.most:.6g}{unit}"
+    bounds = Meta(
+        ge=least,
+        le=most,
+        description=f"In {unit}." if unit else None,
+        extra={"expected": expected, "problem": problem},
+    )
+    kind: Any = int if whole else float
+    no_others = {"source": None, "basis": None, "quality": "nominal", "spread": 0.0}
+    entry: Any = record_of("Entry", {"value": Annotated[kind, bounds], **_OTHERS}, no_others)
 
-    @property
-    def shape(self) -> str:
-        """Return what the entry of such a number looks like."""
-        return f'{{"value": {self.expected}, "source" or "basis": where it is from}}'
+    def read(value: Any, key: str, found: list[Fault]) -> float | None:
+        made = taken(entry, value, key, found)
+        return None if made is None else made.value
 
-    def read(self, entry: object) -> float:
-        """Return the number of an entry; raises ValidationError naming the key inside it."""
-        if not isinstance(entry, dict):
-            raise key_error(f"the value is {shorten(entry)}, expected {self.shape}")
-        for key in entry:
-            if key not in _ENTRY_KEYS and not key.startswith("_"):  # `_...` is for people
-                near = nearest(key, _ENTRY_KEYS, 0.0)
-                # cut-off 0: of five keys the nearest is worth naming however far it is
-                raise key_error(f"this key is unknown; the nearest known key is {near!r}", key)
-        _check_quality(entry)
-        if "value" not in entry:
-            raise key_error(f"this key is missing, expected {self.expected}", "value")
-        value = entry["value"]
-        # a bool is an int in Python, and true is no number of a card
-        legal = not isinstance(value, bool) and isinstance(value, int | float)
-        # holds() before int(), which fails for NaN and infinity
-        if not legal or not self.holds(value) or (self.whole and value != int(value)):
-            guess = self.guess(value)
-            problem = f"the value is {shorten(value)}, expected {self.expected}"
-            raise key_error(problem + (f"; {guess}" if guess else ""), "value")
-        return int(value) if self.whole else float(value)
-
-    def guess(self, value: object) -> str | None:
-        """Return the unit that a value outside the range looks to be in, and what to write."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        # written as not <, so that NaN ends here as well
-        if self.holds(value) or not abs(value) < _HUGE:
-            return None
-        fits = {u: value * f for u, f in self.mistaken.items() if self.holds(value * f)}
-        if not fits:
-            return None
-        written = " or ".join(f"{scaled:.6g}" for scaled in fits.values())
-        return f"it looks like {' or '.join(fits)}: write {written}"
-
-    def holds(self, value: float) -> bool:
-        return self.least <= value <= self.most
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        from pydantic_core import core_schema
-
-        # plain: an entry is an object, and pydantic's own check would expect a bare number
-        return core_schema.no_info_plain_validator_function(self.read)
-
-    def reader(self, inner: object) -> Callable[[object], float]:
-        """Return what reads an entry, for `autopar.objects`."""
-        return self.read
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        value = {
-            "type": "integer" if self.whole else "number",
-            "minimum": self.least,
-            "maximum": self.most,
-        }
-        return {
-            "type": "object",
-            "properties": {
-                "value": value | ({"description": f"In {self.unit}."} if self.unit else {}),
-                "source": {"description": "The datasheet that says so."},
-                "basis": {"description": "Why the number is assumed."},
-                "quality": {"enum": list(_QUALITIES)},
-                "spread": {
-                    "type": "number",
-                    "minimum": 0,
-                    "description": "Nine of ten values differ by at most this share.",
-                },
-            },
-            "patternProperties": {"^_": {"description": "A comment; ignored."}},
-            "required": ["value"],
-            "additionalProperties": False,
-        }
+    shape = f'{{"value": {expected}, "source" or "basis": where it is from}}'
+    return own_reader(read, entry, shape)
 
 
-def _check_quality(entry: Mapping[str, object]) -> None:
-    """Raise ValidationError where an entry's `quality` or `spread` is none."""
-    if "quality" in entry and entry["quality"] not in _QUALITIES:
-        expected = ", ".join(_QUALITIES)
-        raise key_error(
-            f"the value is {shorten(entry['quality'])}, expected one of {expected}", "quality"
-        )
-    spread = entry.get("spread", 0.0)
-    legal = not isinstance(spread, bool) and isinstance(spread, int | float)
-    if not legal or not 0.0 <= spread <= 10.0:  # type: ignore[operator]  # a number here
-        raise key_error(f"the value is {shorten(spread)}, expected a share from 0 to 10", "spread")
+def _guess(value: object, least: float, most: float, mistaken: Mapping[str, float]) -> str:
+    """Return the unit that a value outside its range looks to be in, and what to write."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    # written as not <, so that NaN ends here as well
+    if not abs(value) < _HUGE:
+        return ""
+    fits = {u: value * f for u, f in mistaken.items() if least <= value * f <= most}
+    if not fits:
+        return ""
+    written = " or ".join(f"{scaled:.6g}" for scaled in fits.values())
+    return f"; it looks like {' or '.join(fits)}: write {written}"
 
 
-_EFFICIENCY = _Range(least=0.02, most=1.0, mistaken=_PERCENT)
-_SHARE = _Range(least=0.0, most=0.9, mistaken=_PERCENT)
-_PEAK = _Range(least=1e12, most=1e17, unit="FLOP/s", mistaken=_FLOPS)
-_MEMORY = _Range(least=2.0**30, most=2.0**44, unit="bytes", mistaken=_BYTES)
-_GPUS = _Range(least=1, most=4096, mistaken={}, whole=True)
-_MANY_GPUS = _Range(least=1, most=1e7, mistaken={}, whole=True)
-_SMS = _Range(least=1, most=10_000, mistaken={}, whole=True)
-_TOKENS = _Range(least=1, most=1e6, unit="tokens", mistaken={})
+_EFFICIENCY = _range(0.02, 1.0, _PERCENT)
+_SHARE = _range(0.0, 0.9, _PERCENT)
+_PEAK = _range(1e12, 1e17, _FLOPS, unit="FLOP/s")
+_MEMORY = _range(2.0**30, 2.0**44, _BYTES, unit="bytes")
+_GPUS = _range(1, 4096, whole=True)
+_MANY_GPUS = _range(1, 10**7, whole=True)
+_SMS = _range(1, 10_000, whole=True)
+_TOKENS = _range(1, 1e6, unit="tokens")
 # a slow-down, so nothing below 1
-_OVERLAP = _Range(least=1.0, most=10.0, mistaken=_PERCENT)
+_OVERLAP = _range(1.0, 10.0, _PERCENT)
 
 
-def _rate(least: float, most: float) -> _Range:
-    return _Range(least=least, most=most, unit="bytes/s", mistaken=_RATES)
+def _rate(least: float, most: float) -> Meta:
+    return _range(least, most, _RATES, unit="bytes/s")
 
 
-def _time(least: float, most: float) -> _Range:
-    return _Range(least=least, most=most, unit="s", mistaken=_TIMES)
+def _time(least: float, most: float) -> Meta:
+    return _range(least, most, _TIMES, unit="s")
 
 
-class _Part(StrictObject):
-    """An object of a card; what is missing or no object is told what it should be."""
-
-    @classmethod
-    def shape(cls) -> str:
-        required = [key for key, field in cls.model_fields.items() if field.is_required()]
-        return f"an object of {', '.join(required)}"
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _say_what_is_expected(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(data, dict):
-            raise key_error(f"the value is {shorten(data)}, expected {cls.shape()}")
-        try:
-            return read(data)
-        except refusal() as error:
-            detail = error.errors(include_url=False)[0]
-            # only of a missing key pydantic cannot say what was expected
-            if detail["type"] != "missing":
-                raise
-            key = str(detail["loc"][0])
-            problem = f"this key is missing, expected {_shape(cls.model_fields[key])}"
-            raise key_error(problem, key) from None
-
-
-def _shape(field: FieldInfo) -> str:
-    part = field.annotation
-    if isinstance(part, type) and issubclass(part, _Part):
-        return part.shape()
-    return _range(field).shape
-
-
-def _range(field: FieldInfo) -> _Range:
-    # unpacked: a number of a card without its range is our mistake
-    (found,) = (item for item in field.metadata if isinstance(item, _Range))
-    return found
-
-
-class _Device(_Part):
+class _Device(Record):
     """Numbers of the datasheet of one device; peaks are without sparsity."""
 
     memory_bytes: Annotated[float, _MEMORY]
@@ -306,7 +226,7 @@ class _Device(_Part):
     vector_bf16_flop_per_s: Annotated[float | None, _PEAK] = None
 
 
-class _Efficiency(_Part):
+class _Efficiency(Record):
     """Shares of the device's rates that kernels reach."""
 
     gemm: Annotated[float, _EFFICIENCY]
@@ -316,7 +236,7 @@ class _Efficiency(_Part):
     vector: Annotated[float | None, _EFFICIENCY] = None
 
 
-class _Overhead(_Part):
+class _Overhead(Record):
     """What kernels and collectives take besides their work."""
 
     kernel_launch_s: Annotated[float, _time(1e-7, 1e-3)]
@@ -324,7 +244,7 @@ class _Overhead(_Part):
     overlap_coefficient: Annotated[float, _OVERLAP]
 
 
-class _IntraNode(_Part):
+class _IntraNode(Record):
     """The network inside a node, per GPU and direction."""
 
     max_gpus: Annotated[int, _GPUS]
@@ -336,7 +256,7 @@ class _IntraNode(_Part):
     """Of the multiprocessors, which a running collective occupies."""
 
 
-class _InterNode(_Part):
+class _InterNode(Record):
     """The network between nodes, per GPU and direction."""
 
     bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
@@ -348,14 +268,14 @@ class _InterNode(_Part):
     collective_sm_share: Annotated[float | None, _SHARE] = None
 
 
-_BUS_SHARE = _Range(least=0.02, most=2.0, mistaken=_PERCENT)
+_BUS_SHARE = _range(0.02, 2.0, _PERCENT)
 """Above 1 where a switch adds: the bus bandwidth is the one that a ring would need."""
-_FACTOR = _Range(least=0.1, most=10.0, mistaken=_PERCENT)
+_FACTOR = _range(0.1, 10.0, _PERCENT)
 _STEP = _time(0.0, 1e-2)
-_COPIES = _Range(least=0.0, most=100.0, mistaken={})
+_COPIES = _range(0.0, 100.0)
 
 
-class _Collectives(_Part):
+class _Collectives(Record):
     """What collectives reach of the links, and what the protocols of NCCL take besides."""
 
     domain_gpus: Annotated[int | None, _GPUS] = None
@@ -395,7 +315,7 @@ class _Collectives(_Part):
     p2p_net_base_s: Annotated[float, _STEP]
 
 
-class _MoeExchange(_Part):
+class _MoeExchange(Record):
     """How fast a fused dispatcher moves tokens to experts and back."""
 
     dispatch_base_s: Annotated[float, _STEP]
@@ -412,7 +332,7 @@ class _MoeExchange(_Part):
     link: Annotated[float, _EFFICIENCY]
 
 
-class _Host(_Part):
+class _Host(Record):
     """The memory of the host, per GPU and direction."""
 
     memory_bytes: Annotated[float, _MEMORY]
@@ -423,25 +343,16 @@ class _Host(_Part):
     efficiency: Annotated[float, _EFFICIENCY]
 
 
-def _text(value: object) -> object:
-    if not isinstance(value, str):
-        raise key_error(f"the value is {shorten(value)}, expected a text")
-    return value
-
-
-_Text = Annotated[str, BeforeValidator(_text)]
-
-
 @published("card")
-class CardDocument(_Part):
+class CardDocument(Record):
     """One device and its network: every number with its source, or what it is assumed on."""
 
     format: Literal["autopar-card"]
     version: Literal[1]
-    name: _Text | None = None
+    name: str | None = None
     """The name of the file without."""
-    description: _Text = ""
-    aliases: list[str] = Field(default_factory=list)
+    description: str = ""
+    aliases: list[str] = field(default_factory=list)
     device: _Device
     efficiency: _Efficiency
     overhead: _Overhead
@@ -455,21 +366,13 @@ class CardDocument(_Part):
     moe_exchange: _MoeExchange | None = None
     """Without it, all-to-alls reach the experts."""
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _is_a_card(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        # before anything else is said about a document of another kind
-        for key, expected in (("format", FORMAT), ("version", 1)):
-            if isinstance(data, dict) and key not in data:
-                start = f'"{key}": {json.dumps(expected)}'
-                raise key_error(f"this key is missing; a device card starts with {start}", key)
-            if isinstance(data, dict) and data[key] != expected:
-                problem = f"the value is {shorten(data[key])}, expected {expected!r}"
-                raise key_error(problem, key)
-        return read(data)
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse a document of another kind."""
+        return headed(data, FORMAT, "a device card")
 
 
-_SECTIONS: dict[str, type[_Part]] = {
+_SECTIONS: dict[str, type[Record]] = {
     "device": _Device,
     "efficiency": _Efficiency,
     "overhead": _Overhead,
@@ -478,13 +381,13 @@ _SECTIONS: dict[str, type[_Part]] = {
     "host": _Host,
 }
 _OPTIONAL = {
-    f"{section}.{key}": _range(field)
+    f"{section}.{one.name}": expected_of(one.type)
     for section, part in _SECTIONS.items()
-    for key, field in part.model_fields.items()
+    for one in fields(part)
     # a card may lack the whole host, so its required keys are optional here
-    if section == "host" or not field.is_required()
+    if section == "host" or not one.required
 }
-"""Every number that a card may lack, by section and key."""
+"""What every number is that a card may lack, by section and key."""
 
 
 def load_card(name: str) -> Card:
@@ -495,7 +398,7 @@ def load_card(name: str) -> Card:
 def read_card(document: JsonDocument) -> Card:
     """Return the card of a document; raises DocumentError naming file, key and value."""
     path = document.path
-    card = validate_document(CardDocument, path, document.data)
+    card = read_record(CardDocument, path, document.data)
     device, efficiency, overhead = card.device, card.efficiency, card.overhead
     return Card(
         name=path.stem if card.name is None else card.name,

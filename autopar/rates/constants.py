@@ -8,19 +8,16 @@ themselves are not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from autopar.documents.checks import StrictObject, key_error
-from autopar.documents.json import shorten
-from autopar.errors import DocumentError, InputError, nearest
-from autopar.objects import model_validator
-from autopar.records import Record
+from msgspec import Meta
+
+from autopar.documents.json import Fault, own_reader, taken
+from autopar.errors import DocumentError, InputError
+from autopar.records import Record, number, record_of
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-    from pydantic_core import core_schema
-
     from autopar.rates.card import Card
 
 Quality = Literal["measured", "derived", "nominal"]
@@ -42,8 +39,6 @@ ELEMENT_BYTES: Mapping[str, float] = {
     "nvfp4": 0.5,
 }
 """Bytes of one element by precision; the scales of blocks, 3 to 12 % more, are not counted."""
-_QUALITIES: tuple[Quality, ...] = get_args(Quality)
-_ENTRY_KEYS = ("value", "quality", "source", "spread")
 _SAME_AS: Mapping[str, str] = {"fp16": "bf16", "mxfp8": "fp8_block"}
 """Precisions that run at another's rate where a card has no surface of their own: tensor cores
 take both 16-bit formats alike, and MXFP8 differs from 128-blocks in the shape of its scales."""
@@ -62,115 +57,35 @@ class Figure(Record):
         return self.values[key]
 
 
-class Constants(Record, kw_only=False, eq=False):
-    """The constants of one formula: name, least and greatest value of each; reads an entry."""
+def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, float]) -> Meta:
+    """Return what reads the entry of a formula's constants as their `Figure`.
 
-    bounds: Mapping[str, tuple[float, float]]
-    optional: Mapping[str, float]
-    """Value of each constant that an entry may leave out."""
+    bounds : least and greatest value of each. optional : values of those that may be left out.
+    """
+    kinds = {key: Annotated[float, number(*ends)] for key, ends in bounds.items()}
+    source = Annotated[str, Meta(min_length=1, extra={"expected": "where the figure is from"})]
+    description = "Share by which 9 of 10 measurements differ at most."
+    spread = Annotated[float, number(0.0, 2.0), Meta(description=description)]
+    values = record_of("Constants", kinds, optional)
+    keys = {"value": values, "quality": Quality, "source": source, "spread": spread}
+    entry: Any = record_of("Entry", keys)
 
-    def read(self, entry: object) -> Figure:
-        """Return the constants of an entry; raises ValidationError naming the key inside it."""
-        if not isinstance(entry, dict):
-            raise key_error(f"the value is {shorten(entry)}, expected an object of {_listed()}")
-        for key in entry:
-            if key not in _ENTRY_KEYS and not str(key).startswith("_"):
-                # cut-off 0: of four keys the nearest is worth naming however far it is
-                near = nearest(str(key), _ENTRY_KEYS, 0.0)
-                raise key_error(f"this key is unknown; the nearest known key is {near!r}", key)
-        for key in _ENTRY_KEYS:
-            if key not in entry:
-                raise key_error(f"this key is missing; an entry has {_listed()}", key)
-        if entry["quality"] not in _QUALITIES:
-            expected = ", ".join(_QUALITIES)
-            problem = f"the value is {shorten(entry['quality'])}, expected one of {expected}"
-            raise key_error(problem, "quality")
-        if not isinstance(entry["source"], str) or not entry["source"]:
-            problem = f"the value is {shorten(entry['source'])}, expected where the figure is from"
-            raise key_error(problem, "source")
+    def read(value: Any, key: str, found: list[Fault]) -> Figure | None:
+        made = taken(entry, value, key, found)
+        if made is None:
+            return None
         return Figure(
-            values=self._constants(entry["value"]),
-            quality=entry["quality"],
-            source=entry["source"],
-            spread=_number(entry["spread"], 0.0, 2.0, "spread"),
+            values={name: getattr(made.value, name) for name in bounds},
+            quality=made.quality,
+            source=made.source,
+            spread=made.spread,
         )
 
-    def _constants(self, values: object) -> Mapping[str, float]:
-        if not isinstance(values, dict):
-            names = ", ".join(key for key in self.bounds if key not in self.optional)
-            problem = f"the value is {shorten(values)}, expected an object of {names}"
-            raise key_error(problem, "value")
-        for key in values:
-            if key not in self.bounds:
-                near = nearest(str(key), [*self.bounds], 0.0)
-                problem = f"this key is unknown; the nearest known key is {near!r}"
-                raise key_error(problem, "value", key)
-        found = {}
-        for key, (least, most) in self.bounds.items():
-            if key not in values and key not in self.optional:
-                problem = f"this key is missing, expected a number from {least:g} to {most:g}"
-                raise key_error(problem, "value", key)
-            value = values.get(key, self.optional.get(key))
-            found[key] = _number(value, least, most, "value", key)
-        return found
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        from pydantic_core import core_schema
-
-        # plain: what is read is no object of the document but the figure made of it
-        return core_schema.no_info_plain_validator_function(self.read)
-
-    def reader(self, inner: object) -> Callable[[object], Figure]:
-        """Return what reads an entry, for `autopar.objects`."""
-        return self.read
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        numbers = {
-            key: {"type": "number", "minimum": least, "maximum": most}
-            for key, (least, most) in self.bounds.items()
-        }
-        return {
-            "type": "object",
-            "properties": {
-                "value": {
-                    "type": "object",
-                    "properties": numbers,
-                    "required": [key for key in self.bounds if key not in self.optional],
-                    "additionalProperties": False,
-                },
-                "quality": {"enum": list(_QUALITIES)},
-                "source": {"type": "string", "minLength": 1},
-                "spread": {
-                    "type": "number",
-                    "minimum": 0,
-                    "maximum": 2,
-                    "description": "Share by which 9 of 10 measurements differ at most.",
-                },
-            },
-            "patternProperties": {"^_": {"description": "A comment; ignored."}},
-            "required": list(_ENTRY_KEYS),
-            "additionalProperties": False,
-        }
-
-
-def _listed() -> str:
-    return ", ".join(_ENTRY_KEYS)
-
-
-def _number(value: object, least: float, most: float, *where: str) -> float:
-    # a bool is an int in Python, and true is no number; NaN is in no range
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        problem = f"the value is {shorten(value)}, expected a number from {least:g} to {most:g}"
-        raise key_error(problem, *where)
-    return float(value)
+    return own_reader(read, entry)
 
 
 # shares end at 1, so that no price is below the roofline of the datasheet
-_GEMM = Constants(
+_GEMM = constants(
     {
         "peak_share": (0.02, 1.0),
         "prologue_elements": (0.0, 1e4),
@@ -186,7 +101,7 @@ _GEMM = Constants(
 )
 """peak_share c, prologue_elements k0, wave_rounding w, tile_exponent a, launch_s t0, memory_share
 hb, slowdown z, split_s ts and cast_share of `autopar.rates.kernels.gemm_s`."""
-_ATTENTION = Constants(
+_ATTENTION = constants(
     {
         "flop_per_s": (1e12, 1e17),
         "prologue_keys": (0.0, 1e5),
@@ -200,44 +115,31 @@ _ATTENTION = Constants(
     {"tail": 0.0, "slowdown": 0.0, "narrow_exponent": 0.06, "wide_exponent": 0.0},
 )
 """Rate R, prologue h and the rest of `autopar.rates.kernels.attention_s`."""
-_SHARE = Constants({"share": (0.02, 1.0)}, {})
-_LAUNCH = Constants({"launch_s": (1e-7, 1e-3)}, {})
+_SHARE = constants({"share": (0.02, 1.0)}, {})
+_LAUNCH = constants({"launch_s": (1e-7, 1e-3)}, {})
 
 GemmFigure = Annotated[Figure, _GEMM]
 AttentionFigure = Annotated[Figure, _ATTENTION]
 ShareFigure = Annotated[Figure, _SHARE]
+# null inside: in a union, msgspec's schema of a record loses what is annotated
+_MaybeAttention = Annotated[Figure | None, _ATTENTION]
+_MaybeShare = Annotated[Figure | None, _SHARE]
 
 
-class _Section(StrictObject):
-    """An object of figures; a missing one is asked for by name."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_all_keys(cls, data: Any) -> Any:
-        required = [key for key, field in cls.model_fields.items() if field.is_required()]
-        if not isinstance(data, dict):
-            listed = ", ".join(required)
-            raise key_error(f"the value is {shorten(data)}, expected an object of {listed}")
-        for key in required:
-            if key not in data:
-                raise key_error("this key is missing; docs/estimates.md says what it holds", key)
-        return data
-
-
-class AttentionFigures(_Section):
+class AttentionFigures(Record):
     """One attention kernel, whose two directions are measured apart."""
 
     forward: AttentionFigure
-    backward: AttentionFigure | None = None
+    backward: _MaybeAttention = None
     """None: the kernel was measured, and is used, for inference only."""
 
 
-class KernelsSection(_Section):
+class KernelsSection(Record):
     """The section `kernels` of a card."""
 
     clock: ShareFigure
     """Rate that a run sustains per rate of a short benchmark."""
-    low_precision_clock: ShareFigure | None = None
+    low_precision_clock: _MaybeShare = None
     """Of that, what products in 8 bits and less sustain; None: all."""
     gemm: dict[Dtype, GemmFigure]
     grouped_gemm: ShareFigure

@@ -8,32 +8,28 @@ missing is as the card says. How anything is measured is not here.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from msgspec import field
 
 from autopar.documents import catalog
-from autopar.documents.checks import (
-    Quantity,
-    StrictObject,
-    Value,
-    key_error,
-    published,
-    validate_document,
-    whole_number,
+from autopar.documents.checks import published, quantity
+from autopar.documents.json import (
+    JsonDocument,
+    headed,
+    load_object,
+    read_record,
 )
-from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError
-from autopar.objects import Field, model_validator
 from autopar.rates.card import Card
 from autopar.rates.collectives import GroupShape, Network, SiteFactors, collective_time_s
 from autopar.rates.constants import Quality, kernels_of
 from autopar.rates.kernels import gemm_s
-from autopar.records import Record, replace
+from autopar.records import KeyFault, Record, replace, some_text, whole_number
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size, parameter_count
 from autopar.sources import Source
 from autopar.units import MIB
@@ -45,13 +41,8 @@ from autopar.units import MIB
 FORMAT = "autopar-site"
 """Value of `format` that tells a site from other documents."""
 
-_TEXT = Value(
-    "a text",
-    lambda value: isinstance(value, str) and bool(value.strip()),
-    {"type": "string", "minLength": 1},
-)
-_Text = Annotated[str, _TEXT]
-_FLOP_PER_S = Quantity(
+_Text = Annotated[str, some_text()]
+_FLOP_PER_S = quantity(
     what="a rate of matrix products",
     unit="FLOP/s",
     minimum=1e6,
@@ -59,7 +50,7 @@ _FLOP_PER_S = Quantity(
     too_large="is beyond any device",
     too_small="looks like GFLOP/s or TFLOP/s",
 )
-_BYTES_PER_S = Quantity(
+_BYTES_PER_S = quantity(
     what="a bandwidth",
     unit="bytes/s",
     minimum=1e6,
@@ -68,18 +59,18 @@ _BYTES_PER_S = Quantity(
     too_small="looks like MB/s or GB/s",
 )
 # far wider than machines differ: of a card of another device a CPU reaches next to nothing
-_FACTOR = Quantity(
+_FACTOR = quantity(
     what="a factor on what the card says",
     unit="",
     minimum=1e-9,
     maximum=10.0,
     too_large="looks like a percentage",
 )
-_SECONDS = Quantity(
+_SECONDS = quantity(
     what="a time", unit="s", maximum=1e4, too_large="looks like microseconds or milliseconds"
 )
-_SIZE = Quantity(what="a size", unit="bytes", maximum=1e15, too_large="is beyond any device")
-_SPREAD = Quantity(
+_SIZE = quantity(what="a size", unit="bytes", maximum=1e15, too_large="is beyond any device")
+_SPREAD = quantity(
     what="a share",
     unit="",
     maximum=10.0,
@@ -89,7 +80,7 @@ _SPREAD = Quantity(
 _RANKS = whole_number(1, 10**7)
 
 
-class _Entry(StrictObject):
+class _Entry(Record):
     """A figure, how good it is, and where it is from."""
 
     quality: Literal["measured", "derived", "nominal"]
@@ -100,11 +91,9 @@ class _Entry(StrictObject):
     spread: Annotated[float, _SPREAD] | None = None
     """Nine of ten values differ by at most this share."""
 
-    @model_validator(mode="after")
-    def _has_an_origin(self) -> Self:
+    def __post_init__(self) -> None:
         if self.source is None and self.basis is None:
-            raise key_error("this key is missing, expected where the figure is from", "source")
-        return self
+            raise KeyFault("source", "this key is missing, expected where the figure is from")
 
 
 class _Factor(_Entry):
@@ -123,7 +112,7 @@ class _Time(_Entry):
     value: Annotated[float, _SECONDS]
 
 
-class _Gemm(StrictObject):
+class _Gemm(Record):
     """Products of square matrices, back to back until the clock has settled, on all GPUs."""
 
     flop_per_s: _FlopRate
@@ -135,7 +124,7 @@ class _Gemm(StrictObject):
     dtype: Literal["bf16", "fp16", "fp32"]
 
 
-class _Host(StrictObject):
+class _Host(Record):
     """Time of the host for a layer so small that the device waits for it."""
 
     forward_s: _Time
@@ -144,7 +133,7 @@ class _Host(StrictObject):
     """Version of torch."""
 
 
-class _Collective(StrictObject):
+class _Collective(Record):
     """Median time of one collective, all groups of the kind at once."""
 
     operation: Literal["allreduce", "allgather", "reducescatter", "all2all"]
@@ -155,18 +144,16 @@ class _Collective(StrictObject):
     """As nccl-tests count it: the whole tensor; of an all-to-all that of one rank."""
     time_s: Annotated[float, _SECONDS]
 
-    @model_validator(mode="after")
-    def _is_a_group(self) -> Self:
+    def __post_init__(self) -> None:
         if self.ranks < 2:
-            raise key_error(f"the value is {self.ranks}, expected a group of at least 2", "ranks")
+            raise KeyFault("ranks", f"the value is {self.ranks}, expected a group of at least 2")
         if self.ranks % self.nodes:
             problem = f"the value is {self.nodes}, expected a divisor of the {self.ranks} ranks"
-            raise key_error(problem, "nodes")
-        return self
+            raise KeyFault("nodes", problem)
 
 
 @published("site")
-class SiteDocument(StrictObject):
+class SiteDocument(Record):
     """What one cluster reaches of what its card says, and the measurements behind it."""
 
     format: Literal["autopar-site"]
@@ -197,32 +184,19 @@ class SiteDocument(StrictObject):
     adapter_bytes_per_s: _ByteRate | None = None
     """Nominal network rate of one GPU and direction, where it is not the card's."""
     host: _Host | None = None
-    collectives: list[_Collective] = Field(default_factory=list)
+    collectives: list[_Collective] = field(default_factory=list)
 
-    @model_validator(mode="before")
     @classmethod
-    def _is_a_site(cls, data: Any) -> Any:
-        # before anything else is said about a document of another kind
-        for key, expected in (("format", FORMAT), ("version", 1)):
-            if isinstance(data, dict) and key not in data:
-                start = f'"{key}": {json.dumps(expected)}'
-                raise key_error(f"this key is missing; a site starts with {start}", key)
-            # type() too: true is 1 in Python
-            if isinstance(data, dict) and (
-                data[key] != expected or type(data[key]) is not type(expected)
-            ):
-                problem = f"the value is {shorten(data[key])}, expected {expected!r}"
-                raise key_error(problem, key)
-        return data
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse a document of another kind."""
+        return headed(data, FORMAT, "a site")
 
-    @model_validator(mode="after")
-    def _factors_have_a_card(self) -> Self:
+    def __post_init__(self) -> None:
         factors = ("clock", "memory_share", "elementwise_share", "in_node", "cross_node")
         there = [key for key in factors if getattr(self, key) is not None]
         if self.card is None and there:
             problem = f"this key is missing, and {there[0]!r} is over what the card says"
-            raise key_error(problem, "card")
-        return self
+            raise KeyFault("card", problem)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -333,7 +307,7 @@ def load_site(name: str) -> Site:
 def read_site(document: JsonDocument) -> Site:
     """Return the site of a document; raises DocumentError naming file, key and value."""
     path = document.path
-    found = validate_document(SiteDocument, path, document.data)
+    found = read_record(SiteDocument, path, document.data)
     gemm, host = found.gemm, found.host
     entries: dict[str, _FlopRate | _ByteRate | _Factor | _Time | None] = {
         "gemm_flop_per_s": None if gemm is None else gemm.flop_per_s,

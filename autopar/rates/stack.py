@@ -7,23 +7,23 @@ figure by figure with its source; counting what a layer does with it is `autopar
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
 from autopar.documents import catalog
-from autopar.documents.checks import (
-    StrictObject,
-    Value,
-    key_error,
-    published,
-    validate_document,
+from autopar.documents.checks import published
+from autopar.documents.json import (
+    JsonDocument,
+    headed,
+    load_object,
+    read_record,
 )
-from autopar.documents.json import JsonDocument, load_object, shorten
-from autopar.objects import Field, model_validator
-from autopar.rates.constants import Constants, Figure
+from autopar.rates.constants import Figure, constants
 from autopar.rates.measured import Hiding
-from autopar.records import Record
+from autopar.records import Record, some_text
 from autopar.sources import STACK_ROLE, Source
 
 FORMAT = "autopar-stack"
@@ -39,14 +39,14 @@ STRAGGLERS = 0.0013
 
 _MOST_BYTES = 200.0
 _BOTH = {"forward": (0.0, _MOST_BYTES), "backward": (0.0, _MOST_BYTES)}
-_BYTES = Constants({**_BOTH, "gated": (0.1, 2.0)}, {"gated": 1.0})
+_BYTES = constants({**_BOTH, "gated": (0.1, 2.0)}, {"gated": 1.0})
 """Per element, moved by all kernels of an operation; `gated`: factor where an MLP is gated."""
-_GRADIENT = Constants(
+_GRADIENT = constants(
     {"accumulation_bytes": (0.0, 40.0), "reduce_bytes": (1.0, 8.0)}, {"accumulation_bytes": 0.0}
 )
-_CAST = Constants({"bytes": (0.0, 40.0), "row_scales_rate": (0.1, 1.0)}, {"row_scales_rate": 1.0})
-_OPTIMIZER = Constants({"bytes": (4.0, 200.0)}, {})
-_HOST = Constants(
+_CAST = constants({"bytes": (0.0, 40.0), "row_scales_rate": (0.1, 1.0)}, {"row_scales_rate": 1.0})
+_OPTIMIZER = constants({"bytes": (4.0, 200.0)}, {})
+_HOST = constants(
     {
         "forward_s": (0.0, 0.1),
         "backward_s": (0.0, 0.1),
@@ -58,7 +58,7 @@ _HOST = Constants(
     },
     {"experts_s": 0.0, "expert_s": 0.0, "merged": 1.0, "partial_graphs": 0.7},
 )
-_OVERLAP = Constants(
+_OVERLAP = constants(
     {
         "tensor": (0.0, 1.0),
         "fully_sharded": (0.0, 1.5),
@@ -70,17 +70,10 @@ _OVERLAP = Constants(
 )
 
 BytesFigure = Annotated[Figure, _BYTES]
-_Text = Annotated[
-    str,
-    Value(
-        "a text that is not empty",
-        lambda value: isinstance(value, str) and bool(value.strip()),
-        {"type": "string", "minLength": 1},
-    ),
-]
+_Text = Annotated[str, some_text()]
 
 
-class _Bytes(StrictObject):
+class _Bytes(Record):
     """Bytes per element by operation, forward and backward, all kernels of it together."""
 
     norm: BytesFigure
@@ -96,11 +89,11 @@ class _Bytes(StrictObject):
     """Per logit."""
 
 
-BYTE_CLASSES = tuple(_Bytes.model_fields)
+BYTE_CLASSES = _Bytes.__struct_fields__
 
 
 @published("stack")
-class StackDocument(StrictObject):
+class StackDocument(Record):
     """What a trainer's software does besides the mathematics, every figure with its source."""
 
     format: Literal["autopar-stack"]
@@ -108,7 +101,7 @@ class StackDocument(StrictObject):
     name: _Text | None = None
     """The name of the file without."""
     description: str = ""
-    attention: Annotated[list[_Text], Field(min_length=1)]
+    attention: Annotated[list[_Text], Meta(min_length=1)]
     """Kernels by preference: the first that the card has is used; "unfused" is always had."""
     activations: Literal["eager", "fused"]
     """What layers keep until their backward: what PyTorch's operations keep, or fused kernels."""
@@ -129,22 +122,10 @@ class StackDocument(StrictObject):
     shorter of compute and ZeRO-3's traffic; `sharded_network` of the network's rate that traffic
     reaches; `regather` is an all-gather again for the weight gradient, with the first."""
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _is_a_stack(cls, data: Any, read: Any) -> Any:
-        # before anything else is said about a document of another kind
-        for key, expected in (("format", FORMAT), ("version", 1)):
-            if isinstance(data, dict) and key not in data:
-                start = f'"{key}": {json.dumps(expected)}'
-                raise key_error(f"this key is missing; a stack starts with {start}", key)
-            # type, since true and 1.0 are 1 in Python
-            if isinstance(data, dict) and (type(data[key]), data[key]) != (
-                type(expected),
-                expected,
-            ):
-                problem = f"the value is {shorten(data[key])}, expected {expected!r}"
-                raise key_error(problem, key)
-        return read(data)
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse a document of another kind."""
+        return headed(data, FORMAT, "a stack")
 
 
 class Stack(Record):
@@ -203,7 +184,7 @@ def load_stack(name: str) -> Stack:
 def read_stack(document: JsonDocument) -> Stack:
     """Return the stack of a document; raises DocumentError naming file, key and value."""
     path = document.path
-    stack = validate_document(StackDocument, path, document.data)
+    stack = read_record(StackDocument, path, document.data)
     return Stack(
         name=path.stem if stack.name is None else stack.name,
         description=stack.description,

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from autopar.documents.checks import StrictObject, published
+from msgspec import field
+
+from autopar.documents.checks import published
 from autopar.documents.plan import EngineEntry
-from autopar.objects import ConfigDict, Field
 from autopar.pipeline.schedules import Schedule
+from autopar.records import Record, whole_number
 
 FORMAT = "autopar-launch"
-_Count = Annotated[int, Field(ge=1, le=1 << 28)]
-_Layers = Annotated[int, Field(ge=0, le=1 << 16)]
+_Count = Annotated[int, whole_number(1, 1 << 28)]
+_Layers = Annotated[int, whole_number(0, 1 << 16)]
 
 
-class DegreesEntry(StrictObject):
+class DegreesEntry(Record):
     """Every degree and setting of a launch."""
 
     tp: _Count
@@ -67,7 +69,7 @@ class DegreesEntry(StrictObject):
     """Of every stage, the layers of each of its chunks."""
 
 
-class HardwareEntry(StrictObject):
+class HardwareEntry(Record):
     """The cluster."""
 
     card: str
@@ -78,13 +80,13 @@ class HardwareEntry(StrictObject):
     """Of each machine."""
 
 
-class LaunchEntry(StrictObject):
+class LaunchEntry(Record):
     """A launch, and what is predicted of it."""
 
     engine: Literal["megatron", "torchtitan", "deepspeed", "accelerate"]
     """Trainer that it is of."""
     degrees: DegreesEntry
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     """What it says otherwise than its trainer does by itself, by dotted field of the launch."""
     samples_per_s: float
     """Of all GPUs together."""
@@ -133,11 +135,9 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-@published("launch")
-class LaunchDocument(StrictObject):
+@published("launch", example=_EXAMPLE)
+class LaunchDocument(Record):
     """A launch of a trainer with one set of degrees, as `autopar-search` writes it."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     format: Literal["autopar-launch"]
     version: Literal[1]
@@ -156,5 +156,5 @@ class LaunchDocument(StrictObject):
     """None: nothing fits."""
     assumed: list[str]
     """Defaults that nobody had said otherwise, one sentence each."""
-    engines: list[EngineEntry] = Field(default_factory=list)
+    engines: list[EngineEntry] = field(default_factory=list)
     """Each one's own best launch or plan, from the fastest on, where several were looked at."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from msgspec import field
 
-from autopar.documents.checks import DOCUMENTS, validate_document
+from autopar.documents.checks import DOCUMENTS
+from autopar.documents.json import read_record
 from autopar.documents.schemas import allreduce_key, p2p_key, sp_time_key
 from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run, newest
 from autopar.errors import DocumentError
@@ -159,7 +160,7 @@ def _refused(data: Mapping[DocumentKind, dict[str, float] | None]) -> list[str]:
         if not values:
             continue
         try:
-            validate_document(DOCUMENTS[kind], Path(kind), values)
+            read_record(DOCUMENTS[kind], Path(kind), values)
         except DocumentError as error:
             found.append(f"{error}; autopar refuses this file")
     return found

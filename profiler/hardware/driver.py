@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.sidecar import Measurement, Straggler
-from autopar.records import Record
+from autopar.records import Record, replace
 from autopar.units import format_bytes
 from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Member
 from profiler.hardware.options import Cell, Group, Round
@@ -172,7 +172,7 @@ class Driver:
         self._session.release_memory()
         # a decision of later cells may rest on this figure: it is rank 0's for everyone
         elapsed_s = float(self._session.gather([time.perf_counter() - begun_s])[0, 0])
-        return found.model_copy(update={"elapsed_s": elapsed_s})
+        return replace(found, elapsed_s=elapsed_s)
 
     def _collective(self, cell: Cell, row: Collective) -> Measurement:
         found: list[GroupTimes] = []

@@ -20,6 +20,7 @@ from autopar.documents.sidecar import (
     Sidecar,
     documented_unit,
 )
+from autopar.records import replace
 from profiler.environment import Metadata, RankInfo, comparable, host_labels, machine_metadata
 from profiler.hardware.documents import (
     KINDS,
@@ -90,7 +91,7 @@ class ClusterRecord(Record[Measurement]):
 
     @property
     def _own_run(self) -> Run:
-        return self._run.model_copy(update={"measurements": list(self._own.values())})
+        return replace(self._run, measurements=list(self._own.values()))
 
 
 class HardwareRecord(ClusterRecord):
@@ -229,7 +230,7 @@ class HardwareRecord(ClusterRecord):
             cells = [m for m in run.measurements if file.kind in kinds_of(m)]
             # the current run is named without a cell too: it may replace what stands before it
             if cells or run.id in named:
-                found.append(run.model_copy(update={"measurements": cells}))
+                found.append(replace(run, measurements=cells))
         return found
 
 
@@ -242,10 +243,9 @@ def relabelled(measurement: Measurement, labels: Mapping[str, str]) -> Measureme
         before = r"(?<![\w.-])" if len(host) > 3 else "(?<=host )"
         reason = reason and re.sub(rf"{before}{re.escape(host)}(?![\w-])", label, reason)
     stragglers = [
-        found.model_copy(update={"host": labels.get(found.host, found.host)})
-        for found in measurement.stragglers
+        replace(found, host=labels.get(found.host, found.host)) for found in measurement.stragglers
     ]
-    return measurement.model_copy(update={"reason": reason, "stragglers": stragglers})
+    return replace(measurement, reason=reason, stragglers=stragglers)
 
 
 def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
@@ -263,6 +263,6 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
             if earlier is None or earlier.status != "ok":
                 found[measurement.key] = measurement
     return tuple(
-        run.model_copy(update={"measurements": list(cells[name].values())})
+        replace(run, measurements=list(cells[name].values()))
         for name, run in sorted(metadata.items(), key=lambda item: run_number(item[0]))
     )

@@ -227,7 +227,7 @@ class Measurer(ABC):
                 found = self._time(cell) if cell.quantity == "time" else self._memory(cell)
             except (AutoparError, RuntimeError, MemoryError, TypeError, ValueError) as error:
                 found = cell.filled(status="failed", reason=_reason(error))
-        return found.model_copy(update={"elapsed_s": time.perf_counter() - began_s})
+        return replace(found, elapsed_s=time.perf_counter() - began_s)
 
     @abstractmethod
     def _time(self, cell: ModelCell) -> ModelMeasurement: ...
@@ -364,7 +364,7 @@ def filled_with(cell: ModelCell, timed: Timed) -> ModelMeasurement:
     else:
         found = cell.filled()
     samples = {name: list(values) for name, values in timed.samples_s.items()}
-    return found.model_copy(update={"samples_s": samples, "notes": list(timed.notes)})
+    return replace(found, samples_s=samples, notes=list(timed.notes))
 
 
 def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
@@ -375,12 +375,8 @@ def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
         "peak": float(found.peak_bytes),
     }
     filled = cell.filled(source="exact")
-    return filled.model_copy(
-        update={
-            "bytes": sizes,
-            "num_parameters": found.num_parameters,
-            "notes": list(found.notes),
-        }
+    return replace(
+        filled, bytes=sizes, num_parameters=found.num_parameters, notes=list(found.notes)
     )
 
 

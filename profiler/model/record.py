@@ -22,6 +22,7 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.rates.stack import DEFAULT_STACK
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.units import format_count
 from profiler.environment import Metadata, RankInfo, comparable, machine_metadata
@@ -154,7 +155,7 @@ class ModelRecord(Record[ModelMeasurement]):
 
     def _own_run(self, file: DocumentFile) -> Run:
         own = [m for m in self._own.values() if _KIND_OF[m.quantity] == file.kind]
-        return self._run.model_copy(update={"model_measurements": own})
+        return replace(self._run, model_measurements=own)
 
     def _derive(
         self, file: DocumentFile, about: Container[str] = (), *, mode: Mode | None = None

@@ -16,7 +16,7 @@ from typing import Any
 from autopar.command.run import say
 from autopar.documents import catalog
 from autopar.documents.catalog import model_file_name
-from autopar.documents.json import write_json
+from autopar.documents.json import write_json, written
 from autopar.documents.model import SHIPPED_PRECISION
 from autopar.documents.sidecar import (
     SIDECAR_VERSION,
@@ -76,9 +76,7 @@ def is_counted(
             return False
     # figures do not matter: which keys the cells would give is what is asked
     made_up = {
-        cell.key: cell.filled().model_copy(
-            update={"bytes": {"activation": 1.0, "peak": 1.0}, "num_parameters": 1}
-        )
+        cell.key: replace(cell.filled(), bytes={"activation": 1.0, "peak": 1.0}, num_parameters=1)
         for cell in cells
         if cell.quantity == "memory"
     }
@@ -159,7 +157,7 @@ def count_shipped(spec: ModelSpec) -> ShippedMemory:
         if counted.status != "ok":
             raise InputError(f"model {spec.name!r}: {cell.key} was not counted: {counted.reason}")
         # durations would differ with every machine
-        found[cell.key] = counted.model_copy(update={"elapsed_s": 0.0})
+        found[cell.key] = replace(counted, elapsed_s=0.0)
     document = derive_memory(dict(sorted(found.items())), spec, _KINDS)
     layers = [found[key] for key in sorted(found) if found[key].part == "layer"]
     metadata: dict[str, str | int | float | bool | None] = {
@@ -189,7 +187,7 @@ def write_shipped(name: str) -> Path:
     """Count a shipped model and write its memory file and sidecar; return the former's path."""
     counted = count_shipped(load_spec(name))
     path = catalog.find_model(name).parent / "configs" / counted.file_name
-    sidecar = counted.sidecar.model_dump(exclude_defaults=True)
+    sidecar = written(counted.sidecar, defaults=False)
     # defaults are left out, but the tool says who wrote the file
     write_json(sidecar_path(path), {**sidecar, "tool": counted.sidecar.tool}, number_rows=True)
     write_json(path, counted.data)

@@ -256,7 +256,7 @@ class _Stored:
         self.path = path or Path()
         self.document = PlanDocument() if path is None else PlanDocument.read(path)
         self.options = self.document.options
-        self.has_options = bool(self.options.model_dump(exclude_unset=True))
+        self.has_options = bool(self.options.given)
         self._request, found = self.document.located_request(self.path)
         # of the inputs only the model matters here
         self.notes = [note for note in found if note.startswith("--model ")]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict
 
-from autopar.documents.checks import DOCUMENTS, document_errors, validate_document
+from autopar.documents.checks import DOCUMENTS, document_errors
 from autopar.documents.hardware import (
     MAKE_HARDWARE,
     UNIT_FACTORS,
@@ -23,7 +23,10 @@ from autopar.documents.hardware import (
     hardware_file_name,
     read_hardware,
 )
-from autopar.documents.json import load_object
+from autopar.documents.json import (
+    load_object,
+    read_record,
+)
 from autopar.documents.memory import MAKE_MEMORY, memory_content, memory_doubts
 from autopar.documents.schemas import (
     ComputationDocument,
@@ -236,11 +239,11 @@ def _of_model(path: Path) -> Iterator[Finding]:
         problems = tuple(document_errors(DOCUMENTS[kind], path, data))
         sidecar = read_sidecar(path, kind)
         if not problems and kind == "computation":
-            times = validate_document(ComputationDocument, path, data)
+            times = read_record(ComputationDocument, path, data)
             empty, make = computation_content(times) == "none", MAKE_COMPUTATION
             doubts = [] if empty else computation_doubts(path, times)
         elif not problems:
-            memory = validate_document(MemoryDocument, path, data)
+            memory = read_record(MemoryDocument, path, data)
             empty, make = memory_content(memory) == "none", MAKE_MEMORY
             doubts = [] if empty else memory_doubts(path, memory)
         if not problems and empty:

@@ -16,14 +16,18 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict
 
-from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors, validate_document
+from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors
 from autopar.documents.hardware import (
     BandwidthUnit,
     HardwareEntry,
     hardware_entries,
     kind_of_name,
 )
-from autopar.documents.json import JsonDocument, load_object
+from autopar.documents.json import (
+    JsonDocument,
+    load_object,
+    read_record,
+)
 from autopar.documents.sidecar import (
     DocumentKind,
     Measurement,
@@ -276,7 +280,7 @@ def _load(
         # what is right is shown even beside what is not, unless only the first errors are known
         values = {key: value for key, value in document.data.items() if key not in wrong}
         if len(found) <= MOST_ERRORS and (values or kind != "overlap"):
-            whole = validate_document(DOCUMENTS[kind], path, values)
+            whole = read_record(DOCUMENTS[kind], path, values)
             entries = tuple(sorted(hardware_entries(kind, whole, chosen), key=_order))
     return HardwareFile(
         path=path,

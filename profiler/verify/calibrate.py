@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import convert
 from msgspec.structs import asdict
 
 from autopar.arrays import F64
@@ -179,8 +180,8 @@ class Subject(Record):
             "precision": self.precision,
         }
         head = {"format": CALIBRATION_FORMAT, "version": CALIBRATION_VERSION}
-        return CalibrationDocument.model_validate(
-            {**head, "hardware": hardware, "model": model, **content}
+        return convert(
+            {**head, "hardware": hardware, "model": model, **content}, CalibrationDocument
         )
 
 

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import field
+from msgspec import (
+    convert,
+    field,
+    to_builtins,
+)
 from msgspec.structs import asdict
 
 from autopar.errors import DocumentError, InfeasibleExecution, InputError, OptionError
@@ -526,8 +530,8 @@ def _calculon(question: PlanQuestion) -> Column:
         optimizer_offload=False,
         structure_type=structure_of(question.spec),
     )
-    system = calculon_from_card(question.card).model_dump()
-    room = System.model_validate({**system, "mem1": {**system["mem1"], "GiB": _ROOM_GIB}})
+    system = to_builtins(calculon_from_card(question.card))
+    room = convert({**system, "mem1": {**system["mem1"], "GiB": _ROOM_GIB}}, System)
     statistics = evaluate(application, execution, room, layers=True)
     own = {part.name: part.amount for part in time_parts(statistics)}
     block = _by_kind(

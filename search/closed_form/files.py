@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 from msgspec.structs import asdict
 
 from autopar.documents import catalog
-from autopar.documents.checks import validate_document
-from autopar.documents.json import load_object
+from autopar.documents.json import (
+    load_object,
+    read_record,
+)
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.rates.card import Card, Link, read_card
@@ -58,7 +60,7 @@ def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]
     # a card says its format, a system is any other file
     if "format" in document.data:
         return from_card(read_card(document))
-    return validate_document(kind, document.path, document.data)
+    return read_record(kind, document.path, document.data)
 
 
 def input_files(
@@ -188,7 +190,7 @@ def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None
     # what is neither of both is refused as the closed form's own
     if own_key not in data and any(key in data for key in ("format", "layers", "model_type")):
         return None
-    return validate_document(kind, Path(name), data)
+    return read_record(kind, Path(name), data)
 
 
 def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution, list[str], Path]:
@@ -201,7 +203,7 @@ def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution,
     # the published model knows one structure only
     if known.spec is not None and "structure_type" not in keys and not compat:
         added["structure_type"] = structure_of(known.spec)
-    execution = validate_document(Execution, path, {**keys, **added})
+    execution = read_record(Execution, path, {**keys, **added})
     assumed = [
         f"{key} = {_written(getattr(execution, key))}{why}"
         for key, why in (
@@ -294,7 +296,9 @@ def calculon_from_card(card: Card) -> CalculonSystem:
     inside_s = card.collective_base_s + (card.max_gpus_per_node - 1) * card.intra_node.hop_s
     between_s = card.collective_base_s + card.inter_node.hop_s
     # the document is in TFLOP/s, GFLOP, GB/s, MB and GiB, the card in base units
-    return CalculonSystem.model_validate(
+    return read_record(
+        CalculonSystem,
+        card.path,
         {
             "matrix": {
                 datatype: {
@@ -338,7 +342,7 @@ def calculon_from_card(card: Card) -> CalculonSystem:
                     need("inter_node.collective_sm_share"),
                 ),
             ],
-        }
+        },
     )
 
 

@@ -18,16 +18,19 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from autopar.documents.checks import validate_document
+from autopar.documents.json import read_record
 from autopar.errors import OptionError, nearest
-from autopar.objects import BaseModel
 from autopar.records import Record, replace
 from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.answers import NOBODY, Answer, Watched
-from search.closed_form.calculon.documents import CHOICES, Execution
+from search.closed_form.calculon.documents import (
+    CHOICES,
+    WHOLE_NUMBERS,
+)
 from search.closed_form.calculon.engine import open_model, statistic_names
 from search.closed_form.calculon.exploration import FIGURES, Space, execution_fields, explore
 from search.closed_form.native import GO_ON, Objective
@@ -81,7 +84,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def variants(
-    documents: Mapping[str, BaseModel], axes: Sequence[Axis]
+    documents: Mapping[str, Record], axes: Sequence[Axis]
 ) -> Iterator[tuple[tuple[float, ...], dict[str, Any]]]:
     """Yield (values, the documents that have them), the last axis fastest; once without axes.
 
@@ -93,7 +96,7 @@ def variants(
         too many combinations.
     DocumentError: a document cannot have a value.
     """
-    plain = {name: document.model_dump() for name, document in documents.items()}
+    plain = {name: to_builtins(document) for name, document in documents.items()}
     _check(axes, list(_fields(plain)))
     for values in itertools.product(*(axis.values for axis in axes)):
         # what one combination sets must not stay in the next
@@ -108,7 +111,7 @@ def variants(
         yield (
             values,
             {
-                name: validate_document(type(document), Path(f"--sweep: {name}"), changed[name])
+                name: read_record(type(document), Path(f"--sweep: {name}"), changed[name])
                 for name, document in documents.items()
             },
         )
@@ -336,7 +339,7 @@ class Tensor2dSearch(Search):
 
 
 def _field(name: str, values: NDArray[Any]) -> list[str]:
-    if Execution.model_fields[name].annotation is int:
+    if name in WHOLE_NUMBERS:
         return list(map(str, values.tolist()))
     words = np.array(CHOICES.get(name, ("False", "True")), dtype=object)
     found: list[str] = words[values.astype(np.intp)].tolist()

@@ -431,7 +431,7 @@ def _asked(given: Tensor2dSpec) -> dict[str, Any]:
 
     asked: dict[str, Any] = {}
     if given.execution is not None:
-        written = load_document(CandidateFile, given.execution).model_dump(exclude_unset=True)
+        written = load_document(CandidateFile, given.execution).content()
         asked = {_FILE_KEYS[key]: value for key, value in written.items()}
     for name in _FILE_KEYS.values():
         value = getattr(given, name.replace("-", "_"))

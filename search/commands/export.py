@@ -16,7 +16,10 @@ from autopar.command.run import say, visible
 from autopar.command.show import print_heading, print_item, print_plain
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
-from autopar.records import replace
+from autopar.records import (
+    content_of,
+    replace,
+)
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.table import EXPORTERS, IMPORTERS, WRITERS
 from search.request.options import PANELS
@@ -366,7 +369,7 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
         target = Path(str(own.out))
         target = target / launch_file_name(answer, found.request) if target.is_dir() else target
         asked = portable_options(found.request, target)
-    document = launch_document(answer, asked).model_dump() | {"status": "evaluated"}
+    document = content_of(launch_document(answer, asked), whole=True) | {"status": "evaluated"}
     text = document_text(document)
     if own.out not in (None, "none"):
         files = {target: text}

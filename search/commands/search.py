@@ -16,7 +16,10 @@ from autopar.command.run import say
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError
 from autopar.plausible import Caution
-from autopar.records import replace
+from autopar.records import (
+    content_of,
+    replace,
+)
 from search.commands.app import (
     emit,
     files_read,
@@ -186,7 +189,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         if target.suffix != ".json" or target.is_dir():
             target = target / launch_file_name(found, request.given)
         asked = portable_options(request.given, target)
-        files[target] = document_text(launch_document(found, asked).model_dump())
+        files[target] = document_text(content_of(launch_document(found, asked), whole=True))
         outputs = {"--json": json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
         says.append(f"to run it: autopar-export {shlex.quote(str(target))}")

@@ -19,6 +19,7 @@ from autopar.command.options import REPEATED, Command
 from autopar.command.run import say, say_kept
 from autopar.errors import INFEASIBLE, INTERRUPTED, OptionError
 from autopar.output import refuse_clashes
+from autopar.records import content_of
 from search.commands.app import PlotOptions, emit, files_read, unwritable, working, write_results
 from search.questions.explore import AXES
 from search.request.degrees import DegreeOptions
@@ -315,7 +316,7 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
 
         own = _own_file(path)
         asked = portable_options(answer.request.given, own)
-        return {own: document_text(launch_document(answer.launches, asked).model_dump())}
+        return {own: document_text(content_of(launch_document(answer.launches, asked), whole=True))}
     assert answer.result is not None
     assert answer.session is not None
     session, result = answer.session, answer.result

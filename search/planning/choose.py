@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec.structs import asdict
+
 from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
@@ -289,7 +291,7 @@ def _line(question: Question, one: EngineAnswer) -> EngineBest:
     return EngineBest(
         engine=engine,
         samples_per_s=one.best.samples_per_s,
-        launch=degrees_entry(choice, job.world).model_dump(),
+        launch=asdict(degrees_entry(choice, job.world)),
         words=choice.line(job.world, experts=job.model.experts is not None),
     )
 

@@ -9,9 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from autopar.answer import Answer
 from autopar.documents.plan import PlanDocument
-from autopar.records import Record, replace
+from autopar.records import (
+    Record,
+    content_of,
+    replace,
+)
 from search.request.request import Request
 
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ class GivenLaunch(Record):
 
         assert self.one.best is not None, "it was priced"
         entry = degrees_entry(self.one.best.choice, self.found.question.job.world)
-        return {"engine": self.one.engine.name, **entry.model_dump()}
+        return {"engine": self.one.engine.name, **asdict(entry)}
 
     def draw(self, pictures: Pictures) -> Mapping[Path, str]:
         """Return the pictures of its step."""
@@ -70,7 +76,8 @@ class GivenLaunch(Record):
         """Return the object of `--json`; asked : `request`, with paths as the file has them."""
         from search.show.files import launch_document
 
-        return launch_document(self.found, asked).model_dump() | {"status": "evaluated"}
+        document = content_of(launch_document(self.found, asked), whole=True)
+        return {**document, "status": "evaluated"}
 
 
 def given_launch(

@@ -541,7 +541,7 @@ def stored_request(
     known = {row.name: row.kind for row in ROWS}
     kinds = {"flag": bool, "switch": bool, "texts": list}
     # files of earlier releases have the names of their time
-    document = document.model_copy(update={"request": own_names(document.request, ROWS)})
+    document = replace(document, request=own_names(document.request, ROWS))
     for name, value in document.request.items():
         if name not in known or not isinstance(value, kinds.get(known[name], str)):
             raise DocumentError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from autopar.command.console import Console
 from autopar.command.show import make_table, print_heading, print_item, print_plain
@@ -555,7 +556,7 @@ def show_execution(
         f"pipeline {x.pipeline_par} * data {x.data_par}"
     )
     total_s, rate = s["total_time"], s["sample_rate"]
-    time, memory = calculon_points.time_parts(s), calculon_points.memory_parts(s, vars(x))
+    time, memory = calculon_points.time_parts(s), calculon_points.memory_parts(s, asdict(x))
     _show_step(console, title, time, total_s, batch=x.batch_size, rate=rate)
     second = s["proc_mem_tier2_cap_req"], system.memory_bytes(2)
     _show_memory(console, memory, system.memory_bytes(1), second=second)

@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from msgspec.structs import asdict
+
 from autopar import __version__
 from autopar.answer import EngineBest, Gain
 from autopar.command.fields import read_values
@@ -54,7 +56,10 @@ from autopar.output import safe_name
 from autopar.price.assessment import Assessment, Target
 from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.measured import HardwareProfile
-from autopar.records import replace
+from autopar.records import (
+    content_of,
+    replace,
+)
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.run.rules import Notice
@@ -372,7 +377,7 @@ def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDo
 
 def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, Any]:
     """Return what `--json` prints: the file of the best launch, and what each trainer has."""
-    found: dict[str, Any] = launch_document(answer, request).model_dump()
+    found: dict[str, Any] = content_of(launch_document(answer, request), whole=True)
     searched = {one.engine.name: one for one in answer.engines}
     # of one trainer alone there are no lines
     lines = found["engines"] or [{"engine": name} for name in searched]
@@ -389,7 +394,7 @@ def remedy_entry(remedy: Remedy) -> dict[str, Any]:
     return {
         "options": remedy.words,
         "engine": remedy.engine.name,
-        "degrees": degrees_entry(remedy.solution.choice, remedy.world).model_dump(),
+        "degrees": asdict(degrees_entry(remedy.solution.choice, remedy.world)),
         "tokens_per_s_per_gpu": assessment.tokens_per_s,
         "peak_bytes": round(assessment.fullest.peak_bytes),
         "host_bytes": round(remedy.host_bytes),
@@ -405,7 +410,7 @@ def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
         "rules": [rule.entry for rule in one.broken] or None,
         "launches": []
         if solved is None
-        else [_launch(answer, one, solution).model_dump() for solution in solved.solutions],
+        else [content_of(_launch(answer, one, each), whole=True) for each in solved.solutions],
         "search": None
         if solved is None
         else {
@@ -434,7 +439,7 @@ def against_entry(
         found: dict[str, Any] = {"launch": None, "reason": reason, "rules": rules}
         return found | {"gain": None, "terms_s_per_sample": {}}
     return {
-        "launch": _launch(answer, one, other).model_dump(),
+        "launch": content_of(_launch(answer, one, other), whole=True),
         "reason": None,
         "rules": None,
         "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
@@ -613,7 +618,8 @@ def _throughput(found: Throughput | None, price: float | None) -> dict[str, Any]
     """Return the key of a throughput, none without one."""
     if found is None:
         return {}
-    return {"throughput": ThroughputEntry.model_validate(throughput_entry(found, price))}
+    entry: dict[str, Any] = throughput_entry(found, price)
+    return {"throughput": ThroughputEntry(**entry)}
 
 
 def _strategy(plan: Plan | None) -> dict[str, object] | None:

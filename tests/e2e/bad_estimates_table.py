@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from search.closed_form.files import calculon_system, tensor2d_system
 from tests.e2e.bad_input_table import STRATEGY, Case, changed, write
 
@@ -65,8 +67,8 @@ def prepare_estimates(folder: Path, root: Path) -> None:
     """Add documents of both models to a folder."""
     configs = root / "hardware_configs"
     shutil.copyfile(configs / "executions" / "8x8-tp8-pp4-dp2.json", folder / "execution.json")
-    write(folder / "system.json", calculon_system("a100-80gb").model_dump())
-    write(folder / "two_system.json", tensor2d_system("a100-80gb").model_dump())
+    write(folder / "system.json", to_builtins(calculon_system("a100-80gb")))
+    write(folder / "two_system.json", to_builtins(tensor2d_system("a100-80gb")))
     changed("execution.json", ("attention_type",), "multihead")(folder)
     write(folder / "application.json", APPLICATION)
     write(folder / "two.json", MODEL)

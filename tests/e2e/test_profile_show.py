@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autopar.records import replace
 from autopar.units import MIB
 from profiler.show import command as show_cli
 from tests.unit.show_folders import REFERENCE_BYTES, measured, samples, troubled, write_folder
@@ -116,8 +117,7 @@ def test_diff_gates_a_job(tmp_path: Path, ask: Ask, sentence: Callable[..., str]
     key = f"p2p_stages_4_{REFERENCE_BYTES}B"
     cells = measured()
     cells["p2p"] = [
-        m.model_copy(update={"samples_s": {"time": samples(5e-3)}}) if m.key == key else m
-        for m in cells["p2p"]
+        replace(m, samples_s={"time": samples(5e-3)}) if m.key == key else m for m in cells["p2p"]
     ]
     new = write_folder(tmp_path / "new", cells)
 

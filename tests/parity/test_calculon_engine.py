@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 
 from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution, InputError
@@ -320,7 +321,7 @@ def test_executions_in_any_form_and_number_of_threads() -> None:
     documents = [random_point(rng)[1] for _ in range(200)]
     packed = pack_executions(documents)
     assert [unpack_execution(row) for row in packed] == [
-        Execution(**document).model_dump() for document in documents
+        to_builtins(Execution(**document)) for document in documents
     ]
     columns = {name: [x.get(name, "gpt") for x in documents] for name in EXECUTION.names or ()}
     assert (pack_executions(columns) == packed).all()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
@@ -287,10 +288,10 @@ def test_what_the_published_search_stumbles_over() -> None:
     assert found.considered == found.feasible + sum(found.rejected.values())
     small = {"l": 4096, "e": 256, "h": 2, "depth": 2}
     system = load_document(System, SYSTEM)
-    before = system.model_dump()
+    before = to_builtins(system)
     config = explore("2d", small, 64, 64, system, top=1)[0].execution["config"]
     assert config["nb"] >= max(config["tp1"], config["tp2"])
-    assert system.model_dump() == before
+    assert to_builtins(system) == before
 
 
 def test_no_candidate_is_no_error() -> None:
@@ -359,4 +360,4 @@ def test_quirks_reach_the_engine() -> None:
     for name in Quirks.meanings:
         given = {k: v for k, v in CORRECT.flags().items() if k != name}
         with pytest.raises(KeyError, match=name):
-            native.tensor2d.Engine(model.model_dump(), system.model_dump(), given, 0, 8, 8)
+            native.tensor2d.Engine(to_builtins(model), to_builtins(system), given, 0, 8, 8)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from autopar.errors import DocumentError, InfeasibleExecution, InputError
 from search.closed_form import LARGEST_RATE, SMALLEST_RATE, calculon, tensor2d
@@ -68,9 +69,9 @@ def changes_of(legal: list[Any], hostile: list[Any]) -> st.SearchStrategy[list[t
 MACHINES, MODELS = changes_of(LEGAL, HOSTILE), changes_of(SIZES, BAD_SIZES)
 
 
-TENSOR2D = tensor2d_system("a100").model_dump()
+TENSOR2D = to_builtins(tensor2d_system("a100"))
 MODEL = {"l": 2048, "e": 1024, "h": 16, "depth": 24, "f": 4096, "vocab": 1000, "kv_heads": 8}
-CALCULON = calculon_system("a100").model_dump()
+CALCULON = to_builtins(calculon_system("a100"))
 APPLICATION = {
     "hidden": 1024,
     "feedforward": 4096,

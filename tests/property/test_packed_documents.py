@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from autopar.documents.checks import load_document
 from autopar.errors import InputError
 from search.closed_form import native
 from search.closed_form.calculon import Execution
@@ -97,7 +98,7 @@ def executions(draw: st.DrawFn) -> list[Any]:
         if kind == "mapping":
             documents.append(MappingProxyType(document))
         elif kind == "document":
-            documents.append(Execution.model_validate(PLAIN))
+            documents.append(load_document(Execution, PLAIN))
         else:
             documents.append(document)
     return documents
@@ -137,7 +138,7 @@ def test_candidates_are_packed_as_one_by_one(data: st.DataObject, strategy: Any)
 def test_plain_documents_are_not_checked_one_by_one() -> None:
     """Dictionaries and documents that were read go the fast way, also without processors."""
     short = {name: value for name, value in PLAIN.items() if name != "num_procs"}
-    documents = [PLAIN, short, Execution.model_validate(PLAIN)] * 3
+    documents = [PLAIN, short, load_document(Execution, PLAIN)] * 3
     with mock.patch("search.closed_form.calculon.engine.load_document", side_effect=AssertionError):
         rows = pack_executions(documents)
 

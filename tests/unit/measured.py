@@ -102,7 +102,7 @@ def measure(cell: Cell, *, factor: float = 1.0) -> Measurement:
 def unmeasured(cell: Cell, status: str, reason: str) -> Measurement:
     """Return a cell that failed or was skipped."""
     changes = {"status": status, "reason": reason, "samples_s": {}, "checked": False}
-    return measure(cell).model_copy(update={**changes, "worst_group": [], "group_medians_s": []})
+    return replace(measure(cell), **changes, worst_group=[], group_medians_s=[])
 
 
 def measure_all(options: HardwareOptions, cluster: Cluster) -> list[Measurement]:

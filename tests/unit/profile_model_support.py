@@ -110,7 +110,7 @@ class MadeUp:
         if cell.part == "layer":
             samples["recompute"] = [forward_s * x for x in _SPREAD]
             samples["optimizer"] = [1e-4 for _ in _SPREAD]
-        return cell.filled().model_copy(update={"samples_s": samples})
+        return replace(cell.filled(), samples_s=samples)
 
     def _sample_s(self, cell: ModelCell) -> float:
         if cell.layer_type is not None:
@@ -126,11 +126,10 @@ class MadeUp:
             kept /= 8
         elif cell.kind != "tp":
             kept /= cell.degree
-        return cell.filled().model_copy(
-            update={
-                "bytes": {"parameters": 2e6, "activation": kept, "peak": kept / 2},
-                "num_parameters": 2**20 // cell.degree,
-            }
+        return replace(
+            cell.filled(),
+            bytes={"parameters": 2e6, "activation": kept, "peak": kept / 2},
+            num_parameters=2**20 // cell.degree,
         )
 
 

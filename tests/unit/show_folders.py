@@ -22,6 +22,7 @@ from autopar.documents.sidecar import (
     write_sidecar,
 )
 from autopar.rates.measured import OPERATIONS
+from autopar.records import replace
 from autopar.units import GB, MIB, MS
 from profiler.show.read import Profile, load_folder
 
@@ -202,9 +203,7 @@ def write_folder(
 def troubled() -> dict[DocumentKind, list[Measurement]]:
     """Return the profile with failed and skipped cells, a straggler and two clusters."""
     cells = measured()
-    ranks = [
-        m.model_copy(update=_trouble(m.key)) if _trouble(m.key) else m for m in cells["allreduce"]
-    ]
+    ranks = [replace(m, **_trouble(m.key)) if _trouble(m.key) else m for m in cells["allreduce"]]
     return {**cells, "allreduce": ranks}
 
 
@@ -261,7 +260,7 @@ def changed(cells: Cells, key: str, **update: Any) -> Cells:
     """Return the cells with one of them changed."""
     assert any(m.key == key for of_kind in cells.values() for m in of_kind)
     return {
-        kind: [m.model_copy(update=update) if m.key == key else m for m in of_kind]
+        kind: [replace(m, **update) if m.key == key else m for m in of_kind]
         for kind, of_kind in cells.items()
     }
 

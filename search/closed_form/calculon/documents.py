@@ -8,12 +8,14 @@ silently price another machine.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, get_type_hints
 
-from autopar.documents.checks import StrictObject, key_error, number
-from autopar.documents.json import shorten
-from autopar.objects import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from msgspec import Meta
+
+from autopar.documents.json import shorten, value_reader
+from autopar.records import KeyFault, Record, number, whole_number
 from autopar.units import GIB
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
@@ -32,21 +34,22 @@ OPERATIONS = ("p2p", "reduce_scatter", "all_gather", "all_reduce")
 """Names of what a network can do, in the order of the compiled tables."""
 
 
-def _flag(value: object) -> object:
-    return bool(value) if type(value) is int and value in (0, 1) else value
+def _flag(value: object) -> bool:
+    if type(value) not in (bool, int) or value not in (0, 1):
+        raise KeyFault("", f"the value is {shorten(value)}, expected true or false")
+    return bool(value)
 
 
-_Flag = Annotated[bool, BeforeValidator(_flag)]
-_Count = Annotated[int, Field(ge=1, le=10**9)]
-_Whole = Annotated[int, Field(le=2**31 - 1)]
+_Flag = Annotated[bool, value_reader(_flag, "true or false", bool)]
+_Count = Annotated[int, whole_number(1, 10**9)]
+_MOST = 2**31 - 1
+_Whole = Annotated[int, Meta(le=_MOST, extra={"expected": f"a whole number of at most {_MOST}"})]
 """What a packed execution holds; the checks say why it must not be below 1."""
-_Place = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Place = Annotated[int, whole_number(0, _MOST)]
 
 
-class Application(BaseModel):
+class Application(Record, forbid_unknown_fields=False):
     """A transformer: the sizes of its blocks, and what surrounds them where it is known."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
     hidden: _Count
     feedforward: _Count
@@ -56,7 +59,7 @@ class Application(BaseModel):
     num_blocks: _Count
     attn_kv_heads: _Count | None = None
     """Heads of keys and values (grouped-query attention); as many as heads without."""
-    vocab_size: Annotated[int, Field(ge=0, le=10**9)] = 0
+    vocab_size: Annotated[int, whole_number(0, 10**9)] = 0
     """Rows of embedding and output matrix; 0 leaves them, head and loss out."""
     tied_embeddings: _Flag = False
     causal: _Flag = True
@@ -71,7 +74,7 @@ class Application(BaseModel):
         return self.num_blocks * block + (51200 + self.seq_size) * h
 
 
-class Execution(StrictObject):
+class Execution(Record):
     """How an application is run: degrees, network tiers, batch, and what is overlapped or moved."""
 
     num_procs: _Whole
@@ -100,10 +103,10 @@ class Execution(StrictObject):
     structure_type: str = "gpt"
     """'gpt' for LayerNorm, GELU and dropout, 'llama' for RMSNorm and a gated SiLU."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _count_processors(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "num_procs" in data:
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Count the processors where the degrees alone are given."""
+        if "num_procs" in data:
             return data
         degrees = [data.get(f"{name}_par") for name in ("tensor", "pipeline", "data")]
         # a degree that is missing or no integer is refused by its own name
@@ -112,34 +115,38 @@ class Execution(StrictObject):
         return {**data, "num_procs": math.prod(degrees)}
 
 
+_HINTS = get_type_hints(Execution)
+WHOLE_NUMBERS = frozenset(name for name, kind in _HINTS.items() if kind is int)
+"""Fields of an execution that are no words and no flags."""
+
 _Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
 """Rates that leave times finite and above 0."""
 _Share = Annotated[float, number(SMALLEST_RATE, 1)]
-_Curve = list[Annotated[list[float], Field(min_length=2, max_length=2)]]
+_Curve = list[Annotated[list[float], Meta(min_length=2, max_length=2)]]
 
 
-class _Engine(StrictObject):
+class _Engine(Record):
     tflops: _Positive
     gflops_efficiency: _Curve
 
 
-class _Memory(StrictObject):
+class _Memory(Record):
     GiB: Annotated[float, number(0, LARGEST_RATE)]
     GBps: _Positive
     MB_efficiency: _Curve
 
 
-class _Network(StrictObject):
+class _Network(Record):
     bandwidth: _Positive
     efficiency: _Share
     size: _Count
     """Processors that it reaches."""
     latency: Annotated[float, number(0, LONGEST_S)]
     """Once per operation, even of one without bytes."""
-    ops: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]]
+    ops: dict[str, Annotated[list[float | None], Meta(min_length=2, max_length=2)]]
     """Operation -> (scalar, offset): traffic over g ranks is bytes * scalar * (1 + offset / g)."""
     must_be_filled: _Flag
-    processor_usage: Annotated[float, Field(ge=0, lt=1)]
+    processor_usage: Annotated[float, Meta(ge=0, lt=1, extra={"expected": "a share below 1"})]
     """Share of the processor that a running operation occupies."""
 
     @property
@@ -148,40 +155,36 @@ class _Network(StrictObject):
         # GB/s are 1e9 bytes/s, of which the efficiency is reached
         return self.bandwidth * 1e9 * self.efficiency
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         for operation, (scalar, offset) in self.ops.items():
             if operation not in OPERATIONS:
-                raise key_error(f"Invalid network op: {operation}", "ops", operation)
+                raise KeyFault(f"ops.{operation}", f"Invalid network op: {operation}")
             if scalar is None or not scalar > 0:
-                raise key_error(
-                    f"Invalid network scalar for {operation}: {scalar}", "ops", operation
+                raise KeyFault(
+                    f"ops.{operation}", f"Invalid network scalar for {operation}: {scalar}"
                 )
             if not SMALLEST_RATE <= scalar <= LARGEST_RATE or (offset or 0.0) > LARGEST_RATE:
-                raise key_error(
+                raise KeyFault(
+                    f"ops.{operation}",
                     f"the value is {shorten([scalar, offset])}, expected a scalar from "
                     f"{SMALLEST_RATE:g} to {LARGEST_RATE:g} and an offset of at most the latter",
-                    "ops",
-                    operation,
                 )
             if operation == "p2p" and offset is not None:
-                raise key_error(f"Can't give offset for {operation}", "ops", operation)
+                raise KeyFault(f"ops.{operation}", f"Can't give offset for {operation}")
             if operation != "p2p" and offset is None:
-                raise key_error(f"Must give offset for {operation}", "ops", operation)
+                raise KeyFault(f"ops.{operation}", f"Must give offset for {operation}")
             if offset is not None and offset < -2:
-                raise key_error(
+                raise KeyFault(
+                    f"ops.{operation}",
                     f"the offset is {offset}, expected at least -2: traffic between two processors "
                     "would be negative",
-                    "ops",
-                    operation,
                 )
         for operation in OPERATIONS:
             if operation not in self.ops:
-                raise key_error("this key is missing and is required", "ops", operation)
-        return self
+                raise KeyFault(f"ops.{operation}", "this key is missing and is required")
 
 
-class System(StrictObject):
+class System(Record):
     """A machine: two engines by datatype, two memories, and network tiers by position."""
 
     matrix: dict[str, _Engine]
@@ -189,16 +192,14 @@ class System(StrictObject):
     mem1: _Memory
     mem2: _Memory
     processing_mode: Literal["no_overlap", "roofline"]
-    networks: Annotated[list[_Network], Field(min_length=1)]
+    networks: Annotated[list[_Network], Meta(min_length=1)]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         for name in ("matrix", "vector"):
             for datatype, engine in getattr(self, name).items():
                 _check_curve(engine.gflops_efficiency, name, datatype, "gflops_efficiency")
         for name in ("mem1", "mem2"):
             _check_curve(getattr(self, name).MB_efficiency, name, "MB_efficiency")
-        return self
 
     def memory_bytes(self, tier: Literal[1, 2]) -> float:
         """Return the bytes of a memory."""
@@ -209,10 +210,10 @@ class System(StrictObject):
 def _check_curve(curve: _Curve, *key: str) -> None:
     sizes = [size for size, _ in curve]
     if not curve or sizes[-1] != 0:
-        raise key_error("the last step of a curve is not at 0", *key)
+        raise KeyFault(".".join(key), "the last step of a curve is not at 0")
     if any(a <= b for a, b in pairwise(sizes)):
-        raise key_error(f"the sizes are {shorten(sizes)}, expected a descending list", *key)
+        raise KeyFault(".".join(key), f"the sizes are {shorten(sizes)}, expected a descending list")
     if any(not 0 < share <= 1 for _, share in curve):
-        raise key_error("an efficiency is not in (0, 1]", *key)
+        raise KeyFault(".".join(key), "an efficiency is not in (0, 1]")
     if any(share < SMALLEST_RATE for _, share in curve):
-        raise key_error(f"an efficiency is below {SMALLEST_RATE:g}", *key)
+        raise KeyFault(".".join(key), f"an efficiency is below {SMALLEST_RATE:g}")

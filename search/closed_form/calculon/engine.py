@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import asdict, fields
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
-from autopar.records import Record
+from autopar.records import (
+    Record,
+    replace,
+)
 from autopar.units import format_magnitude
 from search.closed_form import native
 from search.closed_form.calculon.documents import (
     CHOICES,
     DATATYPE_BYTES,
     OPERATIONS,
+    WHOLE_NUMBERS,
     Application,
     Execution,
     System,
@@ -389,21 +394,23 @@ def statistic_names(application: Application, compat: bool | Quirks) -> tuple[st
     return STATISTICS if known.vocab_size else STATISTICS[: native.calculon.NUM_PUBLISHED]
 
 
+_UNKNOWN = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
+"""Fields that the published model lacks."""
+
+
 def _known(application: Application, compat: bool | Quirks) -> Application:
     """Return what the model knows of an application: the published one lacks some fields."""
     # defects that are named one by one are those of the model with all its fields
     if compat is not True:
         return application
-    fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
-    return application.model_copy(
-        update={name: Application.model_fields[name].default for name in fields}
-    )
+    plain = {one.name: one.default for one in fields(Application) if one.name in _UNKNOWN}
+    return replace(application, **plain)
 
 
 def _fields_of(a: Application) -> dict[str, int]:
     # without a number every head has keys and values of its own
-    fields = a.model_dump() | {"attn_kv_heads": a.attn_kv_heads or a.attn_heads}
-    return {name: int(value) for name, value in fields.items()}
+    known = asdict(a) | {"attn_kv_heads": a.attn_kv_heads or a.attn_heads}
+    return {name: int(value) for name, value in known.items()}
 
 
 def _machine_of(system: System) -> dict[str, Any]:
@@ -467,7 +474,7 @@ def pack_executions(
     if isinstance(executions, Mapping):
         return _pack_columns(executions)
     given = list(executions)
-    columns = _plain_columns([x.__dict__ if type(x) is Execution else x for x in given])
+    columns = _plain_columns([asdict(x) if type(x) is Execution else x for x in given])
     if columns is None:
         documents = [load_document(Execution, x) for x in given]
         columns = {name: [getattr(x, name) for x in documents] for name in _NAMES}
@@ -504,11 +511,11 @@ def _pack_one(execution: Execution) -> NDArray[Any]:
 def unpack_execution(row: np.void) -> dict[str, Any]:
     """Return one packed execution as a document."""
     result: dict[str, Any] = {}
-    for name in Execution.model_fields:
+    for name in Execution.__struct_fields__:
         value = row[name].item()
         if name in CHOICES:
             result[name] = CHOICES[name][value]
-        elif Execution.model_fields[name].annotation is int:
+        elif name in WHOLE_NUMBERS:
             result[name] = value
         else:
             result[name] = bool(value)

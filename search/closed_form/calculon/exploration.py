@@ -357,7 +357,7 @@ _VOCAB_TIME = {"embedding": (("embedding_time",), None), "head and loss": (("hea
 def execution_fields(*, published: bool) -> list[str]:
     """Return the names of the fields of an execution, or those of the published tool."""
     unknown = ("structure_type",) if published else ()
-    return [name for name in Execution.model_fields if name not in unknown]
+    return [name for name in Execution.__struct_fields__ if name not in unknown]
 
 
 def point_of(

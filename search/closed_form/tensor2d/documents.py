@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from autopar.documents.checks import StrictObject, Value, key_error, number
-from autopar.objects import Field, model_validator
+from msgspec import Meta
+
+from autopar.records import Entry, KeyFault, Record, number, whole_number
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
 Strategy = Literal["1d", "2d", "2d-seqp"]
@@ -15,14 +17,14 @@ Attention = Literal["flash", "plain", "summa"]
 ATTENTIONS: tuple[Attention, ...] = ("flash", "plain", "summa")
 """Without scores in memory; with them; with them and products that are SUMMA, too."""
 
-_Count = Annotated[int, Field(ge=1, le=10**9)]
+_Count = Annotated[int, whole_number(1, 10**9)]
 # beyond these a time would be infinite, or no number, and no order is right
 _Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
 _Share = Annotated[float, number(SMALLEST_RATE, 1)]
 _Latency = Annotated[float, number(0, LONGEST_S)]
 
 
-class Model(StrictObject):
+class Model(Record):
     """A transformer: sequence length l, hidden size e, heads h, layers, feed-forward width f.
 
     The other fields are not in the published model; as they are, none changes a figure.
@@ -39,32 +41,30 @@ class Model(StrictObject):
     """Flash attention skips what a causal mask hides, evenly over the GPUs that divide it."""
     structure: Literal["gpt", "llama"] = "gpt"
     """'llama' for RMSNorm and a gated SiLU of width f, without biases and dropout."""
-    vocab: Annotated[int, Field(ge=0, le=10**9)] = 0
+    vocab: Annotated[int, whole_number(0, 10**9)] = 0
     """Rows of embedding and output matrix; 0 leaves them, head and loss out."""
     tied: bool = False
     """Embedding and output matrix are one."""
     gradient_bytes: Literal[2, 4] = 2
     """Of a parameter's gradient: 16 or 18 bytes a parameter with weight and optimizer states."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _default_width(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "f" not in data and type(data.get("e")) is int:
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give a width that is not said its usual one."""
+        if "f" not in data and type(data.get("e")) is int:
             return {**data, "f": 4 * data["e"]}
         return data
 
-    @model_validator(mode="after")
-    def _groups(self) -> Model:
+    def __post_init__(self) -> None:
         if self.e < self.h:
-            raise key_error(
-                f"the value is {self.e}, expected at least h = {self.h}: heads would have no width",
+            raise KeyFault(
                 "e",
+                f"the value is {self.e}, expected at least h = {self.h}: heads would have no width",
             )
         if self.h % self.key_heads:
-            raise key_error(
-                f"the value is {self.kv_heads}, expected a divisor of h = {self.h}", "kv_heads"
+            raise KeyFault(
+                "kv_heads", f"the value is {self.kv_heads}, expected a divisor of h = {self.h}"
             )
-        return self
 
     @property
     def key_heads(self) -> int:
@@ -76,7 +76,7 @@ class Model(StrictObject):
         return Model(l=self.l, e=self.e, h=self.h, depth=self.depth, f=self.f)
 
 
-class System(StrictObject):
+class System(Record):
     """A machine: peaks in TFLOP/s, bandwidths in GB/s, capacity in GB, two network tiers."""
 
     matrix_flops_fp16: _Positive
@@ -98,29 +98,22 @@ class System(StrictObject):
     mask_element_size: _Positive = 1e-9
     flops_units: _Positive = 1e-12
 
-    @model_validator(mode="after")
-    def _analytic(self) -> System:
+    def __post_init__(self) -> None:
         if self.empirical:
-            raise key_error(
-                "the value is true, and its measurement file is not published; set it to false",
+            raise KeyFault(
                 "empirical",
+                "the value is true, and its measurement file is not published; set it to false",
             )
-        return self
 
 
-_Text = Annotated[Any, Value("a text", lambda value: type(value) is str, {})]
-_Object = Annotated[Any, Value("an object", lambda value: type(value) is dict, {})]
-# type() and not isinstance: true is no count
-_Whole = Annotated[
-    Any, Value("a positive integer", lambda value: type(value) is int and value >= 1, {})
-]
+_Whole = Annotated[int, Meta(ge=1, extra={"expected": "a positive integer"})]
 
 
-class CandidateFile(StrictObject):
+class CandidateFile(Entry):
     """What a file says of a candidate; what is left out is said elsewhere."""
 
-    strategy: _Text = None
-    config: _Object = None
-    placement: _Object = None
-    n_gpus: _Whole = None
-    global_batch_size: _Whole = None
+    strategy: str | None = None
+    config: dict[str, Any] | None = None
+    placement: dict[str, Any] | None = None
+    n_gpus: _Whole | None = None
+    global_batch_size: _Whole | None = None

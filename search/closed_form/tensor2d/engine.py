@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
@@ -197,14 +198,14 @@ def _engine(
     strategy: Strategy, model: Model, n_gpus: int, batch: int, system: System, quirks: Quirks
 ) -> Any:
     return native.tensor2d.Engine(
-        model.model_dump()
+        asdict(model)
         | {
             "kv_heads": model.kv_heads or 0,
             "gpt": model.structure == "gpt",
             # as a multiple of the 2 bytes of a weight
             "gradients": model.gradient_bytes / 2,
         },
-        system.model_dump(),
+        asdict(system),
         quirks.flags(),
         STRATEGIES.index(strategy),
         n_gpus,
@@ -335,7 +336,7 @@ def link_s(
     """
     code = (*COLLECTIVES, "p2p").index(operation)
     seconds: float = native.tensor2d.link_s(
-        system.model_dump(), quirks.flags(), code, volume_gb, ranks, in_domain
+        asdict(system), quirks.flags(), code, volume_gb, ranks, in_domain
     )
     return seconds
 

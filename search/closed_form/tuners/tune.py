@@ -13,16 +13,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar import records
-from autopar.documents.checks import StrictObject, Value, key_error, validate_document
-from autopar.documents.json import load_object, shorten
+from autopar.documents.json import (
+    load_object,
+    read_record,
+    shorten,
+    value_reader,
+)
 from autopar.errors import DocumentError
-from autopar.objects import create_model
+from autopar.records import KeyFault, record_of
 from search.closed_form.answers import Point
 from search.closed_form.calculon import EXECUTION
-from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
+from search.closed_form.calculon.documents import (
+    CHOICES,
+    WHOLE_NUMBERS,
+    Application,
+    Execution,
+    System,
+)
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
 from search.closed_form.calculon.exploration import point_of
 from search.closed_form.native import GO_ON, LARGEST, Objective
@@ -35,8 +46,8 @@ _DEGREES = ("tensor_par", "pipeline_par", "data_par")
 _FIXED = ("num_procs", "training")
 _FLAGS = tuple(
     name
-    for name, field in Execution.model_fields.items()
-    if name not in CHOICES and field.annotation is not int
+    for name in Execution.__struct_fields__
+    if name not in CHOICES and name not in WHOLE_NUMBERS
 )
 # The engine computes a block once and keeps it: what blocks depend on varies slowest.
 _ORDER = (
@@ -149,8 +160,10 @@ def load_space(
     keys = {"training": True, "structure_type": structure_type, **keys}
     if num_procs is not None:
         keys.setdefault("num_procs", num_procs)
-    given = validate_document(_Fields, path, keys)
-    found: dict[str, tuple[Any, ...]] = {name: values for name, values in given if values}
+    given = read_record(_Fields, path, keys)
+    found: dict[str, tuple[Any, ...]] = {
+        name: values for name, values in asdict(given).items() if values
+    }
     for name in _FIXED:
         if len(found.get(name, ())) > 1:
             problem = f"the value is {shorten(list(found[name]))}"
@@ -182,21 +195,26 @@ def load_space(
     )
 
 
-class _Values(Value, kw_only=False, eq=False):
+class _Values(records.Record, kw_only=False, eq=False):
     """What a field of a space may be: such a value, a list of them, or a range of integers."""
 
+    expected: str
+    accepts: Callable[[Any], bool]
     number: bool = False
 
-    def check(self, value: object) -> object:
+    def read(self, value: object) -> tuple[Any, ...]:
         """Return the values, numbers in ascending order, or raise what was expected."""
         listed = value if isinstance(value, list) else [value]
         if isinstance(value, dict):
             listed = self._range(value)
         if not listed:
-            raise key_error(f"the list is empty; give {_SPELLING}")
-        values: list[Any] = [Value.check(self, one) for one in listed]
+            raise KeyFault("", f"the list is empty; give {_SPELLING}")
+        values: list[Any] = listed
+        for one in values:
+            if not self.accepts(one):
+                raise KeyFault("", f"the value is {shorten(one)}, expected {self.expected}")
         if len(set(values)) < len(values):
-            raise key_error(f"a value of {shorten(value)} appears twice")
+            raise KeyFault("", f"a value of {shorten(value)} appears twice")
         # neighbours in order are alike, which tuners use; words have no order to bring them into
         return tuple(sorted(values)) if self.number else tuple(values)
 
@@ -204,24 +222,24 @@ class _Values(Value, kw_only=False, eq=False):
         """Return the values of {"from", "to"} with "step" or "times", both ends included if met."""
         problem = f"the value is {shorten(written)}, expected {_SPELLING}"
         if not self.number:
-            raise key_error(f"{problem}; this field takes no range")
+            raise KeyFault("", f"{problem}; this field takes no range")
         known = {"from", "to", "step", "times"}
         if not {"from", "to"} <= set(written) <= known or len(written) > 3:
-            raise key_error(problem)
+            raise KeyFault("", problem)
         if any(type(value) is not int for value in written.values()):
-            raise key_error(f"{problem}; ranges are of integers")
+            raise KeyFault("", f"{problem}; ranges are of integers")
         first, last = written["from"], written["to"]
         step, factor = written.get("step", 1), written.get("times")
         if factor is None and (step < 1 or last < first):
-            raise key_error(f"{problem}; let the range ascend")
+            raise KeyFault("", f"{problem}; let the range ascend")
         if factor is not None and (factor < 2 or not 1 <= first <= last):
-            raise key_error(f"{problem}; let the range ascend from 1 or more")
+            raise KeyFault("", f"{problem}; let the range ascend from 1 or more")
         if factor is None and (last - first) // step >= _MOST_VALUES:
-            raise key_error(f"the range has more than {_MOST_VALUES} values; widen its step")
+            raise KeyFault("", f"the range has more than {_MOST_VALUES} values; widen its step")
         # an end that no value may have would cut the range where nobody sees it
         if last > LARGEST:
-            raise key_error(
-                f"the range ends at {shorten(last)}, expected an end of at most {LARGEST}"
+            raise KeyFault(
+                "", f"the range ends at {shorten(last)}, expected an end of at most {LARGEST}"
             )
         if factor is None:
             return list(range(first, last + 1, step))
@@ -235,20 +253,22 @@ class _Values(Value, kw_only=False, eq=False):
 def _values_of(name: str) -> _Values:
     if name in CHOICES:
         words = CHOICES[name]
-        return _Values(f"one of {', '.join(words)}", lambda value: value in words, {})
+        return _Values(f"one of {', '.join(words)}", lambda value: value in words)
     if name in _FLAGS:
-        return _Values("true or false", lambda v: type(v) in (bool, int) and v in (0, 1), {})
+        return _Values("true or false", lambda v: type(v) in (bool, int) and v in (0, 1))
     least = 0 if name.endswith("_net") else 1
     expected = f"an integer from {least} to {LARGEST}"
     fits = lambda value: type(value) is int and least <= value <= LARGEST  # noqa: E731
-    return _Values(expected, fits, {}, number=True)
+    return _Values(expected, fits, number=True)
 
 
-_Fields: Any = create_model(  # type: ignore[call-overload]
-    "_Fields",
-    __base__=StrictObject,
-    **{name: (Annotated[Any, _values_of(name)], None) for name in Execution.model_fields},
-)
+def _kind_of(name: str) -> Any:
+    values = _values_of(name)
+    return Annotated[Any, value_reader(values.read, values.expected)]
+
+
+_NAMES = Execution.__struct_fields__
+_Fields = record_of("Fields", {name: _kind_of(name) for name in _NAMES}, dict.fromkeys(_NAMES))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,15 +10,18 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from autopar.documents.checks import Value, validate_document
-from autopar.documents.json import load_object, shorten
+from autopar.documents.json import (
+    load_object,
+    read_record,
+    shorten,
+    value_reader,
+)
 from autopar.documents.plan import read_strategy
 from autopar.documents.strategy import galvatron_document
 from autopar.errors import DocumentError
-from autopar.objects import BaseModel, model_validator
-from autopar.records import replace
+from autopar.records import KeyFault, Record, replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
 from search.engines.place import Imported
@@ -46,14 +49,24 @@ def _is_positive(value: object) -> bool:
     return 0 < int(text) < 1 << 24
 
 
-_Positive = Annotated[int, Value("a positive integer", _is_positive, {}, inside=True)]
-_Flag = Annotated[
-    bool,
-    Value("0 or 1", lambda x: str(x).lower() in ("0", "1", "true", "false"), {}, inside=True),
-]
+def _positive(value: object) -> int:
+    if not _is_positive(value):
+        raise KeyFault("", f"the value is {shorten(value)}, expected a positive integer")
+    return int(str(value))
 
 
-class _GlobalMode(BaseModel):
+def _flag(value: object) -> bool:
+    text = str(value).lower()
+    if text not in ("0", "1", "true", "false"):
+        raise KeyFault("", f"the value is {shorten(value)}, expected 0 or 1")
+    return text in ("1", "true")
+
+
+_Positive = Annotated[int, value_reader(_positive, "a positive integer")]
+_Flag = Annotated[bool, value_reader(_flag, "0 or 1")]
+
+
+class _GlobalMode(Record, forbid_unknown_fields=False):
     """The options of the GLOBAL mode by their newest names; what they leave out has a default."""
 
     pp_deg: _Positive = 1
@@ -74,10 +87,10 @@ class _GlobalMode(BaseModel):
     default_dp_type: Any = "ddp"
     pipeline_type: Any = "gpipe"
 
-    @model_validator(mode="before")
     @classmethod
-    def _only_what_is_said(cls, data: dict[str, Any]) -> dict[str, Any]:
-        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Leave out what is not said."""
+        kinds = get_type_hints(cls)
         found = {}
         for key, value in data.items():
             # where Galvatron has -1 as the default, it stands for an option that is not given
@@ -195,7 +208,7 @@ def _global(
         )
     notes = list[str]()
     world = source.num_gpus(world)
-    mode = validate_document(_GlobalMode, source.path, values)
+    mode = read_record(_GlobalMode, source.path, values)
     layers = mode.num_layers or num_layers
     if layers is None:
         raise DocumentError(

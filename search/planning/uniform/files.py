@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from msgspec.structs import asdict
+
 from autopar.command.answers import is_answer
 from autopar.command.dialect import own_names
-from autopar.documents.checks import validate_document
-from autopar.documents.json import load_object
+from autopar.documents.json import (
+    load_object,
+    read_record,
+)
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
@@ -105,17 +109,17 @@ def _check(
         said |= {"model": document.model, "seq_length": document.seq_length}
         made |= {"model": question.spec.name, "seq_length": question.job.seq}
     if not typed & _CLUSTER:
-        said |= {f"hardware.{key}": one for key, one in document.hardware.model_dump().items()}
+        said |= {f"hardware.{key}": one for key, one in asdict(document.hardware).items()}
         made |= {
             "hardware.card": question.card.name,
             "hardware.num_nodes": question.num_nodes,
             "hardware.num_gpus_per_node": question.gpus_per_node,
         }
-        entry = document.launch.degrees.model_dump()
+        entry = asdict(document.launch.degrees)
         if "global-batch-size" in typed:
             # another batch of the same degrees
             del entry["global_batch_size"], entry["num_microbatches"]
-        whole = degrees_entry(choice, question.job.world).model_dump()
+        whole = asdict(degrees_entry(choice, question.job.world))
         said |= {f"launch.degrees.{key}": one for key, one in entry.items()}
         made |= {f"launch.degrees.{key}": one for key, one in whole.items()}
         copies = entry["dp_replicate"]
@@ -208,9 +212,9 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     data = load_object(where).data
     if is_answer(data):
         # what an answer has besides, such as the launches of every trainer, is no part of the file
-        data = {key: data[key] for key in LaunchDocument.model_fields if key in data}
+        data = {key: data[key] for key in LaunchDocument.__struct_fields__ if key in data}
         data["engines"] = []
-    document = validate_document(LaunchDocument, where, data)
+    document = read_record(LaunchDocument, where, data)
     if document.launch is None:
         raise DocumentError(
             where, "holds no launch", key="launch", remedy="search again with more memory"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from autopar.errors import InfeasibleExecution
+from autopar.records import replace
 from search.closed_form.calculon.documents import (
     CHOICES,
     DATATYPE_BYTES,
@@ -154,8 +157,9 @@ def check_published(x: Execution) -> None:
 def published_application(application: Application) -> Application:
     """Return what the published model knows of an application."""
     fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
-    return application.model_copy(
-        update={name: Application.model_fields[name].default for name in fields}
+    return replace(
+        application,
+        **{one.name: one.default for one in structs.fields(Application) if one.name in fields},
     )
 
 

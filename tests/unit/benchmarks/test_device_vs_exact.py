@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 
 from autopar.documents.sidecar import ModelMeasurement
+from autopar.records import replace
 from autopar.run.model import ModelSpec
 from benchmarks.device_vs_exact import chosen_cells, layer_row, main, memory_row, print_tables
 from profiler.model.documents import ON_DEVICE
@@ -49,7 +50,7 @@ def measured(
 def on_device(cell: ModelMeasurement, ratio: float, notes: tuple[str, ...]) -> ModelMeasurement:
     """Return a memory cell of which a device keeps so much more."""
     figures = {"device_activation": cell.bytes["activation"] * ratio, "device_peak": 1024.0}
-    return cell.model_copy(update={"bytes": {**cell.bytes, **figures}, "notes": list(notes)})
+    return replace(cell, bytes={**cell.bytes, **figures}, notes=list(notes))
 
 
 def test_a_memory_row_says_ratio_and_cause(cells: list[ModelMeasurement]) -> None:
@@ -61,7 +62,7 @@ def test_a_memory_row_says_ratio_and_cause(cells: list[ModelMeasurement]) -> Non
     assert line.endswith("a mask")
     assert "+5.000 %" in line
     assert memory_row(cell) == (f"  {cell.key:<52s} no figure of the device", None)
-    short = cell.model_copy(update={"notes": ["not measured on the device: out of memory"]})
+    short = replace(cell, notes=["not measured on the device: out of memory"])
     assert memory_row(short)[0].endswith("not measured on the device: out of memory")
 
 
@@ -73,7 +74,7 @@ def test_a_layer_row_takes_the_difference(cells: list[ModelMeasurement]) -> None
     medians = [median(c.samples_s["forward"]) for c in (alone, few, many)]
 
     assert apart == pytest.approx((medians[2] - medians[1]) / 2 / medians[0] - 1)
-    failed = few.model_copy(update={"status": "failed", "reason": "out of memory"})
+    failed = replace(few, status="failed", reason="out of memory")
     line, apart = layer_row(alone, failed, many)
     assert (line.split(maxsplit=1)[1], apart) == ("out of memory", None)
 

@@ -40,7 +40,7 @@ def test_every_field_is_explained(page: str, document: type[Any]) -> None:
     """In the column of keys of a table."""
     explained = set(re.findall(r"`\.?(\w+)`", page))
 
-    assert set(document.model_fields) - explained == set()
+    assert set(document.__struct_fields__) - explained == set()
 
 
 def test_accuracy_is_that_of_today(page: str) -> None:

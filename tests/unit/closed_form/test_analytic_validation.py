@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.checks import load_document
 from search.closed_form.calculon import System
 from search.closed_form.files import calculon_system
 from search.closed_form.validation import Check, errors_of, validate
@@ -58,7 +59,7 @@ def test_the_published_model_has_its_published_errors(data_dir: Path, group: str
     """With its defects, its systems and its convention of signs, every row is as published."""
     systems = calculon_documents(data_dir)["systems"]
     name = "a100_80g" if group == "step time" else "a100_80e"
-    checks = of(validate(System.model_validate(systems[name]), compat=True), group)
+    checks = of(validate(load_document(System, systems[name]), compat=True), group)
 
     digits = 1 if group == "activation shares" else 2
     deltas = [-100 * check.error for check in checks]
@@ -108,7 +109,7 @@ def test_step_times_on_the_shipped_system() -> None:
 def test_the_corrected_model_on_the_published_system(data_dir: Path) -> None:
     """Closer on average than the published one: 2.2 % after 3.65 %."""
     systems = calculon_documents(data_dir)["systems"]
-    system = System.model_validate(systems["a100_80g"])
+    system = load_document(System, systems["a100_80g"])
     right, wrong = (errors_of(validate(system, compat=c))["step time"] for c in (False, True))
 
     assert wrong.mean == pytest.approx(0.0365, abs=5e-5)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from rich.console import Console
 
 from autopar.command.answers import without_head
+from autopar.documents.checks import load_document
 from search.closed_form.calculon import evaluate, exploration as calculon_points
 from search.closed_form.calculon.documents import Execution
 from search.closed_form.calculon.exploration import peers
@@ -178,7 +180,7 @@ def test_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "data": [1, 33],
     }
     assert document["63"]["pipeline"] == 39
-    alone = Execution.model_validate({**SEED, "tensor_par": 1, "data_par": 1})
+    alone = load_document(Execution, {**SEED, "tensor_par": 1, "data_par": 1})
     assert peers(alone) == {"0": {}}
 
 
@@ -290,7 +292,7 @@ def test_compressed_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_candidate_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 3 with what is needed and what there is."""
-    small = {**tensor2d_system("a100").model_dump(), "hbm_capacity": 2}
+    small = {**to_builtins(tensor2d_system("a100")), "hbm_capacity": 2}
     path = write(tmp_path, small)
     code = cli_estimate.run(last_said([*FLAT, "--system", str(path)]))
     out, err = capsys.readouterr()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.documents.checks import load_document
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM
 from search.closed_form.calculon import Application, System
 from search.closed_form.tuners import load_space, tune
@@ -77,7 +78,7 @@ def test_the_best_of_a_space(
     space = load_space(SPACE)
     every = Pricer(
         application=Application(**APPLICATION),
-        system=System.model_validate(SYSTEM),
+        system=load_document(System, SYSTEM),
         space=space,
         objective="rate",
     ).price(space.digits(np.arange(space.size)))
@@ -98,7 +99,7 @@ def test_a_point_that_is_asked_for_again_is_ranked_once() -> None:
     space = load_space(SPACE)
     pricer = Pricer(
         application=Application(**APPLICATION),
-        system=System.model_validate(SYSTEM),
+        system=load_document(System, SYSTEM),
         space=space,
         objective="rate",
         top=4,

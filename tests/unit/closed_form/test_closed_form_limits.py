@@ -17,8 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 
+from autopar.documents.checks import load_document
 from autopar.errors import InputError
+from autopar.records import replace
 from search.closed_form import MOST_KEPT, MOST_PROCESSORS, MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.exploration import Space, explore, peers
 from search.closed_form.files import calculon_system, load_execution, tensor2d_system
@@ -41,8 +44,8 @@ APPLICATION = {
     "attn_size": 1,
 }
 WIDE = dict.fromkeys(("l", "e", "h", "depth", "f"), MANY)
-SYSTEM = calculon_system("a100").model_dump()
-MACHINE = tensor2d_system("a100").model_dump() | {"hbm_capacity": 1e15}
+SYSTEM = to_builtins(calculon_system("a100"))
+MACHINE = to_builtins(tensor2d_system("a100")) | {"hbm_capacity": 1e15}
 
 
 @contextlib.contextmanager
@@ -162,9 +165,7 @@ def test_searches_of_one_command_in_two_dimensions(tmp_path: Path) -> None:
 def test_partners_of_many_ranks(tmp_path: Path) -> None:
     """Their number is known before their table."""
     execution, *_ = load_execution("1x8-tp8", _known(), compat=False)
-    large = execution.model_copy(
-        update={"tensor_par": 8, "data_par": 10**8, "num_procs": 8 * 10**8}
-    )
+    large = replace(execution, tensor_par=8, data_par=10**8, num_procs=8 * 10**8)
     with bounded(), pytest.raises(InputError, match="the partners of 800,000,000 ranks are"):
         peers(large)
     assert len(peers(execution)) == 8
@@ -195,7 +196,7 @@ def test_placements_of_many_divisors() -> None:
 def test_points_that_a_tuner_draws() -> None:
     """All of them are in memory at once."""
     execution, *_ = load_execution("1x8-tp8", _known(), compat=False)
-    space = execution.model_dump()
+    space = to_builtins(execution)
     with bounded(), pytest.raises(InputError, match="random draws at most 10,000,000 points"):
         tune(_known().application, SYSTEM, space, tuner="random", evaluations=MOST_KEPT + 1)
 
@@ -206,7 +207,7 @@ def test_points_that_a_tuner_draws() -> None:
 
 COLUMNS = {"dp": [2], "tp": [2], "pp": [2], "mbs": [1], "nv_tp": [1], "nv_dp": [1], "nv_pp": [1]}
 EXECUTION = {
-    **json.loads(json.dumps(load_execution("1x8-tp8", _known(), compat=False)[0].model_dump())),
+    **json.loads(json.dumps(to_builtins(load_execution("1x8-tp8", _known(), compat=False)[0]))),
 }
 DERIVED = {key: value for key, value in EXECUTION.items() if key != "num_procs"}
 """Its degrees say the processors."""
@@ -376,7 +377,7 @@ def test_a_session_ends_in_the_middle_of_a_part() -> None:
     sizes = APPLICATION | {"hidden": 5040, "feedforward": 5040, "seq_size": 5040, "attn_heads": 16}
     search = CalculonSearch(
         application=calculon.Application(**sizes),
-        system=calculon.System.model_validate(room),
+        system=load_document(calculon.System, room),
         space=Space(num_procs=8, max_batch=5040),
         asked=Asked(frontier=True),
     )

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.documents.checks import load_document
 from autopar.errors import OptionError
+from autopar.records import replace
 from search.closed_form.answers import Answer, Watched
 from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
@@ -25,8 +27,8 @@ from search.closed_form.tensor2d import (
 from tests.oracles.calculon import evaluate
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
-APP = Application.model_validate(APPLICATION | {"vocab_size": 32000})
-MACHINE = System.model_validate(SYSTEM)
+APP = load_document(Application, APPLICATION | {"vocab_size": 32000})
+MACHINE = load_document(System, SYSTEM)
 MODEL = Model(l=1024, e=2048, h=16, depth=8, f=8192)
 GPU = Tensor2dSystem(
     matrix_flops_fp16=300,
@@ -173,7 +175,7 @@ def test_all_statistics_of_the_published_model() -> None:
     """The file knows of a model what the search knew, which priced it without its vocabulary."""
     search = Tensor2dSearch(
         strategy="1d",
-        model=MODEL.model_copy(update={"vocab": 32000}),
+        model=replace(MODEL, vocab=32000),
         system=GPU,
         num_gpus=8,
         batch=8,

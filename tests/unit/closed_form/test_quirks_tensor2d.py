@@ -6,8 +6,10 @@ import re
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from autopar.errors import InfeasibleExecution
+from autopar.records import replace
 from search.closed_form.tensor2d import Model, Quirks, Strategy, System, evaluate, survey
 from search.closed_form.tensor2d.engine import link_s
 from tests.oracles.tensor2d.rows import Link, Pass, Row
@@ -210,7 +212,7 @@ def test_q6_bias_shapes() -> None:
 @pytest.mark.parametrize("operation", ["allgather", "p2p"])
 def test_q7_one_adapter(operation: str) -> None:
     """Two adapters of a GPU carry half each, also where it has no partner beside it."""
-    twin = SYSTEM.model_copy(update={"nic_factor": 2.0})
+    twin = replace(SYSTEM, nic_factor=2.0)
     moved = 1 / 2 if operation == "allgather" else 1.0
     wrong, right = (link_s(twin, q, operation, 1.0, 2, 1) for q in quirks("one_adapter"))
 
@@ -279,7 +281,7 @@ def test_q12_narrow_panels() -> None:
     whole = every["candidate"]
     assert set(whole["nb"][whole["tp2"] == 256].tolist()) == {256}
 
-    before = SYSTEM.model_dump()
+    before = to_builtins(SYSTEM)
     config = {"dp": 1, "tp1": 2, "tp2": 2, "pp": 1, "mbs": 1, "nb": 2}
     placement = {"nv_tp1": 2, "nv_tp2": 2, "nv_dp": 1, "nv_pp": 1}
     times = [
@@ -287,7 +289,7 @@ def test_q12_narrow_panels() -> None:
         for nb in (2, 4, 2)
     ]
     assert times[0] == times[2] != times[1]
-    assert SYSTEM.model_dump() == before
+    assert to_builtins(SYSTEM) == before
 
 
 def test_q13_machines_in_any_order() -> None:
@@ -296,7 +298,7 @@ def test_q13_machines_in_any_order() -> None:
     def counts(domains: tuple[int, ...]) -> dict[int, list[int]]:
         found = {}
         for domain in domains:
-            machine = SYSTEM.model_copy(update={"nvlink_size": domain})
+            machine = replace(SYSTEM, nvlink_size=domain)
             found[domain] = [survey("1d", MODEL, n, 64, machine).considered for n in (2, 3, 4, 12)]
             listed = [len(list(candidates(MODEL, "1d", n, 64, domain))) for n in (2, 3, 4, 12)]
             assert found[domain] == listed

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.documents.checks import load_document
 from autopar.errors import DocumentError, OptionError
+from autopar.records import replace
 from search.closed_form import MOST_SEARCHES as MOST
 from search.closed_form.calculon import Application, System
 from search.closed_form.questions import Axis, parse_axis, variants
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
 DOCUMENTS = {
-    "system": System.model_validate(SYSTEM),
-    "application": Application.model_validate(APPLICATION),
+    "system": load_document(System, SYSTEM),
+    "application": load_document(Application, APPLICATION),
 }
 
 
@@ -84,8 +86,8 @@ def test_every_combination_once_and_the_rest_as_it_was() -> None:
     system, application = found[-1][1]["system"], found[-1][1]["application"]
     assert system.networks[1].size == 128
     assert system.matrix["float16"].gflops_efficiency[0] == [100, 0.5]
-    assert application == DOCUMENTS["application"].model_copy(update={"attn_kv_heads": 8})
-    assert DOCUMENTS["system"] == System.model_validate(SYSTEM)
+    assert application == replace(DOCUMENTS["application"], attn_kv_heads=8)
+    assert DOCUMENTS["system"] == load_document(System, SYSTEM)
 
 
 def test_without_axes_the_documents_themselves() -> None:
@@ -125,4 +127,5 @@ def test_values_that_a_document_cannot_have(text: str) -> None:
     """The reader of the document says so, with the key."""
     with pytest.raises(DocumentError, match=r"^--sweep: (system|application): key '") as caught:
         list(variants(DOCUMENTS, [parse_axis(text)]))
-    assert caught.value.key == text.split(".", 1)[1].split("=")[0]
+    path = text.split(".", 1)[1].split("=")[0]
+    assert caught.value.key == path.replace(".0.", "[0].")

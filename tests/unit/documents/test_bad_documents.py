@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.checks import validate_document
+from autopar.documents.json import read_record
 from autopar.documents.sidecar import Sidecar
 from autopar.errors import DocumentError
 from tests.unit.documents_support import DOCUMENTS, SIDECAR, read, write_all
@@ -190,7 +190,7 @@ def test_missing_key(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DocumentError) as error:
         read(paths, kind)
     text = one_sentence(error.value)
-    assert f"key {REQUIRED[kind]!r}: this key is missing and is required" in text
+    assert f"key {REQUIRED[kind]!r}: this key is missing" in text
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "sidecar"])
@@ -267,7 +267,7 @@ def test_bad_layer_tables(tmp_path: Path, table: object, key: str) -> None:
         ({"version": 99}, "key 'version': the value is 99, expected 1 to 3"),
         ({"version": "1"}, "key 'version'"),
         ({"estimated": "yes"}, "key 'estimated'"),
-        ({"curves": [{}]}, "key 'curves.0.operation'"),
+        ({"curves": [{}]}, "key 'curves[0].operation'"),
         ({"runs": {}}, "key 'runs'"),
         ({"curves": [{**SIDECAR["curves"][0], "times_s": [1.0]}]}, "1 times for 2 sizes"),
         ({"curves": [{**SIDECAR["curves"][0], "sizes_bytes": [2.0, 1.0]}]}, "not increasing"),
@@ -291,12 +291,12 @@ def test_bad_sidecars(tmp_path: Path, change: dict[str, Any], message: str) -> N
     [
         ({1: 2}, "a key is 1, expected a string"),
         ({None: 2}, "a key is null, expected a string"),
-        ({"runs": [{(1, 2): 3}]}, "key 'runs.0': a key is (1, 2), expected a string"),
+        ({"runs": [{(1, 2): 3}]}, "key 'runs[0]': a key is (1, 2), expected a string"),
     ],
 )
 def test_keys_that_are_no_text_are_refused(change: dict[Any, Any], sentence: str) -> None:
     """Dictionaries of Python may have any keys, files of JSON have none but text."""
     with pytest.raises(DocumentError) as caught:
-        validate_document(Sidecar, "sidecar", {**content("sidecar"), **change})
+        read_record(Sidecar, "sidecar", {**content("sidecar"), **change})
 
     assert str(caught.value) == f"sidecar: {sentence}"

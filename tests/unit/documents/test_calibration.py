@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from msgspec import convert
 
 from autopar.documents.calibration import (
     Calibration,
@@ -109,7 +110,7 @@ def priced(applied: Calibration | None, subject: Plan, **options: Any) -> Predic
 def test_a_written_file_is_read(tmp_path: Path) -> None:
     """What stands in the file arrives, with the hash of the file."""
     path = tmp_path / "calibration.json"
-    write_calibration(path, CalibrationDocument.model_validate(document()))
+    write_calibration(path, convert(document(), CalibrationDocument))
     found = read_calibration(path)
 
     assert found.computation == Interval(value=1.1, low=1.0, high=1.2)

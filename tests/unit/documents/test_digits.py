@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.checks import DOCUMENTS, PatternDocument
+from autopar.documents.json import read_record
 from autopar.documents.spec import load_spec
 from autopar.errors import AutoparError, DocumentError, OptionError
 from autopar.rates import parse_hardware
@@ -39,9 +40,9 @@ def test_keys_of_documents(kind: str, script: dict[int, int]) -> None:
     model = DOCUMENTS[kind]
     assert issubclass(model, PatternDocument)
     key = next(key for key in VALID[kind] if re.search("[0-9]", key))
-    model.model_validate({key: VALID[kind][key]})
-    with pytest.raises(ValueError, match="unknown"):
-        model.model_validate({key.translate(script): VALID[kind][key]})
+    read_record(model, "f.json", {key: VALID[kind][key]})
+    with pytest.raises(DocumentError, match="unknown"):
+        read_record(model, "f.json", {key.translate(script): VALID[kind][key]})
 
 
 @pytest.mark.parametrize("script", [ARABIC, WIDE])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from autopar.documents.catalog import find_card, find_site
-from autopar.documents.checks import DOCUMENTS as MODELS, validate_document
+from autopar.documents.checks import DOCUMENTS as MODELS
 from autopar.documents.hardware import (
     BandwidthUnit,
     hardware_file_name,
@@ -21,6 +21,7 @@ from autopar.documents.hardware import (
     read_hardware_dir,
     write_hardware,
 )
+from autopar.documents.json import read_record
 from autopar.documents.schemas import json_schemas
 from autopar.documents.sidecar import (
     DocumentKind,
@@ -31,6 +32,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.rates.measured import Curve, HardwareProfile
+from autopar.records import replace
 from tests.unit.documents_support import DOCUMENTS, SIDECAR
 
 
@@ -212,7 +214,7 @@ def test_runs_of_a_sidecar_are_append_only(tmp_path: Path) -> None:
     for run in (Run(metadata={"host": "a"}, samples=samples), Run(metadata={"host": "b"})):
         sidecar = read_sidecar(path)
         assert sidecar is not None
-        write_sidecar(path, sidecar.model_copy(update={"runs": [run]}))
+        write_sidecar(path, replace(sidecar, runs=[run]))
         write_hardware(profile, out)
     sidecar = read_sidecar(path)
     assert sidecar is not None
@@ -331,11 +333,11 @@ def test_every_document_has_an_example(root: Path) -> None:
     named = re.findall(r"`(\w+)`", line)
     shown = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
     for role, example in zip(named, shown, strict=True):
-        validate_document(MODELS[role], Path("docs/formats.md"), json.loads(example))
+        read_record(MODELS[role], Path("docs/formats.md"), json.loads(example))
     for role, schema in json_schemas().items():
         assert role in named or examples(schema), role
         for example in examples(schema):
-            validate_document(MODELS[role], Path(role), example)
+            read_record(MODELS[role], Path(role), example)
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (2, 8), (1, 4)])

@@ -119,7 +119,7 @@ def test_an_edited_forward_wins_and_is_noted(tmp_path: Path) -> None:
         ([WHOLE, WHOLE], "entry 1 is a second one"),
         (
             [{**WHOLE, "degree": 0}],
-            r"layer_times\.0\.degree.*is 0, expected a whole number from 1",
+            r"layer_times\[0\]\.degree.*is 0, expected a whole number from 1",
         ),
         ([{**WHOLE, "forward_low_s": 4.1e-3}], "forward median outside its percentiles"),
         ([{**WHOLE, "backward_high_s": 8.9e-3}], "backward median outside its percentiles"),
@@ -214,7 +214,7 @@ def test_other_times_of_unknown_sizes_are_notes(tmp_path: Path) -> None:
     ("others", "text"),
     [
         ((OTHER, OTHER), "entry 1 is a second one of this size"),
-        (({**OTHER, "batch": 0},), r"'other_times\.0\.batch': the value is 0, expected"),
+        (({**OTHER, "batch": 0},), r"'other_times\[0\]\.batch': the value is 0, expected"),
         (({**OTHER, "seq_lengths": [2048, 2048]},), "one length for each of 1 layer type"),
         (({**OTHER, "seq_lengths": []},), "one length for each of 1 layer type"),
         (({**OTHER, "forward_high_s": 19e-3},), "forward median outside its percentiles"),

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.checks import validate_document
 from autopar.documents.hardware import read_hardware
+from autopar.documents.json import read_record
 from autopar.documents.model import read_model_memory, read_model_profile
 from autopar.documents.schemas import ComputationDocument
 from autopar.documents.spec import load_spec
@@ -302,7 +302,7 @@ def test_of_two_cells_that_contradict_each_other_the_pair_is_said(tmp_path: Path
     rest = {f"layertype_other_bsz{b}_seq2048": 6.4 for b in (1, 8)}
     path = write(tmp_path / "x.json", {"layertype_0_bsz1_seq2048": 9.0, **rest})
     document = json.loads(path.read_text()) | {"layertype_0_bsz8_seq2048": 0.4}
-    found = computation_doubts(path, validate_document(ComputationDocument, path, document))
+    found = computation_doubts(path, read_record(ComputationDocument, path, document))
     (doubt,) = found
     assert doubt.problem.endswith("; one of the two is wrong")
     assert not doubt.impossible

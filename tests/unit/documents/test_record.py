@@ -18,6 +18,7 @@ from autopar.documents.sidecar import (
     write_sidecar,
 )
 from autopar.errors import DocumentError, InputError
+from autopar.records import replace
 from profiler.environment import host_labels
 from profiler.hardware.options import Cluster, plan_cells
 from profiler.hardware.record import HardwareRecord
@@ -156,7 +157,7 @@ def test_no_file_names_a_host_unless_somebody_asks(tmp_path: Path, named: bool) 
     ) as record:
         first, second = planned("p2p")[:2]
         slow = Straggler(rank=1, host=hosts[1], ratio=3.0)
-        record.put(measure(first).model_copy(update={"stragglers": [slow]}))
+        record.put(replace(measure(first), stragglers=[slow]))
         record.put(unmeasured(second, "failed", f"rank 0 on host {hosts[0]}: connection reset"))
     text = "".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("*.json"))
     assert all((host in text) == named for host in hosts)

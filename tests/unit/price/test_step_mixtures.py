@@ -75,7 +75,7 @@ def test_experts_beside_many_tokens_cost_the_host_nothing(machine: Machine) -> N
     long = replace(JOB, seq=64 * 1024)
     free = stack_named("megatron-core")
     host = replace(free.figures.host, values={**free.figures.host.values, "expert_s": 0.0})
-    figures = free.figures.model_copy(update={"host": host})
+    figures = replace(free.figures, host=host)
     unhurried = replace(machine, stack=replace(free, figures=figures))
     assert total_s(machine, long) == pytest.approx(total_s(unhurried, long), rel=0.001)
 

@@ -379,7 +379,7 @@ def test_racks_are_equally_full_where_that_leaves_none_half_empty(num_nodes, gpu
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("quality", "good", r"'good', expected one of measured, derived, nominal$"),
+        ("quality", "good", r"'good', expected 'measured', 'derived' or 'nominal'$"),
         ("spread", -0.1, r"-0\.1, expected a share from 0 to 10$"),
         ("spread", True, "expected a share from 0 to 10$"),
         ("value", 81, r"it looks like percent: write 0\.81$"),

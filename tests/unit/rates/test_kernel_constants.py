@@ -174,7 +174,7 @@ def test_memory_bound_operations() -> None:
     [
         (("gemm", "bf16", "value", "peak_share"), 1.2, "0.02 to 1"),
         (("gemm", "bf16", "value", "peak_shar"), 0.5, "nearest known key is 'peak_share'"),
-        (("gemm", "bf16", "quality"), "good", "expected one of measured, derived, nominal"),
+        (("gemm", "bf16", "quality"), "good", "expected 'measured', 'derived' or 'nominal'"),
         (("gemm", "bf16", "source"), "", "expected where the figure is from"),
         (("gemm", "bf16", "spread"), -1, "0 to 2"),
         (("gemm", "bf17"), {}, "bf17"),
@@ -222,7 +222,7 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
     assert "missing" in message(less)
     less = copy.deepcopy(card)
     del less["kernels"]["clock"]["source"]
-    assert "an entry has value, quality, source, spread" in message(less)
+    assert "this key is missing, expected where the figure is from" in message(less)
     less = copy.deepcopy(card)
     del less["kernels"]
     assert "times of kernels are made from it" in message(less)

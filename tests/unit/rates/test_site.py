@@ -397,7 +397,7 @@ def single_precision() -> Any:
     assert A100.kernels is not None
     section = A100.kernels
     gemm = {"fp32": section.gemm["fp32"]}
-    return replace(A100, kernels=section.model_copy(update={"gemm": gemm}))
+    return replace(A100, kernels=replace(section, gemm=gemm))
 
 
 # --------------------------------------------------------------------------------------------------

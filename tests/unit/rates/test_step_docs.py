@@ -51,7 +51,7 @@ def test_every_key_of_a_stack_is_explained(root: Path) -> None:
     text = (root / "docs" / "formats.md").read_text(encoding="utf-8")
     section = text[text.index("## Stacks of software") : text.index("## Errors of estimated")]
     table = set(re.findall(r"`(\w+)`", section[section.index("| key |") :]))
-    keys = set(StackDocument.model_fields) - {"format", "version", "description"}
+    keys = set(StackDocument.__struct_fields__) - {"format", "version", "description"}
     assert keys - table == set()
     figures = load_stack("megatron-core").figures
     for name in ("gradient", "cast", "optimizer", "host", "overlap"):

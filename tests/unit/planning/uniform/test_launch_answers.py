@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import InputError, OptionError
+from autopar.records import content_of
 from search.commands import check, explain, export, search as search_command
 from search.engines.choice import PRECISIONS
 from search.planning.choose import TRAINERS, Route, route_of
@@ -74,7 +75,7 @@ def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answe
 def test_a_file_makes_the_same_launch_again(small: Answer, tmp_path: Path) -> None:
     request = {**_SMALL, **_FIXED}
     path = tmp_path / "launch.json"
-    path.write_text(json.dumps(launch_document(small, request).model_dump()))
+    path.write_text(json.dumps(content_of(launch_document(small, request), whole=True)))
     assert is_launch(path)
     best = small.best
     assert best is not None
@@ -85,7 +86,7 @@ def test_a_file_makes_the_same_launch_again(small: Answer, tmp_path: Path) -> No
 
 
 def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_path: Path) -> None:
-    document = launch_document(small, {**_SMALL, **_FIXED}).model_dump()
+    document = content_of(launch_document(small, {**_SMALL, **_FIXED}), whole=True)
     document["launch"]["degrees"]["layers_of_chunks"].append([1])
     path = tmp_path / "launch.json"
     path.write_text(json.dumps(document))
@@ -115,7 +116,7 @@ def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_pat
 def test_a_file_that_contradicts_itself_is_refused_by_its_key(
     small: Answer, tmp_path: Path, key: str, value: object, said: str
 ) -> None:
-    document = launch_document(small, {**_SMALL, **_FIXED}).model_dump()
+    document = content_of(launch_document(small, {**_SMALL, **_FIXED}), whole=True)
     at = document
     *folders, name = key.split(".")
     for folder in folders:
@@ -239,11 +240,13 @@ def test_a_launch_is_priced_again_also_where_it_does_not_fit(
     small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "launch.json"
-    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
+    path.write_text(
+        json.dumps(content_of(launch_document(small, {**_SMALL, **_FIXED}), whole=True))
+    )
     assert search_command.run(["--evaluate", str(path), "--json", "-"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["status"] == "evaluated"
-    first = launch_document(small, {}).model_dump()["launch"]
+    first = content_of(launch_document(small, {}), whole=True)["launch"]
     assert again["launch"]["degrees"] == first["degrees"]
     step_s = first["predicted"]["step_time_s"]
     assert again["launch"]["predicted"]["step_time_s"] == pytest.approx(step_s, rel=1e-9)
@@ -254,7 +257,9 @@ def test_a_launch_is_priced_again_also_where_it_does_not_fit(
 @pytest.fixture
 def stored(small: Answer, tmp_path: Path) -> Path:
     path = tmp_path / "launch.json"
-    path.write_text(json.dumps(launch_document(small, {**_SMALL, **_FIXED}).model_dump()))
+    path.write_text(
+        json.dumps(content_of(launch_document(small, {**_SMALL, **_FIXED}), whole=True))
+    )
     return path
 
 

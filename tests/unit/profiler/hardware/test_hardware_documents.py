@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.sidecar import Measurement, Run
+from autopar.records import replace
 from profiler.hardware.documents import (
     REPLACES,
     Documents,
@@ -50,7 +51,7 @@ def by_hand(
         rounds=((tuple(range(group_size)),),),
         scope="intra-node",
     )
-    return measure(cell).model_copy(update={"samples_s": samples_s, **changes})
+    return replace(measure(cell), samples_s=samples_s, **changes)
 
 
 def keyed(*measurements: Measurement) -> dict[str, Measurement]:

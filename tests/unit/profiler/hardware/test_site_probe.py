@@ -253,7 +253,7 @@ def test_a_slow_rank_is_named() -> None:
     key = next(iter(found))
     (time_s,) = set(found[key].samples_s["time"])
     medians = [0.8 * time_s, 0.8 * time_s, time_s, 0.8 * time_s]
-    found[key] = found[key].model_copy(update={"group_medians_s": medians, "worst_group": [2]})
+    found[key] = replace(found[key], group_medians_s=medians, worst_group=[2])
     data, notes = figures(found, asked(cluster))
 
     (said,) = notes
@@ -267,7 +267,7 @@ def test_what_a_card_does_not_know() -> None:
     cluster = make_cluster(1, 4)
     assert A100.kernels is not None
     fp32 = {"fp32": A100.kernels.gemm["fp32"]}
-    narrow = replace(A100, kernels=A100.kernels.model_copy(update={"gemm": fp32}))
+    narrow = replace(A100, kernels=replace(A100.kernels, gemm=fp32))
     found = {k: m for k, m in all_of(cluster).items() if not 0 < m.size_bytes < 128 * MIB}
     small = {k: m for k, m in all_of(cluster).items() if m.size_bytes in (0, MIB)}
 
@@ -397,8 +397,8 @@ def test_another_card_is_a_matter_of_reading_again(tmp_path: Path) -> None:
 def test_a_failed_cell_makes_no_figure_and_is_tried_again(tmp_path: Path) -> None:
     """Its reason stays in the sidecar, hosts by their labels."""
     cells = planned(CLUSTER)
-    failed = measured(cells[0], CLUSTER).model_copy(
-        update={"status": "failed", "reason": "rank 1 on host a: gone", "samples_s": {}}
+    failed = replace(
+        measured(cells[0], CLUSTER), status="failed", reason="rank 1 on host a: gone", samples_s={}
     )
     with opened(tmp_path) as record:
         record.put(failed)

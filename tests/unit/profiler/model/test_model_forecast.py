@@ -33,7 +33,7 @@ class Slow(MadeUp):
         times = {"forward": forward_s, "backward": 2.0 * forward_s, "recompute": forward_s}
         samples = {name: [x] * 4 for name, x in times.items()}
         self.spent_s += sum(sum(x) for x in samples.values())
-        return cell.filled().model_copy(update={"samples_s": samples})
+        return replace(cell.filled(), samples_s=samples)
 
 
 @pytest.mark.parametrize("mode", ["static", "batch", "sequence"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.checks import validate_document
+from autopar.documents.json import read_record
 from autopar.documents.schemas import ComputationDocument, MemoryDocument
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.records import replace
@@ -68,8 +68,8 @@ def test_golden_key_sets(
     times, tables = computation(spec, **changes).data, memory(spec, **changes).data
 
     golden(f"profile_model_{name}.txt", outline({"computation": times, "memory": tables}))
-    validate_document(ComputationDocument, tmp_path, dict(times))
-    validate_document(MemoryDocument, tmp_path, json.loads(json.dumps(tables)))
+    read_record(ComputationDocument, tmp_path, dict(times))
+    read_record(MemoryDocument, tmp_path, json.loads(json.dumps(tables)))
 
 
 def test_times_are_per_layer_and_sample() -> None:
@@ -165,7 +165,7 @@ def test_layers_that_are_slower_among_others_are_a_warning() -> None:
         stack = found["time_layernum[4]_bsz2_seq128"]
         two = found["time_layernum[2]_bsz2_seq128"].samples_s["forward"]
         slower = [s + 2 * 2 * SAMPLE_S * factor for s in two]
-        found[stack.key] = stack.model_copy(update={"samples_s": {"forward": slower}})
+        found[stack.key] = replace(stack, samples_s={"forward": slower})
         warnings = derive_computation(found, LLAMA, "static").warnings
         assert len(warnings) == expected
         assert all("layertype_0_bsz2_seq128 (x1.30)" in w for w in warnings)
@@ -175,9 +175,7 @@ def test_failed_cells_are_named_once_per_reason() -> None:
     """Two cells without memory are one sentence."""
     found = cells_of(LLAMA, bsz="2")
     for key in list(found)[:2]:
-        found[key] = found[key].model_copy(
-            update={"status": "failed", "reason": "made up", "bytes": {}, "samples_s": {}}
-        )
+        found[key] = replace(found[key], status="failed", reason="made up", bytes={}, samples_s={})
 
     warnings = derive_memory(found, LLAMA, ("sp", "tp")).warnings
     assert warnings == ["memory_layertype_0_bsz1_seq128 and 1 more failed: made up"]
@@ -197,7 +195,7 @@ def test_a_device_that_disagrees_is_named() -> None:
     said = str(explain_difference(100e6, 130e6))
     found = cells_of(LLAMA)
     key = "memory_layertype_0_bsz1_seq128"
-    found[key] = found[key].model_copy(update={"notes": [said]})
+    found[key] = replace(found[key], notes=[said])
 
     assert derive_memory(found, LLAMA, ("sp", "tp")).warnings == [
         f"1 cell differs from its device by over 1 %; {key}: {said}"
@@ -217,5 +215,5 @@ def test_untied_models_need_no_vocabulary(tmp_path: Path) -> None:
     found = {cell.key: measurer.measure(cell) for cell in cells}
 
     tables = derive_memory(found, sizes, ("dtensor", "dtensor")).data
-    validate_document(MemoryDocument, tmp_path, json.loads(json.dumps(tables)))
+    read_record(MemoryDocument, tmp_path, json.loads(json.dumps(tables)))
     assert tables["layertype_0"] == tables["layertype_0_sp"]

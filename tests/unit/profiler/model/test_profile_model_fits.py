@@ -9,6 +9,7 @@ import pytest
 
 from autopar.documents.model import read_model_profile
 from autopar.documents.sidecar import ModelMeasurement, Sidecar, TimeFit, read_sidecar, sidecar_path
+from autopar.records import replace
 from profiler.model.cells import plan_cells
 from profiler.model.documents import (
     ModelDocument,
@@ -51,7 +52,7 @@ def slower(
 ) -> dict[str, ModelMeasurement]:
     """Return the cells with the passes of one of them so many times as long."""
     samples = {name: [factor * s for s in values] for name, values in cells[key].samples_s.items()}
-    return {**cells, key: cells[key].model_copy(update={"samples_s": samples})}
+    return {**cells, key: replace(cells[key], samples_s=samples)}
 
 
 def one(fits: list[TimeFit], name: str, form: str) -> TimeFit:
@@ -200,14 +201,14 @@ def test_one_cell_is_one() -> None:
     cells = cells_of(bsz="1", tp="1")
     key = "time_layertype_0_bsz1_seq128"
     scattered = [SAMPLE_S * x for x in (1.0, 1.9, 0.6, 1.5, 1.0, 0.5)]
-    cells[key] = cells[key].model_copy(update={"samples_s": {"forward": scattered}})
+    cells[key] = replace(cells[key], samples_s={"forward": scattered})
     said = derive_computation(cells, LLAMA, "batch").warnings
 
     assert said[0].startswith("1 batch size was measured at sequence length 128, ")
     assert said[1].startswith(f"1 layer time is unsteady; {key}: the samples scatter")
     two = cells_of(bsz="1,2,4", tp="1", mode="batch")
     (fit,) = (f for f in fit_cells(two.values()) if fit_name(f) == "layer type 0, forward")
-    bad = fit.model_copy(update={"worst_relative": 0.5})
+    bad = replace(fit, worst_relative=0.5)
     assert bad_fits([bad])[0].startswith("1 of 1 fit is more than 10 % off a time")
 
 
@@ -215,7 +216,7 @@ def test_one_sample_leaves_no_interval() -> None:
     """What was taken once has a fit and a residual, and nothing is said of its scatter."""
     cells = cells_of(bsz="1,2", mode="batch")
     key = "time_layertype_0_bsz1_seq128"
-    cells[key] = cells[key].model_copy(update={"samples_s": {"forward": [SAMPLE_S]}})
+    cells[key] = replace(cells[key], samples_s={"forward": [SAMPLE_S]})
     fit = one(fit_cells(cells.values()), "layer type 0, forward", "batch")
 
     assert (fit.low, fit.high) == (None, None)
@@ -345,8 +346,8 @@ def test_an_interval_wider_than_its_time_is_none() -> None:
     cell = fit.cells[0]
     for ends, usable in (((0.8, 1.7), True), ((0.2, 20.0), False), ((0.5, 1.6), False)):
         low, high = (end * cell.fitted_s for end in ends)
-        wide = cell.model_copy(update={"fitted_low_s": low, "fitted_high_s": high})
-        text = printed(show_fits, [fit.model_copy(update={"cells": [wide]})])
+        wide = replace(cell, fitted_low_s=low, fitted_high_s=high)
+        text = printed(show_fits, [replace(fit, cells=[wide])])
         row = next(line for line in text.splitlines() if line.startswith("layer type 0"))
         assert (" none " in row) == (not usable), row
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from autopar import statistics as stats
 from autopar.documents.model import read_model_profile
@@ -90,7 +91,7 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Pa
         with opened(out, options) as record:
             put_all(record, options, most=most)
         kept = [
-            m.model_dump()
+            to_builtins(m)
             for name in (COMPUTATION, MEMORY)
             if (out / name).exists()
             for m in sidecar(out / name).runs[0].model_measurements
@@ -104,7 +105,7 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Pa
             put_all(record, again)
         assert {name: (out / name).read_bytes() for name in expected} == expected
         now = [
-            m.model_dump()
+            to_builtins(m)
             for name in (COMPUTATION, MEMORY)
             for m in sidecar(out / name).runs[0].model_measurements
         ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import asdict
 
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.errors import InputError
@@ -62,7 +63,7 @@ def test_an_interrupt_while_writing_loses_nothing(tmp_path: Path) -> None:
             """Return a measurement that interrupts while it is written."""
             found = super().measure(cell)
             if len(self.measured) == 3:
-                return _Signalling(**found.model_dump())
+                return _Signalling(**asdict(found))
             return found
 
     with opened(tmp_path, options) as record:

@@ -300,12 +300,8 @@ def test_a_dry_run_ends_with_whether_it_fits(estimated: bool) -> None:
 
     def answer(budget: int) -> tuple[Question, bool, str, Any]:
         changes = {"reserved_bytes": stage.allocated_bytes + 1000, "budget_bytes": budget}
-        prediction = asked.prediction.prediction.model_copy(
-            update={"stages": [stage.model_copy(update=changes)]}
-        )
-        document = asked.prediction.model_copy(
-            update={"prediction": prediction, "estimated": estimated}
-        )
+        prediction = replace(asked.prediction.prediction, stages=[replace(stage, **changes)])
+        document = replace(asked.prediction, prediction=prediction, estimated=estimated)
         question = replace(asked, prediction=document)
         (fit,) = fits_of(question, [rank])
         assert fit.needed_bytes == needed
