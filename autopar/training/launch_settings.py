@@ -1,7 +1,8 @@
-"""What one launch says otherwise than another one, by dotted field, and a launch changed by that.
+"""What one run says otherwise than another one, by dotted field, and a run changed by that.
 
-The file of a launch holds degrees; whatever else the launch says than its trainer does by itself
-stands beside them as such settings: `{"optimizer.bucket": 40000000}`. Values are those of JSON.
+The file of a run holds degrees; whatever else the run says than its engine does by itself
+stands beside them as such settings: `{"runtime.states.bucket": 40000000}`. Values are those of
+JSON; names of earlier releases are read as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError, did_you_mean
 from autopar.records import replace
 from autopar.run.run import Run, legal
+from autopar.training.old_settings import OF_LAYERS, RENAMED
 
 _KEY = "settings"
 
@@ -45,13 +47,17 @@ def settings_of(run: Run, usual: Run) -> dict[str, Any]:
 def with_settings(run: Run, settings: Mapping[str, Any], path: Path) -> Run:
     """Return the run with the settings of a file.
 
-    Raises DocumentError for a field that no launch has, a value that it does not take, and what the
-    launch refuses.
+    Raises DocumentError for a field that no run has, a value that it does not take, and what the
+    rules of runs refuse.
     """
     if not settings:
         return run
     tree: dict[str, Any] = {}
-    for name, value in settings.items():
+    for said, value in settings.items():
+        if said in OF_LAYERS:
+            run = OF_LAYERS[said](run, value)
+            continue
+        name = RENAMED.get(said, said)
         *parents, last = name.split(".")
         below = tree
         for parent in parents:
@@ -91,7 +97,7 @@ def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any
         whole = f"{name}.{field}" if name else field
         if field not in hints:
             hint = did_you_mean(field, tuple(hints), 0.6)
-            raise _wrong(path, whole, f"is no field of a launch{hint}")
+            raise _wrong(path, whole, f"is no field of a run{hint}")
         if isinstance(below, _Value):
             try:
                 found[field] = convert(below.value, hints[field])
@@ -102,6 +108,6 @@ def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any
             continue
         inner = getattr(record, field)
         if not isinstance(inner, Struct):
-            raise _wrong(path, whole, "has no fields in this launch; set it as a whole")
+            raise _wrong(path, whole, "has no fields in this run; set it as a whole")
         found[field] = _changed(inner, below, path, whole)
     return replace(record, **found)
