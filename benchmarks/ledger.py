@@ -25,7 +25,7 @@ from autopar.documents.json import write_json
 from autopar.errors import InputError
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, load_accuracy, quantile_interval
-from autopar.run.job import Experts
+from autopar.run.architecture import Experts
 from benchmarks.ledger_docs import (
     intervals_table,
     order_table,

@@ -20,7 +20,7 @@ from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
 from autopar.rates.parts.operations import Machine
 from autopar.rates.stack import load_stack
 from autopar.records import replace
-from autopar.run.job import Experts
+from autopar.run.architecture import Experts
 from benchmarks.ledger import group_of, read_runs
 from benchmarks.ledger_rows import Run, UnusableError, run_of
 

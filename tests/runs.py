@@ -28,7 +28,7 @@ from autopar.run.strategy import (
     with_wide_ends,
 )
 
-__all__ = ["decoder", "of_layers", "run_of", "runtime_with"]
+__all__ = ["attention_of", "decoder", "of_layers", "run_of", "runtime_with"]
 
 
 def decoder(
@@ -96,6 +96,19 @@ def decoder(
         positions=positions,  # type: ignore[arg-type]
         dropout=dropout,
         **{**usual, **more},  # type: ignore[arg-type]
+    )
+
+
+def attention_of(
+    *, heads: int, kv_heads: int, width: int, value_width: int | None = None, **more: Any
+) -> Attention:
+    """Return attention whose values are as wide as its keys unless said; more : other fields."""
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        width=width,
+        value_width=width if value_width is None else value_width,
+        **more,
     )
 
 

@@ -16,8 +16,10 @@ from autopar.rates.parts.operations import Machine, machine_of
 from autopar.rates.site import Site as Cluster, read_site
 from autopar.rates.stack import Stack, load_stack
 from autopar.records import replace
-from autopar.run.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
+from autopar.run.architecture import Attention, Experts, LatentAttention, Mamba, Mlp
+from autopar.run.job import Block, Job
 from tests.oracles.step import Site
+from tests.runs import attention_of
 
 __all__ = [
     "CARDS",
@@ -45,7 +47,7 @@ DENSE = Job(
         Block(
             number=16,
             hidden=4096,
-            attention=Attention(heads=32, kv_heads=8, width=128),
+            attention=attention_of(heads=32, kv_heads=8, width=128),
             mlp=Mlp(width=14336, gated=True),
         ),
     ),
@@ -201,13 +203,13 @@ def _block(draw: random.Random, tp: int) -> Block:
     return Block(
         number=draw.choice((8, 9, 13)),
         hidden=1536,
-        attention=Attention(
+        attention=attention_of(
             heads=heads,
             kv_heads=draw.choice((heads, heads // 8, heads // 2)),
             width=width,
             causal=draw.random() < 0.8,
-            rotary=draw.random() < 0.6,
-            head_norms=draw.random() < 0.3,
+            rotary_share=float(draw.random() < 0.6),
+            head_norms="head" if draw.random() < 0.3 else "none",
         ),
         mlp=Mlp(width=draw.choice((4096, 1365, 6144)), gated=draw.random() < 0.5),
     )
@@ -263,9 +265,9 @@ def any_case(seed: int) -> tuple[Machine, Job]:
 
 
 def _windowed(draw: random.Random) -> Attention:
-    return Attention(heads=24, kv_heads=8, width=64, window=draw.choice((128, 1024)))
+    return attention_of(heads=24, kv_heads=8, width=64, window=draw.choice((128, 1024)))
 
 
 def _latent() -> Attention:
-    latent = LatentAttention(query_rank=768, key_value_rank=256, rotary_width=64)
-    return Attention(heads=24, kv_heads=24, width=192, value_width=128, latent=latent)
+    latent = LatentAttention(query_rank=768, kv_rank=256, key_width=128, rotary_width=64)
+    return attention_of(heads=24, kv_heads=24, width=192, value_width=128, latent=latent)

@@ -143,22 +143,30 @@ def _blocks(run: Run) -> Iterator[Block]:
 
 
 def _block(run: Run, at: RankLayer, number: int) -> Block:
-    layer, low = at.layer, run.runtime.precision.low
+    low = run.runtime.precision.low
     recompute: Recomputation = (
         frozenset({"per_op"}) if at.split.recompute == "op" else at.split.recompute
     )
     # of layers that are recomputed nothing but the input is there to offload
     offloaded = recompute != "full" and run.offloads_activations
+    return replace(
+        block_of_layer(at.layer),
+        number=number,
+        recompute=recompute,
+        precision=None if at.split.low_precision or not low else run.runtime.precision.kind,
+        offloaded_bytes=float(offloaded_bytes(at)) if offloaded else 0.0,
+    )
+
+
+def block_of_layer(layer: Layer) -> Block:
+    """Return one layer as what a job times, without a split of its own."""
     parts = len(layer.mixers) + (layer.mlp is not None)
     return Block(
-        number=number,
+        number=1,
         hidden=layer.hidden,
         attention=_attention(layer),
         mamba=next((one for one in layer.mixers if isinstance(one, Mamba)), None),
         mlp=layer.mlp,
-        recompute=recompute,
-        precision=None if at.split.low_precision or not low else run.runtime.precision.kind,
-        offloaded_bytes=float(offloaded_bytes(at)) if offloaded else 0.0,
         num_norms=None if layer.norms == parts else layer.norms,
     )
 

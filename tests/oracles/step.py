@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autopar.rates.collectives import GroupShape, Network, SiteFactors
-from autopar.run.job import Block, Job, Mlp
+from autopar.run.architecture import Mlp
+from autopar.run.job import Block, Job
 from tests.oracles.collectives import seconds
 
 __all__ = ["Site", "step_terms"]
@@ -300,7 +301,7 @@ class _Step:
                 moved = (n * side * casts for side in (inputs, outputs))
                 forward, backward = (self.device.moving(each) for each in moved)
                 found.append(("cast", module, forward, backward))
-        if attention.head_norms:
+        if attention.head_norms != "none":
             found.append(("memory", "attention", *self.elementwise("norm", n * (q + k) / t)))
         layout = self.elementwise("layout", 2 * n * (q + 2 * k) / t)
         found.append(("memory", "attention", *layout))

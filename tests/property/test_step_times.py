@@ -13,7 +13,8 @@ from autopar.price.step import TERMS, KnownLayers, seconds_of_times, step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.records import replace
-from autopar.run.job import Block, Experts, Job, stage_blocks
+from autopar.run.architecture import Experts
+from autopar.run.job import Block, Job, stage_blocks
 from tests.often import often
 from tests.step_cases import (
     CARDS,

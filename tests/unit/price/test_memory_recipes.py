@@ -3,11 +3,11 @@
 from typing import Any, Literal
 
 import pytest
+from autopar.run.launch import Precision
 
 from autopar.errors import InputError
 from autopar.price.state_layouts import KEEPERS, recipe_of
 from autopar.price.states import states_per_parameter
-from autopar.run.launch import Precision
 from autopar.run.runtime import Buckets
 
 GB = 1_000_000_000

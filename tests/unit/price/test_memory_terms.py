@@ -5,6 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from autopar.run.launch import (
+    Attention,
+    Degrees,
+    Experts,
+    Latent,
+    Launch,
+    Model,
+    Optimizer,
+    Precision,
+    Recompute,
+    Software,
+    even_chunks,
+)
 
 from autopar.errors import InputError
 from autopar.price import kept
@@ -27,19 +40,6 @@ from autopar.price.peak import (
 from autopar.price.schedule import order, warmup_chunks
 from autopar.price.states import buffers_of, states_of, states_per_parameter
 from autopar.records import replace
-from autopar.run.launch import (
-    Attention,
-    Degrees,
-    Experts,
-    Latent,
-    Launch,
-    Model,
-    Optimizer,
-    Precision,
-    Recompute,
-    Software,
-    even_chunks,
-)
 from autopar.units import MIB
 
 PLAIN = Model(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from autopar.run.launch import Degrees, Launch, TorchTrainer, even_chunks
 
 from autopar.price.account import account_of
 from autopar.price.torch_layers import (
@@ -20,7 +21,6 @@ from autopar.price.torch_layers import (
     whole_parts,
 )
 from autopar.records import replace
-from autopar.run.launch import Degrees, Launch, TorchTrainer, even_chunks
 from search.engines.huggingface.models import flavour
 
 H, KV, F, ROWS = 8192, 2048, 28672, 128

@@ -9,28 +9,20 @@ import pytest
 from autopar.documents.catalog import model_names
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.price.job import block_of_layer
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.records import replace
-from autopar.run.job import (
-    Attention,
-    Block,
-    Experts,
-    Job,
-    Mamba,
-    Mlp,
-    blocks_of,
-    parameters,
-    stage_blocks,
-    type_blocks,
-)
+from autopar.run.architecture import Experts, Mamba, Mlp
+from autopar.run.job import Block, Job, blocks_of, parameters, stage_blocks, type_blocks
 from autopar.run.model import ModelSpec, layer_norms, parameter_count
 from benchmarks.ledger_models import known_architecture
+from tests.runs import attention_of
 from tests.step_cases import DENSE, card_named, job_with, stack_named
 
 (LLAMA,) = DENSE.blocks
 assert LLAMA.attention is not None
-MIXTURE = replace(LLAMA, mlp=Experts(number=8, per_token=2, width=1024))
+MIXTURE = replace(LLAMA, mlp=Experts(number=8, per_token=2, width=1024, gated=True))
 MIXER = Block(number=4, hidden=4096, mamba=Mamba(heads=60, width=64, state=128, groups=4))
 
 
@@ -90,8 +82,8 @@ def test_known_models_are_as_large_as_published(name: str, billions: float) -> N
     """Within 1.5 %: makers round, and some count biases; layers of further tokens are apart."""
     model = known_architecture(name)
     assert model is not None
-    tables = (1 if model.tied else 2) * model.vocab * model.blocks[0].hidden
-    weights = tables + sum(block.number * sum(parameters(block)) for block in model.blocks)
+    tables = (1 if model.tied else 2) * model.vocab * model.hidden
+    weights = tables + sum(sum(parameters(block_of_layer(one))) for one in model.each_layer)
     assert weights / 1e9 == pytest.approx(billions, rel=0.015)
 
 
@@ -181,7 +173,7 @@ def test_numbers_of_a_job() -> None:
     """Micro-batches of one pipeline, tokens of a rank, widths of heads."""
     job = job_with(DENSE, dp=4, cp=2, global_batch=64, micro_batch=2)
     assert (job.micro_batches, job.tokens) == (8, 4096)
-    attention = Attention(heads=8, kv_heads=2, width=192, value_width=128)
+    attention = attention_of(heads=8, kv_heads=2, width=192, value_width=128)
     assert (attention.query, attention.key_value, attention.value) == (1536, 640, 1024)
     assert LLAMA.norms == 2
     assert MIXER.norms == 1

@@ -10,15 +10,9 @@ from autopar.errors import InputError
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.records import replace
-from autopar.run.job import (
-    Attention,
-    Block,
-    Experts,
-    Job,
-    LatentAttention,
-    Mamba,
-    mtp_blocks,
-)
+from autopar.run.architecture import Attention, Experts, LatentAttention, Mamba
+from autopar.run.job import Block, Job, mtp_blocks
+from tests.runs import attention_of
 from tests.step_cases import card_named, job_with, stack_named
 
 FEW = 64
@@ -29,8 +23,8 @@ JOB = Job(
         Block(
             number=4,
             hidden=2048,
-            attention=Attention(heads=16, kv_heads=4, width=128),
-            mlp=Experts(number=128, per_token=8, width=768),
+            attention=attention_of(heads=16, kv_heads=4, width=128),
+            mlp=Experts(number=128, per_token=8, width=768, gated=True),
         ),
     ),
     vocab=32000,
@@ -89,15 +83,15 @@ def test_merged_directions_take_the_host_half_as_long_again(machine: Machine) ->
 
 def test_norms_of_latent_attention_are_those_of_its_latents(machine: Machine) -> None:
     """Whether a trainer says so (Megatron-LM's `--qk-layernorm`) or not: heads have none there."""
-    latent = LatentAttention(query_rank=1536, key_value_rank=512, rotary_width=64)
-    attention = Attention(heads=16, kv_heads=16, width=192, value_width=128, latent=latent)
+    latent = LatentAttention(query_rank=1536, kv_rank=512, key_width=128, rotary_width=64)
+    attention = attention_of(heads=16, kv_heads=16, width=192, value_width=128, latent=latent)
 
     def memory_s(attention: Attention) -> float:
         block = replace(JOB.blocks[0], attention=attention)
         return step_time(machine, replace(JOB, blocks=(block,), seq=4096)).terms_s["memory"]
 
     plain = memory_s(attention)
-    assert memory_s(replace(attention, head_norms=True)) == plain
+    assert memory_s(replace(attention, head_norms="head")) == plain
     wide = replace(latent, query_rank=2 * 1536)
     assert memory_s(replace(attention, latent=wide)) > plain
 
@@ -198,8 +192,8 @@ def test_more_further_layers_take_longer(machine: Machine) -> None:
 def test_the_layer_of_a_hybrid_mixes_tokens() -> None:
     """Where the model's last layer has experts alone, attention stands in front of them."""
     mixer = Block(number=2, hidden=64, mamba=Mamba(heads=2, width=32, state=16, groups=1))
-    attention = Block(number=3, hidden=64, attention=Attention(heads=2, kv_heads=2, width=32))
-    experts = Block(number=5, hidden=64, mlp=Experts(number=4, per_token=2, width=32))
+    attention = Block(number=3, hidden=64, attention=attention_of(heads=2, kv_heads=2, width=32))
+    experts = Block(number=5, hidden=64, mlp=Experts(number=4, per_token=2, width=32, gated=True))
     job = replace(JOB, blocks=(attention, mixer, experts), ep=4)
     assert mtp_blocks(job) == (replace(attention, number=1), replace(experts, number=1))
     assert mtp_blocks(replace(JOB, blocks=(mixer, experts))) == (replace(experts, number=1),)
@@ -217,7 +211,7 @@ def test_further_layers_of_other_numbers_of_stages_are_refused(machine: Machine)
 def test_a_module_of_further_tokens_is_as_the_layer_that_ends_the_model() -> None:
     """Where the ways of a pipeline come back, that is on its first stage."""
     (experts,) = JOB.blocks
-    narrow = replace(experts, mlp=Experts(number=64, per_token=4, width=768))
+    narrow = replace(experts, mlp=Experts(number=64, per_token=4, width=768, gated=True))
     # layers 0 and 3 on the first stage, 1 and 2 on the second
     blocks = tuple(replace(block, number=1) for block in (narrow, experts, narrow, narrow))
     job = replace(JOB, blocks=blocks, pp=2, vpp=2, dp=4, ep=4, stage_layers=(2, 2), mtp=1)

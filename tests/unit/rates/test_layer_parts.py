@@ -10,7 +10,9 @@ from autopar.rates.collectives import moe_exchange_time_s
 from autopar.rates.layer import LayerTimes, layer_times
 from autopar.rates.parts.operations import Machine, group, machine_of, transfer_s
 from autopar.records import replace
-from autopar.run.job import Attention, Block, Experts, Job, Mamba, Mlp
+from autopar.run.architecture import Experts, Mamba, Mlp
+from autopar.run.job import Block, Job
+from tests.runs import attention_of
 from tests.step_cases import CARDS, DENSE, STACKS, card_named, job_with, stack_named
 
 (LLAMA,) = DENSE.blocks
@@ -68,7 +70,7 @@ def test_weights_are_quantised_in_every_kind_of_layer(machine: Machine) -> None:
     """Also where a layer is a mixer or an MLP alone."""
     job = replace(DENSE, precision="fp8_block")
     mixer = Mamba(heads=64, width=64, state=128, groups=8)
-    alone = Attention(heads=32, kv_heads=8, width=128)
+    alone = attention_of(heads=32, kv_heads=8, width=128)
     for block in (
         Block(number=1, hidden=4096, mamba=mixer),
         Block(number=1, hidden=4096, mlp=Mlp(width=14336)),
@@ -106,7 +108,7 @@ def test_every_shipped_stack_has_attention_on_every_shipped_card(card: str, stac
 
 def test_ranks_that_share_an_expert_gather_its_tokens(machine: Machine) -> None:
     """Dispatch over every second rank, then an all-gather and a reduce-scatter of two."""
-    mixture = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8192))
+    mixture = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8192, gated=True))
     job = job_with(DENSE, dp=8, ep=4, etp=2)
     times = layer_times(machine, job, mixture)
     assert isinstance(mixture.mlp, Experts)
@@ -139,12 +141,12 @@ def test_ranks_that_share_an_expert_gather_its_tokens(machine: Machine) -> None:
 
 def test_an_expert_is_as_wide_as_its_ranks_make_it(machine: Machine) -> None:
     """Half of the width and all tokens of two ranks: as many FLOP, and as many weights a rank."""
-    mixture = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8192))
+    mixture = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8192, gated=True))
     whole, split = (job_with(DENSE, dp=8, ep=ep, etp=etp) for ep, etp in ((8, 1), (4, 2)))
     one, two = (
         forward_s(layer_times(machine, job, mixture), "experts up") for job in (whole, split)
     )
     assert two == pytest.approx(one, rel=0.03)
-    odd = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8191))
+    odd = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8191, gated=True))
     with pytest.raises(InputError, match=r"ffn_hidden_size\(8191\) % etp\(2\) = 1 != 0"):
         step_time(machine, replace(job_with(DENSE, dp=8, etp=2), blocks=(odd,)))

@@ -13,7 +13,8 @@ from autopar.rates.card import load_card
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
-from autopar.run.job import Experts, Job, blocks_of, job_of_plan, stage_blocks
+from autopar.run.architecture import Experts
+from autopar.run.job import Job, blocks_of, job_of_plan, stage_blocks
 from autopar.run.model import ModelSpec, padded_vocab_size
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 
