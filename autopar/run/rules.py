@@ -202,9 +202,6 @@ CONTEXT = (
          lambda rings, cp, exchanged: cp % rings + (rings > 1) * (exchanged == 0),
          "rings of {rings} are of groups of cp({cp}) that exchange"),
 )  # fmt: skip
-LAID_STAGES = Rule("pipeline.stages", ("pp", "laid_stages"), lambda pp, laid: laid != pp,
-                   "pp({pp}) stages are laid out as {laid_stages}")  # fmt: skip
-"""A layout that is read says how many stages there are once more."""
 CHUNK_COUNTS = Rule("pipeline.chunks", ("chunk_counts",), lambda counts: counts != 1,
                     "the stages of a pipeline have different numbers of chunks")  # fmt: skip
 EVEN_LAYERS = Rule(
