@@ -20,14 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autopar.run.launch import Model
-
 from autopar.price.assessment import Target, assess
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import Record, replace
+from autopar.run.architecture import LayerGroup, Model
 from autopar.units import GIB
 from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
@@ -119,11 +118,13 @@ def _model(case: Case) -> Model:
     family, size = case.model
     model = flavour(family, size) if family else model_named(size)
     assert model is not None, case.model
-    if case.layers is not None:
-        model = replace(model, expert_layers=(True,) * case.layers)
+    layer, count = model.last, case.layers or model.num_layers
     if case.experts is not None:
-        assert model.experts is not None, case.model
-        model = replace(model, experts=replace(model.experts, number=case.experts))
+        assert layer.experts is not None, case.model
+        layer = replace(layer, mlp=replace(layer.experts, number=case.experts))
+    if case.layers or case.experts:
+        assert model.kinds == (model.last,), "layers that are alike can be any number"
+        model = replace(model, layers=(LayerGroup(count=count, layer=layer),), repeat=1)
     return model
 
 
@@ -169,7 +170,7 @@ def measure(case: Case) -> dict[str, Any]:
     }
     if solved.solutions:
         best = solved.solutions[0]
-        checked = assess(best.launch, target)
+        checked = assess(best.run, target)
         assert checked.step is not None
         assert best.assessment.step is not None
         assert solved.gap == 0.0

@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from autopar.run.launch import Launch
 
 from autopar.documents.json import write_json
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of
 from autopar.price.risk import kind_of
+from autopar.run.run import Run
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
 from benchmarks.memory_odds import Ratio
 from benchmarks.published_peaks import published_peaks
-from search.engines.megatron.read import ReadLaunch, read_launch
+from search.engines.megatron.read import ReadRun, read_run
 from search.engines.megatron.release import Release
 from tests.data.read import csv_path, read_csv
 
@@ -66,7 +66,7 @@ class Priced(NamedTuple):
     id: str
     config: str
     row: Mapping[str, str]
-    read: ReadLaunch
+    read: ReadRun
     account: Account
     inferred_world: bool
     measured_states_bytes: int
@@ -114,8 +114,8 @@ def price_row(row: Mapping[str, str]) -> Priced | Refused:
         return Refused(name, row, "arguments or measured bytes are missing")
     world = row.get("world_size") or ""
 
-    def priced(gpus: int) -> tuple[ReadLaunch, Account]:
-        read = read_launch(
+    def priced(gpus: int) -> tuple[ReadRun, Account]:
+        read = read_run(
             arguments,
             world_size=gpus,
             environment=variables,
@@ -127,7 +127,7 @@ def price_row(row: Mapping[str, str]) -> Priced | Refused:
             ),
             source=name.rsplit("/", 2)[-2] if "/" in name else name,
         )
-        return read, account_of(read.launch)
+        return read, account_of(read.run)
 
     try:
         if world.isdigit():
@@ -148,7 +148,7 @@ def price_row(row: Mapping[str, str]) -> Priced | Refused:
     )
 
 
-def _inferred(priced: Any, states_bytes: int) -> tuple[ReadLaunch, Account]:
+def _inferred(priced: Any, states_bytes: int) -> tuple[ReadRun, Account]:
     """Return the account with the number of GPUs that meets the states best."""
     found, problem = [], InputError("no number of GPUs is legal")
     gpus = 1
@@ -160,7 +160,7 @@ def _inferred(priced: Any, states_bytes: int) -> tuple[ReadLaunch, Account]:
         gpus *= 2
     if not found:
         raise problem
-    best: tuple[ReadLaunch, Account] = min(
+    best: tuple[ReadRun, Account] = min(
         found, key=lambda pair: abs(pair[1].states_bytes - states_bytes)
     )
     return best
@@ -170,42 +170,42 @@ def _inferred(priced: Any, states_bytes: int) -> tuple[ReadLaunch, Account]:
 # Classes and their errors.
 
 
-def _architecture(launch: Launch) -> str:
-    model = launch.model
+def _architecture(run: Run) -> str:
+    model = run.model
     if model.experts is not None:
         return "mla+moe" if model.attention.latent is not None else "moe"
     if model.attention.latent is not None:
         return "mla dense"
-    return "llama-like dense" if model.gated else "gpt dense"
+    return "llama-like dense" if model.last.gates == 2 else "gpt dense"
 
 
 def classes_of(entry: Priced) -> Iterator[str]:
     """Yield the classes of a row: all, its architecture, and what its launch turns on."""
-    launch = entry.read.launch
-    degrees, optimizer, software = launch.degrees, launch.optimizer, launch.software
+    run = entry.read.run
+    split, strategy, runtime = run.split, run.strategy, run.runtime
     yield "all"
-    yield _architecture(launch)
-    experts = launch.model.experts is not None
+    yield _architecture(run)
+    experts = run.model.experts is not None
     flags = {
-        "TP": degrees.tp > 1,
-        "PP": degrees.pp > 1,
-        "VPP": degrees.vpp > 1,
-        "CP": degrees.cp > 1,
-        "EP": degrees.ep > 1,
-        "ETP": experts and degrees.etp > 1,
-        "SP": degrees.scattered,
-        "MTP": launch.model.mtp > 0,
-        "fp16": launch.precision.kind == "fp16",
-        "fp8": launch.precision.fp8,
-        "FSDP": optimizer.sharding == "fsdp",
-        "distributed optimizer": optimizer.sharding == "distributed",
-        "several instances": optimizer.instances > 1,
-        "muon": optimizer.kind == "muon",
-        "activation offload": launch.offload.any,
-        "recomputation": launch.recompute.layers != "none" or bool(launch.recompute.modules),
-        "cross-entropy fusion": launch.loss_fusion != "none",
-        "local layers": software.local_layers,
-        "expandable segments": software.expandable_segments,
+        "TP": split.tp > 1,
+        "PP": strategy.pp > 1,
+        "VPP": strategy.vpp > 1,
+        "CP": split.cp > 1,
+        "EP": split.ep > 1,
+        "ETP": experts and split.etp > 1,
+        "SP": split.scattered,
+        "MTP": run.model.mtp > 0,
+        "fp16": runtime.precision.kind == "fp16",
+        "fp8": runtime.precision.fp8,
+        "FSDP": split.zero == 3,
+        "distributed optimizer": split.zero == 1,
+        "several instances": split.replicas > 1,
+        "muon": runtime.optimizer.kind == "muon",
+        "activation offload": run.offloads_activations,
+        "recomputation": strategy.recomputed.kind != "none",
+        "cross-entropy fusion": run.kernels.loss != "none",
+        "local layers": run.kernels.own_layers,
+        "expandable segments": runtime.allocator.expandable,
         "second run": entry.row.get("second_run") == "1",
         "world size inferred": entry.inferred_world,
     }
@@ -241,13 +241,13 @@ def ratios_of(entries: Iterable[Priced]) -> list[Ratio]:
     """
     return [
         Ratio(
-            kind=kind_of(entry.read.launch),
+            kind=kind_of(entry.read.run),
             config=entry.config,
             classes=frozenset(classes_of(entry)) - {"all"},
             ratio=entry.measured_peak_bytes / entry.account.peak_bytes,
         )
         for entry in entries
-        if not entry.read.launch.offload.any
+        if not entry.read.run.offloads_activations
     ]
 
 
@@ -341,7 +341,7 @@ def _document(entries: Sequence[Priced | Refused]) -> dict[str, Any]:
         else:
             found["predicted_states_bytes"] = entry.account.states_bytes
             found["predicted_peak_bytes"] = entry.account.peak_bytes
-            ends = intervals.get(kind_of(entry.read.launch), intervals["pooled"])
+            ends = intervals.get(kind_of(entry.read.run), intervals["pooled"])
             found["interval_peak_bytes"] = [round(entry.account.peak_bytes * end) for end in ends]
         rows.append(found)
     return {"rows": rows}

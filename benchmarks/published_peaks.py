@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from autopar.run.launch import Launch
 
 from autopar.documents.json import write_json
 from autopar.price.account import Account, account_of
 from autopar.price.risk import CONTEXT_BYTES, odds_of_more, reserved_interval
+from autopar.run.run import Run
 from autopar.units import GIB, MIB
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
-from search.engines.megatron.read import read_launch
+from search.engines.megatron.read import read_run
 from search.engines.megatron.release import Release
 from tests.data.read import read_csv
 
@@ -61,7 +61,7 @@ class Compared(NamedTuple):
     stage: int
     what: Literal["allocated", "counted"]
     """Measured by torch's allocator, or counted by the authors."""
-    launch: Launch
+    run: Run
     account: Account
     published_bytes: float
     ours_bytes: float
@@ -204,14 +204,14 @@ def _measured() -> Iterator[Compared]:
         if row["recompute"]:
             arguments["--recompute-granularity"] = "selective"
             arguments["--recompute-modules"] = row["recompute"].split()
-        launch = read_launch(
+        run = read_run(
             arguments,
             world_size=gpus,
             gpu=row["gpu"],
             release=Release() if bridge else _TRAINER,
             source=row["model"],
-        ).launch
-        account = account_of(launch, stage)
+        ).run
+        account = account_of(run, stage)
         degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
         split = " ".join(f"{key} {value}" for key, value in degrees.items() if value > 1)
         length = f", {int(row['seq']) // 1024}k tokens" if cp > 1 else ""
@@ -222,7 +222,7 @@ def _measured() -> Iterator[Compared]:
             name=f"{row['model']}, {layers} layers, {split}{length}{again}",
             stage=stage,
             what="allocated",
-            launch=launch,
+            run=run,
             account=account,
             published_bytes=float(row["allocated_mib"]) * MIB,
             ours_bytes=account.peak_bytes,
@@ -264,17 +264,17 @@ def _korthikanti() -> Iterator[Compared]:
         if row["recompute"] == "selective":
             arguments["--recompute-granularity"] = "selective"
             arguments["--recompute-modules"] = ["core_attn"]
-        launch = read_launch(
+        run = read_run(
             arguments, world_size=int(row["num_gpus"]), gpu="A100", source=row["model"]
-        ).launch
-        account = account_of(launch, 0)
+        ).run
+        account = account_of(run, 0)
         parts = (*_STATES, "saved activations")
         yield Compared(
             source="Korthikanti et al., figure 1",
             name=f"{row['model']}, recompute {row['recompute']}",
             stage=0,
             what="counted",
-            launch=launch,
+            run=run,
             account=account,
             published_bytes=sum(map(float, found.groups())) * GIB,
             ours_bytes=sum(term.num_bytes for term in account.peak if term.name in parts),
@@ -334,13 +334,11 @@ def reserve_odds(rows: Sequence[Compared]) -> tuple[float, list[odds.Reliable]]:
         if row.reserved_bytes is None:
             continue
         most = row.reserved_bytes[1]
-        low, high = reserved_interval(row.launch, row.ours_bytes)
+        low, high = reserved_interval(row.run, row.ours_bytes)
         inside.append(low <= most <= high)
         for ratio in np.geomspace(0.9, 1.2, 121):
             left = ratio * row.ours_bytes
-            pairs.append(
-                (odds_of_more(row.launch, row.ours_bytes, left + CONTEXT_BYTES), most > left)
-            )
+            pairs.append((odds_of_more(row.run, row.ours_bytes, left + CONTEXT_BYTES), most > left))
     return float(np.mean(inside)), list(odds.binned(pairs))
 
 
@@ -353,7 +351,7 @@ def errors_by_source(rows: Sequence[Compared]) -> dict[str, dict[str, float]]:
     groups: dict[str, list[Compared]] = {}
     for row in rows:
         groups.setdefault(row.source, []).append(row)
-        pp = row.launch.degrees.pp
+        pp = row.run.strategy.pp
         if row.what == "allocated" and pp > 1:
             place = "last" if row.stage == pp - 1 else "first"
             groups.setdefault(f"{row.source}, {place} of several stages", []).append(row)
@@ -388,7 +386,7 @@ def peaks_table(rows: Sequence[Compared]) -> str:
             ends = [f"{size / row.published_bytes:.3f}" for size in row.reserved_bytes]
             ratios = " to ".join(dict.fromkeys(ends))
         lines.append(
-            f"| {row.name} | {row.stage} of {row.launch.degrees.pp} "
+            f"| {row.name} | {row.stage} of {row.run.strategy.pp} "
             f"| {row.published_bytes / GIB:.2f} | {row.ours_bytes / GIB:.2f} "
             f"| {100 * row.error:+.2f} % | {ratios} |"
         )

@@ -16,16 +16,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from autopar.run.launch import chunks_of_sizes
-
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.price.assessment import Assessment, Target, assess
-from autopar.price.profile import launch_model
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
+from autopar.run.of_plan import uniform_model
+from autopar.run.strategy import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
 from search.engines.choice import MODULES, Choice, Fixed
@@ -142,7 +141,7 @@ def _prices(model: str, card: str, world: int, seq: int, batch: int) -> Prices:
     )
     job = Job(
         name=model,
-        model=launch_model(load_spec(model)),
+        model=uniform_model(load_spec(model)),
         seq=seq,
         global_batches=(batch,),
         world=world,
@@ -154,8 +153,7 @@ def _prices(model: str, card: str, world: int, seq: int, batch: int) -> Prices:
 def priced(one: Published) -> Assessment:
     """Return the price of a published launch by its first stage; raises InputError."""
     prices = _prices(one.model, one.card, one.world, one.seq, one.choice.global_batch)
-    launch = prices.launch(one.choice)
-    return assess(launch, prices.target, (0,))
+    return assess(prices.run(one.choice), prices.target, (0,))
 
 
 def ours(one: Published) -> tuple[Solution | None, float]:
@@ -203,8 +201,7 @@ def five_priced() -> dict[str, tuple[float, float]]:
     peak = prices.target.machine.card.flop_per_s["bf16"] / 1e12
     found = {}
     for name, (choice, measured) in FIVE.items():
-        launch = prices.launch(choice)
-        one = assess(launch, prices.target, (0,))
+        one = assess(prices.run(choice), prices.target, (0,))
         found[name] = (measured, (one.mfu or 0.0) * peak)
     return found
 

@@ -19,7 +19,7 @@ from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.units import format_bytes, format_seconds
 from search.check.neighbours import neighbours_of
-from search.engines.megatron.read import read_launch
+from search.engines.megatron.read import read_run
 
 __all__ = ["RECIPES", "Recipe", "main", "target"]
 
@@ -220,8 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     place = target()
     for recipe in RECIPES:
-        launch = read_launch(recipe.arguments, world_size=recipe.num_gpus).launch
-        found = assess(launch, place)
+        run = read_run(recipe.arguments, world_size=recipe.num_gpus).run
+        found = assess(run, place)
         assert found.step is not None, found.untimed
         off = found.step.total_s / recipe.measured_s - 1.0
         print(f"{recipe.name}, {recipe.num_gpus} H100 ({recipe.source})")

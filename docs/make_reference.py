@@ -286,9 +286,8 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
 
     tables = {
         "Any engine": (
-            *general.DEGREES, *general.BATCH, general.EVEN_LAYERS, *general.LAUNCH,
-            *general.PRECISION, *general.OPTIMIZER, *general.JOB, *general.BLOCK,
-            *obstacle.GENERAL, *choice.TRAINING,
+            *general.DEGREES, *general.BATCH, general.EVEN_LAYERS, *general.RUN,
+            *general.PRECISION, *general.JOB, *general.BLOCK, *obstacle.GENERAL, *choice.TRAINING,
         ),
         "Per-layer plans": (
             *general.LAYER, *general.LAYER_BATCH, *general.VOCABULARY_GRID, *general.ENDS,

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from autopar.price.assessment import Target
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
 from benchmarks.ledger import read_runs
-from search.check.assessment import Target
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
 from tests.step_cases import card_named, stack_named

@@ -17,7 +17,7 @@ from autopar.run.architecture import (
     decoder_layers,
 )
 from autopar.run.run import Run, legal
-from autopar.run.runtime import Runtime
+from autopar.run.runtime import ExpertKernels, Kernels, Runtime, States
 from autopar.run.strategy import (
     Chunk,
     Split,
@@ -28,7 +28,16 @@ from autopar.run.strategy import (
     with_wide_ends,
 )
 
-__all__ = ["attention_of", "decoder", "of_layers", "run_of", "runtime_with"]
+__all__ = [
+    "attention_of",
+    "decoder",
+    "llama",
+    "of_layers",
+    "run_of",
+    "runtime_with",
+    "told",
+    "torch_run",
+]
 
 
 def decoder(
@@ -112,6 +121,12 @@ def attention_of(
     )
 
 
+def llama(**more: Any) -> Model:
+    """Return a decoder as those of Llama: what is not said is theirs, sizes but for `decoder`'s."""
+    usual = {"gated": True, "biases": False, "tied": False, "norm": "rms", "positions": "rotary"}
+    return decoder(**{**usual, "dropout": 0.0, "attention_dropout": 0.0, **more})
+
+
 def runtime_with(engine: str = "megatron", **records: Any) -> Runtime:
     """Return what an engine is told; records : fields of `Runtime`, such as `precision`."""
     return Runtime(engine=engine, **records)
@@ -182,6 +197,37 @@ def run_of(
             **{"seq_length": 1024, "gpu": "H100", **runs},
         )
     )
+
+
+def torch_run(model: Model, keeper: str = "torchtitan", **more: Any) -> Run:
+    """Return a legal run of layers of torch, with ZeRO-3 and one micro-batch a reduction.
+
+    keeper : of the states. more : fields of `Kernels` and `States`, and what `run_of` takes.
+    """
+    kernels, states = (
+        {name: more.pop(name) for name in record.__struct_fields__ if name in more}
+        for record in (Kernels, States)
+    )
+    mixture = ExpertKernels(dispatcher="alltoall", grouped=True)
+    runtime = Runtime(
+        engine=more.pop("engine", keeper),
+        kernels=Kernels(**{"module": "torchtitan", "loss": "whole", **kernels}),
+        states=States(**{"keeper": keeper, "each_micro_batch": True, **states}),
+        experts=ExpertKernels() if model.experts is None else mixture,
+    )
+    return run_of(model, **{"zero": 3, "runtime": runtime, **more})
+
+
+def told(run: Run, **records: Any) -> Run:
+    """Return a run whose engine is told otherwise.
+
+    records : fields of `Runtime`; of a record in it a dictionary of what changes is enough.
+    """
+    own = {
+        name: replace(getattr(run.runtime, name), **one) if isinstance(one, dict) else one
+        for name, one in records.items()
+    }
+    return replace(run, runtime=replace(run.runtime, **own))
 
 
 def of_layers(model: Model, **changes: Any) -> Model:

@@ -318,8 +318,11 @@ def wide_ends(strategy: Strategy) -> tuple[int, int]:
     if all(low for low, _ in groups):
         return 0, 0
     low = [one for one, count in groups for _ in range(count)]
+    if not any(low):
+        # engines refuse more layers at an end than a stage has
+        return (len(low) + 1) // 2, len(low) // 2
     first = len([*takewhile(lambda one: not one, low)])
-    last = len([*takewhile(lambda one: not one, reversed(low))]) if any(low) else 0
+    last = len([*takewhile(lambda one: not one, reversed(low))])
     if low != [False] * first + [True] * (len(low) - first - last) + [False] * last:
         raise InputError("layers in 16 bits are at the ends of a model alone")
     return first, last

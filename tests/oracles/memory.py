@@ -1,7 +1,7 @@
-"""The memory of a launch, written a second time: sums over layers, a pipeline played move by move.
+"""The memory of a run, written a second time: sums over layers, a pipeline played move by move.
 
 Without it `autopar.price` would be compared with itself. It is written from the formulas of
-docs/memory.md and shares nothing with the product but the record of a launch. The allocator here
+docs/memory.md and shares nothing with the product but the record of a run. The allocator here
 keeps a plain list of holes, and the pipeline a list of what is live. Muon, Megatron-FSDP and 8-bit
 weights are not here.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from autopar.records import replace
-from autopar.run.launch import Launch
+from autopar.run.architecture import Layer
+from autopar.run.run import Run
+from autopar.run.strategy import Chunk
 
 __all__ = ["peak_bytes", "states_bytes"]
 
@@ -32,31 +33,36 @@ class _Sizes(NamedTuple):
     vocab: int
 
 
-def _sizes(launch: Launch) -> _Sizes:
-    degrees, model = launch.degrees, launch.model
-    tokens = launch.micro_batch * launch.seq // degrees.cp
-    unit = model.vocab_divisor * degrees.tp
+def _sizes(run: Run) -> _Sizes:
+    split, model = run.split, run.model
+    tokens = run.strategy.micro_batch * run.seq_length // split.cp
+    unit = model.vocab_divisor * split.tp
     return _Sizes(
-        t=degrees.tp,
-        p=degrees.pp,
-        v=len(degrees.chunks[0]),
+        t=split.tp,
+        p=len(run.strategy.stages),
+        v=len(run.strategy.stages[0]),
         h=model.hidden,
-        e=4 if launch.precision.kind == "fp32" else 2,
+        e=4 if run.runtime.precision.kind == "fp32" else 2,
         tokens=tokens,
-        scattered=tokens // degrees.tp if degrees.sequence_parallel else tokens,
+        scattered=tokens // split.tp if split.sequence_parallel else tokens,
         vocab=(model.vocab + unit - 1) // unit * unit,
     )
+
+
+def _modules(run: Run) -> frozenset[str]:
+    """Return what layers recompute that are not recomputed as a whole, MTP layers among them."""
+    found = [split.recompute for split in run.strategy.each_layer if split.recompute != "full"]
+    return frozenset().union(*found)
 
 
 # --------------------------------------------------------------------------------------------------
 # Weights: a list of (elements, of experts, shape of a product, has 8-bit copies, tied).
 
 
-def _layer(launch: Launch, s: _Sizes, experts: bool) -> list[tuple]:
-    model = launch.model
-    a, x = model.attention, model.experts
-    q = 2 if model.norm == "layer" else 1
-    gates = 2 if model.gated else 1
+def _layer(run: Run, s: _Sizes, layer: Layer) -> list[tuple]:
+    a, x = layer.attention, layer.experts
+    q = 2 if layer.norm == "layer" else 1
+    gates = 2 if layer.mlp.gated else 1
     found: list[tuple] = []
 
     def matrix(rows: int, columns: int, bias: int, *, expert: bool = False, number: int = 1):
@@ -68,13 +74,12 @@ def _layer(launch: Launch, s: _Sizes, experts: bool) -> list[tuple]:
         if size:
             found.extend([(size, False, None, False, False)] * number)
 
-    value = a.latent.value_width if a.latent else a.width
-    matrix(s.h, a.heads * value // s.t, s.h if model.biases else 0)
+    matrix(s.h, a.heads * a.value_width // s.t, s.h if layer.biases else 0)
     vector(s.h, q)
     if a.latent is None:
-        rows = (a.heads + 2 * a.groups) * a.width // s.t
-        matrix(rows, s.h, rows if model.qkv_biases else 0)
-        if a.head_norms:
+        rows = (a.heads + 2 * a.kv_heads) * a.width // s.t
+        matrix(rows, s.h, rows if a.qkv_biases else 0)
+        if a.head_norms != "none":
             vector(a.width, 2 * q)
     else:
         query = a.heads * (a.latent.key_width + a.latent.rotary_width) // s.t
@@ -83,36 +88,35 @@ def _layer(launch: Launch, s: _Sizes, experts: bool) -> list[tuple]:
         else:
             matrix(a.latent.query_rank, s.h, 0)
             matrix(query, a.latent.query_rank, 0)
-        matrix(a.latent.key_value_rank + a.latent.rotary_width, s.h, 0)
-        rows = a.heads * (a.latent.key_width + a.latent.value_width) // s.t
-        matrix(rows, a.latent.key_value_rank, 0)
-        if a.head_norms:
+        matrix(a.latent.kv_rank + a.latent.rotary_width, s.h, 0)
+        rows = a.heads * (a.latent.key_width + a.value_width) // s.t
+        matrix(rows, a.latent.kv_rank, 0)
+        if a.head_norms != "none":
             vector(a.latent.query_rank or 0, q)
-            vector(a.latent.key_value_rank, q)
+            vector(a.latent.kv_rank, q)
     vector(s.h, q)
 
     def mlp(width: int, ranks: int, *, expert: bool = False, number: int = 1) -> None:
         rows = gates * (width // ranks) if expert else gates * width // ranks
-        matrix(rows, s.h, rows if model.biases else 0, expert=expert, number=number)
-        bias = s.h if model.biases else 0
+        matrix(rows, s.h, rows if layer.biases else 0, expert=expert, number=number)
+        bias = s.h if layer.biases else 0
         matrix(s.h, width // ranks, bias, expert=expert, number=number)
 
-    if experts:
-        assert x is not None
+    if x is not None:
         found.append((x.number * s.h, False, None, False, False))
-        local = x.number // launch.degrees.ep
-        mlp(x.ffn, launch.degrees.etp, expert=True, number=local)
-        if x.shared_ffn:
-            mlp(x.shared_ffn, s.t)
+        local = x.number // run.split.ep
+        mlp(x.width, run.split.etp, expert=True, number=local)
+        if x.shared_width:
+            mlp(x.shared_width, s.t)
     else:
-        mlp(model.ffn, s.t)
+        mlp(layer.mlp.width, s.t)
     return found
 
 
-def _chunk(launch: Launch, s: _Sizes, chunk: tuple) -> list[tuple]:
+def _chunk(run: Run, s: _Sizes, chunk: Chunk) -> list[tuple]:
     embeds, layers, mtp, head = chunk
-    model = launch.model
-    q = 2 if model.norm == "layer" else 1
+    model = run.model
+    q = 2 if model.last.norm == "layer" else 1
     words = s.vocab // s.t * s.h
     shape = (s.vocab // s.t, s.h)
     found: list[tuple] = []
@@ -124,13 +128,13 @@ def _chunk(launch: Launch, s: _Sizes, chunk: tuple) -> list[tuple]:
     if embeds and model.positions == "learned":
         found.append((model.max_positions * s.h, False, None, False, False))
     for layer in layers:
-        found += _layer(launch, s, model.expert_layers[layer])
+        found += _layer(run, s, model.each_layer[layer])
     if head:
         found += [(s.h, False, None, False, False)] * q
-    for _ in range(1 if model.mtp_repeated and mtp else mtp):
+    for _ in range(1 if model.mtp_shared and mtp else mtp):
         found += [(s.h, False, None, False, False)] * (2 * q)
         found.append((s.h // s.t * 2 * s.h, False, (s.h // s.t, 2 * s.h), True, False))
-        found += _layer(launch, s, model.expert_layers[-1])
+        found += _layer(run, s, model.last)
         found += [(s.h, False, None, False, False)] * q
     if head and not (embeds and model.tied):
         found.append((words, False, shape, False, two_copies))
@@ -180,24 +184,25 @@ def _come_and_go(size: int, expandable: bool, hole: int = 0) -> int:
 # After a step.
 
 
-def _buffers(launch: Launch, s: _Sizes, weights: list[tuple]) -> list[tuple]:
+def _buffers(run: Run, s: _Sizes, weights: list[tuple]) -> list[tuple]:
     """Return (expert, elements, replicas, spans, weights with 8-bit copies) of a chunk."""
-    degrees, optimizer = launch.degrees, launch.optimizer
+    split = run.split
     found = []
     for expert in (False, True):
         group = [weight for weight in weights if weight[1] == expert]
         if not group:
             continue
         eighth = sum(weight[0] for weight in group if weight[3])
-        if optimizer.sharding == "none":
+        if not split.zero:
             sizes = [weight[0] for weight in group]
             found.append((expert, sum(sizes), 1, sizes, eighth))
             continue
-        ranks = launch.degrees.world // s.p
-        ranks //= degrees.etp * degrees.ep if expert else s.t
-        parts = max(1, ranks // optimizer.instances)
+        ranks = run.strategy.gpus // s.p
+        ranks //= split.etp * split.ep if expert else s.t
+        parts = max(1, ranks // split.replicas)
         unit = parts * 128 // math.gcd(parts, 128)
-        most = max(40_000_000, 1_000_000 * ranks) if optimizer.overlap_gradients else math.inf
+        overlaps = run.runtime.overlap.gradients
+        most = max(40_000_000, 1_000_000 * ranks) if overlaps else math.inf
         buckets: list[list[int]] = [[]]
         for weight in group[::-1]:
             # a bucket is a list of weights; tied ones are alone
@@ -226,26 +231,25 @@ def _buffers(launch: Launch, s: _Sizes, weights: list[tuple]) -> list[tuple]:
     return found
 
 
-def _states(launch: Launch, s: _Sizes, chunks: list[list[tuple]]) -> tuple[int, int]:
+def _states(run: Run, s: _Sizes, chunks: list[list[tuple]]) -> tuple[int, int]:
     """Return the bytes of states after a step, and of them what fp16 has only then."""
-    kind = launch.precision.kind
-    gradient = (
-        4 if kind == "fp32" or (kind == "bf16" and not launch.precision.gradients_bf16) else 2
-    )
-    buffers = [buffer for chunk in chunks for buffer in _buffers(launch, s, chunk)]
-    blocks = _Blocks(launch.software.expandable_segments)
+    precision = run.runtime.precision
+    kind = precision.kind
+    gradient = 4 if kind == "fp32" or (kind == "bf16" and not precision.gradients_bf16) else 2
+    buffers = [buffer for chunk in chunks for buffer in _buffers(run, s, chunk)]
+    blocks = _Blocks(run.runtime.allocator.expandable)
     total = only_then = 0
-    if launch.optimizer.sharding == "none":
+    if not run.split.zero:
         for weight in (weight for chunk in chunks for weight in chunk):
             blocks.take(weight[0] * s.e)
     for _, elements, parts, _, eighth in buffers:
-        if launch.optimizer.sharding != "none":
+        if run.split.zero:
             blocks.take(elements * s.e)
         blocks.take(elements * gradient)
         own = elements // parts
         total += elements * (s.e + gradient) + own * (12 if s.e == 2 else 8)
-        if launch.precision.fp8:
-            one = launch.software.gpu == "GB200" and launch.precision.fp8_recipe != "mxfp8"
+        if precision.fp8:
+            one = run.gpu == "GB200" and precision.fp8_recipe != "mxfp8"
             total += eighth if one else 2 * eighth
         if kind == "fp16":
             only_then += 4 * own
@@ -262,103 +266,105 @@ def _states(launch: Launch, s: _Sizes, chunks: list[list[tuple]]) -> tuple[int, 
     return total + only_then + blocks.extra, only_then
 
 
-def _kept(launch: Launch, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> tuple[int, int]:
+def _kept(run: Run, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> tuple[int, int]:
     """Return workspaces and kept buffers, and of them the inputs of a pipeline."""
-    software, model, degrees = launch.software, launch.model, launch.degrees
+    kernels, model, split = run.kernels, run.model, run.split
+    experts = run.runtime.experts
     x = model.experts
     total = 0
-    if software.cublas_config == ":4096:8":
+    if run.runtime.allocator.cublas == ":4096:8":
         total += 2 * 32 * MIB
     else:
-        total += 2 * (32 * MIB if software.gpu == "H100" else 8 * MIB + MIB // 8)
-    one = (4 if software.gpu == "A100" else 32) * MIB
-    if software.local_layers:
-        total += one if x is not None and software.expert_workspace else 0
+        total += 2 * (32 * MIB if run.gpu == "H100" else 8 * MIB + MIB // 8)
+    one = (4 if run.gpu == "A100" else 32) * MIB
+    own_layers = kernels.module == "megatron"
+    if own_layers:
+        total += one if x is not None and kernels.quirks.expert_workspace else 0
     else:
-        number = 1 + (software.grouped_workspaces if x is not None and x.grouped else 0)
-        total += one * (number + (2 if launch.tensor_overlap else 0))
-    if launch.tensor_overlap:
+        grouped = x is not None and experts.grouped
+        number = 1 + (kernels.quirks.grouped_workspaces if grouped else 0)
+        total += one * (number + (2 if run.runtime.overlap.tensor else 0))
+    if run.runtime.overlap.tensor:
         total += 12 * s.tokens * s.h * s.e
     pipeline = 2 * s.v * s.scattered * s.h * s.e if s.p > 1 else 0
     gathered = [0]
-    here = degrees.chunks[stage]
-    gathers = software.local_layers or any(chunk[3] for chunk in here)
-    if degrees.sequence_parallel and s.t > 1 and gathers:
+    here = run.strategy.stages[stage]
+    gathers = own_layers or any(chunk.head for chunk in here)
+    if split.sequence_parallel and s.t > 1 and gathers:
         gathered.append(s.tokens * s.h)
-    kinds = [model.expert_layers[layer] for chunk in here for layer in chunk[1]]
-    kinds += [model.expert_layers[-1] for chunk in here if chunk[2]]
-    all_to_all = x is None or x.dispatcher != "allgather" or True not in kinds
-    if not all_to_all and degrees.ep * degrees.etp > 1:
-        gathered.append(s.scattered * degrees.ep * degrees.etp * s.h)
-    if software.attention == "local":
-        length = launch.seq // degrees.cp
-        gathered.append(launch.micro_batch * (model.attention.heads // s.t) * length * length)
+    layers = [model.each_layer[layer] for chunk in here for layer in chunk.layers]
+    layers += [model.last for chunk in here for _ in range(chunk.mtp)]
+    mixtures = sum(layer.experts is not None for layer in layers)
+    ranks = split.ep * split.etp if experts.dispatcher == "allgather" else 1
+    if mixtures and ranks > 1:
+        gathered.append(s.scattered * ranks * s.h)
+    if kernels.attention == "local":
+        length = run.seq_length // split.cp
+        heads = model.attention.heads // s.t
+        gathered.append(run.strategy.micro_batch * heads * length * length)
     total += max(gathered) * s.e
-    layers = [layer for chunk in degrees.chunks[stage] for layer in chunk[1]]
-    mtp = sum(chunk[2] for chunk in degrees.chunks[stage])
     latent = model.attention.latent
     if latent is not None:
-        total += (len(layers) + mtp) * 4 * latent.rotary_width * (launch.seq + 4096)
+        total += len(layers) * 4 * latent.rotary_width * (run.seq_length + 4096)
     elif model.positions == "rotary":
-        width = int(model.attention.width * model.rotary_share)
-        total += 4 * (launch.seq // degrees.cp) * width
+        width = int(model.attention.width * model.attention.rotary_share)
+        total += 4 * (run.seq_length // split.cp) * width
     if x is not None:
-        number = sum(model.expert_layers[layer] for layer in layers)
-        number += mtp * model.expert_layers[-1]
-        ranks = degrees.ep * degrees.etp if x.dispatcher == "allgather" else 1
         each = s.scattered * ranks * (x.number + 8)
-        if x.fused_permutation:
+        if experts.fused_permutation:
             each += s.scattered * (12 * x.number + 4)
-        total += number * each
-    if software.fused_accumulation and software.kept_dummies:
+        total += mixtures * each
+    if kernels.fused_accumulation and kernels.quirks.kept_dummies:
         shapes = {weight[2] for chunk in chunks for weight in chunk if weight[2]}
         total += s.e * sum(a * b for a, b in shapes)
     return total + pipeline, pipeline
 
 
-def states_bytes(launch: Launch, stage: int) -> int:
+def states_bytes(run: Run, stage: int) -> int:
     """Return what a rank of a stage has allocated after a step."""
-    s = _sizes(launch)
-    chunks = [_chunk(launch, s, chunk) for chunk in launch.degrees.chunks[stage]]
-    return _states(launch, s, chunks)[0] + _kept(launch, s, stage, chunks)[0]
+    s = _sizes(run)
+    chunks = [_chunk(run, s, chunk) for chunk in run.strategy.stages[stage]]
+    return _states(run, s, chunks)[0] + _kept(run, s, stage, chunks)[0]
 
 
 # --------------------------------------------------------------------------------------------------
 # At the peak.
 
 
-def _attention(launch: Launch, s: _Sizes) -> list[int]:
-    model, again = launch.model, launch.recompute.modules
-    a = model.attention
+def _scores(run: Run, s: _Sizes) -> int:
+    heads, length = run.model.attention.heads // s.t, run.seq_length
+    return run.strategy.micro_batch * heads * (length // run.split.cp) * length
+
+
+def _attention(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> list[int]:
+    a, split, kernel = layer.attention, run.split, run.kernels.attention
     heads = a.heads // s.t
-    thin = 1 if launch.precision.fp8 else s.e
+    norms = a.head_norms != "none"
+    thin = 1 if run.runtime.precision.fp8 else s.e
     tokens = s.tokens
     if a.latent is None:
-        sizes = [tokens * a.width * (a.heads + 2 * a.groups) // s.t * s.e]
-        if launch.software.attention == "flash" and not a.head_norms and launch.degrees.cp == 1:
-            each = tokens * a.width * a.groups // s.t * s.e
+        sizes = [tokens * a.width * (a.heads + 2 * a.kv_heads) // s.t * s.e]
+        if kernel == "flash" and not norms and split.cp == 1:
+            each = tokens * a.width * a.kv_heads // s.t * s.e
             sizes = [tokens * a.width * heads * s.e, each, each]
-        if a.head_norms:
-            groups = tokens * a.width * a.groups // s.t * s.e
+        if norms:
+            groups = tokens * a.width * a.kv_heads // s.t * s.e
             sizes += [tokens * a.width * heads * s.e, groups, groups]
-            each = 8 if model.norm == "layer" else 4
-            sizes.append(tokens * (a.heads + a.groups) // s.t * each)
-        value = a.width
+            each = 8 if layer.norm == "layer" else 4
+            sizes.append(tokens * (a.heads + a.kv_heads) // s.t * each)
     else:
-        r, k = a.latent.query_rank or 0, a.latent.key_value_rank
+        r, k = a.latent.query_rank or 0, a.latent.kv_rank
         width = a.latent.key_width + a.latent.rotary_width
-        value = a.latent.value_width
         sizes = [tokens * r * s.e, tokens * (k + a.latent.rotary_width) * s.e]
-        if a.head_norms:
+        if norms:
             sizes.append(tokens * (r + k) * thin)
         if "mla_up_proj" not in again:
-            sizes += [tokens * heads * w * s.e for w in (width, width, value)]
-    if model.positions == "rotary" and not model.fused_rotary:
-        width = a.latent.rotary_width if a.latent else int(a.width * model.rotary_share)
-        sizes.append(4 * (launch.seq // launch.degrees.cp) * width * s.e)
-    out = tokens * heads * value
-    scores = launch.micro_batch * heads * (launch.seq // launch.degrees.cp) * launch.seq
-    kernel = launch.software.attention
+            sizes += [tokens * heads * w * s.e for w in (width, width, a.value_width)]
+    if run.model.positions == "rotary" and not run.kernels.fused_rotary:
+        width = a.latent.rotary_width if a.latent else int(a.width * a.rotary_share)
+        sizes.append(4 * (run.seq_length // split.cp) * width * s.e)
+    out = tokens * heads * a.value_width
+    scores = _scores(run, s)
     if "core_attn" in again:
         sizes.append(out * s.e)
     elif kernel in ("unfused", "local"):
@@ -367,222 +373,208 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
             sizes += [scores * s.e, scores]
     else:
         sizes.append(out * s.e)
-        split = launch.degrees.heads_exchanged or launch.degrees.keys_gathered
-        if kernel == "flash" or launch.precision.fp8 or split:
+        if kernel == "flash" or run.runtime.precision.fp8 or split.cp_kind != "ring":
             sizes.append(out * thin)
         sizes.append(tokens * heads * 4)
     return sizes
 
 
-def _behind(launch: Launch, s: _Sizes, experts: bool) -> tuple[list[int], int]:
+def _routed(run: Run, s: _Sizes) -> int:
+    """Return the tokens of the busiest rank of experts."""
+    x, split = run.model.experts, run.split
+    skew = 1.1 if x.number == split.ep else 1.025
+    if run.steps is None or run.steps >= 1000:
+        skew = 1.17
+    given = run.runtime.experts.skew
+    skew = 1.0 if split.ep == 1 else skew if given is None else given
+    return math.ceil(s.scattered * split.etp * x.per_token * skew)
+
+
+def _behind(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> tuple[list[int], int]:
     """Return what a layer saves from its second norm on, and the output of its first product."""
-    model, again, degrees = launch.model, launch.recompute.modules, launch.degrees
-    thin = 1 if launch.precision.fp8 else s.e
-    gates = 2 if model.gated else 1
+    split, x, fp8 = run.split, layer.experts, run.runtime.precision.fp8
+    kernels, told = run.kernels, run.runtime.experts
+    thin = 1 if fp8 else s.e
+    gates = 2 if layer.mlp.gated else 1
     whole = s.scattered * s.h
     sizes = [whole * s.e]
     if "layernorm" not in again:
-        sizes.append(whole * (s.e if experts else thin))
+        sizes.append(whole * (s.e if x else thin))
     first = 0
 
     def mlp(width: int) -> list[int]:
         inner = s.tokens * (width // s.t)
         found = [gates * inner * s.e, inner * thin]
-        return [*found, inner * s.e] if model.gated and not model.fused_gate else found
+        return [*found, inner * s.e] if gates == 2 and not kernels.fused_gate else found
 
-    if not experts:
+    if x is None:
         if "mlp" not in again:
-            dense = mlp(model.ffn)
+            dense = mlp(layer.mlp.width)
             first = dense[0]
             sizes += dense
     elif "moe" not in again:
-        x = model.experts
-        assert x is not None
-        skew = 1.1 if x.number == degrees.ep else 1.025
-        if launch.steps is None or launch.steps >= 1000:
-            skew = 1.17
-        skew = 1.0 if degrees.ep == 1 else skew if x.skew is None else x.skew
-        routed = math.ceil(s.scattered * degrees.etp * x.per_token * skew)
-        inner = routed * (x.ffn // degrees.etp)
+        routed = _routed(run, s)
+        inner = routed * (x.width // split.etp)
         # grouped products of 8 bits keep two copies
-        copies = (2 if x.grouped else 1) if launch.precision.fp8 else s.e
+        copies = (2 if told.grouped else 1) if fp8 else s.e
         first = gates * inner * s.e
         sizes += [routed * s.h * copies, first]
-        if x.dispatcher == "allgather" and degrees.etp > 1 and launch.software.regathered_experts:
+        regathers = kernels.quirks.regathered_experts
+        if told.dispatcher == "allgather" and split.etp > 1 and regathers:
             sizes.append(routed * s.h * s.e)
         if "moe_act" not in again:
             sizes.append(inner * copies)
-            if x.grouped and launch.software.saved_expert_output:
+            compiled = told.grouped and kernels.quirks.compiled_experts
+            if told.grouped and kernels.quirks.saved_expert_output:
                 sizes.append(routed * s.h * s.e)
-            elif not (x.fused_weighting or (x.grouped and launch.software.compiled_experts)):
+            elif not (told.fused_weighting or compiled):
                 sizes.append(inner * s.e)
         sizes.append(s.scattered * x.number * 9)
-        if x.shared_ffn and "shared_experts" not in again:
-            sizes += mlp(x.shared_ffn)
-    if model.hidden_dropout:
+        if x.shared_width and "shared_experts" not in again:
+            sizes += mlp(x.shared_width)
+    if run.model.dropout:
         sizes.append(whole)
     sizes.append(16 * s.tokens)
     return sizes, first
 
 
-def _layer_saved(launch: Launch, s: _Sizes, experts: bool) -> list[int]:
+def _layer_saved(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> list[int]:
     whole = s.scattered * s.h
     sizes = [whole * s.e]
-    if "layernorm" not in launch.recompute.modules:
-        sizes.append(whole if launch.precision.fp8 else whole * s.e)
-    sizes += _attention(launch, s)
-    if launch.model.hidden_dropout:
+    if "layernorm" not in again:
+        sizes.append(whole if run.runtime.precision.fp8 else whole * s.e)
+    sizes += _attention(run, s, layer, again)
+    if run.model.dropout:
         sizes.append(whole)
-    return sizes + _behind(launch, s, experts)[0]
+    return sizes + _behind(run, s, layer, again)[0]
 
 
-def _saved(launch: Launch, s: _Sizes, chunk: tuple) -> list[int]:
-    embeds, layers, mtp, head = chunk
-    model, recompute = launch.model, launch.recompute
+def _saved(run: Run, s: _Sizes, chunk: Chunk) -> list[int]:
+    model = run.model
     whole = s.scattered * s.h
-    sizes: list[int] = [whole] if embeds and model.hidden_dropout else []
-    for place, layer in enumerate(layers):
-        if recompute.layers == "uniform":
-            sizes += [whole * s.e] if place % recompute.number == 0 else []
-        elif recompute.layers == "block" and place < recompute.number:
-            sizes.append(whole * s.e)
+    sizes: list[int] = [whole] if chunk.embeds and model.dropout else []
+    for place, number in enumerate(chunk.layers):
+        split = run.strategy.each_layer[number]
+        if split.recompute == "full":
+            sizes += [whole * s.e] if place % split.recompute_unit == 0 else []
         else:
-            sizes += _layer_saved(launch, s, model.expert_layers[layer])
-    for _ in range(mtp):
-        sizes += _layer_saved(launch, s, model.expert_layers[-1])
-    return sizes + [whole * s.e] * (2 if head else 0)
+            sizes += _layer_saved(run, s, model.each_layer[number], split.recompute)
+    for _ in range(chunk.mtp):
+        sizes += _layer_saved(run, s, model.last, _modules(run))
+    return sizes + [whole * s.e] * (2 if chunk.head else 0)
 
 
-def _kept_layers(launch: Launch, chunk: tuple) -> int:
-    """Return the layers of a chunk, with MTP modules, that are not recomputed as a whole."""
-    recompute = launch.recompute
-    layers = len(chunk[1])
-    if recompute.layers == "uniform":
-        layers = 0
-    elif recompute.layers == "block":
-        layers = max(0, layers - recompute.number)
-    return layers + chunk[2]
+def _kept_layers(run: Run, chunk: Chunk) -> int:
+    """Return the layers of a chunk, with MTP layers, that are not recomputed as a whole."""
+    splits = [run.strategy.each_layer[number] for number in chunk.layers]
+    return sum(split.recompute != "full" for split in splits) + chunk.mtp
 
 
-def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
+def _backward(run: Run, s: _Sizes, chunk: Chunk) -> int:
     """Return what a chunk's backward adds to what is live, less what it has freed, at its most."""
-    _, layers, mtp, head = chunk
-    if not layers and not mtp:
+    if not chunk.layers and not chunk.mtp:
         return 0
-    experts = launch.model.expert_layers[-1 if mtp else layers[-1]]
-    again = 0
-    recompute = launch.recompute
-    if not mtp and recompute.layers == "uniform":
-        again = recompute.number * sum(_layer_saved(launch, s, experts))
-    elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
-        again = sum(_layer_saved(launch, s, experts))
+    number = -1 if chunk.mtp else chunk.layers[-1]
+    layer, split = run.model.each_layer[number], run.strategy.each_layer[number]
+    again, modules = 0, _modules(run) if chunk.mtp else split.recompute
+    if modules == "full":
+        modules = frozenset()
+        again = split.recompute_unit * sum(_layer_saved(run, s, layer, modules))
     whole = s.scattered * s.h * s.e
-    behind = _behind(launch, s, experts)[0]
+    behind = _behind(run, s, layer, modules)[0]
     # modules are computed again, each before its own backward
-    bare = launch
-    if recompute.modules:
-        bare = replace(launch, recompute=replace(recompute, modules=frozenset()))
-    all_behind, first = _behind(bare, s, experts)
+    all_behind, first = _behind(run, s, layer, frozenset())
     late = sum(all_behind) - sum(behind)
-    core = launch
-    if "core_attn" in recompute.modules:
-        others = recompute.modules - {"core_attn"}
-        core = replace(launch, recompute=replace(recompute, modules=others))
-    early = sum(_attention(core, s)) - sum(_attention(launch, s))
-    freed = 2 * whole if head else 0
+    core = _attention(run, s, layer, modules - {"core_attn"})
+    early = sum(core) - sum(_attention(run, s, layer, modules))
+    freed = 2 * whole if chunk.head else 0
     most = again + late + first + whole - freed
-    if again or "moe" in recompute.modules:
-        most = max(most, again + late + _dispatched(launch, s, chunk) - freed)
-    if launch.software.attention in ("unfused", "local"):
-        heads = launch.model.attention.heads // s.t
-        scores = launch.micro_batch * heads * (launch.seq // launch.degrees.cp) * launch.seq
-        copies = launch.software.unfused_backward_copies
-        most = max(most, again + early + scores * s.e * copies - freed - sum(behind))
+    if again or "moe" in modules:
+        most = max(most, again + late + _dispatched(run, s, chunk) - freed)
+    if run.kernels.attention in ("unfused", "local"):
+        copies = _scores(run, s) * s.e * run.kernels.quirks.unfused_backward_copies
+        most = max(most, again + early + copies - freed - sum(behind))
     return most
 
 
-def _dispatched(launch: Launch, s: _Sizes, chunk: tuple) -> int:
+def _dispatched(run: Run, s: _Sizes, chunk: Chunk) -> int:
     """Return tokens between ranks of experts when the last mixture of a chunk is done."""
-    _, layers, mtp, _ = chunk
-    kinds = [launch.model.expert_layers[layer] for layer in layers]
-    kinds += [launch.model.expert_layers[-1]] * mtp
-    x, degrees = launch.model.experts, launch.degrees
-    if not kinds or not kinds[-1] or x is None:
+    if not chunk.layers and not chunk.mtp:
         return 0
-    skew = 1.1 if x.number == degrees.ep else 1.025
-    if launch.steps is None or launch.steps >= 1000:
-        skew = 1.17
-    skew = 1.0 if degrees.ep == 1 else skew if x.skew is None else x.skew
-    routed = math.ceil(s.scattered * degrees.etp * x.per_token * skew)
-    split, several = degrees.ep * degrees.etp > 1, x.number // degrees.ep > 1
+    x = run.model.each_layer[-1 if chunk.mtp else chunk.layers[-1]].experts
+    if x is None:
+        return 0
+    routed, ranks = _routed(run, s), run.split.ep * run.split.etp
+    dispatcher, several = run.runtime.experts.dispatcher, x.number // run.split.ep > 1
     # one of either, two where they are both sent and sorted; of what goes in the last one is saved
     copies = {(False, False): 2, (True, False): 3, (False, True): 3, (True, True): 4}
-    shared = s.scattered * s.h * s.e if x.shared_ffn else 0
-    everyone = s.scattered * degrees.ep * degrees.etp
-    if x.dispatcher == "allgather":
+    shared = s.scattered * s.h * s.e if x.shared_width else 0
+    everyone = s.scattered * ranks
+    if dispatcher == "allgather":
         return (routed + everyone) * s.h * s.e + shared
-    if x.dispatcher == "flex":
+    if dispatcher == "flex":
         return (routed + 2 * min(routed, everyone)) * s.h * s.e + shared
-    return copies[split, several] * routed * s.h * s.e + shared
+    return copies[ranks > 1, several] * routed * s.h * s.e + shared
 
 
-def _head(launch: Launch, s: _Sizes, mtp: int) -> int:
+def _head(run: Run, s: _Sizes, mtp: int) -> int:
     numbers = s.tokens * (s.vocab // s.t)
-    if launch.loss_fusion == "te":
+    loss = run.kernels.loss
+    if loss == "te":
         halves = s.tokens * s.h
-        if launch.degrees.sequence_parallel and s.t > 1:
+        if run.split.sequence_parallel and s.t > 1:
             halves += s.scattered * s.h
         # what was in front of it is sent no more where stages follow each other once
         halves -= s.scattered * s.h if s.p > 1 and s.v == 1 else 0
         return (numbers * (1 + mtp) + halves) * s.e
     each = 4 + (2 if s.e == 2 else 0) + 4 * mtp
-    if launch.loss_fusion == "native":
-        each += 2 * (launch.software.fused_loss_copies - 3)
+    if loss == "native":
+        each += 2 * (run.kernels.quirks.fused_loss_copies - 3)
     return numbers * each
 
 
-def peak_bytes(launch: Launch, stage: int) -> int:
+def peak_bytes(run: Run, stage: int) -> int:
     """Return what a rank of a stage has allocated at most, by playing its moves one by one."""
-    s = _sizes(launch)
-    degrees = launch.degrees
-    weights = [_chunk(launch, s, chunk) for chunk in degrees.chunks[stage]]
-    states, only_then = _states(launch, s, weights)
-    kept, pipeline = _kept(launch, s, stage, weights)
+    s = _sizes(run)
+    split, kernel = run.split, run.kernels.attention
+    chunks = run.strategy.stages[stage]
+    weights = [_chunk(run, s, chunk) for chunk in chunks]
+    states, only_then = _states(run, s, weights)
+    kept, pipeline = _kept(run, s, stage, weights)
     base = states - only_then + kept - pipeline
     tokens = s.tokens
     if stage in (0, s.p - 1):
-        base += 12 * tokens + (tokens * launch.seq if launch.attention_masks else 0)
+        base += 12 * tokens + (tokens * run.seq_length if run.runtime.masks else 0)
     # tensors that are sent or received, in a forward and in a backward
     sent = (0, 0) if s.p == 1 else (3, 3) if s.v > 1 else (1, 0) if stage == 0 else (2, 2)
     sent = tuple(n * s.scattered * s.h * s.e for n in sent)
 
-    chunks = degrees.chunks[stage]
-    expandable = launch.software.expandable_segments
-    a = launch.model.attention
-    apart = launch.software.attention == "flash" and not (a.head_norms or a.latent)
-    apart = apart and degrees.cp == 1
-    hole = tokens * a.width * (a.heads + 2 * a.groups) // s.t * s.e if apart else 0
-    mask = s.scattered * s.h if launch.model.hidden_dropout else 0
+    expandable = run.runtime.allocator.expandable
+    a = run.model.attention
+    apart = kernel == "flash" and a.head_norms == "none" and not a.latent and split.cp == 1
+    hole = tokens * a.width * (a.heads + 2 * a.kv_heads) // s.t * s.e if apart else 0
+    mask = s.scattered * s.h if run.model.dropout else 0
     saved = []
     for c in chunks:
-        blocks = [(n, _come_and_go(n, expandable)) for n in _saved(launch, s, c)]
+        blocks = [(n, _come_and_go(n, expandable)) for n in _saved(run, s, c)]
         # masks, of which a layer has two and the embedding one, land in what was copied
-        masks = int(c[0]) + 2 * _kept_layers(launch, c) if mask else 0
+        masks = int(c.embeds) + 2 * _kept_layers(run, c) if mask else 0
         more = _come_and_go(mask, expandable, hole) - _come_and_go(mask, expandable)
         saved.append(sum(block for _, block in blocks) + masks * more)
-    exact = [sum(_saved(launch, s, chunk)) for chunk in chunks]
+    exact = [sum(_saved(run, s, chunk)) for chunk in chunks]
     assert all(a >= b for a, b in zip(saved, exact, strict=True))
 
     # forwards in groups of micro-batches, backwards in the same order with chunks reversed
-    group = degrees.group or s.p
+    group = run.strategy.group or s.p
     moves = []
-    for first in range(0, launch.micro_batches, group):
-        some = range(first, min(first + group, launch.micro_batches))
+    number = run.strategy.micro_batches
+    for first in range(0, number, group):
+        some = range(first, min(first + group, number))
         moves += [(chunk, micro) for chunk in range(s.v) for micro in some]
     ahead = s.p - 1 - stage
     if s.v > 1:
         ahead = 2 * ahead + (s.v - 1) * group
-    ahead += int(degrees.overlap_experts)
+    ahead += int(run.runtime.overlap.experts)
     ahead = min(ahead, len(moves))
     most = 0
     live: list[tuple[int, int]] = []
@@ -593,25 +585,25 @@ def peak_bytes(launch: Launch, stage: int) -> int:
         live.append((chunk, micro))
         here = sum(saved[c] for c, _ in live) + sent[0]
         waiting = 4 * s.tokens * (s.vocab // s.t) if logits else 0
-        extra = _dispatched(launch, s, chunks[chunk])
-        if chunks[chunk][3]:
+        extra = _dispatched(run, s, chunks[chunk])
+        if chunks[chunk].head:
             extra -= 2 * s.scattered * s.h * s.e
             logits.add(micro)
             deferred = 0
-            if launch.deferred_head is not None:
+            if run.kernels.deferred_head is not None:
                 numbers = s.tokens * (s.vocab // s.t + 3 * s.h)
-                deferred = launch.deferred_head * numbers * s.e
-            extra = max(extra, _head(launch, s, chunks[chunk][2]) + deferred)
+                deferred = run.kernels.deferred_head * numbers * s.e
+            extra = max(extra, _head(run, s, chunks[chunk].mtp) + deferred)
         return here + waiting + extra
 
     def backward(chunk: int, micro: int) -> int:
         waiting = 4 * s.tokens * (s.vocab // s.t) if logits else 0
-        if chunks[chunk][3]:
+        if chunks[chunk].head:
             logits.discard(micro)
             waiting -= 4 * s.tokens * (s.vocab // s.t)
         here = sum(saved[c] for c, _ in live) + sent[1]
         live.remove((chunk, micro))
-        return here + waiting + _backward(launch, s, chunks[chunk])
+        return here + waiting + _backward(run, s, chunks[chunk])
 
     for at in range(ahead):
         most = max(most, forward(*moves[at]))

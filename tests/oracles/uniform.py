@@ -15,6 +15,8 @@ from functools import cached_property
 from autopar.errors import InputError
 from autopar.pipeline.schedules import Schedule
 from autopar.price.account import account_of, host_bytes_of
+from autopar.price.assessment import Target
+from autopar.price.job import job_of_run
 from autopar.price.risk import CONTEXT_BYTES, kind_of, reserve_share
 from autopar.price.step import KnownLayers, step_time
 from autopar.rates.accuracy import load_accuracy
@@ -22,15 +24,15 @@ from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
-from autopar.run.launch import Attention, Experts, Latent, Launch, Model
-from search.check.assessment import Target
-from search.check.job import job_of_launch
+from autopar.run.architecture import Experts, LatentAttention, Model
+from autopar.run.run import Run
 from search.engines.choice import Choice, Fixed, Training
-from search.engines.space import EngineSpace, Job, launch_of, runs
+from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.prices import Prices
 from search.planning.uniform.solve import Uniform
+from tests.runs import decoder
 
 __all__ = ["Priced", "Question", "every_choice", "question", "small_model"]
 
@@ -42,7 +44,7 @@ class Priced:
     """A launch with its exact price."""
 
     choice: Choice
-    launch: Launch
+    run: Run
     seconds: float
     """Of a step for each of its sequences."""
     peaks: tuple[int, ...]
@@ -54,7 +56,7 @@ class Priced:
         return self.fits_device(target) and self.host <= _host_room(target)
 
     def fits_device(self, target: Target) -> bool:
-        return target.odds(self.launch, max(self.peaks)) <= target.oom_risk
+        return target.odds(self.run, max(self.peaks)) <= target.oom_risk
 
 
 def _host_room(target: Target) -> float:
@@ -201,7 +203,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
         for layout in found:
             words = [*engine.recompute(job.model)]
             if engine.blocks:
-                longest = max(len(chunk[1]) for stage in layout for chunk in stage)
+                longest = max(len(chunk.layers) for stage in layout for chunk in stage)
                 words += [f"block {n}" for n in range(1, longest)]
             for word, hosted in itertools.product(words, _hosted(engine, job.model)):
                 if fixed.recompute is not None and word not in fixed.recompute:
@@ -272,16 +274,16 @@ def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
     found = []
     for choice in every_choice(prices, fixed):
         try:
-            launch = launch_of(uniform.engine, job, choice)
-            step = job_of_launch(launch)
+            run = run_of(uniform.engine, job, choice)
+            step = job_of_run(run)
             if job.skew is not None:
                 step = replace(step, skew=job.skew)
             seconds = step_time(machine, step, known).total_s / choice.global_batch
         except InputError:
             continue
-        peaks = tuple(account_of(launch, stage).peak_bytes for stage in range(choice.pp))
-        host = max(host_bytes_of(launch, account_of(launch, stage)) for stage in range(choice.pp))
-        found.append(Priced(choice=choice, launch=launch, seconds=seconds, peaks=peaks, host=host))
+        peaks = tuple(account_of(run, stage).peak_bytes for stage in range(choice.pp))
+        host = max(host_bytes_of(run, account_of(run, stage)) for stage in range(choice.pp))
+        found.append(Priced(choice=choice, run=run, seconds=seconds, peaks=peaks, host=host))
     return tuple(found)
 
 
@@ -289,7 +291,7 @@ def _tight_for_hosted(target: Target, every: tuple[Priced, ...]) -> float | None
     """Return the memory at which a launch with modules on the host is the fastest that fits."""
 
     def needs(one: Priced) -> float:
-        share = reserve_share(kind_of(one.launch), target.oom_risk)
+        share = reserve_share(kind_of(one.run), target.oom_risk)
         return max(one.peaks) * (1.0 + share) * 1.000001 + CONTEXT_BYTES
 
     least = min(needs(one) for one in every)
@@ -311,50 +313,45 @@ def small_model(draw: random.Random) -> Model:
     mixture = draw.random() < 0.55
     latent = None
     if draw.random() < 0.25:
-        latent = Latent(
-            query_rank=draw.choice([None, 256]),
-            key_value_rank=128,
-            key_width=64,
-            rotary_width=32,
-            value_width=64,
-        )
+        query_rank = draw.choice([None, 256])
+        latent = LatentAttention(query_rank=query_rank, kv_rank=128, key_width=64, rotary_width=32)
     experts = None
     kinds = [False] * layers
     if mixture:
         experts = Experts(
             number=draw.choice([4, 8, 16]),
             per_token=draw.choice([1, 2, 4]),
-            ffn=draw.choice([256, 512]),
-            shared_ffn=draw.choice([0, 0, 512]),
-            grouped=True,
+            width=draw.choice([256, 512]),
+            shared_width=draw.choice([0, 0, 512]),
         )
         dense = draw.choice([0, 0, 1])
         every = draw.choice([1, 1, 2])
         kinds = [at >= dense and at % every == every - 1 for at in range(layers)]
         kinds[-1] = True
     window = draw.choice([None, None, 256])
-    return Model(
+    return decoder(
+        layers=layers,
         hidden=hidden,
-        ffn=draw.choice([1024, 2048, 4096]),
-        attention=Attention(
-            heads=heads,
-            groups=heads if latent else draw.choice([heads, max(1, heads // 4)]),
-            width=96 if latent else width,
-            head_norms=draw.random() < 0.4,
-            latent=latent,
-            window=None if latent else window,
-            whole_every=draw.choice([0, 2]),
-            dropout=0.0,
-        ),
+        width=draw.choice([1024, 2048, 4096]),
+        heads=heads,
+        kv_heads=heads if latent else draw.choice([heads, max(1, heads // 4)]),
+        head_width=width,
+        value_width=64 if latent else None,
+        head_norms=draw.random() < 0.4,
+        latent=latent,
+        window=None if latent else window,
+        whole_every=draw.choice([0, 2]),
+        attention_dropout=0.0,
         vocab=draw.choice([2000, 32000, 50257]),
-        expert_layers=tuple(kinds),
+        mixtures=kinds,
         experts=experts,
         gated=True,
         biases=draw.random() < 0.2 and not mixture,
+        qkv_biases=True,
         tied=draw.random() < 0.3,
         norm=draw.choice(["layer", "rms"]),
         positions="rotary",
-        hidden_dropout=draw.choice([0.0, 0.0, 0.1]),
+        dropout=draw.choice([0.0, 0.0, 0.1]),
         mtp=draw.choice([0, 0, 0, 1]),
     )
 

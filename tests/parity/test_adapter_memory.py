@@ -12,47 +12,14 @@ from typing import Any
 import pytest
 
 from autopar.price.torch_layers import whole_parts
-from autopar.run.launch import (
-    Attention,
-    Degrees,
-    Launch,
-    Model,
-    Precision,
-    TorchTrainer,
-    even_chunks,
-)
+from autopar.run.runtime import Precision
 from autopar.training.adapters import TARGETS, Adapters
+from tests.runs import llama, torch_run
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")
 
 HIDDEN, HEADS, WIDTH, FFN, SEQ, BATCH, RANK = 256, 4, 64, 704, 64, 2, 8
 DENSE = frozenset(target for target in TARGETS if not target.startswith("expert"))
-
-
-def launch(adapters: Adapters | None) -> Launch:
-    """Return the same layer as it is counted."""
-    return Launch(
-        model=Model(
-            hidden=HIDDEN,
-            ffn=FFN,
-            attention=Attention(heads=HEADS, groups=HEADS, width=WIDTH, dropout=0.0),
-            vocab=1000,
-            expert_layers=(False,),
-            gated=True,
-            biases=False,
-            qkv_biases=False,
-            norm="rms",
-            positions="none",
-            hidden_dropout=0.0,
-        ),
-        degrees=Degrees(world=1, chunks=even_chunks(1, 1)),
-        seq=SEQ,
-        micro_batch=BATCH,
-        global_batch=BATCH,
-        precision=Precision(kind="fp32"),
-        trainer=TorchTrainer(keeper="accelerate", layers="transformers"),
-        adapters=adapters,
-    )
 
 
 def _layer(adapters: Adapters | None) -> Any:
@@ -128,7 +95,16 @@ def held_bytes(adapters: Adapters | None) -> int:
 
 def counted_bytes(adapters: Adapters | None) -> int:
     """Return the same as it is counted."""
-    return sum(size for _, size in whole_parts(launch(adapters), experts=False))
+    run = torch_run(
+        llama(layers=1, hidden=HIDDEN, width=FFN, heads=HEADS, positions="none"),
+        "accelerate",
+        module="transformers",
+        seq_length=SEQ,
+        micro_batch=BATCH,
+        precision=Precision(kind="fp32"),
+        adapters=adapters,
+    )
+    return sum(size for _, size in whole_parts(run.rank_layers[0]))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import pytest
 
 from autopar.price.sharded import Instant, instants
-from autopar.run.launch import Attention, Degrees, Launch, Model, TorchTrainer, even_chunks
+from autopar.run.run import Run
+from tests.runs import llama, torch_run
 
 pytestmark = pytest.mark.whole
 
@@ -157,34 +158,26 @@ def _tracked(
     return found[0], found[1]
 
 
-def _launch(*, vocab: int, layers: int, ffn: int, checkpoint: Checkpoint, reshard: bool) -> Launch:
-    return Launch(
-        model=Model(
+def _run(*, vocab: int, layers: int, ffn: int, checkpoint: Checkpoint, reshard: bool) -> Run:
+    return torch_run(
+        llama(
+            layers=layers,
             hidden=HIDDEN,
-            ffn=ffn,
-            attention=Attention(heads=HEADS, groups=GROUPS, width=WIDTH, dropout=0.0),
+            width=ffn,
+            heads=HEADS,
+            kv_heads=GROUPS,
+            head_width=WIDTH,
             vocab=vocab,
             vocab_divisor=1,
-            expert_layers=(False,) * layers,
-            gated=True,
-            biases=False,
-            qkv_biases=False,
-            tied=False,
-            norm="rms",
             positions="none",
-            hidden_dropout=0.0,
         ),
-        degrees=Degrees(world=WORLD, chunks=even_chunks(layers, 1)),
-        seq=SEQ,
+        gpus=WORLD,
+        seq_length=SEQ,
         micro_batch=BATCH,
-        global_batch=BATCH * WORLD,
-        trainer=TorchTrainer(
-            keeper="torchtitan",
-            zero=3 if reshard else 2,
-            checkpoint=checkpoint,
-            fused_norms=False,
-            repeated_heads=True,
-        ),
+        zero=3 if reshard else 2,
+        recompute="full" if checkpoint == "full" else frozenset(),
+        fused_norms=False,
+        repeated_heads=True,
     )
 
 
@@ -216,7 +209,7 @@ def test_states_and_peak_are_the_tracker_s(
         "vocab": vocab, "layers": layers, "ffn": ffn, "checkpoint": checkpoint, "reshard": reshard
     }  # fmt: skip
     after, peak = _tracked(world, **asked)
-    found = list(instants(_launch(**asked), 0))
+    found = list(instants(_run(**asked), 0))
     fullest = max(found, key=lambda instant: sum(_sizes(instant).values()))
     sizes = _sizes(fullest)
 

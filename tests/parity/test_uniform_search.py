@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.price.assessment import Target
 from autopar.records import replace
-from search.check.assessment import Target
 from search.engines.choice import NONE, Fixed
 from search.planning.uniform import memory, openings, prices, solve, space
 from search.planning.uniform.bounds import hosted as on_host, units
@@ -76,7 +76,7 @@ def check(asked: Question, uniform: Uniform) -> Solved:
     assert same.fits(asked.target)
     assert solution.assessment.fullest.peak_bytes == max(same.peaks)
     assert solution.assessment.odds_of_oom == pytest.approx(
-        asked.target.odds(same.launch, max(same.peaks))
+        asked.target.odds(same.run, max(same.peaks))
     )
     assert solved.smallest is None
     return solved
@@ -202,6 +202,14 @@ def test_more_that_is_made_again_may_shorten_a_pipeline() -> None:
     found = question(219, most=200)
     assert found.best is not None
     assert found.best.choice.schedule == "gpipe"
+    check(found, fresh(found))
+
+
+def test_more_copies_may_turn_savings_round() -> None:
+    """What is computed again in two copies is faster than what is kept in one."""
+    found = question(306, most=200)
+    assert found.best is not None
+    assert (found.best.choice.dp_replicate, found.best.choice.recompute) == (2, "op")
     check(found, fresh(found))
 
 

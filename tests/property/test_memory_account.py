@@ -1,4 +1,4 @@
-"""Properties of the memory of launches: equal to a second writing, to the byte, and monotone."""
+"""Properties of the memory of runs: equal to a second writing, to the byte, and monotone."""
 
 from __future__ import annotations
 
@@ -9,29 +9,21 @@ from hypothesis import assume, strategies as st
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.records import replace
-from autopar.run.launch import (
-    Attention,
-    Degrees,
-    Experts,
-    Latent,
-    Launch,
-    Model,
-    Optimizer,
-    Precision,
-    Recompute,
-    Software,
-    even_chunks,
-)
-from search.engines.megatron.read import read_launch
+from autopar.run.architecture import Experts, LatentAttention
+from autopar.run.run import Run
+from autopar.run.runtime import Allocator, ExpertKernels, Kernels, Overlap, Precision, Quirks
+from autopar.run.strategy import recomputing
+from search.engines.megatron.read import read_run
 from tests.often import often
 from tests.oracles import memory as oracle
+from tests.runs import decoder, run_of
 
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
 @st.composite
-def launches(draw: st.DrawFn) -> Launch:
-    """Return a launch of any architecture, split and trained in any way."""
+def runs(draw: st.DrawFn) -> Run:
+    """Return a run of any architecture, split and trained in any way."""
 
     def one(*values: Any) -> Any:
         return draw(st.sampled_from(values))
@@ -40,7 +32,7 @@ def launches(draw: st.DrawFn) -> Launch:
     replicas = one(1, 2, 3, 8)
     world = tp * cp * pp * replicas
     heads = one(4, 8, 24)
-    experts, ep, etp = None, 1, 1
+    experts, kernels, ep, etp = None, ExpertKernels(), 1, 1
     layers = pp * one(1, 2) * one(1, 2, 3)
     pattern = (False,) * layers
     if one(True, False):
@@ -50,108 +42,103 @@ def launches(draw: st.DrawFn) -> Launch:
         experts = Experts(
             number=ep * one(1, 2, 3),
             per_token=one(1, 2),
-            ffn=one(128, 1000, 4096),
-            shared_ffn=one(0, 512),
+            width=one(128, 1000, 4096),
+            shared_width=one(0, 512),
+        )
+        kernels = ExpertKernels(
             dispatcher=one("allgather", "alltoall", "flex"),
             grouped=one(True, False),
             fused_permutation=one(True, False),
             fused_weighting=one(True, False),
             skew=one(None, 1.0, 1.3),
         )
-    latent = Latent(
-        query_rank=one(None, 96), key_value_rank=64, key_width=16, rotary_width=8, value_width=24
-    )
-    mtp = one(0, 0, 1, 2)
-    model = Model(
-        hidden=one(256, 520, 4096),
-        ffn=one(512, 2048, 16384),
-        attention=Attention(
-            heads=heads,
-            groups=one(4, heads),
-            width=one(16, 64, 128),
-            head_norms=one(True, False),
-            dropout=one(0.0, 0.1),
-            latent=one(None, None, latent),
-        ),
-        vocab=one(1000, 50257, 131072),
-        vocab_divisor=one(1, 128, 3232),
-        expert_layers=pattern,
-        experts=experts,
-        gated=one(True, False),
-        fused_gate=one(True, False),
-        biases=one(True, False),
-        qkv_biases=one(True, False),
-        tied=one(True, False),
-        norm=one("layer", "rms"),
-        positions=one("learned", "rotary", "none"),
-        max_positions=1024,
-        rotary_share=one(0.5, 1.0),
-        fused_rotary=one(True, False),
-        hidden_dropout=one(0.0, 0.1),
-        mtp=mtp,
-        mtp_repeated=one(True, False),
-    )
+    latent = LatentAttention(query_rank=one(None, 96), kv_rank=64, key_width=16, rotary_width=8)
+    latent = one(None, None, latent)
     chunks = one(1, 2) if pp > 1 and layers % (2 * pp) == 0 else 1
-    number = one(1, 2, 3, 7)
-    scattered = tp > 1 and one(True, False)
-    expandable = one(True, False)
+    recompute: dict[str, Any] = one(
+        {},
+        {"recompute": frozenset(draw(st.sets(st.sampled_from(MODULES))))},
+        {"recompute": "full", "unit": one(1, 2)},
+        {"block": one(1, 2)},
+    )
     try:
-        return Launch(
-            model=model,
-            degrees=Degrees(
-                world=world,
-                tp=tp,
-                cp=cp,
-                pp=pp,
-                ep=ep,
-                etp=etp,
-                sequence_parallel=scattered,
-                chunks=even_chunks(layers, pp, chunks, mtp=mtp),
-                group=one(0, 0, pp + 1) if chunks > 1 else 0,
-                heads_exchanged=cp > 1 and one(True, False),
-                overlap_experts=one(True, False),
+        return run_of(
+            decoder(
+                layers=layers,
+                hidden=one(256, 520, 4096),
+                width=one(512, 2048, 16384),
+                heads=heads,
+                kv_heads=one(4, heads),
+                head_width=one(16, 64, 128),
+                value_width=None if latent is None else 24,
+                head_norms=one(True, False),
+                attention_dropout=one(0.0, 0.1),
+                latent=latent,
+                vocab=one(1000, 50257, 131072),
+                vocab_divisor=one(1, 128, 3232),
+                mixtures=pattern,
+                experts=experts,
+                gated=one(True, False),
+                biases=one(True, False),
+                qkv_biases=one(True, False),
+                tied=one(True, False),
+                norm=one("layer", "rms"),
+                positions=one("learned", "rotary", "none"),
+                max_positions=1024,
+                rotary_share=one(0.5, 1.0),
+                dropout=one(0.0, 0.1),
+                mtp=one(0, 0, 1, 2),
+                mtp_shared=one(True, False),
             ),
-            seq=one(512, 1024),
+            gpus=world,
+            tp=tp,
+            cp=cp,
+            cp_kind=one("a2a", "ring") if cp > 1 else "ring",
+            pp=pp,
+            vpp=chunks,
+            ep=ep,
+            etp=etp,
+            sequence_parallel=tp > 1 and one(True, False),
+            zero=one(0, 1),
+            replicas=one(1, 2) if replicas % 2 == 0 else 1,
+            group=one(0, 0, pp + 1) if chunks > 1 else 0,
+            seq_length=one(512, 1024),
             steps=one(None, 50, 100_000),
+            gpu=one("A100", "H100", "GB200"),
             micro_batch=one(1, 4),
-            global_batch=4 * number * replicas,
+            global_batch=4 * one(1, 2, 3, 7) * replicas,
+            **recompute,
             precision=Precision(
                 kind=one("bf16", "fp16", "fp32"),
                 fp8=one(True, False, False),
                 fp8_recipe=one("tensorwise", "mxfp8"),
                 gradients_bf16=one(True, False),
             ),
-            optimizer=Optimizer(
-                sharding=one("none", "distributed"),
-                instances=one(1, 2) if replicas % 2 == 0 else 1,
-                overlap_gradients=one(True, False),
-            ),
-            recompute=one(
-                Recompute(),
-                Recompute(modules=frozenset(draw(st.sets(st.sampled_from(MODULES))))),
-                Recompute(layers="uniform", number=one(1, 2)),
-                Recompute(layers="block", number=one(1, 2)),
-            ),
-            software=Software(
-                gpu=one("A100", "H100", "GB200"),
+            kernels=Kernels(
                 attention=one("fused", "flash", "unfused", "local"),
-                local_layers=one(True, False, False),
-                cublas_config=one(None, ":4096:8"),
-                expandable_segments=expandable,
+                module=one("megatron", "te", "te"),
+                loss=one("none", "native", "te"),
+                fused_gate=one(True, False),
+                fused_rotary=one(True, False),
                 fused_accumulation=one(True, False),
-                kept_dummies=one(True, False),
-                grouped_workspaces=one(0, 4),
-                expert_workspace=one(True, False),
-                saved_expert_output=one(True, False),
-                compiled_experts=one(True, False),
-                unfused_backward_copies=one(3, 4),
-                fused_loss_copies=one(5, 7, 9),
-                regathered_experts=one(True, False),
+                deferred_head=one(None, None, 2),
+                quirks=Quirks(
+                    kept_dummies=one(True, False),
+                    grouped_workspaces=one(0, 4),
+                    expert_workspace=one(True, False),
+                    saved_expert_output=one(True, False),
+                    compiled_experts=one(True, False),
+                    unfused_backward_copies=one(3, 4),
+                    fused_loss_copies=one(5, 7, 9),
+                    regathered_experts=one(True, False),
+                ),
             ),
-            loss_fusion=one("none", "native", "te"),
-            attention_masks=one(True, False),
-            tensor_overlap=one(True, False),
-            deferred_head=one(None, None, 2),
+            experts=kernels,
+            overlap=Overlap(
+                tensor=one(True, False), gradients=one(True, False), experts=one(True, False)
+            ),
+            allocator=Allocator(cublas=one(None, ":4096:8"), expandable=one(True, False)),
+            masks=one(True, False),
         )
     except InputError:
         # a batch that does not divide
@@ -159,33 +146,33 @@ def launches(draw: st.DrawFn) -> Launch:
         raise
 
 
-@often(60, 1500, launches(), st.integers(0, 3))
-def test_terms_add_up_to_a_second_writing(launch: Launch, stage: int) -> None:
+@often(60, 1500, runs(), st.integers(0, 3))
+def test_terms_add_up_to_a_second_writing(run: Run, stage: int) -> None:
     """States and peak of every stage are those of the plain formulas, to the byte."""
-    stage %= launch.degrees.pp
+    stage %= run.strategy.pp
 
-    found = account_of(launch, stage)
+    found = account_of(run, stage)
 
-    assert found.states_bytes == oracle.states_bytes(launch, stage)
-    assert found.peak_bytes == oracle.peak_bytes(launch, stage)
-    assert found.scored == (stage in (0, launch.degrees.pp - 1))
+    assert found.states_bytes == oracle.states_bytes(run, stage)
+    assert found.peak_bytes == oracle.peak_bytes(run, stage)
+    assert found.scored == (stage in (0, run.strategy.pp - 1))
 
 
-@often(30, 500, launches())
-def test_more_of_everything_needs_more(launch: Launch) -> None:
+@often(30, 500, runs())
+def test_more_of_everything_needs_more(run: Run) -> None:
     """More sequences at once, and less recomputation, never need less memory at the peak."""
-    whole = replace(launch.software, expandable_segments=True)
-    launch = replace(launch, software=whole)
+    whole = replace(run.runtime.allocator, expandable=True)
+    run = replace(run, runtime=replace(run.runtime, allocator=whole))
+    strategy = run.strategy
+    micro_batch, global_batch = 2 * strategy.micro_batch, 2 * strategy.global_batch
     larger = replace(
-        launch,
-        micro_batch=2 * launch.micro_batch,
-        global_batch=2 * launch.global_batch,
+        run, strategy=replace(strategy, micro_batch=micro_batch, global_batch=global_batch)
     )
-    saving = replace(launch, recompute=Recompute(modules=frozenset(MODULES)))
-    keeping = replace(launch, recompute=Recompute())
+    saving = replace(run, strategy=recomputing(strategy, frozenset(MODULES)))
+    keeping = replace(run, strategy=recomputing(strategy, frozenset()))
 
-    assert account_of(larger).peak_bytes >= account_of(launch).peak_bytes
-    assert account_of(larger).states_bytes >= account_of(launch).states_bytes
+    assert account_of(larger).peak_bytes >= account_of(run).peak_bytes
+    assert account_of(larger).states_bytes >= account_of(run).states_bytes
     assert account_of(saving).peak_bytes <= account_of(keeping).peak_bytes
 
 
@@ -239,8 +226,8 @@ def test_any_arguments_are_priced_or_refused(arguments: dict[str, Any], world: i
     problem = ""
     accounts = []
     try:
-        launch = read_launch(BASE | arguments, world_size=world).launch
-        accounts = [account_of(launch, stage) for stage in range(launch.degrees.pp)]
+        run = read_run(BASE | arguments, world_size=world).run
+        accounts = [account_of(run, stage) for stage in range(run.strategy.pp)]
     except InputError as error:
         problem = str(error)
     assert bool(problem) != bool(accounts)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES
+from autopar.price.assessment import Target
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.rules import Notice
-from search.check.assessment import Target
 from search.engines.choice import Fixed, Training
 from search.engines.space import EngineSpace, Job
 from search.engines.table import spaces

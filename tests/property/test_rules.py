@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from autopar.errors import InputError
-from autopar.run.launch import Degrees, even_chunks
 from autopar.run.rules import (
     BATCH,
     COPIED_KEYS,
@@ -24,11 +23,11 @@ from autopar.run.rules import (
     FFN,
     GRID,
     HEADS,
-    LAUNCH,
     LAYER,
     OPTIMIZER,
     PLAN,
     PRECISION,
+    RUN,
     SEQUENCE,
     Rule,
     RuleError,
@@ -43,6 +42,7 @@ from search.engines.megatron import rules as megatron, setting
 from search.engines.megatron.names import concern_of
 from search.engines.torchtitan import rules as torchtitan
 from tests.oracles.rules import broken_ids
+from tests.runs import decoder, run_of
 
 GENERAL = (*GRID, *BATCH, HEADS, COPIED_KEYS, FFN, EVEN_LAYERS, *SEQUENCE, *EXPERTS)
 # Mixtral's sizes on 512 GPUs
@@ -135,20 +135,19 @@ def test_the_nearest_value_keeps_all_rules() -> None:
     assert nearest(rules, {**values, "tp": 2, "pp": 5}, "pp", range(1, 9)) == (4, 2, 8, 1)
 
 
-def test_a_record_names_all_rules_that_it_breaks() -> None:
+def test_a_run_names_all_rules_that_it_breaks() -> None:
     """Not the first one alone, and as an error of a user."""
     with pytest.raises(InputError) as raised:
-        Degrees(world=64, tp=3, pp=4, ep=5, keys_gathered=True, heads_exchanged=True,
-                chunks=even_chunks(32, 4))  # fmt: skip
+        run_of(decoder(layers=32, heads=6), gpus=64, tp=3, pp=4, ep=5, rings=2)
 
     assert isinstance(raised.value, RuleError)
-    assert raised.value.ids == ("grid.dense", "grid.experts", "context.one-kind")
+    assert raised.value.ids == ("grid.dense", "grid.experts", "context.rings")
     assert raised.value.broken[0].values == {"world": 64, "tp": 3, "cp": 1, "pp": 4}
 
 
 TABLES: dict[str, tuple[Rule, ...]] = {
     "degrees": DEGREES,
-    "launch": LAUNCH,
+    "run": RUN,
     "layer": LAYER,
     "plan": PLAN,
     "precision": PRECISION,
@@ -169,7 +168,7 @@ def test_rules_of_arguments_read_values_that_there_are() -> None:
     flags = set()
     for rule in TABLES["megatron"]:
         for name in rule.over:
-            if name not in {*setting.FACTS, *setting.NUMBERS, *setting.OF_LAUNCH}:
+            if name not in {*setting.FACTS, *setting.NUMBERS, *setting.OF_RUN}:
                 flags.add(name.partition("=")[0])
     flags |= {flag for flag, _ in setting.NUMBERS.values()}
 

@@ -3,58 +3,58 @@
 from __future__ import annotations
 
 from autopar.errors import InputError
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from search.engines.differences import without_effect
 from search.engines.files import checked, written
 from search.engines.megatron.names import harmless
-from search.engines.megatron.read import read_launch
+from search.engines.megatron.read import read_run
 from search.engines.megatron.write import environment_of
 from search.engines.place import Place
 from search.engines.text import flags_of, script_command
-from tests.launch_cases import megatron_launches, some, titan_launches, torch_launches
 from tests.often import often
+from tests.run_cases import megatron_runs, some, titan_runs, torch_runs
 
 NOT_IN_BRIDGE = tuple(
     f"Megatron-Bridge cannot say {what}: "
     for what in (
         # its own rows of positions are those of a sequence
-        "model.max positions",
+        "max positions",
         # of recipes that have no section of overlaps
-        "tensor overlap",
-        "deferred head",
+        "overlap.tensor",
+        "kernels.deferred head",
         # arguments of Megatron-LM without a key
-        "software.compiled experts",
+        "quirks.compiled experts",
         "the product with the router's probabilities in one kernel",
     )
 )
 
 
-def place_of(launch: Launch) -> Place:
+def place_of(run: Run) -> Place:
     """Return nodes of four GPUs for a launch, or one."""
-    world = launch.degrees.world
+    world = run.strategy.gpus
     each = 4 if world % 4 == 0 else world
     return Place(num_nodes=world // each, gpus_per_node=each)
 
 
-def read_back(launch: Launch, engine: str) -> None:
+def read_back(run: Run, engine: str) -> None:
     """Check that what is written is the launch again, and that nothing of it is idle or unknown."""
-    found = written(launch, engine=engine, place=place_of(launch))
+    found = written(run, engine=engine, place=place_of(run))
 
     assert found.losses == ()
-    assert without_effect(found.runs) == without_effect(launch)
+    assert without_effect(found.runs) == without_effect(run)
     said = [
         one
-        for one in checked(found, launch).findings
+        for one in checked(found, run).findings
         # what ranks that share nothing compute in is said whether or not a file asks for it
         if one.kind not in ("read", "environment") and "mixed_precision_param" not in one.text
     ]
     assert said == []
 
 
-@often(40, 600, megatron_launches())
-def test_megatron_says_all_of_a_launch(launch: Launch) -> None:
+@often(40, 600, megatron_runs())
+def test_megatron_says_all_of_a_launch(run: Run) -> None:
     """The script of a launch, read as `autopar check` reads it, is that launch."""
-    read_back(launch, "megatron")
+    read_back(run, "megatron")
 
 
 SPOKEN_OF_TIME = frozenset(
@@ -73,8 +73,8 @@ SPOKEN_OF_TIME = frozenset(
 def test_each_flag_that_is_written_says_something() -> None:
     """Without it some launch is read as another one, or as none."""
     silent, heard = set[str](), set[str]()
-    for launch in some(megatron_launches(), 60):
-        found = written(launch, engine="megatron", place=place_of(launch))
+    for run in some(megatron_runs(), 60):
+        found = written(run, engine="megatron", place=place_of(run))
         text = found.files["megatron_args.sh"]
         flags = flags_of(script_command(text, "x").arguments)
         for flag in flags:
@@ -82,42 +82,42 @@ def test_each_flag_that_is_written_says_something() -> None:
                 continue
             rest = {name: list(given) or True for name, given in flags.items() if name != flag}
             try:
-                read = read_launch(
+                read = read_run(
                     rest,
-                    world_size=launch.degrees.world,
-                    environment=environment_of(launch),
-                    gpu=launch.software.gpu,
-                ).launch
+                    world_size=run.strategy.gpus,
+                    environment=environment_of(run),
+                    gpu=run.gpu,
+                ).run
             except InputError:
                 heard.add(flag)
                 continue
-            (heard if without_effect(read) != without_effect(launch) else silent).add(flag)
+            (heard if without_effect(read) != without_effect(run) else silent).add(flag)
 
     assert silent - heard <= SPOKEN_OF_TIME
     assert len(heard) > 60
 
 
-@often(40, 400, titan_launches())
-def test_torchtitan_says_all_of_a_launch(launch: Launch) -> None:
+@often(40, 400, titan_runs())
+def test_torchtitan_says_all_of_a_launch(run: Run) -> None:
     """The job file of a launch is that launch again."""
-    read_back(launch, "torchtitan")
+    read_back(run, "torchtitan")
 
 
-@often(30, 400, torch_launches(keeper="deepspeed"))
-def test_deepspeed_says_all_of_a_launch(launch: Launch) -> None:
+@often(30, 400, torch_runs(keeper="deepspeed"))
+def test_deepspeed_says_all_of_a_launch(run: Run) -> None:
     """The configuration of a launch, with its script and its model, is that launch again."""
-    read_back(launch, "deepspeed")
+    read_back(run, "deepspeed")
 
 
-@often(40, 400, torch_launches(keeper="accelerate") | torch_launches(keeper="deepspeed"))
-def test_accelerate_says_all_of_a_launch(launch: Launch) -> None:
+@often(40, 400, torch_runs(keeper="accelerate") | torch_runs(keeper="deepspeed"))
+def test_accelerate_says_all_of_a_launch(run: Run) -> None:
     """The same of accelerate, whose plug-in is handed what DeepSpeed keeps."""
-    read_back(launch, "accelerate")
+    read_back(run, "accelerate")
 
 
-@often(40, 600, megatron_launches())
-def test_bridge_says_all_of_a_launch_that_it_can(launch: Launch) -> None:
+@often(40, 600, megatron_runs())
+def test_bridge_says_all_of_a_launch_that_it_can(run: Run) -> None:
     """Overrides of a recipe are the launch again, but for what no key of theirs says."""
-    found = written(launch, engine="megatron-bridge", place=place_of(launch))
+    found = written(run, engine="megatron-bridge", place=place_of(run))
 
     assert [one for one in found.losses if not one.what.startswith(NOT_IN_BRIDGE)] == []

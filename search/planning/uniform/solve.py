@@ -434,6 +434,9 @@ class _Search:
         whole = entry.choice.pp == 1 or entry.choice.schedule in ("1f1b", "interleaved")
         if step is not None and whole and options.sets[entry.at] == DEVICE:
             least = step.total_s * _ROUNDING / entry.choice.global_batch
+            if len(self.openings.copies(entry.choice)) > 1:
+                # the savings behind may be faster in more copies
+                least = self.copied_s(entry.choice, step)
             which = self.openings.no_faster(options, entry.at)
             options, at = options.behind(entry.at, which, least), 0
         self.push(
@@ -451,12 +454,19 @@ class _Search:
         if choice.dp_replicate != fewest or not others or choice in self.copied:
             return
         self.copied.add(choice)
-        least = entry.seconds
-        if choice.zero < 3:
-            # more copies can take no more than all of what is seen of the reduction
-            gone = self.prices.stragglers * step.terms_s["gradients"]
-            least = max(least, (step.total_s - gone) * _ROUNDING / choice.global_batch)
+        least = max(entry.seconds, self.copied_s(choice, step))
         self.push(least, _COPIES, choice, unit=entry.unit)
+
+    def copied_s(self, choice: Choice, step: StepTime) -> float:
+        """Return what any copies take at least for each sequence, by the step of the fewest.
+
+        Of ZeRO-3 a step says nothing: more copies gather weights faster as well.
+        """
+        if choice.zero == 3:
+            return 0.0
+        # more copies can take no more than all of what is seen of the reduction
+        gone = self.prices.stragglers * step.terms_s["gradients"]
+        return (step.total_s - gone) * _ROUNDING / choice.global_batch
 
     def open_sets(self, choice: Choice, unit: Unit | None, seconds: float = 0.0) -> None:
         """Push the least sets of modules on the host that may fit where a choice does not.

@@ -85,7 +85,7 @@ def test_the_fullest_stage_is_the_measured_one(rows: list[Compared]) -> None:
     """Of launches with two stages the fuller one is the fuller one, and by about as much."""
     pairs: dict[str, dict[int, Compared]] = {}
     for row in rows:
-        if row.what == "allocated" and row.launch.degrees.pp == 2:
+        if row.what == "allocated" and row.run.strategy.pp == 2:
             pairs.setdefault(row.name, {})[row.stage] = row
     assert len(pairs) == 4
     for first, last in (pair.values() for pair in pairs.values()):

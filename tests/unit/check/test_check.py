@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from autopar.price.account import Account, account_of
+from autopar.price.assessment import Assessment, Target, Timing, assess
+from autopar.price.job import job_of_run
 from autopar.price.risk import (
     PEAK_RATIOS,
     few_runs_of,
@@ -27,16 +29,14 @@ from autopar.price.step import step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
 from autopar.run.job import Attention, Block, Experts, Job, LatentAttention, Mlp
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_goldens
 from benchmarks.published_peaks import published_peaks
 from benchmarks.published_recipes import RECIPES, Recipe, target as place
 from search.check import neighbours
-from search.check.assessment import Assessment, Target, Timing, assess
-from search.check.job import job_of_launch
 from search.check.neighbours import Neighbour, Neighbours, neighbours_of
 from search.commands import check
-from search.engines.megatron.read import read_launch
+from search.engines.megatron.read import read_run
 from search.engines.table import read_checked
 from tests.step_cases import card_named, stack_named
 
@@ -125,7 +125,7 @@ def test_a_launch_is_the_job_that_somebody_would_write() -> None:
         context_parallel_size=2,
         tp_comm_overlap=True,
     )
-    job = job_of_launch(read_launch(arguments, world_size=64).launch)
+    job = job_of_run(read_run(arguments, world_size=64).run)
     attention = Attention(heads=64, kv_heads=8, width=128, value_width=128)
 
     assert job == Job(
@@ -172,7 +172,7 @@ def test_mixtures_and_latents() -> None:
         qk_pos_emb_head_dim=64,
         v_head_dim=128,
     )
-    dense, mixture = job_of_launch(read_launch(arguments, world_size=64).launch).blocks
+    dense, mixture = job_of_run(read_run(arguments, world_size=64).run).blocks
 
     assert (dense.number, mixture.number) == (2, 30)
     assert dense.mlp == Mlp(width=14336, gated=True)
@@ -191,7 +191,7 @@ def test_queries_that_are_projected_at_once_take_as_long_as_their_product() -> N
         flags = {"multi_latent_attention": True, "group_query_attention": None}
         sizes = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64}
         given = with_flags(LLAMA, **flags, **sizes, v_head_dim=128, q_lora_rank=rank)
-        job = job_of_launch(read_launch(given, world_size=64).launch)
+        job = job_of_run(read_run(given, world_size=64).run)
         return step_time(machine, job).terms_s["gemm"]
 
     # 8192 x 12288 at once, or 1536 x (8192 + 12288)
@@ -221,8 +221,8 @@ def test_recomputed_layers_are_those_of_every_chunk(
     flags: dict[str, Any], numbers: list[tuple[int, Any]]
 ) -> None:
     """All of them, the first of each chunk, or modules of all."""
-    launch = read_launch(with_flags(LLAMA, **flags), world_size=64).launch
-    assert [(block.number, block.recompute) for block in job_of_launch(launch).blocks] == numbers
+    run = read_run(with_flags(LLAMA, **flags), world_size=64).run
+    assert [(block.number, block.recompute) for block in job_of_run(run).blocks] == numbers
 
 
 # --------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def changed(arguments: Mapping[str, Any], neighbour: Neighbour) -> dict[str, Any
 @pytest.mark.parametrize("arguments", [LLAMA, MIXTURE], ids=["dense", "mixture"])
 def test_advice_is_what_it_claims(arguments: dict[str, Any], target: Target) -> None:
     """Arguments with the changes, read anew, have the time and memory that was said."""
-    start = assess(read_launch(arguments, world_size=64).launch, target)
+    start = assess(read_run(arguments, world_size=64).run, target)
     found = neighbours_of(start, target)
 
     assert found.one is not None
@@ -388,7 +388,7 @@ def test_advice_is_what_it_claims(arguments: dict[str, Any], target: Target) -> 
     for neighbour in (found.one, found.two, found.any):
         if neighbour is None:
             continue
-        again = assess(read_launch(changed(arguments, neighbour), world_size=64).launch, target)
+        again = assess(read_run(changed(arguments, neighbour), world_size=64).run, target)
         said = neighbour.assessment
         assert again.step == said.step
         assert again.fullest.peak_bytes == said.fullest.peak_bytes
@@ -414,13 +414,13 @@ def test_the_best_single_change_is_the_best_of_all(target: Target) -> None:
         if given["--tensor-model-parallel-size"] == 1:
             given.pop("--sequence-parallel")
         try:
-            one = assess(read_launch(given, world_size=64).launch, target)
+            one = assess(read_run(given, world_size=64).run, target)
         except Exception as error:  # not legal
             assert type(error).__name__ in ("RuleError", "DocumentError")  # noqa: PT017
             continue
         if one.step is not None and one.odds_of_oom <= target.oom_risk:
             times.append(one.step.total_s)
-    start = assess(read_launch(arguments, world_size=64).launch, target)
+    start = assess(read_run(arguments, world_size=64).run, target)
     assert start.odds_of_oom > target.oom_risk
     best = neighbours_of(start, target).one
 
@@ -434,7 +434,7 @@ def test_a_launch_that_fits_is_compared_with_faster_ones(target: Target) -> None
     """Each step of more changes is faster by half a percent at least, and the launch is slower."""
     arguments = with_flags(LLAMA, pipeline_model_parallel_size=8, recompute_granularity="full",
                            recompute_method="uniform", recompute_num_layers=1)  # fmt: skip
-    start = assess(read_launch(arguments, world_size=64).launch, target)
+    start = assess(read_run(arguments, world_size=64).run, target)
     found = neighbours_of(start, target)
     times = [one.assessment.step for one in (found.one, found.two, found.any) if one is not None]
 
@@ -452,19 +452,19 @@ def test_memory_that_is_not_counted_changes_no_advice(
     """Counting that of every launch, and then sorting them, finds the same ones for more work."""
     counted: list[int] = []
 
-    def counting(launch: Launch, stage: int) -> Account:
+    def counting(run: Run, stage: int) -> Account:
         counted[-1] += 1
-        return account_of(launch, stage)
+        return account_of(run, stage)
 
     counted_price = partial(assess, count=counting)
 
     def eager(
-        found: list[tuple[Launch, Timing]],
+        found: list[tuple[Run, Timing]],
         target: Target,
-        written: Callable[[Launch], Any],
+        written: Callable[[Run], Any],
         wanted_s: float,
     ) -> tuple[list[Assessment], Assessment | None, Any]:
-        all_ = [neighbours._quick(launch, target, timing) for launch, timing in found]
+        all_ = [neighbours._quick(run, target, timing) for run, timing in found]
 
         def rank(one: Assessment) -> tuple[bool, float, float]:
             time = one.step.total_s if one.step is not None else math.inf
@@ -473,11 +473,11 @@ def test_memory_that_is_not_counted_changes_no_advice(
 
         all_.sort(key=rank)
         for one in all_:
-            wholly = counted_price(one.launch, target)
+            wholly = counted_price(one.run, target)
             if rank(one)[0] or rank(one)[1] >= wanted_s:
                 break
             if wholly.odds_of_oom <= target.oom_risk:
-                return all_[:4], wholly, written(one.launch)
+                return all_[:4], wholly, written(one.run)
         return all_[:4], None, ()
 
     monkeypatch.setattr(neighbours, "assess", counted_price)
@@ -486,7 +486,7 @@ def test_memory_that_is_not_counted_changes_no_advice(
         if patched:
             monkeypatch.setattr(neighbours, "_best", eager)
         counted.append(0)
-        start = counted_price(read_launch(arguments, world_size=64).launch, target)
+        start = counted_price(read_run(arguments, world_size=64).run, target)
         found.append(neighbours_of(start, target))
 
     assert found[0] == found[1]
@@ -500,14 +500,14 @@ def test_memory_that_is_not_counted_changes_no_advice(
 def test_odds_of_running_out() -> None:
     """A half where what is left is the median reserve, and the interval holds nine of ten."""
     gib = float(1 << 30)
-    launch = read_launch(LLAMA, world_size=64).launch
-    low, high = reserved_interval(launch, 60 * gib)
+    run = read_run(LLAMA, world_size=64).run
+    low, high = reserved_interval(run, 60 * gib)
     middle = math.sqrt(low * high)
     # the median reserve, and the middle of measured over predicted peaks
     assert middle / (60 * gib) == pytest.approx(1.04 * math.sqrt(math.prod(PEAK_RATIOS["dense"])))
     for end, odds in ((low, 0.95), (middle, 0.5), (high, 0.05)):
-        assert odds_of_more(launch, 60 * gib, end + gib) == pytest.approx(odds)
-    assert odds_of_more(launch, 60 * gib, gib) == 1.0
+        assert odds_of_more(run, 60 * gib, end + gib) == pytest.approx(odds)
+    assert odds_of_more(run, 60 * gib, gib) == 1.0
 
 
 def test_odds_are_students_beside_a_normal_reserve() -> None:
@@ -528,14 +528,11 @@ def test_odds_are_students_beside_a_normal_reserve() -> None:
 
 def test_odds_are_as_wide_as_the_errors_of_measured_runs() -> None:
     """Experts' peaks are further off, those of launches that few measured runs are like most."""
-    launches = [
-        read_launch(LLAMA, world_size=64).launch,
-        read_launch(MIXTURE, world_size=64).launch,
-    ]
-    launches.append(read_launch(with_flags(LLAMA, fp8_format="hybrid"), world_size=64).launch)
-    ends = [reserved_interval(launch, 1e10) for launch in launches]
-    assert [*map(kind_of, launches)] == ["dense", "experts", "few runs"]
-    assert [*map(few_runs_of, launches)] == [(), (), ("8-bit products",)]
+    low = with_flags(LLAMA, fp8_format="hybrid")
+    runs = [read_run(arguments, world_size=64).run for arguments in (LLAMA, MIXTURE, low)]
+    ends = [reserved_interval(run, 1e10) for run in runs]
+    assert [*map(kind_of, runs)] == ["dense", "experts", "few runs"]
+    assert [*map(few_runs_of, runs)] == [(), (), ("8-bit products",)]
     widths = [high / low for low, high in ends]
     assert widths == sorted(widths)
 
@@ -543,23 +540,23 @@ def test_odds_are_as_wide_as_the_errors_of_measured_runs() -> None:
 def test_few_runs_are_of_fewer_than_five_configurations() -> None:
     """Each feature that widens odds has fewer measured configurations than five, others more."""
     entries = [price_row(row) for row in read_goldens()]
-    launches = {entry.config: entry.read.launch for entry in entries if isinstance(entry, Priced)}
-    launches |= {row.name: row.launch for row in published_peaks() if row.what == "allocated"}
-    seldom = Counter(name for launch in launches.values() for name in few_runs_of(launch))
+    runs = {entry.config: entry.read.run for entry in entries if isinstance(entry, Priced)}
+    runs |= {row.name: row.run for row in published_peaks() if row.what == "allocated"}
+    seldom = Counter(name for run in runs.values() for name in few_runs_of(run))
     assert max(seldom.values()) < 5
-    often = {
-        "scattered": lambda launch: launch.degrees.scattered,
-        "chunks": lambda launch: launch.degrees.vpp > 1,
-        "context": lambda launch: launch.degrees.cp > 1,
-        "exchanged heads": lambda launch: launch.degrees.heads_exchanged,
-        "a loss in place": lambda launch: launch.loss_fusion == "te",
-        "a fused loss": lambda launch: launch.loss_fusion == "native",
-        "further tokens": lambda launch: launch.model.mtp > 0,
-        "latent attention": lambda launch: launch.model.attention.latent is not None,
-        "gates": lambda launch: launch.model.gated,
+    often: dict[str, Callable[[Run], bool]] = {
+        "scattered": lambda run: run.split.scattered,
+        "chunks": lambda run: run.strategy.vpp > 1,
+        "context": lambda run: run.split.cp > 1,
+        "exchanged heads": lambda run: run.split.exchanges_heads,
+        "a loss in place": lambda run: run.kernels.loss == "te",
+        "a fused loss": lambda run: run.kernels.loss == "native",
+        "further tokens": lambda run: run.model.mtp > 0,
+        "latent attention": lambda run: run.model.attention.latent is not None,
+        "gates": lambda run: run.model.last.gates == 2,
     }
     for name, has in often.items():
-        assert sum(map(has, launches.values())) >= 5, name
+        assert sum(map(has, runs.values())) >= 5, name
 
 
 def test_errors_of_peaks_are_those_of_the_benchmark() -> None:
@@ -732,7 +729,7 @@ def test_other_trainings_are_said_and_not_priced(
 
 def test_other_optimizers_have_memory_and_no_time(target: Target) -> None:
     """The reason stands in the place of the time."""
-    found = assess(read_launch(with_flags(LLAMA, optimizer="muon"), world_size=64).launch, target)
+    found = assess(read_run(with_flags(LLAMA, optimizer="muon"), world_size=64).run, target)
     assert found.step is None
     assert found.untimed == "the optimizer muon has no measured time; adam has"
     assert found.fullest.peak_bytes > 0
@@ -741,9 +738,9 @@ def test_other_optimizers_have_memory_and_no_time(target: Target) -> None:
 
 def test_experts_that_tensor_ranks_split_have_a_time(target: Target) -> None:
     """As products of half the width with twice the tokens, and their gathering besides."""
-    whole = job_of_launch(read_launch(MIXTURE, world_size=64).launch)
+    whole = job_of_run(read_run(MIXTURE, world_size=64).run)
     given = with_flags(MIXTURE, expert_tensor_parallel_size=2, expert_model_parallel_size=4)
-    split = job_of_launch(read_launch(given, world_size=64).launch)
+    split = job_of_run(read_run(given, world_size=64).run)
     assert (whole.ep, whole.etp, split.ep, split.etp) == (8, 1, 4, 2)
     one, two = (step_time(target.machine, job).terms_s for job in (whole, split))
     assert two["gemm"] == pytest.approx(one["gemm"], rel=0.05)
@@ -780,7 +777,7 @@ def test_golden_page_shows_what_is_printed(
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_published_recipes_are_read_and_lie_in_their_intervals(recipe: Recipe) -> None:
     """None of them is called illegal, and the measured step is one of nine of ten."""
-    found = assess(read_launch(recipe.arguments, world_size=recipe.num_gpus).launch, place())
+    found = assess(read_run(recipe.arguments, world_size=recipe.num_gpus).run, place())
     assert found.interval_s is not None
     low, high = found.interval_s
     assert low < recipe.measured_s < high

@@ -12,10 +12,9 @@ from autopar.documents.spec import load_spec, write_spec
 from autopar.errors import DocumentError, InputError
 from autopar.price.activations import layer_saved_bytes
 from autopar.price.parameters import layer_weights, stage_weights
-from autopar.price.profile import launch_model
 from autopar.records import replace
+from autopar.run.architecture import LatentAttention, windows_of
 from autopar.run.job import Experts, blocks_of, layer_blocks
-from autopar.run.launch import Degrees, Latent, Launch, even_chunks
 from autopar.run.model import (
     LatentSpec,
     LayerSpec,
@@ -24,6 +23,8 @@ from autopar.run.model import (
     mtp_parameter_count,
     parameter_count,
 )
+from autopar.run.of_plan import uniform_model
+from tests.runs import run_of
 
 LATENT = LatentSpec(
     query_rank=1536, key_value_rank=512, key_width=128, rotary_width=64, value_width=128
@@ -136,29 +137,33 @@ def test_blocks_have_windows_shared_experts_and_latents() -> None:
     assert [block.number for block in blocks_of(windowed)] == [1] * 6
 
 
-def test_a_launch_model_has_every_layer() -> None:
+def test_a_uniform_model_has_every_layer() -> None:
     """Dense layers first, then mixtures; latent widths, shared experts and MTP."""
-    model = launch_model(DEEPSEEK)
-    assert model.expert_layers == (False,) * 3 + (True,) * 58
-    assert model.ffn == 18432
+    model = uniform_model(DEEPSEEK)
+    assert model.mixtures == (False,) * 3 + (True,) * 58
+    assert model.dense_width == 18432
     assert model.experts is not None
-    assert (model.experts.ffn, model.experts.shared_ffn) == (2048, 2048)
-    assert (model.experts.dispatcher, model.experts.grouped) == ("alltoall", True)
-    assert model.attention.latent == Latent(**asdict(LATENT))
-    assert (model.mtp, model.norm, model.positions) == (1, "rms", "rotary")
+    assert (model.experts.width, model.experts.shared_width) == (2048, 2048)
+    attention = model.attention
+    assert attention.latent == LatentAttention(
+        query_rank=1536, kv_rank=512, key_width=128, rotary_width=64
+    )
+    assert (attention.width, attention.value_width) == (192, 128)
+    assert (model.mtp, model.last.norm, model.positions) == (1, "rms", "rotary")
 
 
-def test_a_launch_model_says_which_layers_have_a_window() -> None:
+def test_a_uniform_model_says_which_layers_have_a_window() -> None:
     """Of one type, and of two that take turns, of which every fourth layer has none."""
-    model = launch_model(ModelSpec(name="windowed", layers=(WINDOWED,), vocab_size=100))
-    assert (model.attention.window, model.attention.whole_every) == (128, 2)
-    assert [model.attention.has_window(layer) for layer in range(4)] == [True, False] * 2
+    model = uniform_model(ModelSpec(name="windowed", layers=(WINDOWED,), vocab_size=100))
+    assert windows_of(model) == (128, 2)
+    windows = [layer.attention.window for layer in model.each_layer[:4] if layer.attention]
+    assert windows == [128, None] * 2
     dense = replace(WINDOWED, whole_every=0)
     experts = replace(WINDOWED, num_experts=4, experts_per_token=1)
     turns = ModelSpec(name="turns", layers=(dense, experts), vocab_size=100, interleaved=True)
-    model = launch_model(turns)
-    assert model.expert_layers == (False, True) * 6
-    assert (model.attention.window, model.attention.whole_every) == (128, 4)
+    model = uniform_model(turns)
+    assert model.mixtures == (False, True) * 6
+    assert windows_of(model) == (128, 4)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +178,11 @@ def test_a_launch_model_says_which_layers_have_a_window() -> None:
         ({"norm_parameters_per_hidden": 3}, "neither RMSNorms nor LayerNorms"),
     ],
 )
-def test_what_no_launch_can_say_is_refused(change: dict[str, int], words: str) -> None:
+def test_what_no_uniform_model_can_say_is_refused(change: dict[str, int], words: str) -> None:
     """One sentence says why."""
     spec = ModelSpec(name="two", layers=(WINDOWED, replace(WINDOWED, **change)), vocab_size=100)
     with pytest.raises(InputError, match=words):
-        launch_model(spec)
+        uniform_model(spec)
 
 
 def test_norms_behind_each_part_are_counted() -> None:
@@ -188,22 +193,11 @@ def test_norms_behind_each_part_are_counted() -> None:
     seq, hidden = layer.seq_length, layer.hidden_size
     assert parameter_count(layer) == parameter_count(WINDOWED) + 2 * hidden
 
-    def launch(spec: ModelSpec) -> Launch:
-        chunks = even_chunks(spec.num_layers, 1)
-        return Launch(
-            model=launch_model(spec),
-            degrees=Degrees(world=1, chunks=chunks),
-            seq=seq,
-            micro_batch=1,
-            global_batch=1,
-        )
-
-    def weights(spec: ModelSpec) -> int:
-        return sum(weight.elements for weight in layer_weights(launch(spec), experts=False))
-
-    assert weights(four) == parameter_count(layer)
-    assert weights(two) == parameter_count(WINDOWED)
-    saved = [layer_saved_bytes(launch(spec), experts=False) for spec in (two, four)]
+    runs = [run_of(uniform_model(spec), seq_length=seq) for spec in (two, four)]
+    layers = [run.rank_layers[0] for run in runs]
+    weights = [sum(weight.elements for weight in layer_weights(one)) for one in layers]
+    assert weights == [parameter_count(WINDOWED), parameter_count(layer)]
+    saved = [layer_saved_bytes(one) for one in layers]
     # two tensors of 16 bits, and two fp32 numbers of each token for each norm
     assert saved[1] - saved[0] == 2 * seq * hidden * 2 + 2 * 8 * seq
 
@@ -211,16 +205,9 @@ def test_norms_behind_each_part_are_counted() -> None:
 @pytest.mark.parametrize(
     "spec", [DEEPSEEK, ModelSpec(name="w", layers=(WINDOWED,), vocab_size=128)]
 )
-def test_a_launch_has_the_parameters_of_its_spec(spec: ModelSpec) -> None:
+def test_a_run_has_the_parameters_of_its_spec(spec: ModelSpec) -> None:
     """Tensor by tensor as Megatron-LM makes them, and by the formula of the spec."""
-    model = replace(launch_model(spec), vocab_divisor=1)
-    launch = Launch(
-        model=model,
-        degrees=Degrees(world=1, chunks=even_chunks(spec.num_layers, 1, mtp=spec.mtp_layers)),
-        seq=4096,
-        micro_batch=1,
-        global_batch=1,
-    )
-    counted = sum(weight.elements for chunk in stage_weights(launch, 0) for weight in chunk)
+    run = run_of(replace(uniform_model(spec), vocab_divisor=1), seq_length=4096)
+    counted = sum(weight.elements for chunk in stage_weights(run, 0) for weight in chunk)
     # the module's words are a copy where it stands on another stage, and here they are the same
     assert counted == model_parameter_count(spec)

@@ -12,11 +12,11 @@ from autopar.documents.spec import length_key, load_spec, write_spec
 from autopar.errors import DocumentError, InputError
 from autopar.families.config import parse_hugging_face
 from autopar.price.parameters import stage_weights
-from autopar.price.profile import launch_model
 from autopar.records import replace
-from autopar.run.launch import Degrees, Launch, even_chunks
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, model_parameter_count
+from autopar.run.of_plan import uniform_model
 from autopar.run.plan import tensor_degrees
+from tests.runs import run_of
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 FILES = json.loads((DATA / "published_configs.json").read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ BILLIONS = {  # what papers and model cards say, none of them counted here
 }
 
 
-NO_LAUNCH = {"t5-3b", "flan-t5-xl", "bert-large", "olmo-7b"}
+NOT_UNIFORM = {"t5-3b", "flan-t5-xl", "bert-large", "olmo-7b"}
 
 
 def spec_of(name: str) -> ModelSpec:
@@ -112,43 +112,39 @@ def test_layers_are_as_the_files_say() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_a_launch_can_say_it_says(name: str) -> None:
-    """Every decoder with norms that have parameters becomes a launch; others say why not."""
+def test_what_a_uniform_model_can_say_it_says(name: str) -> None:
+    """Every decoder with norms that have parameters becomes one; others say why not."""
     spec = spec_of(name)
-    if name in NO_LAUNCH:
+    if name in NOT_UNIFORM:
         words = "neither RMSNorms nor LayerNorms" if name == "olmo-7b" else "decoder-only"
         with pytest.raises(InputError, match=words):
-            launch_model(spec)
+            uniform_model(spec)
         return
-    model = launch_model(spec)
+    model = uniform_model(spec)
     assert model.num_layers == spec.num_layers
-    windows = [model.attention.has_window(layer) for layer in range(model.num_layers)]
-    assert sum(windows) == sum(map(narrow_layers, spec.layers))
+    found = [layer.attention for layer in model.each_layer]
+    assert sum(one is not None and one.window is not None for one in found) == sum(
+        map(narrow_layers, spec.layers)
+    )
 
 
 def unsaid(layer: LayerSpec) -> int:
-    """Return the parameters of a layer that no launch says: vectors beside its matrices."""
+    """Return the parameters of a layer that no run says: vectors beside its matrices."""
     heads, experts = layer.num_heads or 0, layer.num_experts or 0
     found = heads * layer.attention_sinks + experts * layer.router_biases
     found += layer.hidden_size * layer.shared_expert_gate
     if layer.wide_qk_norms:
-        # all heads have weights of their own; a launch has those of one query and one key
+        # all heads have weights of their own; a run has those of one query and one key
         found += (heads + (layer.num_kv_heads or 0) - 2) * head_dim(layer)
     return found
 
 
-@pytest.mark.parametrize("name", sorted(set(FILES) - NO_LAUNCH))
-def test_a_launch_has_the_parameters_of_its_model(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(FILES) - NOT_UNIFORM))
+def test_a_run_has_the_parameters_of_its_model(name: str) -> None:
     """Tensor by tensor, modules of further tokens included, but for a few vectors."""
     spec = spec_of(name)
-    launch = Launch(
-        model=replace(launch_model(spec), vocab_divisor=1),
-        degrees=Degrees(world=1, chunks=even_chunks(spec.num_layers, 1, mtp=spec.mtp_layers)),
-        seq=8,
-        micro_batch=1,
-        global_batch=1,
-    )
-    counted = sum(weight.elements for chunk in stage_weights(launch, 0) for weight in chunk)
+    run = run_of(replace(uniform_model(spec), vocab_divisor=1))
+    counted = sum(weight.elements for chunk in stage_weights(run, 0) for weight in chunk)
     beside = sum(layer.num_layers * unsaid(layer) for layer in spec.layers)
     # of BLOOM the norm behind the embedding, of Phi the head's biases
     ends = spec.extra_embedding_parameters + spec.extra_head_parameters

@@ -14,11 +14,12 @@ import pytest
 import yaml
 from msgspec.structs import asdict
 
+from autopar.price.assessment import assess
+from autopar.price.job import job_of_run
 from autopar.records import replace
 from autopar.run.job import Experts
+from autopar.run.run import resplit_run
 from benchmarks.ledger_models import known_architecture
-from search.check.assessment import assess
-from search.check.job import job_of_launch
 from search.check.neighbours import neighbours_of
 from search.commands import check
 from search.engines.bridge.recipes import PRECISIONS, named_recipe
@@ -69,13 +70,13 @@ def test_three_ways_to_say_the_same(tmp_path: Path) -> None:
         overrides(tmp_path, document, name=name, gpus=64),
         overrides(tmp_path, {"ConfigContainer": document}, name=name, gpus=64),
     ]
-    first = plain.launch
+    first = plain.run
     assert first is not None
-    assert (first.degrees.tp, first.degrees.pp, first.degrees.scattered) == (4, 2, True)
+    assert (first.split.tp, first.strategy.pp, first.split.scattered) == (4, 2, True)
     for file in files:
-        assert file.launch is not None
-        assert job_of_launch(file.launch).blocks == job_of_launch(first).blocks
-        assert {**asdict(file.launch), "name": ""} == {**asdict(first), "name": ""}
+        assert file.run is not None
+        assert job_of_run(file.run).blocks == job_of_run(first).blocks
+        assert {**asdict(file.run), "name": ""} == {**asdict(first), "name": ""}
     said = "the recipe is taken from the file's name: llama3_8b_pretrain_config"
     assert texts(files[2]) == [said]
     assert [one.flag for one in files[2].harmless] == ["checkpoint.save", "optimizer.lr"]
@@ -83,33 +84,37 @@ def test_three_ways_to_say_the_same(tmp_path: Path) -> None:
 
 def test_defaults_are_those_of_bridge(tmp_path: Path) -> None:
     """Distributed optimizer, overlap, fused loss, no dropout; benchmarks reduce in bf16."""
-    library = recipe_run(tmp_path, "--recipe llama3_70b_pretrain_config").launch
-    benchmark = checked(tmp_path, LLAMA).launch
-    for launch in (library, benchmark):
-        assert launch is not None
-        assert launch.optimizer.sharding == "distributed"
-        assert launch.optimizer.overlap_gradients
+    library = recipe_run(tmp_path, "--recipe llama3_70b_pretrain_config").run
+    benchmark = checked(tmp_path, LLAMA).run
+    for run in (library, benchmark):
+        assert run is not None
+        assert run.split.zero == 1
+        assert run.runtime.overlap.gradients
         # 128 Mi parameters where overlaps are configured
-        assert launch.optimizer.bucket == 134217728
-        assert (launch.loss_fusion, launch.tensor_overlap) == ("te", True)
-        assert launch.model.hidden_dropout == launch.model.attention.dropout == 0.0
-        assert not launch.attention_masks
+        assert run.runtime.states.bucket == 134217728
+        assert (run.kernels.loss, run.runtime.overlap.tensor) == ("te", True)
+        assert run.model.dropout == run.model.attention.dropout == 0.0
+        assert not run.runtime.masks
     assert library is not None
     assert benchmark is not None
-    assert [library.precision.gradient_bytes, benchmark.precision.gradient_bytes] == [4, 2]
-    assert (library.degrees.tp, library.degrees.pp, library.degrees.vpp) == (4, 4, 5)
-    assert (library.degrees.cp, library.seq, library.global_batch) == (2, 8192, 512)
-    assert (benchmark.precision.fp8_recipe, benchmark.precision.fp8_weights) == ("tensorwise", True)
-    small = recipe_run(tmp_path, "--recipe llama3_8b_pretrain_config").launch
+    assert [one.runtime.precision.gradient_bytes for one in (library, benchmark)] == [4, 2]
+    assert (library.split.tp, library.strategy.pp, library.strategy.vpp) == (4, 4, 5)
+    assert (library.split.cp, library.seq_length, library.strategy.global_batch) == (2, 8192, 512)
+    precision = benchmark.runtime.precision
+    assert (precision.fp8_recipe, precision.fp8_weights) == ("tensorwise", True)
+    small = recipe_run(tmp_path, "--recipe llama3_8b_pretrain_config").run
     assert small is not None
-    assert small.optimizer.bucket is None
-    experts = checked(tmp_path, QWEN).launch
+    assert small.runtime.states.bucket is None
+    experts = checked(tmp_path, QWEN).run
     assert experts is not None
     assert experts.model.experts is not None
-    assert experts.model.experts.skew == 1.0
-    assert (experts.model.experts.dispatcher, experts.degrees.overlap_experts) == ("alltoall", True)
+    assert experts.runtime.experts.skew == 1.0
+    assert (experts.runtime.experts.dispatcher, experts.runtime.overlap.experts) == (
+        "alltoall",
+        True,
+    )
     # 94 layers, embedding and loss in 32 parts
-    sizes = [len(chunk[1]) for stage in experts.degrees.chunks for chunk in stage]
+    sizes = [len(chunk.layers) for stage in experts.strategy.stages for chunk in stage]
     assert (min(sizes), max(sizes), sum(sizes)) == (2, 3, 94)
 
 
@@ -128,17 +133,17 @@ def test_precisions_by_their_names(
 ) -> None:
     """As an override, and fields of it one by one."""
     words = f"--recipe llama3_8b_pretrain_config mixed_precision={name}"
-    launch = recipe_run(tmp_path, words, gpu="b200").launch
-    assert launch is not None
-    precision = launch.precision
+    run = recipe_run(tmp_path, words, gpu="b200").run
+    assert run is not None
+    precision = run.runtime.precision
     assert precision.fp8 == (recipe is not None)
     assert recipe in (None, precision.fp8_recipe)
     assert precision.fp8_weights == eight_bit_weights
     assert precision.gradient_bytes == 4
     assert name.replace("-", "_") in PRECISIONS
     more = recipe_run(tmp_path, f"{words} mixed_precision.grad_reduce_in_fp32=false", gpu="b200")
-    assert more.launch is not None
-    assert more.launch.precision.gradient_bytes == 2
+    assert more.run is not None
+    assert more.run.runtime.precision.gradient_bytes == 2
 
 
 def test_what_counts_where_two_say_it(tmp_path: Path) -> None:
@@ -148,29 +153,29 @@ def test_what_counts_where_two_say_it(tmp_path: Path) -> None:
         (checked(tmp_path, [*LLAMA, *spread(words)]), 2, 2),
         (recipe_run(tmp_path, f"--recipe llama3_70b_pretrain_config {words}"), 8, 1),
     ):
-        assert file.launch is not None, file.findings
-        assert (file.launch.degrees.tp, file.launch.micro_batch) == (tp, micro)
+        assert file.run is not None, file.findings
+        assert (file.run.split.tp, file.run.strategy.micro_batch) == (tp, micro)
         assert len(texts(file, "no effect")) == 2
 
 
 def test_precision_aware_optimizers(tmp_path: Path) -> None:
     """Of bf16 weights the fp32 ones keep the other 16 bits; 8-bit weights have none of them."""
     bf16, fp8 = (
-        checked(tmp_path, spread(f"-m llama -mr llama3_8b -g h100 -c {dtype} -ng 8")).launch
+        checked(tmp_path, spread(f"-m llama -mr llama3_8b -g h100 -c {dtype} -ng 8")).run
         for dtype in ("bf16", "fp8_cs")
     )
     assert bf16 is not None
     assert fp8 is not None
-    assert (bf16.optimizer.master_bytes, fp8.optimizer.master_bytes) == (2, 4)
+    assert (bf16.runtime.optimizer.master_bytes, fp8.runtime.optimizer.master_bytes) == (2, 4)
     account = assess(bf16, target()).fullest
     terms = {term.name: term.num_bytes for term in account.peak}
     # 8.03 billion parameters over 8 ranks
     assert terms["fp32 weights"] == pytest.approx(8.03e9 / 8 * 2, rel=0.01)
     assert terms["Adam moments"] == 4 * terms["fp32 weights"]
     words = "--recipe llama3_8b_pretrain_config optimizer.use_precision_aware_optimizer=true"
-    more = recipe_run(tmp_path, f"{words} optimizer.store_param_remainders=false").launch
+    more = recipe_run(tmp_path, f"{words} optimizer.store_param_remainders=false").run
     assert more is not None
-    assert more.optimizer.master_bytes == 4
+    assert more.runtime.optimizer.master_bytes == 4
 
 
 def test_a_whole_configuration_needs_no_recipe(tmp_path: Path) -> None:
@@ -202,16 +207,15 @@ def test_a_whole_configuration_needs_no_recipe(tmp_path: Path) -> None:
         "logger": {"log_interval": 1},
     }  # fmt: skip
     file = overrides(tmp_path, document, name="config", gpus=64)
-    published = checked(tmp_path, words_of_row(79)).launch
+    published = checked(tmp_path, words_of_row(79)).run
 
     assert texts(file) == []
-    assert file.launch is not None
+    assert file.run is not None
     assert published is not None
     # of the launcher's own: padding, and a bucket
-    assert file.launch.degrees == published.degrees
-    assert file.launch.model.attention == published.model.attention
-    assert file.launch.recompute == published.recompute
-    found = [assess(launch, target()) for launch in (file.launch, published)]
+    assert file.run.strategy == published.strategy
+    assert file.run.model.attention == published.model.attention
+    found = [assess(run, target()) for run in (file.run, published)]
     assert found[0].step is not None
     assert found[1].step is not None
     assert found[0].step.total_s == pytest.approx(found[1].step.total_s, rel=0.01)
@@ -219,7 +223,7 @@ def test_a_whole_configuration_needs_no_recipe(tmp_path: Path) -> None:
 
 def test_windows_graphs_and_small_moments(tmp_path: Path) -> None:
     """What Megatron-LM's arguments are not read for, and times and memory follow."""
-    job = job_of_launch(checked(tmp_path, words_of_row(79)).launch)  # type: ignore[arg-type]
+    job = job_of_run(checked(tmp_path, words_of_row(79)).run)  # type: ignore[arg-type]
     windows = [block.attention.window for block in job.blocks if block.attention is not None]
     assert windows[:4] == [128, None, 128, None]
     plain = recipe_run(tmp_path, "--recipe deepseek_v3_pretrain_config", gpus=1024)
@@ -229,11 +233,12 @@ def test_windows_graphs_and_small_moments(tmp_path: Path) -> None:
         "optimizer.exp_avg_sq_dtype=torch.float32 model.cuda_graph_impl=full_iteration",
         gpus=1024,
     )
-    assert plain.launch is not None
-    assert whole.launch is not None
-    assert (plain.launch.optimizer.moments_bytes, whole.launch.optimizer.moments_bytes) == (4, 8)
-    assert (plain.launch.graphs, whole.launch.graphs) == ("none", "full")
-    first, second = (assess(one, target()) for one in (plain.launch, whole.launch))
+    assert plain.run is not None
+    assert whole.run is not None
+    both = (plain.run, whole.run)
+    assert [one.runtime.optimizer.moments_bytes for one in both] == [4, 8]
+    assert [one.kernels.graphs for one in both] == ["none", "full"]
+    first, second = (assess(one, target()) for one in both)
     moments = [
         sum(term.num_bytes for term in found.accounts[1].peak if term.name == "Adam moments")
         for found in (first, second)
@@ -246,9 +251,9 @@ def test_windows_graphs_and_small_moments(tmp_path: Path) -> None:
     assert second.step.optimizer_s > first.step.optimizer_s
     assert any("CUDA graphs keep memory" in text for text in texts(whole, "not priced"))
     # 61 layers in 16 stages, of which the last has one and the further token's
-    stages = plain.launch.degrees.chunks
-    assert [len(stage[0][1]) for stage in stages] == [4] * 15 + [1]
-    assert stages[-1][0][2:] == (1, True)
+    stages = plain.run.strategy.stages
+    assert [len(stage[0].layers) for stage in stages] == [4] * 15 + [1]
+    assert (stages[-1][0].mtp, stages[-1][0].head) == (1, True)
 
 
 def test_published_sizes() -> None:
@@ -384,9 +389,9 @@ def test_scripts_as_people_have_them(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     file = read_checked(str(path), world_size=None, gpu="h100-80gb")
-    assert file.launch is not None
-    assert (file.world_size, file.launch.degrees.tp, file.launch.global_batch) == (64, 8, 128)
-    assert sorted(file.launch.recompute.modules) == ["layernorm", "mlp"]
+    assert file.run is not None
+    assert (file.world_size, file.run.split.tp, file.run.strategy.global_batch) == (64, 8, 128)
+    assert sorted(file.run.split.modules) == ["layernorm", "mlp"]
     path.write_text(f"{SETUP} -m llama -mr llama3_70b -ng 64 -g h100 \\ \n  -c fp8_cs\n", "utf-8")
     broken = read_checked(str(path), world_size=None, gpu="h100-80gb")
     assert any("line 2 begins a command with -c" in text for text in texts(broken, "read"))
@@ -400,8 +405,8 @@ def test_variables_that_bridge_sets_are_not_asked_for(tmp_path: Path) -> None:
                 "train": {"global_batch_size": 8, "micro_batch_size": 1},
                 "ddp": {"data_parallel_sharding_strategy": "optim_grads_params"}}  # fmt: skip
     file = overrides(tmp_path, document, name="llama3_8b_pretrain_fsdp", gpus=8)
-    assert file.launch is not None
-    assert file.launch.optimizer.sharding == "fsdp"
+    assert file.run is not None
+    assert file.run.split.zero == 3
     assert texts(file, "environment") == []
     own = checked(tmp_path, [*LLAMA, "-ce", "CUDA_DEVICE_MAX_CONNECTIONS=8"])
     said = "CUDA_DEVICE_MAX_CONNECTIONS is 8, and tensor or context parallelism needs 1 on"
@@ -421,7 +426,7 @@ def test_what_is_not_known_of_a_recipe_is_said(name: str, said: str, tmp_path: P
     """Never guessed in silence."""
     file = recipe_run(tmp_path, f"--recipe {name} -gb 128")
     assert any(said in text for text in texts(file)), file.findings
-    assert (file.launch is None) == ("besides" not in said)
+    assert (file.run is None) == ("besides" not in said)
 
 
 @pytest.mark.parametrize(
@@ -442,8 +447,8 @@ def test_samples_are_as_long_as_the_model_takes_them(
 ) -> None:
     """One length without the other trains with another length than the file reads, or not."""
     file = recipe_run(tmp_path, f"--recipe llama3_8b_pretrain_config {words}")
-    assert file.launch is not None
-    assert file.launch.seq == length
+    assert file.run is not None
+    assert file.run.seq_length == length
     found = [text for text in texts(file) if "seq_length" in text or "sequence_length" in text]
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
@@ -454,10 +459,10 @@ def test_the_small_models_of_a_family_have_recipes(tmp_path: Path) -> None:
     """Degrees alone, two samples a rank, and nothing scattered: `recipes/qwen/qwen3.py`."""
     for name, tp, pp in (("600m", 1, 1), ("4b", 2, 1), ("8b", 4, 1), ("14b", 8, 1), ("32b", 8, 2)):
         file = recipe_run(tmp_path, f"--recipe qwen3_{name}_pretrain_config -gb 128")
-        launch = file.launch
-        assert launch is not None
-        assert (launch.degrees.tp, launch.degrees.pp, launch.degrees.scattered) == (tp, pp, False)
-        assert (launch.micro_batch, launch.recompute.layers != "none") == (2, name == "32b")
+        run = file.run
+        assert run is not None
+        assert (run.split.tp, run.strategy.pp, run.split.scattered) == (tp, pp, False)
+        assert (run.strategy.micro_batch, run.split.recompute == "full") == (2, name == "32b")
         assert texts(file) == []
 
 
@@ -468,8 +473,8 @@ def test_sizes_in_the_file_need_no_recipe(tmp_path: Path) -> None:
     words = " ".join(f"model.{key}={json.dumps(value)}" for key, value in sizes.items())
     more = "model.seq_length=8192 train.micro_batch_size=1 train.global_batch_size=128"
     file = recipe_run(tmp_path, f"--recipe my_pretrain_config {words} {more}")
-    assert file.launch is not None, file.findings
-    assert file.launch.model.num_layers == 32
+    assert file.run is not None, file.findings
+    assert file.run.model.num_layers == 32
     assert named_recipe("my_pretrain_config").model is None
 
 
@@ -531,8 +536,8 @@ def _changed(words: list[str], file: CheckedFile, changes: Any) -> list[str]:
 def test_advice_is_in_the_words_of_the_file(words: list[str], tmp_path: Path) -> None:
     """With the changes made by hand, the file has the time and the memory that were said."""
     file = checked(tmp_path, words)
-    assert file.launch is not None
-    found = neighbours_of(assess(file.launch, target()), target(), file.written, file.moves)
+    assert file.run is not None
+    found = neighbours_of(assess(file.run, target()), target(), file.written, file.moves)
 
     assert found.any is not None
     for neighbour in (found.one, found.two, found.any):
@@ -540,8 +545,8 @@ def test_advice_is_in_the_words_of_the_file(words: list[str], tmp_path: Path) ->
             continue
         again = checked(tmp_path, _changed(words, file, neighbour.changes))
         assert texts(again, "illegal") == texts(again, "no effect") == []
-        assert again.launch is not None
-        priced = assess(again.launch, target())
+        assert again.run is not None
+        priced = assess(again.run, target())
         assert priced.step == neighbour.assessment.step
         assert priced.fullest.peak_bytes == neighbour.assessment.fullest.peak_bytes
 
@@ -550,13 +555,9 @@ def test_degrees_of_experts_are_written(tmp_path: Path) -> None:
     """Each by its argument, chunks and recomputation with them; and that is the launch wanted."""
     words = [*QWEN, "--recompute_modules", "layernorm,moe_act"]
     file = checked(tmp_path, words)
-    launch = file.launch
-    assert launch is not None
-    wanted = replace(
-        launch,
-        degrees=replace(launch.degrees, ep=16, etp=2),
-        recompute=replace(launch.recompute, modules=frozenset({"core_attn"})),
-    )
+    run = file.run
+    assert run is not None
+    wanted = resplit_run(run, ep=16, etp=2, recompute=frozenset({"core_attn"}))
     changes = file.written(wanted)
     assert changes == (
         ("--recompute_modules", "layernorm,moe_act", None),
@@ -565,11 +566,11 @@ def test_degrees_of_experts_are_written(tmp_path: Path) -> None:
         ("-ep", None, "16"),
         ("-et", None, "2"),
     )
-    again = checked(tmp_path, _changed(words, file, changes)).launch
+    again = checked(tmp_path, _changed(words, file, changes)).run
     assert again is not None
     assert replace(again, name=wanted.name) == wanted
     # no neighbour has another length, and none is written
-    assert file.written(replace(launch, seq=2048)) is None
+    assert file.written(replace(run, seq_length=2048)) is None
 
 
 def test_advice_for_yaml(tmp_path: Path) -> None:
@@ -581,26 +582,28 @@ def test_advice_for_yaml(tmp_path: Path) -> None:
         "train": {"global_batch_size": 128},
     }  # fmt: skip
     file = overrides(tmp_path, document, name="llama3_8b_pretrain", gpus=16)
-    assert file.launch is not None
-    best = neighbours_of(assess(file.launch, target()), target(), file.written, file.moves).any
+    assert file.run is not None
+    best = neighbours_of(assess(file.run, target()), target(), file.written, file.moves).any
     assert best is not None
     for key, _, after in best.changes:
         section, _, name = key.partition(".")
         document[section][name] = yaml.safe_load(after or "null")
         assert file.spelled(key, after) == f"{key}: {after}"
     again = overrides(tmp_path, document, name="llama3_8b_pretrain", gpus=16)
-    assert again.launch is not None
-    assert assess(again.launch, target()).step == best.assessment.step
+    assert again.run is not None
+    assert assess(again.run, target()).step == best.assessment.step
 
 
 def test_a_key_without_a_section_is_not_advised(tmp_path: Path) -> None:
     """A recipe without configured overlaps has nothing that an override could be laid over."""
     words = "--recipe llama3_8b_pretrain_config -tp 4 -cp 1 -gb 128"
     file = recipe_run(tmp_path, words)
-    launch = file.launch
-    assert launch is not None
-    assert file.written(replace(launch, tensor_overlap=True)) is None
-    changes = file.written(replace(launch, micro_batch=2))
+    run = file.run
+    assert run is not None
+    overlap = replace(run.runtime.overlap, tensor=True)
+    assert file.written(replace(run, runtime=replace(run.runtime, overlap=overlap))) is None
+    strategy = replace(run.strategy, micro_batch=2)
+    changes = file.written(replace(run, strategy=strategy))
     assert changes == (("train.micro_batch_size", None, "2"),)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from autopar.price.assessment import assess
 from autopar.price.step import step_time
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import run_of
-from search.check.assessment import assess
 from search.engines.bridge.presets import preset_of
 from tests.bridge_cases import (
     CARDS,
@@ -45,18 +45,18 @@ def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path)
     row = runs()[line]
     card = CARDS[row["gpu_type"]]
     file = checked(tmp_path, words_of_row(line), gpu=card)
-    launch = file.launch
+    run = file.run
 
-    assert launch is not None, file.findings
+    assert run is not None, file.findings
     assert {one.kind for one in file.findings} <= {"not priced", "read"}
     assert all("memory" in text or "save" in text for text in texts(file, "not priced"))
-    degrees = launch.degrees
-    said = {"num_gpus": degrees.world, "tp": degrees.tp, "pp": degrees.pp, "cp": degrees.cp,
-            "ep": degrees.ep, "vpp": degrees.vpp, "dp": degrees.dp, "seq": launch.seq,
-            "micro_batch": launch.micro_batch, "global_batch": launch.global_batch}  # fmt: skip
+    strategy, split = run.strategy, run.split
+    said = {"num_gpus": strategy.gpus, "tp": split.tp, "pp": strategy.pp, "cp": split.cp,
+            "ep": split.ep, "vpp": strategy.vpp, "dp": strategy.dp, "seq": run.seq_length,
+            "micro_batch": strategy.micro_batch, "global_batch": strategy.global_batch}  # fmt: skip
     # a table has the GPUs of a data-parallel group under FSDP, of experts of one expert too
     assert {key: int(row[key]) for key in said} == said
-    found = assess(launch, target(card))
+    found = assess(run, target(card))
     assert found.interval_s is not None, found.untimed
     low, high = found.interval_s
     assert low < float(row["iter_time_s"]) < high
@@ -74,12 +74,12 @@ def test_the_ledger_has_the_price_that_is_told(line: int, tmp_path: Path) -> Non
     rows, settings = read_runs()
     row = dict(rows)[line]
     card = CARDS[row["gpu_type"]]
-    launch = checked(tmp_path, words_of_row(line), gpu=card).launch
-    assert launch is not None
-    told = assess(launch, target(card))
-    run = run_of(row, settings.get(line, {}))
+    run = checked(tmp_path, words_of_row(line), gpu=card).run
+    assert run is not None
+    told = assess(run, target(card))
+    own = run_of(row, settings.get(line, {}))
     assert told.step is not None
-    assert told.step.total_s == pytest.approx(step_time(run.machine, run.job).total_s, rel=0.035)
+    assert told.step.total_s == pytest.approx(step_time(own.machine, own.job).total_s, rel=0.035)
 
 
 def test_published_configurations_are_many() -> None:
@@ -101,10 +101,10 @@ def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> N
         world = int(row["num_gpus"])
         file = checked(tmp_path, words_of_row(line), gpu=card, world=world)
         kinds = {one.kind for one in file.findings}
-        if file.launch is None:
+        if file.run is None:
             refused[line] = "illegal" if "illegal" in kinds else texts(file, "not priced")[0]
             continue
-        found = assess(file.launch, target(card))
+        found = assess(file.run, target(card))
         assert found.interval_s is not None
         low, high = found.interval_s
         inside.append(low < float(row["iter_time_s"]) < high)
@@ -141,16 +141,16 @@ def test_presets_are_what_was_published() -> None:
 def test_a_recipe_alone_says_it_all(tmp_path: Path) -> None:
     """A published row is what its recipe sets; of twice the GPUs the batch is twice as large."""
     short = spread("-m llama -mr llama3_70b -g h100 -c fp8_cs")
-    explicit = checked(tmp_path, words_of_row(140)).launch
+    explicit = checked(tmp_path, words_of_row(140)).run
     for words in (short, [*short, "-cv", "v2"]):
-        assert checked(tmp_path, [*words, "-ng", "64"]).launch == explicit
-    doubled = checked(tmp_path, [*short, "-ng", "128"]).launch
+        assert checked(tmp_path, [*words, "-ng", "64"]).run == explicit
+    doubled = checked(tmp_path, [*short, "-ng", "128"]).run
     assert explicit is not None
     assert doubled is not None
-    assert (explicit.global_batch, doubled.global_batch) == (256, 512)
+    assert (explicit.strategy.global_batch, doubled.strategy.global_batch) == (256, 512)
     older = checked(tmp_path, [*short, "-ng", "64", "-cv", "v1"])
-    assert older.launch is not None
-    assert older.launch.global_batch == 128
+    assert older.run is not None
+    assert older.run.strategy.global_batch == 128
     assert texts(older) == []
     said = "of the variants v1, v2 of llama3_70b on h100 in fp8_cs, v2 is taken"
     assert texts(checked(tmp_path, [*short, "-ng", "64"])) == [said]
@@ -171,8 +171,8 @@ def test_a_recipe_alone_says_it_all(tmp_path: Path) -> None:
         "-ng",
         "64",
     ]
-    assert checked(tmp_path, first).launch == older.launch
-    flat = recipe_run(tmp_path, "--recipe llama3_70b_pretrain_64gpu_h100_fp8cs_config").launch
+    assert checked(tmp_path, first).run == older.run
+    flat = recipe_run(tmp_path, "--recipe llama3_70b_pretrain_64gpu_h100_fp8cs_config").run
     assert flat is not None
-    assert flat.degrees == explicit.degrees
-    assert flat.precision == explicit.precision
+    assert flat.strategy == explicit.strategy
+    assert flat.runtime.precision == explicit.runtime.precision

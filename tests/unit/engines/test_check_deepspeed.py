@@ -18,7 +18,7 @@ import pytest
 from autopar.price.account import account_of
 from autopar.price.sharded import instants
 from autopar.records import replace
-from autopar.run.launch import Launch
+from autopar.run.run import Run, resplit_run
 from search.commands import check
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.reader import CheckedFile
@@ -145,8 +145,8 @@ def _with(document: Mapping[str, Any], path: str, value: object) -> dict[str, An
     return found
 
 
-def _states(launch: Launch) -> dict[str, int]:
-    return {term.name: term.num_bytes for term in account_of(launch).states}
+def _states(run: Run) -> dict[str, int]:
+    return {term.name: term.num_bytes for term in account_of(run).states}
 
 
 ASKED: dict[str, Any] = {"model": "opt-1.3b", "seq_length": 1024}
@@ -173,9 +173,9 @@ def test_published_configurations_are_priced(
 ) -> None:
     """Nothing is wrong with them, and states after a step are those of the table of ZeRO."""
     file = checked(document, gpus, **ASKED)
-    assert file.launch is not None, file.findings
+    assert file.run is not None, file.findings
     assert {one.kind for one in file.findings} <= {"read"}, file.findings
-    states = _states(file.launch)
+    states = _states(file.run)
     kept = sum(states.values()) - states["cuBLAS workspaces"]
     assert kept == pytest.approx(OPT * (weights + rest / gpus), rel=2e-3)
     assert file.stack == "torchtitan-eager"
@@ -189,9 +189,9 @@ def test_a_bucket_is_as_large_as_it_is_given(checked: Read) -> None:
         ("one", _with(ZERO2, "zero_optimization.overlap_comm", False)),
         ("small", _with(ZERO2, "zero_optimization.reduce_bucket_size", 1e8)),
     ):
-        launch = checked(document, 8, model="llama-2-7b", seq_length=512).launch
-        assert launch is not None
-        parts = [part for instant in instants(launch, 0) for part in instant.parts]
+        run = checked(document, 8, model="llama-2-7b", seq_length=512).run
+        assert run is not None
+        parts = [part for instant in instants(run, 0) for part in instant.parts]
         sizes = {part.num_bytes for part in parts if part.name == "buckets of the reduction"}
         (peaks[name],) = sizes
     assert peaks == {"two": 2_000_000_000, "one": 1_000_000_000, "small": 400_000_000}
@@ -201,15 +201,15 @@ def test_a_bucket_is_as_large_as_it_is_given(checked: Read) -> None:
 def test_auto_is_what_the_script_says(document: dict[str, Any], stage: int, checked: Read) -> None:
     """Batch, precision and checkpoints of the Trainer's arguments, buckets of the model's width."""
     file = checked(document, None, _script(nodes="--num_nodes=2"))
-    launch = file.launch
-    assert launch is not None, file.findings
-    assert launch.trainer is not None
+    run = file.run
+    assert run is not None, file.findings
     assert not file.findings
     assert file.world_size == 16
-    assert (launch.micro_batch, launch.global_batch, launch.seq) == (4, 4 * 2 * 16, 4096)
-    assert launch.precision.kind == "bf16"
-    assert (launch.trainer.zero, launch.trainer.checkpoint) == (stage, "full")
-    assert launch.trainer.buckets.reduce == (4096**2 if stage == 3 else 2 * 10**8)
+    assert (run.strategy.micro_batch, run.strategy.global_batch) == (4, 4 * 2 * 16)
+    assert run.seq_length == 4096
+    assert run.runtime.precision.kind == "bf16"
+    assert (run.split.zero, run.split.recompute) == (stage, "full")
+    assert run.runtime.states.buckets.reduce == (4096**2 if stage == 3 else 2 * 10**8)
 
 
 def test_a_larger_stage_never_needs_more(checked: Read) -> None:
@@ -217,9 +217,9 @@ def test_a_larger_stage_never_needs_more(checked: Read) -> None:
     for stage in (0, 1, 2, 3):
         document = _with(_with(AUTO2, "zero_optimization", {"stage": stage}), "fp16", {})
         document["zero_optimization"]["reduce_bucket_size"] = 10**7
-        launch = checked(document, 8, _script()).launch
-        assert launch is not None
-        peaks.append(account_of(launch).peak_bytes)
+        run = checked(document, 8, _script()).run
+        assert run is not None
+        peaks.append(account_of(run).peak_bytes)
     assert peaks == sorted(peaks, reverse=True)
 
 
@@ -295,8 +295,8 @@ def test_a_folder_with_its_config_is_a_model(checked: Read, tmp_path: Path) -> N
         "vocab_size": 32000, "tie_word_embeddings": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    named = checked(AUTO2, 8, _script()).launch
-    own = checked(AUTO2, 8, _script().replace("meta-llama/Llama-2-7b-hf", "./mine")).launch
+    named = checked(AUTO2, 8, _script()).run
+    own = checked(AUTO2, 8, _script().replace("meta-llama/Llama-2-7b-hf", "./mine")).run
     assert own is not None
     assert own == named
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": "wide"}), "utf-8")
@@ -307,15 +307,13 @@ def test_a_folder_with_its_config_is_a_model(checked: Read, tmp_path: Path) -> N
 def test_changes_are_lines_of_either_file(checked: Read) -> None:
     """The stage is the configuration's, the batch of `auto` the script's."""
     file = checked(AUTO2, 8, _script())
-    launch = file.launch
-    assert launch is not None
-    assert launch.trainer is not None
-    smaller = replace(launch, micro_batch=2)
+    run = file.run
+    assert run is not None
+    smaller = replace(run, strategy=replace(run.strategy, micro_batch=2))
     assert file.written(smaller) == (
         ("--per-device-train-batch-size", "4", "2"), ("--gradient-accumulation-steps", "2", "4"),
     )  # fmt: skip
-    whole = replace(launch, trainer=replace(launch.trainer, zero=3))
-    assert file.written(whole) == (("zero_optimization.stage", "2", "3"),)
+    assert file.written(resplit_run(run, zero=3)) == (("zero_optimization.stage", "2", "3"),)
     assert file.spelled("zero_optimization.stage", "3") == '"zero_optimization.stage": 3'
     assert file.spelled("--per-device-train-batch-size", "2") == "--per_device_train_batch_size 2"
 
@@ -417,15 +415,14 @@ def test_configurations_of_accelerate_are_read(
 ) -> None:
     """Of every kind, with a script that says the rest; and its processes are the GPUs."""
     file = accelerated(text, LAUNCH)
-    launch = file.launch
-    assert launch is not None, file.findings
+    run = file.run
+    assert run is not None, file.findings
     assert not file.findings
     assert file.world_size == 8
-    assert launch.trainer is not None
-    assert (launch.trainer.keeper, launch.trainer.zero) == (keeper, zero)
-    assert (launch.micro_batch, launch.micro_batches, launch.seq) == (2, 4, 2048)
-    assert launch.precision.kind == "bf16"
-    states = _states(launch)
+    assert (run.runtime.states.keeper, run.split.zero) == (keeper, zero)
+    assert (run.strategy.micro_batch, run.strategy.micro_batches, run.seq_length) == (2, 4, 2048)
+    assert run.runtime.precision.kind == "bf16"
+    states = _states(run)
     size = 7_241_732_096
     if keeper == "accelerate":
         # fp32 weights and moments, whole or shared
@@ -433,7 +430,7 @@ def test_configurations_of_accelerate_are_read(
         assert kept == pytest.approx(12 * size / (1 if zero == 0 else 8), rel=1e-3)
     # what a rank has does not depend on where the file is
     alone = accelerated(text, model="mistral-7b", seq_length=2048)
-    assert alone.launch is not None
+    assert alone.run is not None
     assert [one.kind for one in alone.findings] == ["read"]
 
 
@@ -465,14 +462,9 @@ def test_what_accelerate_refuses_or_leaves(
 
 def test_checkpoints_are_changed_where_they_are_said(accelerated: Read) -> None:
     file = accelerated(FSDP2, LAUNCH)
-    launch = file.launch
-    assert launch is not None
-    assert launch.trainer is not None
-    from autopar.run.launch import Recompute
-
-    other = replace(
-        launch, trainer=replace(launch.trainer, checkpoint="none"), recompute=Recompute()
-    )
+    run = file.run
+    assert run is not None
+    other = resplit_run(run, recompute=frozenset())
     assert file.written(other) == (("fsdp_config.fsdp_activation_checkpointing", "true", "false"),)
 
 

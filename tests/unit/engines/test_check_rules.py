@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from autopar.price.assessment import Target, assess
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
-from search.check.assessment import Target, assess
 from search.check.neighbours import neighbours_of
 from search.engines.changes import changed_words
 from search.engines.reader import CheckedFile
@@ -272,7 +272,7 @@ def test_legal_ones_are_priced(
     file = checked(tmp_path, base, **changes)
 
     assert illegal(file) == []
-    assert file.launch is not None
+    assert file.run is not None
 
 
 @pytest.mark.parametrize(
@@ -390,8 +390,8 @@ def test_a_flag_without_a_value_takes_none(tmp_path: Path) -> None:
     assert found == ["--use-distributed-optimizer takes no value, got 'false'"]
 
     file = checked(tmp_path, DENSE, sequence_parallel="$MORE")
-    assert file.launch is not None
-    assert file.launch.degrees.scattered
+    assert file.run is not None
+    assert file.run.split.scattered
     assert [(one.kind, one.text) for one in file.findings] == [
         ("read", "$MORE is known where the launch runs, and taken as nothing")
     ]
@@ -436,8 +436,8 @@ def test_advice_is_in_the_words_of_the_file(
 ) -> None:
     """What goes is there, and what is left with what comes runs and has the price that is said."""
     file = checked(tmp_path, base, **changes)
-    assert file.launch is not None
-    found = neighbours_of(assess(file.launch, target), target, file.written)
+    assert file.run is not None
+    found = neighbours_of(assess(file.run, target), target, file.written)
 
     assert found.any is not None
     for neighbour in (found.one, found.two, found.any):
@@ -450,8 +450,8 @@ def test_advice_is_in_the_words_of_the_file(
         arguments = {f"--{flag}": list(given) or True for flag, given in words.items()}
         again = checked(tmp_path, arguments)
         assert [one.text for one in again.findings if one.kind in ("illegal", "no effect")] == []
-        assert again.launch is not None
-        priced = assess(again.launch, target)
+        assert again.run is not None
+        priced = assess(again.run, target)
         assert priced.step == neighbour.assessment.step
         assert priced.fullest.peak_bytes == neighbour.assessment.fullest.peak_bytes
         assert "--tp-comm-overlap" not in arguments or "--transformer-impl" not in arguments

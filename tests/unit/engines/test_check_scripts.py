@@ -76,8 +76,8 @@ def test_nodes_that_the_environment_gives_are_those_of_the_hardware(
     """With it nothing is to be said; without it the default counts, and is."""
     file = checked(tmp_path, script)
     assert (file.world_size, [text for text in said(file) if "default" in text]) == (64, [])
-    assert file.launch is not None
-    assert file.launch.degrees.dp == 32
+    assert file.run is not None
+    assert file.run.strategy.dp == 32
     alone = checked(tmp_path, script, world_size=None)
     assert alone.world_size == own
     if name is not None:
@@ -107,11 +107,11 @@ def test_what_is_computed_of_the_nodes_follows(tmp_path: Path) -> None:
         f"torchrun --nnodes $NNODES --nproc-per-node 8 {TORCHRUN} --global-batch-size $BATCH "
         "--pipeline-model-parallel-size $PP"
     )
-    one, eight = (checked(tmp_path, script, size).launch for size in (8, 64))
+    one, eight = (checked(tmp_path, script, size).run for size in (8, 64))
     assert one is not None
     assert eight is not None
-    assert (one.global_batch, one.degrees.pp) == (32, 1)
-    assert (eight.global_batch, eight.degrees.pp) == (256, 2)
+    assert (one.strategy.global_batch, one.strategy.pp) == (32, 1)
+    assert (eight.strategy.global_batch, eight.strategy.pp) == (256, 2)
 
 
 def test_nodes_that_a_script_says_itself_are_its_own(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_both_ways_are_followed_where_they_are_no_matter(
     """What differs is said; flags that change neither memory nor time decide nothing."""
     file = checked(tmp_path, f"{before}\ntorchrun --nproc-per-node 8 {TORCHRUN} $MORE", 8)
 
-    assert file.launch is not None
-    assert file.launch.degrees.tp == 2
+    assert file.run is not None
+    assert file.run.split.tp == 2
     if decided is not None:
         (found,) = [text for text in said(file) if "decides" in text]
         assert found.startswith(("read: `", "read: line"))
@@ -182,7 +182,7 @@ def test_ways_on_which_nothing_runs_are_none(tmp_path: Path) -> None:
     other = f"if [ -d /c ]; then\n{launch} --load /c\nexit\nelse\n{launch} --log-interval 1\nfi"
     for script in (one, other):
         file = checked(tmp_path, script, 8)
-        assert file.launch is not None
+        assert file.run is not None
     # neither ends in a launch that is priced as something else
     split = f"if [ -d /c ]; then\n{launch}\nelse\ntorchrun --nproc-per-node 4 {TORCHRUN}\nfi"
     with pytest.raises(DocumentError, match="only running tells: --nproc-per-node"):
@@ -204,8 +204,8 @@ def test_a_script_that_ends_without_a_variable_is_read_with_it(guard: str, tmp_p
         f"torchrun --nproc-per-node 8 {TORCHRUN} $M"
     )
     file = checked(tmp_path, script, 8)
-    assert file.launch is not None
-    assert file.launch.degrees.tp == 2
+    assert file.run is not None
+    assert file.run.split.tp == 2
     assert "read: nothing is launched where these are not set: SLURM_JOB_ID" in said(file)
 
 
@@ -234,7 +234,7 @@ def test_addresses_are_no_matter(before: str, tmp_path: Path) -> None:
         f"--master_port ${{MASTER_PORT:-6000}} {TORCHRUN}"
     )
     file = checked(tmp_path, script, 8)
-    assert file.launch is not None
+    assert file.run is not None
     assert not [one for one in file.findings if one.kind == "illegal"]
 
 
@@ -272,9 +272,9 @@ def test_a_file_that_is_sourced_is_read(path: str, tmp_path: Path) -> None:
         "--tensor-model-parallel-size $TP"
     )
     file = checked(tmp_path, script, 8)
-    assert file.launch is not None
-    assert file.launch.degrees.tp == 4
-    assert file.launch.recompute.modules
+    assert file.run is not None
+    assert file.run.split.tp == 4
+    assert file.run.split.modules
     assert not [text for text in said(file) if "is not read" in text]
 
 
@@ -306,8 +306,8 @@ def test_a_launch_in_a_text_for_another_shell(tmp_path: Path) -> None:
         "torchrun --nproc-per-node 8 pretrain_gpt.py $M --tensor-model-parallel-size 2\nEOF"
     )
     file = checked(tmp_path, script, 8)
-    assert file.launch is not None
-    assert file.launch.degrees.tp == 2
+    assert file.run is not None
+    assert file.run.split.tp == 2
 
 
 def test_argparse_knows_no_underscores(tmp_path: Path) -> None:

@@ -17,19 +17,20 @@ import pytest
 
 from autopar.pipeline import SCHEDULES, TORCH_NAMES, in_flight
 from autopar.price.account import account_of
+from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
 from autopar.price.sharded import instants
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
-from autopar.run.launch import Degrees, Launch, even_chunks
+from autopar.run.run import Run, resplit_run
 from autopar.units import GIB
-from search.check.job import job_of_launch
 from search.commands import check
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.reader import CheckedFile
 from search.engines.table import engine_of, read_checked
 from search.engines.text import read_configuration
 from search.engines.torchtitan.read import read_titan
+from tests.runs import run_of
 from tests.step_cases import card_named, stack_named
 
 MACHINE = machine_of(card_named("h100-80gb"), stack_named("torchtitan-compiled"))
@@ -107,7 +108,7 @@ filter_fqns = ["output"]
 """
 
 
-class Run(NamedTuple):
+class Published(NamedTuple):
     """A published run: its file, its GPUs, and the GiB that it reserved."""
 
     text: str
@@ -119,17 +120,17 @@ def _run(
     flavor: str, gpus: int, memory_gib: float, *, batch: int, seq: int = 8192, tp: int = 1,
     cp: int = 1, pp: int = 1, compiled: bool = True, float8: bool = True, op: bool = False,
     pipeline: str = "",
-) -> Run:  # fmt: skip
+) -> Published:  # fmt: skip
     yes = {True: "true", False: "false"}
     text = _2024.format(
         flavor=flavor, batch=batch, seq=seq, tp=tp, cp=cp, pp=pp, compile=yes[compiled],
         float8=yes[float8], mode="selective" if op else "full",
         option='selective_ac_option = "op"' if op else "", pipeline=pipeline,
     )  # fmt: skip
-    return Run(text, gpus, memory_gib)
+    return Published(text, gpus, memory_gib)
 
 
-RUNS: dict[str, Run] = {
+RUNS: dict[str, Published] = {
     "8B eager": _run("8B", 8, 82.4, batch=2, compiled=False, float8=False, op=True),
     "8B compiled": _run("8B", 8, 77.0, batch=2, float8=False, op=True),
     "8B fp8": _run("8B", 8, 76.8, batch=2, op=True),
@@ -155,19 +156,19 @@ RUNS: dict[str, Run] = {
     "405B 64k": _run("405B", 512, 75.9, batch=8, seq=65536, tp=8, pp=8, cp=2),
     "405B 128k": _run("405B", 512, 77.1, batch=8, seq=131072, tp=8, pp=8, cp=4),
     "405B 256k": _run("405B", 512, 84.9, batch=8, seq=262144, tp=8, pp=8, cp=8),
-    "8B H200": Run(_H200, 32, 47.96),
-    "8B H200, 64": Run(_H200, 64, 46.97),
+    "8B H200": Published(_H200, 32, 47.96),
+    "8B H200, 64": Published(_H200, 64, 46.97),
 }  # fmt: skip
 _RESERVED_OVER_PREDICTED = (1.06, 1.23)
 """Between which all of them lie; what of it is known is in docs/memory.md."""
 
 
-def _launch(text: str, gpus: int) -> Launch:
-    return read_titan(tomllib.loads(text), world_size=gpus, gpu="h100-80gb").launch
+def _read(text: str, gpus: int) -> Run:
+    return read_titan(tomllib.loads(text), world_size=gpus, gpu="h100-80gb").run
 
 
-def _peak_bytes(launch: Launch) -> int:
-    return max(account_of(launch, at).peak_bytes for at in range(launch.degrees.pp))
+def _peak_bytes(run: Run) -> int:
+    return max(account_of(run, at).peak_bytes for at in range(run.strategy.pp))
 
 
 @pytest.fixture
@@ -189,10 +190,10 @@ def test_published_runs_are_read_and_near_their_memory(
     """Nothing is wrong with them, nothing not understood, and they reserve what is predicted."""
     run = RUNS[name]
     file = checked(run.text, run.gpus)
-    assert file.launch is not None
+    assert file.run is not None
     kinds = {finding.kind for finding in file.findings}
     assert kinds <= {"no effect"}, file.findings
-    ratio = run.memory_gib * GIB / _peak_bytes(file.launch)
+    ratio = run.memory_gib * GIB / _peak_bytes(file.run)
     low, high = _RESERVED_OVER_PREDICTED
     assert low < ratio < high, (name, ratio)
     assert file.stack == ("torchtitan-eager" if "eager" in name else "torchtitan-compiled")
@@ -200,7 +201,7 @@ def test_published_runs_are_read_and_near_their_memory(
 
 def test_differences_between_published_runs_are_predicted() -> None:
     """What sharding and the compiler save: states over 16 times the ranks, a matrix's output."""
-    peaks = {name: _peak_bytes(_launch(run.text, run.gpus)) / GIB for name, run in RUNS.items()}
+    peaks = {name: _peak_bytes(_read(run.text, run.gpus)) / GIB for name, run in RUNS.items()}
     for one, other in (
         ("8B eager", "8B eager, 128"),
         ("8B compiled", "8B compiled, 128"),
@@ -288,16 +289,15 @@ def test_flavours_of_0_2_are_priced(
 ) -> None:
     """Experts, latent attention, tied embeddings and stages have states of their published size."""
     file = checked(_modern(name, flavor, **fields), 512)
-    assert file.launch is not None, file.findings
+    assert file.run is not None, file.findings
     assert not [one for one in file.findings if one.kind != "no effect"]
-    account = account_of(file.launch, 0)
-    degrees = file.launch.degrees
+    account = account_of(file.run, 0)
     # fp32 shards and Adam's moments, 12 bytes of every parameter over all GPUs that share it
     size = {"16B": 15.7e9, "671B": 671e9, "17bx16e": 107.8e9, "17bx128e_irope": 400.7e9,
             "30B-A3B": 30.5e9, "0.6B": 0.6e9, "70B": 70.6e9, "405B": 405.9e9}[flavor]  # fmt: skip
     kept = {term.name: term.num_bytes for term in account.states}
     share = (kept["weights"] + kept["Adam moments"]) / 12
-    assert share == pytest.approx(size / degrees.world, rel=0.25)
+    assert share == pytest.approx(size / file.run.strategy.gpus, rel=0.25)
 
 
 def _scheduled(name: str, batch: int = 16) -> str:
@@ -312,14 +312,14 @@ def test_schedules_keep_what_their_order_has_in_flight(
     saved: dict[str, list[int]] = {}
     for name in TORCH_NAMES.values():
         file = checked(_scheduled(name), 512)
-        assert file.launch is not None, file.findings
+        assert file.run is not None, file.findings
         assert not [one for one in file.findings if one.kind != "no effect"]
-        degrees = file.launch.degrees
-        assert TORCH_NAMES[degrees.pipeline] == name
-        facts = SCHEDULES[degrees.pipeline]
+        strategy = file.run.strategy
+        assert TORCH_NAMES[strategy.schedule] == name
+        facts = SCHEDULES[strategy.schedule]
         # the loss is where the model ends
-        assert degrees.chunks[0 if facts.v_shaped else -1][-1][3]
-        instants_of = [list(instants(file.launch, stage)) for stage in (1, 6)]
+        assert strategy.stages[0 if facts.v_shaped else -1][-1].head
+        instants_of = [list(instants(file.run, stage)) for stage in (1, 6)]
         saved[name] = [
             max(
                 part.num_bytes
@@ -329,7 +329,7 @@ def test_schedules_keep_what_their_order_has_in_flight(
             )
             for found in instants_of
         ]
-        time = step_time(MACHINE, job_of_launch(file.launch))
+        time = step_time(MACHINE, job_of_run(file.run))
         assert sum(time.terms_s.values()) == pytest.approx(time.total_s)
     live = {
         TORCH_NAMES[schedule]: in_flight(schedule, 8, facts.least_chunks, 16)
@@ -370,7 +370,7 @@ def test_chunks_that_a_schedule_has_not(checked: Callable[..., CheckedFile]) -> 
         "[activation", "pipeline_parallel_layers_per_stage = 4\n[activation", 1
     )
     file = checked(text, 512)
-    assert file.launch is None
+    assert file.run is None
     assert any(
         "ZBVZeroBubble has 2 stages a rank, and 32 stages are on pp(8)" in one.text
         for one in file.findings
@@ -391,14 +391,8 @@ def test_every_flavour_has_its_published_parameters(name: str) -> None:
     for size in FLAVOURS[name]:
         model = flavour(name, size)
         assert model is not None
-        launch = Launch(
-            model=model,
-            degrees=Degrees(world=1, chunks=even_chunks(model.num_layers, 1)),
-            seq=16,
-            micro_batch=1,
-            global_batch=1,
-        )
-        weights = [weight for chunk in stage_weights(launch, 0) for weight in chunk]
+        run = run_of(model, seq_length=16)
+        weights = [weight for chunk in stage_weights(run, 0) for weight in chunk]
         billions = sum(weight.elements for weight in weights) / 1e9
         assert billions == pytest.approx(published[f"{name} {size}"], rel=3e-3)
 
@@ -478,7 +472,7 @@ def test_what_is_to_say(
     file = checked(text, gpus)
     found = [one.text for one in file.findings if one.kind == kind]
     assert any(said in one for one in found), file.findings
-    assert (file.launch is None) == (kind == "not priced")
+    assert (file.run is None) == (kind == "not priced")
 
 
 def test_an_old_card_has_no_products_of_8_bits(checked: Callable[..., CheckedFile]) -> None:
@@ -488,16 +482,10 @@ def test_an_old_card_has_no_products_of_8_bits(checked: Callable[..., CheckedFil
 
 def test_changes_are_keys_of_the_file(checked: Callable[..., CheckedFile]) -> None:
     """In the sections of its generation, and read anew they are the other launch."""
-    from autopar.records import replace
-
     for text, place in ((RUNS["8B fp8"].text, "training"), (_H200, "parallelism")):
         file = checked(text, 32)
-        assert file.launch is not None
-        other = replace(
-            file.launch,
-            degrees=replace(file.launch.degrees, tp=2, sequence_parallel=True),
-        )
-        changes = file.written(other)
+        assert file.run is not None
+        changes = file.written(resplit_run(file.run, tp=2, sequence_parallel=True))
         # 2024 has no batch of all ranks, so fewer of them would be fewer sequences
         if place == "training":
             assert changes is None

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from autopar.errors import DocumentError
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from search.commands import check
 from search.engines import table
 from search.engines.changes import MOVES, Changes, changes_of
 from search.engines.engine import Engine
 from search.engines.megatron import check as megatron
-from search.engines.megatron.read import read_launch
+from search.engines.megatron.read import read_run
 from search.engines.reader import Asked, CheckedFile
 from search.engines.table import ENGINES, engine_of, read_checked
 from search.engines.text import Configuration, read_configuration
@@ -55,20 +55,20 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 def _read_plain(source: Configuration, asked: Asked) -> CheckedFile:
     """Return a launch of another trainer, which calls a tensor degree `tp` and changes it alone."""
     arguments = {**ARGUMENTS, "--tensor-model-parallel-size": source.document["plain"]["tp"]}
-    launch = read_launch(arguments, world_size=asked.world_size, gpu=asked.gpu).launch
+    run = read_run(arguments, world_size=asked.world_size, gpu=asked.gpu).run
 
-    def written(other: Launch) -> Changes | None:
-        changed = {flag for flag, _, _ in changes_of(None, launch, other)}
+    def written(other: Run) -> Changes | None:
+        changed = {flag for flag, _, _ in changes_of(None, run, other)}
         if changed - {"tensor-model-parallel-size", "sequence-parallel"}:
             return None
-        return (("tp", str(launch.degrees.tp), str(other.degrees.tp)),)
+        return (("tp", str(run.split.tp), str(other.split.tp)),)
 
     return CheckedFile(
         path=str(source.path),
         trainer="plain",
         stack="megatron-2021",
         world_size=asked.world_size or 8,
-        launch=launch,
+        run=run,
         findings=(),
         moves=frozenset({"tensor"}),
         written=written,

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from autopar.run.launch import Degrees, chunks_of_sizes
+from autopar.run.strategy import chunks_of_sizes
 from search.engines.megatron.arguments import LayoutError, parse_layout, stage_sizes
 from search.engines.megatron.stages import layout_of
+from tests.runs import decoder, run_of
 
 
 def layout_string(sizes: Sequence[int]) -> str:
     """Return the layout of stages of so many layers, as the writer spells it."""
-    stages = len(sizes)
-    return layout_of(Degrees(world=stages, pp=stages, chunks=chunks_of_sizes(sizes, stages)))
+    stages = chunks_of_sizes(sizes, len(sizes))
+    return layout_of(run_of(decoder(layers=sum(sizes)), stages=stages).strategy)
 
 
 def test_published_examples() -> None:

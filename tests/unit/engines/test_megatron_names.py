@@ -14,7 +14,7 @@ from benchmarks.memory_goldens import read_goldens
 from search.engines.changes import arguments_of
 from search.engines.megatron import names as megatron_names
 from search.engines.megatron.names import OTHER_MODELS, UNPRICED, alike, concern_of, harmless
-from search.engines.megatron.read import _OF_TIME, read_launch
+from search.engines.megatron.read import _OF_TIME, read_run
 
 TABLES = (megatron_names._HARMLESS, megatron_names._EFFECTIVE)
 ROWS = [name for table in TABLES for names in table.values() for name in names.split()]
@@ -39,8 +39,8 @@ def test_a_name_has_one_row() -> None:
 
 def test_what_is_read_is_not_harmless() -> None:
     """Advice, the models that are named, and what has no price are of arguments with an effect."""
-    launch = read_launch(SMALL, world_size=8).launch
-    read = {*arguments_of(launch), *(flag[2:] for flag in SMALL)}
+    run = read_run(SMALL, world_size=8).run
+    read = {*arguments_of(run), *(flag[2:] for flag in SMALL)}
     read |= {flag for flags, _ in (*OTHER_MODELS, *UNPRICED) for flag in flags}
     assert [flag for flag in read if harmless(flag)] == []
     assert [flag for flag in _OF_TIME if concern_of(flag) is None] == []

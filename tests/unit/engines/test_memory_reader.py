@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autopar.errors import DocumentError, InputError
-from autopar.run.launch import Launch
+from autopar.run.run import Run
 from search.engines.arguments import words_of
-from search.engines.megatron.read import ReadLaunch, launch_of_configuration, read_launch
+from search.engines.megatron.read import read_run, run_of_configuration
 from search.engines.megatron.release import Release
 from search.engines.text import read_configuration
 
@@ -36,9 +36,9 @@ LATENT: dict[str, Any] = {
 }
 
 
-def read(arguments: dict[str, Any] | None = None, **options: Any) -> Launch:
-    """Return the launch of the small model with more arguments."""
-    return read_launch(SMALL | (arguments or {}), **({"world_size": 8} | options)).launch
+def read(arguments: dict[str, Any] | None = None, **options: Any) -> Run:
+    """Return the run of the small model with more arguments."""
+    return read_run(SMALL | (arguments or {}), **({"world_size": 8} | options)).run
 
 
 def test_what_is_not_said_is_the_trainers_default() -> None:
@@ -47,21 +47,21 @@ def test_what_is_not_said_is_the_trainers_default() -> None:
     model = found.model
     assert model.tied
     assert model.positions == "learned"
-    assert model.norm == "layer"
-    assert model.biases
-    assert not model.gated
-    assert model.ffn == 2048
-    assert model.hidden_dropout == model.attention.dropout == 0.1
-    assert model.attention.groups == 8
-    assert found.degrees.dp == 8
-    assert found.micro_batches == 1
+    assert model.last.norm == "layer"
+    assert model.last.biases
+    assert model.last.gates == 1
+    assert model.dense_width == 2048
+    assert model.dropout == model.attention.dropout == 0.1
+    assert model.attention.kv_heads == 8
+    assert found.strategy.dp == 8
+    assert found.strategy.micro_batches == 1
     assert found.padded_vocab == 50304
 
 
 def test_a_gated_width_is_two_thirds_of_four_hidden() -> None:
     """Rounded down to a multiple of 64, unless it is given."""
-    assert read({"--swiglu": True}).model.ffn == 1344
-    assert read({"--swiglu": True, "--ffn-hidden-size": 1000}).model.ffn == 1000
+    assert read({"--swiglu": True}).model.dense_width == 1344
+    assert read({"--swiglu": True, "--ffn-hidden-size": 1000}).model.dense_width == 1000
 
 
 def test_steps_are_those_until_the_run_ends_or_exits() -> None:
@@ -73,36 +73,36 @@ def test_steps_are_those_until_the_run_ends_or_exits() -> None:
 
 def test_query_groups_need_their_switch() -> None:
     """`--num-query-groups` alone changes nothing."""
-    assert read({"--num-query-groups": 2}).model.attention.groups == 8
+    assert read({"--num-query-groups": 2}).model.attention.kv_heads == 8
     both = {"--num-query-groups": 2, "--group-query-attention": True}
-    assert read(both).model.attention.groups == 2
+    assert read(both).model.attention.kv_heads == 2
 
 
 def test_experts() -> None:
     """Every layer has them unless a pattern says which; ETP is TP unless it is given."""
     found = read(EXPERTS | {"--tensor-model-parallel-size": 2, "--expert-model-parallel-size": 2})
     assert found.model.experts is not None
-    assert found.model.experts.ffn == 2048
-    assert found.model.expert_layers == (True,) * 12
-    assert found.degrees.etp == 2
-    assert found.degrees.expert_dp == 2
-    assert read(EXPERTS | {"--expert-tensor-parallel-size": 1}).degrees.etp == 1
-    second = read(EXPERTS | {"--moe-layer-freq": 3}).model.expert_layers
+    assert found.model.experts.width == 2048
+    assert found.model.mixtures == (True,) * 12
+    assert found.split.etp == 2
+    assert found.strategy.edp == 2
+    assert read(EXPERTS | {"--expert-tensor-parallel-size": 1}).split.etp == 1
+    second = read(EXPERTS | {"--moe-layer-freq": 3}).model.mixtures
     assert second == (True, False, False) * 4
-    listed = read(EXPERTS | {"--moe-layer-freq": "([0]*3+[1]*9)"}).model.expert_layers
+    listed = read(EXPERTS | {"--moe-layer-freq": "([0]*3+[1]*9)"}).model.mixtures
     assert listed == (False,) * 3 + (True,) * 9
     # without experts there is nothing to split
     dense = read({"--expert-tensor-parallel-size": 4, "--expert-model-parallel-size": 2})
-    assert dense.degrees.ep == dense.degrees.etp == 1
+    assert dense.split.ep == dense.split.etp == 1
 
 
 @pytest.mark.parametrize(
     ("words", "context"),
     [
         ("p2p", {}),
-        ("a2a", {"heads_exchanged": True}),
-        ("all_gather", {"keys_gathered": True}),
-        ("a2a+p2p", {"heads_exchanged": True, "rings": 4}),
+        ("a2a", {"cp_kind": "a2a"}),
+        ("all_gather", {"cp_kind": "all-gather"}),
+        ("a2a+p2p", {"cp_kind": "a2a", "rings": 4}),
         # as no price is by layer
         ("p2p a2a p2p a2a", {}),
     ],
@@ -115,22 +115,22 @@ def test_context_ranks_exchange_as_they_are_told(words: str, context: dict[str, 
             "--cp-comm-type": words,
             "--hierarchical-context-parallel-sizes": "2 4",
         }
-    ).degrees
-    plain = {"heads_exchanged": False, "keys_gathered": False, "rings": 1}
+    ).split
+    plain = {"cp_kind": "ring", "rings": 1}
     assert {name: getattr(found, name) for name in plain} == plain | context
 
 
 def test_latent_attention_and_further_tokens() -> None:
     """MLA's widths, with and without a narrow projection of queries; modules on the last stage."""
-    latent = read(LATENT | {"--q-lora-rank": 192}).model.attention.latent
-    assert latent is not None
-    assert latent.query_rank == 192
-    assert latent.value_width == 16
+    attention = read(LATENT | {"--q-lora-rank": 192}).model.attention
+    assert attention.latent is not None
+    assert attention.latent.query_rank == 192
+    assert attention.value_width == 16
     whole = read(LATENT).model.attention.latent
     assert whole is not None
     assert whole.query_rank is None
     more = read({"--mtp-num-layers": 1, "--pipeline-model-parallel-size": 2})
-    assert [chunk[2] for stage in more.degrees.chunks for chunk in stage] == [0, 1]
+    assert [chunk.mtp for stage in more.strategy.stages for chunk in stage] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_latent_attention_and_further_tokens() -> None:
 )
 def test_stages_and_chunks(arguments: dict[str, Any], layers: list[list[int]]) -> None:
     """Even, interleaved, with ends of their own, counted with embedding and loss, or laid out."""
-    found = read({"--pipeline-model-parallel-size": 4} | arguments).degrees.chunks
-    assert [[len(chunk[1]) for chunk in stage] for stage in found] == layers
+    found = read({"--pipeline-model-parallel-size": 4} | arguments).strategy.stages
+    assert [[len(chunk.layers) for chunk in stage] for stage in found] == layers
     flat = [chunk for stage in found for chunk in stage]
-    assert sum(chunk[0] for chunk in flat) == sum(chunk[3] for chunk in flat) == 1
-    assert found[0][0][0]
-    assert found[-1][-1][3]
+    assert sum(chunk.embeds for chunk in flat) == sum(chunk.head for chunk in flat) == 1
+    assert found[0][0].embeds
+    assert found[-1][-1].head
 
 
 def test_how_it_is_trained() -> None:
@@ -191,29 +191,29 @@ def test_how_it_is_trained() -> None:
             "--wgrad-deferral-limit": 2,
         }
     )
-    assert found.precision.kind == "fp16"
-    assert found.precision.fp8_weights
-    assert found.optimizer.sharding == "distributed"
-    assert found.optimizer.instances == 2
-    assert found.optimizer.overlap_gradients
-    assert found.recompute.modules == {"layernorm", "moe_act"}
-    assert found.loss_fusion == "te"
-    assert not found.attention_masks
-    assert found.deferred_head == 2
+    assert found.runtime.precision.kind == "fp16"
+    assert found.runtime.precision.fp8_weights
+    assert found.split.zero == 1
+    assert found.split.replicas == 2
+    assert found.runtime.overlap.gradients
+    assert found.split.modules == {"layernorm", "moe_act"}
+    assert found.kernels.loss == "te"
+    assert not found.runtime.masks
+    assert found.kernels.deferred_head == 2
     full = read(
         {
             "--recompute-granularity": "full",
             "--recompute-method": "block",
             "--recompute-num-layers": 3,
         }
-    ).recompute
-    assert (full.layers, full.number) == ("block", 3)
+    ).strategy.recomputed
+    assert (full.kind, full.number) == ("block", 3)
     fsdp = {
         "--use-megatron-fsdp": True,
         "--data-parallel-sharding-strategy": "optim_grads_params",
     }
-    assert read(fsdp).optimizer.sharding == "fsdp"
-    assert read({"--optimizer": "muon"}).optimizer.kind == "muon"
+    assert read(fsdp).split.zero == 3
+    assert read({"--optimizer": "muon"}).runtime.optimizer.kind == "muon"
 
 
 @pytest.mark.parametrize(
@@ -235,13 +235,13 @@ def test_the_kernel_of_attention(
     environment = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": 0 if deterministic else 1}
     arguments = {} if backend is None else {"--attention-backend": backend}
     found = read(arguments, gpu=gpu, release=release, environment=environment)
-    assert found.software.attention == kernel
+    assert found.kernels.attention == kernel
 
 
 def test_a_kernel_can_be_switched_off() -> None:
     """Of the two that keep no scores the other one is taken."""
-    assert read(environment={"NVTE_FUSED_ATTN": 0}).software.attention == "flash"
-    assert read(gpu="A100", environment={"NVTE_FLASH_ATTN": "0"}).software.attention == "fused"
+    assert read(environment={"NVTE_FUSED_ATTN": 0}).kernels.attention == "flash"
+    assert read(gpu="A100", environment={"NVTE_FLASH_ATTN": "0"}).kernels.attention == "fused"
 
 
 def test_the_environment_reaches_the_software() -> None:
@@ -250,27 +250,27 @@ def test_the_environment_reaches_the_software() -> None:
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,garbage_collection_threshold:0.8",
     }
-    found = read({"--transformer-impl": "local"}, environment=variables).software
-    assert found.cublas_config == ":4096:8"
-    assert found.expandable_segments
-    assert found.local_layers
-    assert found.attention == "local"
-    assert found.kept_dummies
-    assert not read(release=Release(date="2025-07-05")).software.kept_dummies
+    found = read({"--transformer-impl": "local"}, environment=variables)
+    assert found.runtime.allocator.cublas == ":4096:8"
+    assert found.runtime.allocator.expandable
+    assert found.kernels.own_layers
+    assert found.kernels.attention == "local"
+    assert found.kernels.quirks.kept_dummies
+    assert not read(release=Release(date="2025-07-05")).kernels.quirks.kept_dummies
 
 
 def test_the_vocabulary_follows_from_the_tokenizer() -> None:
     """As given, GPT-2's of merges, that of a known tokenizer; the stand-in once added one."""
     bare = {key: value for key, value in SMALL.items() if key != "--vocab-size"}
     merges = {"--vocab-file": "v.json", "--merge-file": "m.txt"}
-    assert read_launch(bare | merges, world_size=8).launch.model.vocab == 50257
+    assert read_run(bare | merges, world_size=8).run.model.vocab == 50257
     llama = {"--tokenizer-type": "Llama2Tokenizer"}
-    assert read_launch(bare | llama, world_size=8).launch.model.vocab == 32000
+    assert read_run(bare | llama, world_size=8).run.model.vocab == 32000
     stand_in = {"--tokenizer-type": "NullTokenizer"}
     assert read(stand_in).model.vocab == 50257
     assert read(stand_in, release=Release(date="2025-07-05")).model.vocab == 50258
     with pytest.raises(DocumentError, match=r"'--vocab-size': is not given; add the size"):
-        read_launch(bare, world_size=8)
+        read_run(bare, world_size=8)
 
 
 @pytest.mark.parametrize(
@@ -332,12 +332,12 @@ def test_what_is_refused(arguments: dict[str, Any], problem: str) -> None:
 def test_a_launch_without_its_number_of_gpus_is_refused() -> None:
     """Nothing is assumed."""
     with pytest.raises(InputError, match="'--world-size': is not given; say the number of GPUs"):
-        read_launch(SMALL)
+        read_run(SMALL)
 
 
 def test_what_was_not_needed_is_told_apart() -> None:
     """Logging and storing change nothing; what nobody knows is listed as such."""
-    found = read_launch(
+    found = read_run(
         SMALL | {"--log-interval": 10, "--no-such-flag": "x y", "--lr": 1e-4}, world_size=8
     )
     assert [(entry.flag, entry.value) for entry in found.not_understood] == [
@@ -346,9 +346,9 @@ def test_what_was_not_needed_is_told_apart() -> None:
     assert {entry.flag for entry in found.ignored if entry.understood} == {"log-interval", "lr"}
     # of time alone, and defaults spelt out, are known; other values of those are not
     known = {"--overlap-param-gather": True, "--megatron-fsdp-main-grads-dtype": "fp32"}
-    assert read_launch(SMALL | known, world_size=8).ignored == ()
+    assert read_run(SMALL | known, world_size=8).ignored == ()
     other = {"--megatron-fsdp-main-grads-dtype": "bf16"}
-    (entry,) = read_launch(SMALL | other, world_size=8).not_understood
+    (entry,) = read_run(SMALL | other, world_size=8).not_understood
     assert entry.value == "bf16"
 
 
@@ -393,14 +393,14 @@ def test_scripts_and_yaml_are_read_alike(tmp_path: Path) -> None:
     yaml.write_text(f"{variables}MODEL_ARGS:\n{lines}", encoding="utf-8")
     plain.write_text(json.dumps(arguments | {"--world-size": 8}), encoding="utf-8")
 
-    def launch_of(path: Path) -> ReadLaunch:
+    def read_file(path: Path) -> Run:
         world = 8 if path == yaml else None
-        return launch_of_configuration(read_configuration(path), world_size=world)
+        return run_of_configuration(read_configuration(path), world_size=world).run
 
-    found = {path: launch_of(path).launch for path in (script, yaml, plain)}
-    assert found[script].degrees == found[yaml].degrees == found[plain].degrees
+    found = {path: read_file(path) for path in (script, yaml, plain)}
+    assert found[script].strategy == found[yaml].strategy == found[plain].strategy
     assert found[script].model == found[yaml].model == found[plain].model
-    assert found[yaml].software.cublas_config == ":4096:8"
-    assert found[script].software.cublas_config is None
-    assert found[script].software.expandable_segments
-    assert not found[plain].software.expandable_segments
+    assert found[yaml].runtime.allocator.cublas == ":4096:8"
+    assert found[script].runtime.allocator.cublas is None
+    assert found[script].runtime.allocator.expandable
+    assert not found[plain].runtime.allocator.expandable

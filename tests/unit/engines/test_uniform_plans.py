@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.records import replace
-from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.run.run import Run
 from search.engines.plans import Job, Lowered, lower_for
 from search.engines.table import EXPORTERS
 from search.request.options import Engine
@@ -36,21 +36,20 @@ def test_the_table_names_the_engines_that_options_take() -> None:
     assert get_args(Engine) == EXPORTERS
 
 
-def check_launch(near: Plan, launch: Launch) -> None:
+def check_run(near: Plan, run: Run) -> None:
     """Fail unless a launch has the degrees, the stages and the batch of a plan."""
-    layer, degrees = near.layers[0], launch.degrees
+    layer, strategy, split = near.layers[0], run.strategy, run.split
     exchanged = layer.tp if layer.ulysses else 1
-    assert (degrees.tp, degrees.cp) == (layer.tp // exchanged, layer.cp * exchanged)
-    assert degrees.heads_exchanged == (exchanged > 1)
-    assert (degrees.pp, degrees.dp) == (near.num_stages, near.data_degree(0))
-    sizes = [sum(len(layers) for _, layers, _, _ in stage) for stage in degrees.chunks]
+    assert (split.tp, split.cp) == (layer.tp // exchanged, layer.cp * exchanged)
+    assert split.exchanges_heads == (exchanged > 1)
+    assert (strategy.pp, strategy.dp) == (near.num_stages, near.data_degree(0))
+    sizes = [sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages]
     assert sizes == list(near.stage_sizes)
-    assert launch.global_batch == near.global_batch
-    assert launch.micro_batches == near.num_microbatches
-    assert launch.trainer is not None
-    if degrees.dp > 1:
+    assert strategy.global_batch == near.global_batch
+    assert strategy.micro_batches == near.num_microbatches
+    if strategy.dp > 1:
         stages = {"ddp": 0, "zero1": 1, "zero2": 2}
-        assert launch.trainer.zero == (3 if layer.zero3 else stages[near.default_dp_type])
+        assert split.zero == (3 if layer.zero3 else stages[near.default_dp_type])
 
 
 def check_drawn(engine: str, job: Job) -> None:
@@ -58,7 +57,7 @@ def check_drawn(engine: str, job: Job) -> None:
     lowered = lowered_or_refused(lower, job)
     if lowered is not None and lowered.runs is not None:
         check_lowered(lower, job, lowered)
-        check_launch(lowered.plan, lowered.runs)
+        check_run(lowered.plan, lowered.runs)
 
 
 @often(60, 250, st.sampled_from(["accelerate", "deepspeed"]), jobs(max_stages=1))
@@ -80,9 +79,7 @@ def lowered(engine: str, plan: Plan, **changes: Any) -> Lowered:
 def keeping(found: Lowered) -> tuple[str, int]:
     """Return who keeps the states of a launch, and at which stage."""
     assert found.runs is not None
-    trainer = found.runs.trainer
-    assert trainer is not None
-    return trainer.keeper, trainer.zero
+    return found.runs.runtime.states.keeper, found.runs.split.zero
 
 
 ZERO3 = LayerStrategy(zero3=True)
@@ -180,7 +177,7 @@ def test_precision(engine: str, precision: Any) -> None:
     lost = engine == "torchtitan" and precision == "fp16"
     assert [loss.field for loss in found.losses] == (["mixed_precision"] if lost else [])
     assert found.runs is not None
-    assert found.runs.precision.kind == ("bf16" if lost else precision)
+    assert found.runs.runtime.precision.kind == ("bf16" if lost else precision)
 
 
 def test_fp32_gradients_of_deepspeed_need_zero() -> None:
@@ -199,8 +196,8 @@ def test_fp32_gradients_of_deepspeed_need_zero() -> None:
     assert (kept.losses, kept.as_run.get("fp32_gradients")) == ((), None)
     for found in (kept, lowered("deepspeed", sharded, fp32_gradients=False), wide):
         assert found.runs is not None
-        assert found.runs.trainer is not None
-        summed.append((found.runs.trainer.wide_gradients, found.runs.trainer.buckets.overlap))
+        states = found.runs.runtime.states
+        summed.append((states.wide_gradients, states.buckets.overlap))
     assert summed == [(True, True), (None, True), (None, None)]
 
 
@@ -237,8 +234,7 @@ def test_recomputed_layers(
     assert [loss.field for loss in found.losses] == losses
     assert [i for i, layer in enumerate(found.plan.layers) if layer.checkpoint] == again
     assert found.runs is not None
-    assert found.runs.trainer is not None
-    assert (found.runs.trainer.checkpoint == "full") == bool(again)
+    assert (found.runs.split.recompute == "full") == bool(again)
     if engine != "torchtitan":
         # accelerate has a key beside FSDP, and Hugging Face's Trainer refuses both
         keyed = engine == "accelerate" and default == "zero2"

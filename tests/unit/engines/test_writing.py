@@ -14,33 +14,29 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.price.profile import launch_model
 from autopar.records import replace
-from autopar.run.launch import (
-    Experts,
-    Launch,
-    Precision,
-    Software,
-    TorchTrainer,
-    chunks_of_sizes,
-    even_chunks,
-)
+from autopar.run.architecture import Mlp, decoder_layers
+from autopar.run.of_plan import uniform_model
+from autopar.run.run import Run, resplit_run
+from autopar.run.runtime import Precision, Quirks
+from autopar.run.strategy import chunks_of_sizes, even_chunks
 from search.engines.choice import Choice
 from search.engines.differences import without_effect
 from search.engines.files import LAUNCH, written
 from search.engines.megatron.write import environment_of
 from search.engines.place import Place
-from search.engines.space import Job, launch_of
+from search.engines.space import Job, run_of
 from search.engines.table import spaces
 from search.engines.text import flags_of, script_command
+from tests.runs import decoder, run_of as run_of_model
 
 NODE = Place(num_nodes=1, gpus_per_node=8)
 
 
-def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
-    """Return a launch as a search over trainers makes it, on eight H100."""
+def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Run:
+    """Return a run as a search over trainers makes it, on eight H100."""
     space = next(one for one in spaces() if one.name == engine)
-    sizes = launch_model(load_spec(model))
+    sizes = uniform_model(load_spec(model))
     usual = {"zero": 1 if engine in ("megatron", "deepspeed") else 2, "global_batch": 64}
     chunks = even_chunks(
         sizes.num_layers,
@@ -49,14 +45,20 @@ def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Launch:
         schedule=choice.get("schedule"),
     )
     job = Job(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
-    return launch_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
+    return run_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
+
+
+def told(run: Run, **records: dict[str, Any]) -> Run:
+    """Return a run whose engine is told otherwise; records : fields of each by its name."""
+    own = {name: replace(getattr(run.runtime, name), **told) for name, told in records.items()}
+    return replace(run, runtime=replace(run.runtime, **own))
 
 
 def test_exchanges_of_experts_beside_kernels_have_queues_of_their_own() -> None:
     """Beside tensor ranks, too, whose transfers would need one: these are not overlapped then."""
     choice = {"tp": 2, "ep": 4, "etp": 1, "overlap_experts": True}
-    launch = searched("megatron", "mixtral-8x7b", **choice)
-    text = written(launch, engine="megatron", place=NODE).files["megatron_args.sh"]
+    run = searched("megatron", "mixtral-8x7b", **choice)
+    text = written(run, engine="megatron", place=NODE).files["megatron_args.sh"]
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=32\n" in text
     with pytest.raises(InputError, match="need other values of CUDA_DEVICE_MAX_CONNECTIONS"):
         searched("megatron", "mixtral-8x7b", **choice, tp_overlap=True)
@@ -70,7 +72,7 @@ def test_variables_that_kernels_and_copies_need_are_set() -> None:
     assert environment_of(offload)["NVTE_CPU_OFFLOAD_V1"] == "1"
     plain = searched("megatron", "mixtral-8x7b", ep=8, dispatcher="flex")
     assert not {"NVTE_CPU_OFFLOAD_V1", "USE_MNNVL"} & {*environment_of(plain)}
-    joined = replace(plain, software=Software(gpu="GB200"))
+    joined = replace(plain, gpu="GB200")
     assert environment_of(joined) == {
         "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "8",
         "NVLINK_DOMAIN_SIZE": "72",
@@ -94,19 +96,19 @@ def test_variables_that_kernels_and_copies_need_are_set() -> None:
 )
 def test_what_a_search_finds_is_written_whole(engine: str, choice: dict[str, Any]) -> None:
     """A launch of each trainer, as it is found, loses nothing on the way to its files."""
-    launch = searched(engine, **choice)
+    run = searched(engine, **choice)
 
-    found = written(launch, engine=engine, place=replace(NODE, model="llama3-8b"))  # type: ignore[arg-type]
+    found = written(run, engine=engine, place=replace(NODE, model="llama3-8b"))  # type: ignore[arg-type]
 
     assert found.losses == ()
-    assert without_effect(found.runs) == without_effect(launch)
+    assert without_effect(found.runs) == without_effect(run)
 
 
 def test_megatron_launch_is_written_for_bridge_as_well() -> None:
     """The two have the same arguments; one bucket is what overlaps of a recipe always set."""
-    launch = searched("megatron", tp=2, pp=2)
+    run = searched("megatron", tp=2, pp=2)
 
-    found = written(launch, engine="megatron-bridge", place=replace(NODE, model="llama3_8b"))
+    found = written(run, engine="megatron-bridge", place=replace(NODE, model="llama3_8b"))
 
     assert found.losses == ()
     assert "--recipe llama3_8b_pretrain_config" in found.files["bridge_overrides.sh"]
@@ -114,15 +116,16 @@ def test_megatron_launch_is_written_for_bridge_as_well() -> None:
 
 def test_bash_makes_the_arguments_that_were_meant(tmp_path: Path) -> None:
     """Brackets, bars and stars of a layout and of layers with experts come through bash."""
-    model = launch_model(load_spec("mixtral-8x7b"))
-    experts = Experts(number=8, per_token=2, ffn=14336, dispatcher="alltoall", grouped=True)
-    launch = searched("megatron", "mixtral-8x7b", pp=4)
-    launch = replace(
-        launch,
-        model=replace(model, experts=experts, expert_layers=(False,) * 3 + (True,) * 29),
-        degrees=replace(launch.degrees, chunks=chunks_of_sizes([7, 9, 9, 7], 4)),
+    model = uniform_model(load_spec("mixtral-8x7b"))
+    dense = replace(model.last, mlp=Mlp(width=14336, gated=True))
+    layers, repeat = decoder_layers(dense, (False,) * 3 + (True,) * 29, model.experts)
+    run = searched("megatron", "mixtral-8x7b", pp=4)
+    run = replace(
+        run,
+        model=replace(model, layers=layers, repeat=repeat),
+        strategy=replace(run.strategy, stages=chunks_of_sizes([7, 9, 9, 7], 4)),
     )
-    found = written(launch, engine="megatron", place=replace(NODE, model="mixtral-8x7b"))
+    found = written(run, engine="megatron", place=replace(NODE, model="mixtral-8x7b"))
     for name, text in found.files.items():
         (tmp_path / name).write_text(text)
 
@@ -148,9 +151,9 @@ def test_bash_makes_the_arguments_that_were_meant(tmp_path: Path) -> None:
 
 def test_routers_of_shipped_mixtures_are_written_by_their_shipped_names() -> None:
     """DeepSeek-V3 as it is published: sigmoids with a bias, four of eight groups, times 2.5."""
-    launch = searched("megatron", "deepseek-v3", ep=8)
+    run = searched("megatron", "deepseek-v3", ep=8)
 
-    text = written(launch, engine="megatron", place=replace(NODE, model="deepseek-v3")).files[
+    text = written(run, engine="megatron", place=replace(NODE, model="deepseek-v3")).files[
         "megatron_args.sh"
     ]
 
@@ -164,12 +167,25 @@ def test_routers_of_shipped_mixtures_are_written_by_their_shipped_names() -> Non
         assert f"--{flag}\n" in text
 
 
+def test_a_model_of_ends_alone_is_written() -> None:
+    """All of its layers are computed in 16 bits, and an end has no more of them than a stage."""
+    run = run_of_model(
+        decoder(layers=2), pp=2, wide_ends=(1, 1), global_batch=2,
+        precision=Precision(fp8=True, fp8_recipe="tensorwise"),
+    )  # fmt: skip
+
+    found = written(run, engine="megatron", place=Place(num_nodes=1, gpus_per_node=2))
+
+    assert found.losses == ()
+    assert "--num-layers-at-end-in-bf16 1\n" in found.files["megatron_args.sh"]
+
+
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite"])
 def test_shipped_mixtures_are_flavours_of_torchtitan(model: str) -> None:
     """Their sizes are those of the flavours, and come from one place."""
-    launch = searched("torchtitan", model, ep=8)
+    run = searched("torchtitan", model, ep=8)
 
-    assert written(launch, engine="torchtitan", place=NODE).losses == ()
+    assert written(run, engine="torchtitan", place=NODE).losses == ()
 
 
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed", "accelerate"])
@@ -184,7 +200,7 @@ def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "launch", "place", "said"),
+    ("engine", "run", "place", "said"),
     [
         ("megatron", searched("megatron"), Place(num_nodes=2, gpus_per_node=8),
          "2 x 8 GPUs are 16, and the launch is for 8"),
@@ -194,31 +210,29 @@ def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
          "no model of 32 layers of width 4096"),
         ("megatron", searched("megatron"), replace(NODE, model="llama3-70b"),
          "llama3-70b has 80 layers of width 8192"),
-        ("megatron", replace(searched("megatron"), tensor_overlap=True,
-                             degrees=replace(searched("megatron", tp=2).degrees,
-                                             sequence_parallel=False)), NODE,
+        ("megatron", resplit_run(told(searched("megatron", tp=2), overlap={"tensor": True}),
+                                 sequence_parallel=False), NODE,
          "--tp-comm-overlap needs --sequence-parallel"),
     ],
 )  # fmt: skip
-def test_refusals_say_what_is_wrong(engine: Any, launch: Launch, place: Place, said: str) -> None:
+def test_refusals_say_what_is_wrong(engine: Any, run: Run, place: Place, said: str) -> None:
     """Another cluster, another trainer's launch, another model, and what the trainer ends with."""
     with pytest.raises(InputError, match=said.replace("(", r"\(")):
-        written(launch, engine=engine, place=place)
+        written(run, engine=engine, place=place)
 
 
 @pytest.mark.parametrize(
     ("engine", "changes", "loss"),
     [
-        ("megatron", {"graphs": "partial"},
+        ("megatron", {"kernels": {"graphs": "partial"}},
          "Megatron-LM cannot say CUDA graphs: partial becomes none"),
-        ("megatron", {"precision": Precision(fp8_attention=True, fp8=True)},
+        ("megatron", {"precision": {"fp8_attention": True, "fp8": True}},
          "Megatron-LM cannot say scores of 8 bits: yes becomes no"),
-        ("torchtitan", {"precision": Precision(kind="fp16")},
+        ("torchtitan", {"precision": {"kind": "fp16"}},
          "torchtitan 0.2.2 cannot say precision.kind: fp16 becomes bf16"),
-        ("torchtitan", {"trainer": TorchTrainer(keeper="torchtitan", zero=2, repeated_heads=True,
-                                                loss="chunked")},
-         "torchtitan 0.2.2 cannot say trainer.loss: chunked becomes whole"),
-        ("deepspeed", {"precision": Precision(fp8=True)},
+        ("torchtitan", {"kernels": {"loss": "chunked"}},
+         "torchtitan 0.2.2 cannot say kernels.loss: chunked becomes whole"),
+        ("deepspeed", {"precision": {"fp8": True}},
          "DeepSpeed cannot say precision.fp8: yes becomes no"),
     ],
 )  # fmt: skip
@@ -226,17 +240,17 @@ def test_what_a_trainer_cannot_say_is_a_sentence(
     engine: Any, changes: dict[str, Any], loss: str
 ) -> None:
     """And what it runs instead is the launch without it."""
-    launch = replace(searched(engine), **changes)
+    run = told(searched(engine), **changes)
 
-    found = written(launch, engine=engine, place=NODE)
+    found = written(run, engine=engine, place=NODE)
 
     assert [one.what for one in found.losses] == [loss]
-    assert without_effect(found.runs) != without_effect(launch)
+    assert without_effect(found.runs) != without_effect(run)
 
 
 def test_software_that_a_release_has_is_no_loss() -> None:
     """Older kernels are where a launch runs, and nothing that its files could say."""
-    old = Software(gpu="H100", kept_dummies=False, grouped_workspaces=0, fused_loss_copies=9)
-    launch = replace(searched("megatron"), software=old)
+    old = Quirks(kept_dummies=False, grouped_workspaces=0, fused_loss_copies=9)
+    run = told(searched("megatron"), kernels={"quirks": old})
 
-    assert written(launch, engine="megatron", place=NODE).losses == ()
+    assert written(run, engine="megatron", place=NODE).losses == ()

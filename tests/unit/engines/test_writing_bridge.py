@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.run.launch import Launch
-from search.engines.bridge.read import launch_of_settings
+from autopar.run.run import Run
+from search.engines.bridge.read import run_of_settings
 from search.engines.bridge.recipes import (
     _LIBRARY,
     Recipe,
@@ -27,29 +27,27 @@ PERFORMANCE = [
 ]
 
 
-def launch_of(recipe: Recipe, gpus: int, gpu: str) -> Launch:
-    """Return the launch of a recipe on so many GPUs, with the layout that it chooses itself."""
+def of_recipe(recipe: Recipe, gpus: int, gpu: str) -> Run:
+    """Return the run of a recipe on so many GPUs, with the layout that it chooses itself."""
     settings = {**recipe.settings}
     key = "model.pipeline_model_parallel_layout"
     pp = settings["model.pipeline_model_parallel_size"]
     chunks = settings.get("model.virtual_pipeline_model_parallel_size") or 1
     own = layout_of(recipe.model, pp, chunks, settings.get("model.mtp_num_layers") or 0)
     settings[key] = settings.get(key) or own
-    read = launch_of_settings(
-        settings, world_size=gpus, environment={}, gpu=gpu, source=recipe.name
-    )
-    return read.launch
+    read = run_of_settings(settings, world_size=gpus, environment={}, gpu=gpu, source=recipe.name)
+    return read.run
 
 
-def check(launch: Launch, model: str) -> None:
+def check(run: Run, model: str) -> None:
     """Check that overrides of the model's recipe say a launch."""
-    gpus = launch.degrees.world
+    gpus = run.strategy.gpus
     place = Place(num_nodes=gpus // 8, gpus_per_node=8, model=model)
 
-    found = written(launch, engine="megatron-bridge", place=place)
+    found = written(run, engine="megatron-bridge", place=place)
 
     assert found.losses == ()
-    assert without_effect(found.runs) == without_effect(launch)
+    assert without_effect(found.runs) == without_effect(run)
     assert f"--recipe {model}_pretrain_config" in found.files["bridge_overrides.sh"]
 
 
@@ -62,10 +60,10 @@ def test_library_recipes_come_back(name: str) -> None:
     for key in ("tensor_model", "pipeline_model", "context"):
         ranks *= recipe.settings.get(f"model.{key}_parallel_size") or 1
     ranks *= recipe.settings.get("model.expert_model_parallel_size", 1)
-    check(launch_of(recipe, max(ranks, 8), "h100"), recipe.model)
+    check(of_recipe(recipe, max(ranks, 8), "h100"), recipe.model)
 
 
 @pytest.mark.parametrize(("model", "gpu", "precision", "gpus"), PERFORMANCE)
 def test_performance_recipes_come_back(model: str, gpu: str, precision: str, gpus: int) -> None:
     """The presets of NVIDIA's tables become overrides of the library's recipe."""
-    check(launch_of(performance_recipe(model, gpu, precision, None), gpus, gpu), model)
+    check(of_recipe(performance_recipe(model, gpu, precision, None), gpus, gpu), model)

@@ -12,8 +12,8 @@ from autopar.errors import InputError
 from autopar.pipeline import Schedule, place_layers
 from autopar.pipeline.placement import stage_seconds
 from autopar.records import replace
-from autopar.run.launch import chunks_of_sizes
-from search.engines.megatron.read import read_launch
+from autopar.run.strategy import chunks_of_sizes
+from search.engines.megatron.read import read_run
 from search.engines.megatron.stages import layout_of
 from tests.often import often
 
@@ -154,19 +154,17 @@ def test_a_placement_is_a_layout_that_is_read_back(
         least_layers=least,
     )
     held = chunks_of_sizes(found.sizes, stages, mtp=found.mtp)
-    plain = read_launch({**arguments, "num-layers": str(stages * chunks * 4)}, world_size=8).launch
-    model = replace(plain.model, expert_layers=(False,) * 30)
-    placed = replace(plain, model=model, degrees=replace(plain.degrees, chunks=held))
-    text = layout_of(placed.degrees)
-    again = read_launch({**arguments, "pipeline-model-parallel-layout": text}, world_size=8).launch
-    assert again.degrees.chunks == held
+    plain = read_run({**arguments, "num-layers": str(stages * chunks * 4)}, world_size=8).run
+    layout = layout_of(replace(plain.strategy, stages=held))
+    again = read_run({**arguments, "pipeline-model-parallel-layout": layout}, world_size=8).run
+    assert again.strategy.stages == held
 
 
 def test_further_tokens_may_stand_on_any_part() -> None:
     held = chunks_of_sizes([2, 2, 1, 0], 2, mtp=[0, 0, 1, 0])
-    assert [[chunk[2] for chunk in stage] for stage in held] == [[0, 1], [0, 0]]
+    assert [[chunk.mtp for chunk in stage] for stage in held] == [[0, 1], [0, 0]]
     v = chunks_of_sizes([2, 2, 1, 1], 2, schedule="zero_bubble_v")
-    assert [[chunk[1] for chunk in stage] for stage in v] == [[(0, 1), (5,)], [(2, 3), (4,)]]
+    assert [[chunk.layers for chunk in stage] for stage in v] == [[(0, 1), (5,)], [(2, 3), (4,)]]
 
 
 def test_too_few_layers_are_refused() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from autopar.run.launch import Degrees, Launch, TorchTrainer, even_chunks
 
 from autopar.price.account import account_of
 from autopar.price.torch_layers import (
@@ -20,37 +19,29 @@ from autopar.price.torch_layers import (
     products,
     whole_parts,
 )
-from autopar.records import replace
+from autopar.run.run import Run, resplit_run
 from search.engines.huggingface.models import flavour
+from tests.runs import torch_run
 
 H, KV, F, ROWS = 8192, 2048, 28672, 128
 TOKENS, LAYERS = 8192, 32
 
 
-def _launch(tp: int = 1, **trainer: Any) -> Launch:
+def _run(tp: int = 1, **more: Any) -> Run:
     model = flavour("llama3", "8B")
     assert model is not None
-    return Launch(
-        model=model,
-        degrees=Degrees(
-            world=8, tp=tp, sequence_parallel=tp > 1, chunks=even_chunks(model.num_layers, 1)
-        ),
-        seq=TOKENS,
-        micro_batch=1,
-        global_batch=8 // tp,
-        trainer=TorchTrainer(keeper="torchtitan", **trainer),
-    )
+    return torch_run(model, gpus=8, tp=tp, sequence_parallel=tp > 1, seq_length=TOKENS, **more)
 
 
-def _saved(launch: Launch) -> int:
+def _saved(run: Run) -> int:
     """Return the bytes of a token and a layer."""
-    total = chunk_saved_bytes(launch, launch.degrees.chunks[0][0])
+    total = chunk_saved_bytes(run, run.strategy.stages[0][0])
     assert total % (TOKENS * LAYERS) == 0
     return total // (TOKENS * LAYERS)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "expected"),
+    ("more", "expected"),
     [
         # two norms (input, output, a row's 4), q k v, output, softmax, and four of the MLP's width
         ({}, 2 * (2 * H + 4) + H + 2 * KV + H + ROWS + 4 * F),
@@ -61,45 +52,47 @@ def _saved(launch: Launch) -> int:
         # norms that are written out keep fp32 of their input and of what they normed
         ({"fused_norms": False}, 2 * (2 * H + 2 * H + H + 4) + H + 2 * KV + H + ROWS + 4 * F),
         # transformers' keep the second in 16 bits
-        ({"layers": "transformers"}, 2 * (2 * H + H + H + 4) + H + 2 * KV + H + ROWS + 4 * F),
+        ({"module": "transformers"}, 2 * (2 * H + H + H + 4) + H + 2 * KV + H + ROWS + 4 * F),
         # input, attention, query, value, gate; and what no backward needs where nobody looks
-        ({"checkpoint": "op"}, H + H + ROWS + H + KV + F + H),
-        ({"checkpoint": "op", "compiled": True}, H + H + ROWS + H + KV + F),
-        ({"checkpoint": "full"}, H),
+        ({"recompute": "op"}, H + H + ROWS + H + KV + F + H),
+        ({"recompute": "op", "compiled": True}, H + H + ROWS + H + KV + F),
+        ({"recompute": "full"}, H),
     ],
 )
-def test_a_layer_saves(trainer: dict[str, Any], expected: int) -> None:
+def test_a_layer_saves(more: dict[str, Any], expected: int) -> None:
     """As autograd's hooks and AOTAutograd's partitioner have shown (torch 2.13)."""
-    assert _saved(_launch(**trainer)) == expected
+    assert _saved(_run(**more)) == expected
 
 
 def test_every_other_layer_is_the_mean_of_both() -> None:
-    half = _saved(_launch(checkpoint="layers", every=2))
-    assert 2 * half == _saved(_launch()) + _saved(_launch(checkpoint="full"))
-    assert _saved(_launch(checkpoint="layers", every=1)) == H
+    half = _saved(_run(every=2))
+    assert 2 * half == _saved(_run()) + _saved(_run(recompute="full"))
+    assert _saved(_run(every=1)) == H
 
 
 def test_what_is_made_again_is_what_was_not_kept() -> None:
     """Of whole layers all but their input."""
     for way in ("op", "full"):
-        launch = _launch(checkpoint=way, compiled=True)
-        whole = sum(size for _, size in whole_parts(launch, experts=False))
-        assert again_bytes(launch, experts=False) == whole - _saved(launch) * TOKENS
-    assert again_bytes(_launch(), experts=False) == 0
+        run = _run(recompute=way, compiled=True)
+        layer = run.rank_layers[0]
+        whole = sum(size for _, size in whole_parts(layer))
+        assert again_bytes(layer) == whole - _saved(run) * TOKENS
+    assert again_bytes(_run().rank_layers[0]) == 0
 
 
 def test_tensor_ranks_divide_what_is_between_gathers() -> None:
     """Inputs of products are whole on each of them, and sums are scattered."""
-    launch = _launch(tp=2, checkpoint="op", compiled=True)
+    run = _run(tp=2, recompute="op", compiled=True)
+    layer = run.rank_layers[0]
     kept = (H // 2) + (H + ROWS + H + KV + F) // 2 + H // 2
-    assert _saved(launch) == kept
-    assert input_bytes(launch) == TOKENS * H // 2
-    names = [name for name, _ in products(launch, experts=False)]
+    assert _saved(run) == kept
+    assert input_bytes(layer) == TOKENS * H // 2
+    names = [name for name, _ in products(layer)]
     assert names == ["query", "key", "value", "projection", "gate", "up", "down"]
 
 
 @pytest.mark.parametrize(
-    ("trainer", "tp", "each"),
+    ("more", "tp", "each"),
     [
         ({}, 1, 12),
         ({"loss": "compiled"}, 1, 4),
@@ -108,12 +101,12 @@ def test_tensor_ranks_divide_what_is_between_gathers() -> None:
         ({"loss": "compiled"}, 2, 4 / 2),
     ],
 )
-def test_the_loss_is_bytes_of_a_logit(trainer: dict[str, Any], tp: int, each: float) -> None:
-    assert loss_bytes(_launch(tp, **trainer)) == TOKENS * 128256 * each
+def test_the_loss_is_bytes_of_a_logit(more: dict[str, Any], tp: int, each: float) -> None:
+    assert loss_bytes(_run(tp, **more)) == TOKENS * 128256 * each
 
 
 def test_a_loss_in_chunks_has_one_of_them() -> None:
-    chunked = _launch(loss="chunked", loss_chunks=8)
+    chunked = _run(loss="chunked", loss_chunks=8)
     assert loss_bytes(chunked) == TOKENS // 8 * 128256 * 12 + TOKENS * H
 
 
@@ -122,18 +115,11 @@ def test_experts_divide_by_their_own_ranks() -> None:
     model = flavour("deepseek_v3", "16B")
     assert model is not None
     assert model.experts is not None
-    base = Launch(
-        model=model,
-        degrees=Degrees(world=64, ep=8, chunks=even_chunks(27, 1)),
-        seq=4096,
-        micro_batch=4,
-        global_batch=256,
-        trainer=TorchTrainer(keeper="torchtitan", checkpoint="full"),
-    )
+    base = torch_run(model, gpus=64, ep=8, seq_length=4096, micro_batch=4, recompute="full")
     kept = {term.name: term.num_bytes for term in account_of(base).states}
     # fp32 shards of 15.7 billion parameters over 64 ranks, whatever the degree of experts
     assert kept["weights"] == pytest.approx(4 * 15.706e9 / 64, rel=0.02)
     # copies of everything on half of them
-    twice = replace(base, trainer=replace(base.trainer, replicas=2))  # type: ignore[type-var]
+    twice = resplit_run(base, replicas=2)
     more = {term.name: term.num_bytes for term in account_of(twice).states}
     assert more["weights"] == pytest.approx(2 * kept["weights"], rel=0.01)

@@ -14,61 +14,34 @@ from autopar.price.activations import (
     offloaded_bytes,
     saved_parts,
 )
+from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
-from autopar.run.launch import (
-    Attention,
-    Degrees,
-    Experts,
-    Latent,
-    Launch,
-    Model,
-    Recompute,
-    Software,
-    TorchTrainer,
-    even_chunks,
-)
-from autopar.training.offload import OFFLOADED, Offload
-from search.check.job import job_of_launch
-from search.engines.megatron.read import read_launch
+from autopar.run.architecture import Experts, LatentAttention
+from autopar.run.run import Run, legal, resplit_run
+from autopar.run.runtime import ActivationOffload, ExpertKernels
+from autopar.training.offload import OFFLOADED
+from search.engines.megatron.read import read_run
+from tests.runs import llama, run_of, told, torch_run
 from tests.step_cases import card_named, stack_named
 
-MIXTURE = Model(
-    hidden=4096,
-    ffn=8192,
-    attention=Attention(heads=32, groups=8, width=128, dropout=0.0),
-    vocab=32000,
-    expert_layers=(False, True, True, True),
-    experts=Experts(number=8, per_token=2, ffn=2048, dispatcher="alltoall", skew=1.0),
-    gated=True,
-    biases=False,
-    qkv_biases=False,
-    tied=False,
-    norm="rms",
-    positions="rotary",
-    hidden_dropout=0.0,
-)
-LATENT = Latent(query_rank=512, key_value_rank=256, key_width=128, rotary_width=64, value_width=128)
+SIZES: dict[str, Any] = {"layers": 4, "hidden": 4096, "width": 8192, "heads": 32, "vocab": 32000}
+SIZES |= {"kv_heads": 8, "experts": Experts(number=8, per_token=2, width=2048)}
+SIZES |= {"mixtures": (False, True, True, True)}
+LATENT: dict[str, Any] = {
+    "latent": LatentAttention(query_rank=512, kv_rank=256, key_width=128, rotary_width=64),
+    "value_width": 128,
+}
 WORD = 4096 * 4096 * 2
 """Bytes of 4096 tokens of the model's width."""
 
 
-def launch(*modules: Any, model: Model = MIXTURE, **options: Any) -> Launch:
+def run(*modules: Any, latent: bool = False, **more: Any) -> Run:
     """Return one sequence of 4096 tokens on one GPU with modules on the host."""
-    own = {name: options.pop(name) for name in [*options] if name in Degrees.__annotations__}
-    chosen: dict[str, Any] = {"offload": Offload(modules=frozenset(modules))}
-    return Launch(
-        model=model,
-        degrees=Degrees(
-            **({"world": 1, "chunks": even_chunks(model.num_layers, own.get("pp", 1))} | own)
-        ),
-        seq=4096,
-        micro_batch=1,
-        global_batch=8,
-        software=Software(gpu="H100", attention="fused"),
-        **(chosen | options),
-    )
+    usual: dict[str, Any] = {"seq_length": 4096, "global_batch": 8, "offload": frozenset(modules)}
+    usual["experts"] = ExpertKernels(dispatcher="alltoall", skew=1.0)
+    return run_of(llama(**SIZES, **(LATENT if latent else {})), **{**usual, **more})
 
 
 @pytest.mark.parametrize(
@@ -89,55 +62,53 @@ def launch(*modules: Any, model: Model = MIXTURE, **options: Any) -> Launch:
 )
 def test_what_leaves_of_a_mixture(modules: tuple[str, ...], sizes: int) -> None:
     """By hand; softmax statistics are too small to go."""
-    found = launch(*modules)
-    assert offloaded_bytes(found, experts=True) == sizes
-    kept = layer_saved_bytes(launch(), experts=True) - layer_saved_bytes(found, experts=True)
-    assert kept == sizes
+    found, whole = run(*modules).rank_layers[-1], run().rank_layers[-1]
+    assert offloaded_bytes(found) == sizes
+    assert layer_saved_bytes(whole) - layer_saved_bytes(found) == sizes
 
 
 def test_a_dense_layer_has_fewer_modules() -> None:
     """Its norm is a part of its first product, and it has no experts."""
     for module in ("mlp_norm", "expert_fc1", "moe_act", "attn_norm"):
-        assert offloaded_bytes(launch(module), experts=False) == 0
+        assert offloaded_bytes(run(module).rank_layers[0]) == 0
     # with latents norms stand apart
-    model = replace(MIXTURE, attention=replace(MIXTURE.attention, latent=LATENT))
-    assert offloaded_bytes(launch("attn_norm", model=model), experts=False) == WORD
+    assert offloaded_bytes(run("attn_norm", latent=True).rank_layers[0]) == WORD
 
 
 def test_a_fraction_and_a_threshold() -> None:
     """Half of it leaves; what has fewer elements than the threshold stays."""
-    half = Offload(modules=frozenset({"expert_fc1"}), fraction=0.5)
-    assert offloaded_bytes(launch(offload=half), experts=True) == WORD
+    half = ActivationOffload(fraction=0.5)
     large = replace(half, least_elements=2 * 4096 * 4096 + 1)
-    assert offloaded_bytes(launch(offload=large), experts=True) == 0
+    for offload, left in ((half, WORD), (large, 0)):
+        assert offloaded_bytes(told(run("expert_fc1"), offload=offload).rank_layers[-1]) == left
 
 
 def test_recomputed_modules_have_nothing_to_offload() -> None:
     """Scores that are made again are not kept, so they do not leave; nor do whole layers."""
-    again = launch("core_attn", recompute=Recompute(modules=frozenset({"core_attn"})))
-    whole = launch("core_attn", "moe_act", recompute=Recompute(layers="uniform", number=1))
-    assert all(size for _, size in saved_parts(again, experts=True))
-    chunk = whole.degrees.chunks[0][0]
-    plain = replace(whole, offload=Offload())
+    again = run("core_attn", recompute=frozenset({"core_attn"}))
+    whole = run("core_attn", "moe_act", recompute="full")
+    assert all(size for _, size in saved_parts(again.rank_layers[-1]))
+    chunk = whole.strategy.stages[0][0]
+    plain = resplit_run(whole, offload=frozenset())
     assert chunk_saved_bytes(whole, chunk) == chunk_saved_bytes(plain, chunk)
-    assert all(block.offloaded_bytes == 0 for block in job_of_launch(whole).blocks)
+    assert all(block.offloaded_bytes == 0 for block in job_of_run(whole).blocks)
 
 
 def test_the_peak_falls_by_what_leaves_and_does_not_come_back() -> None:
     """Of four layers three are gone where the last one's backward has its own again."""
-    few, many = launch("core_attn"), launch()
+    few, many = run("core_attn"), run()
     fallen = account_of(many).peak_bytes - account_of(few).peak_bytes
     assert 0 < fallen <= 4 * WORD * 48 // 32
 
 
 def test_whole_layers_leave() -> None:
     """All of the first two, and nothing of the others."""
-    found = launch(offload=Offload(layers=2))
-    chunk = found.degrees.chunks[0][0]
-    gone = chunk_saved_bytes(launch(), chunk) - chunk_saved_bytes(found, chunk)
-    dense, mixture = (layer_saved_bytes(launch(), experts=kind) for kind in (False, True))
+    found = run(offload=ActivationOffload(layers=2))
+    chunk = found.strategy.stages[0][0]
+    gone = chunk_saved_bytes(run(), chunk) - chunk_saved_bytes(found, chunk)
+    dense, mixture = (layer_saved_bytes(layer) for layer in run().rank_layers[:2])
     assert gone == dense + mixture
-    blocks = job_of_launch(found).blocks
+    blocks = job_of_run(found).blocks
     assert [(block.number, block.offloaded_bytes) for block in blocks] == [
         (1, float(dense)),
         (1, float(mixture)),
@@ -149,15 +120,15 @@ def test_copies_hide_under_compute_as_far_as_the_link_allows() -> None:
     """A layer of much compute hides them; on a link of a hundredth they are all but seen."""
     card = card_named("h100-80gb")
     machine = machine_of(card, stack_named("megatron-core"))
-    found = launch("core_attn", "attn_proj")
-    hidden = step_time(machine, job_of_launch(found)).terms_s["offload"]
+    found = run("core_attn", "attn_proj")
+    hidden = step_time(machine, job_of_run(found)).terms_s["offload"]
     slow = replace(card, more={**card.more, "host.bytes_per_s": 0.64e9})
-    seen = step_time(replace(machine, card=slow), job_of_launch(found))
+    seen = step_time(replace(machine, card=slow), job_of_run(found))
     copied = sum(
         2 * block.number * block.offloaded_bytes / (0.64e9 * card.more["host.efficiency"])
-        for block in job_of_launch(found).blocks
+        for block in job_of_run(found).blocks
     )
-    plain = step_time(machine, job_of_launch(launch()))
+    plain = step_time(machine, job_of_run(run()))
     assert hidden == pytest.approx(0.0, abs=1e-3 * plain.total_s)
     # eight micro-batches, less what compute hides of them
     assert 8 * copied * 0.9 < seen.terms_s["offload"] < 8 * copied
@@ -179,7 +150,7 @@ _ARGUMENTS: dict[str, Any] = {
 
 def test_arguments_of_megatron_are_read() -> None:
     """Modules with a fraction, or layers; optimizer states as a share."""
-    fine = read_launch(
+    fine = read_run(
         _ARGUMENTS
         | {
             "--fine-grained-activation-offloading": True,
@@ -187,27 +158,35 @@ def test_arguments_of_megatron_are_read() -> None:
             "--activation-offload-fraction": 0.8,
         },
         world_size=1,
-    ).launch
-    assert fine.offload == Offload(modules=frozenset({"core_attn", "attn_proj"}), fraction=0.8)
-    layers = read_launch(_ARGUMENTS | {"--cpu-offloading-num-layers": 2}, world_size=1).launch
-    assert layers.offload == Offload(layers=2)
+    ).run
+    assert fine.split.offload == {"core_attn", "attn_proj"}
+    assert fine.runtime.offload == ActivationOffload(fraction=0.8)
+    layers = read_run(_ARGUMENTS | {"--cpu-offloading-num-layers": 2}, world_size=1).run
+    assert not layers.split.offload
+    assert layers.runtime.offload == ActivationOffload(layers=2)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: launch(offload=Offload(layers=1), world=2, pp=2), "without a pipeline"),
+        (lambda: run(offload=ActivationOffload(layers=1), pp=2), "without a pipeline"),
         (
-            lambda: launch(
-                offload=Offload(layers=1), recompute=Recompute(layers="uniform", number=1)
-            ),
+            lambda: run(offload=ActivationOffload(layers=1), recompute="full"),
             "without recomputation",
         ),
-        (lambda: launch(offload=Offload(layers=4)), "one at least stays"),
-        (lambda: Offload(layers=1, modules=frozenset({"core_attn"})), "not both"),
+        (lambda: run(offload=ActivationOffload(layers=4)), "one at least stays"),
+        (lambda: legal(told(run("core_attn"), offload=ActivationOffload(layers=1))), "not both"),
         (
-            lambda: launch("core_attn", trainer=TorchTrainer(keeper="torchtitan")),
+            lambda: torch_run(llama(**SIZES), offload=frozenset({"core_attn"})),
             "only Megatron-Core",
+        ),
+        (
+            lambda: read_run(
+                _ARGUMENTS
+                | {"--fine-grained-activation-offloading": True, "--offload-modules": ["mlp"]},
+                world_size=1,
+            ),
+            "got mlp",
         ),
     ],
 )
@@ -219,7 +198,6 @@ def test_what_megatron_refuses_is_refused(wrong: Any, said: str) -> None:
 
 def test_all_modules_are_known() -> None:
     """Each of them takes something of a layer with experts and latents."""
-    model = replace(MIXTURE, attention=replace(MIXTURE.attention, latent=LATENT))
     for module in OFFLOADED:
         modules = {module, "core_attn"} if module == "attn_proj" else {module}
-        assert offloaded_bytes(launch(*modules, model=model), experts=True) > 0
+        assert offloaded_bytes(run(*modules, latent=True).rank_layers[-1]) > 0

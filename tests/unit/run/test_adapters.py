@@ -9,78 +9,50 @@ import pytest
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of
 from autopar.price.activations import saved_parts
+from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
+from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.job import Experts as Mixture, Job, adapter_parameters
-from autopar.run.launch import (
-    Attention,
-    Degrees,
-    Experts,
-    Latent,
-    Launch,
-    Model,
-    Optimizer,
-    Recompute,
-    Software,
-    TorchTrainer,
-    even_chunks,
-)
+from autopar.run.run import Run
+from autopar.run.runtime import Optimizer
 from autopar.training.adapters import Adapters, adapted_widths, base_bytes
-from search.check.job import job_of_launch
+from tests.runs import llama, run_of, torch_run
 from tests.step_cases import card_named, stack_named
 
-LLAMA2_7B = Model(
-    hidden=4096,
-    ffn=11008,
-    attention=Attention(heads=32, groups=32, width=128, dropout=0.0),
-    vocab=32000,
-    expert_layers=(False,) * 32,
-    gated=True,
-    biases=False,
-    qkv_biases=False,
-    tied=False,
-    norm="rms",
-    positions="rotary",
-    hidden_dropout=0.0,
-)
+SIZES: dict[str, Any] = {"layers": 32, "hidden": 4096, "width": 11008, "heads": 32, "vocab": 32000}
+LLAMA2_7B = llama(**SIZES)
+MIXTURE = llama(**SIZES, experts=Experts(number=8, per_token=2, width=1024))
 EVERYWHERE = frozenset({"query", "key", "value", "projection", "fc1", "fc2"})
 LORA = Adapters(rank=16)
-WHOLE = Recompute(layers="uniform", number=1)
 
 
-def megatron(adapters: Adapters | None, model: Model = LLAMA2_7B, **options: Any) -> Launch:
-    """Return a launch of Megatron-LM on four GPUs."""
-    own = {name: options.pop(name) for name in [*options] if name in Degrees.__annotations__}
-    chunks = even_chunks(model.num_layers, own.get("pp", 1))
-    return Launch(
-        model=model,
-        degrees=Degrees(**({"world": 4, "chunks": chunks} | own)),
-        seq=4096,
-        micro_batch=1,
-        global_batch=16,
-        adapters=adapters,
-        **options,
-    )
+def megatron(adapters: Adapters | None, model: Model = LLAMA2_7B, **more: Any) -> Run:
+    """Return a run of Megatron-LM on four GPUs."""
+    usual = {"gpus": 4, "seq_length": 4096, "global_batch": 16}
+    return run_of(model, adapters=adapters, **{**usual, **more})
 
 
-def torch_launch(keeper: Any, zero: Any, **options: Any) -> Launch:
+def on_24_gb(keeper: Any, zero: Any, engine: str = "", **more: Any) -> Run:
     """Return transformers' layers on four GPUs of 24 GB, computed again as a whole."""
-    trainer = TorchTrainer(
-        keeper=keeper, zero=zero, layers="transformers", checkpoint="full", fused_norms=False
-    )
-    return Launch(
-        model=LLAMA2_7B,
-        degrees=Degrees(world=4, chunks=even_chunks(32, 1)),
-        seq=4096,
-        micro_batch=1,
+    return torch_run(
+        LLAMA2_7B,
+        keeper,
+        engine=engine or keeper,
+        zero=zero,
+        gpus=4,
+        gpu="RTX 4090",
+        seq_length=4096,
         global_batch=16,
-        software=Software(gpu="RTX 4090", attention="flash"),
-        trainer=trainer,
-        recompute=WHOLE,
-        **options,
+        each_micro_batch=True,
+        module="transformers",
+        attention="flash",
+        fused_norms=False,
+        recompute="full",
+        **more,
     )
 
 
@@ -89,9 +61,9 @@ def terms(account: Account) -> dict[str, int]:
     return {term.name: term.num_bytes for term in account.states}
 
 
-def trained(launch: Launch, stage: int = 0) -> int:
-    """Return the trained parameters of a stage."""
-    weights = [weight for chunk in stage_weights(launch, stage) for weight in chunk]
+def trained(run: Run) -> int:
+    """Return the trained parameters of the first stage."""
+    weights = [weight for chunk in stage_weights(run, 0) for weight in chunk]
     return sum(weight.elements for weight in weights if weight.trained)
 
 
@@ -104,11 +76,11 @@ ATTENTION, MLP = 4 * 16 * 2 * 4096, 3 * 16 * (4096 + 11008)
 
 def test_parameters_of_adapters_by_hand() -> None:
     """r (outputs + inputs) of every matrix: 40.0 M at rank 16 in 32 layers, as PEFT counts them."""
-    launch = megatron(LORA)
-    assert trained(launch) == 32 * (ATTENTION + MLP) == 39_976_960
-    whole = sum(weight.elements for chunk in stage_weights(launch, 0) for weight in chunk)
+    run = megatron(LORA)
+    assert trained(run) == 32 * (ATTENTION + MLP) == 39_976_960
+    whole = sum(weight.elements for chunk in stage_weights(run, 0) for weight in chunk)
     plain = sum(weight.elements for chunk in stage_weights(megatron(None), 0) for weight in chunk)
-    assert whole - trained(launch) == plain
+    assert whole - trained(run) == plain
 
 
 def test_fused_matrices_share_an_adapter() -> None:
@@ -126,14 +98,11 @@ def test_tensor_ranks_divide_adapters(tp: int) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_adapters_of_experts(shared: bool) -> None:
     """Each of a rank's two experts has one, or both share it."""
-    model = replace(
-        LLAMA2_7B, experts=Experts(number=8, per_token=2, ffn=1024), expert_layers=(True,) * 32
-    )
     adapters = Adapters(
         rank=8, targets=frozenset({"expert_fc1", "expert_fc2"}), shared_by_experts=shared
     )
     each = 8 * (3 * 4096 + 3 * 1024)
-    assert trained(megatron(adapters, model, ep=4)) == 32 * each * (1 if shared else 2)
+    assert trained(megatron(adapters, MIXTURE, ep=4)) == 32 * each * (1 if shared else 2)
 
 
 @pytest.mark.parametrize("latent", [False, True])
@@ -142,17 +111,15 @@ def test_time_counts_the_adapters_that_memory_does(latent: bool, targets: Any) -
     """Both from the same shapes, with MLA's narrow projections too."""
     model = LLAMA2_7B
     if latent:
-        narrow = Latent(
-            query_rank=512, key_value_rank=256, key_width=128, rotary_width=64, value_width=128
-        )
-        model = replace(model, attention=replace(model.attention, latent=narrow))
-    launch = megatron(Adapters(rank=8, targets=frozenset(targets)), model)
-    job = job_of_launch(launch)
+        narrow = LatentAttention(query_rank=512, kv_rank=256, key_width=128, rotary_width=64)
+        model = llama(**SIZES, latent=narrow, value_width=128)
+    run = megatron(Adapters(rank=8, targets=frozenset(targets)), model)
+    job = job_of_run(run)
     experts, dense = adapter_parameters(job, job.blocks[0])
     if latent and "value" in targets and "key" not in targets:
         # one matrix of both, which memory counts with either
         return
-    assert (experts, 32 * dense) == (0.0, trained(launch))
+    assert (experts, 32 * dense) == (0.0, trained(run))
 
 
 def test_widths_that_adapters_stand_beside() -> None:
@@ -170,7 +137,7 @@ def test_widths_that_adapters_stand_beside() -> None:
 
 def test_states_of_frozen_weights() -> None:
     """2 bytes of 6.74e9 weights that are frozen; 18 of those that are trained."""
-    found = terms(account_of(megatron(LORA, world=1, optimizer=Optimizer())))
+    found = terms(account_of(megatron(LORA, gpus=1)))
     adapters = trained(megatron(LORA))
     base = sum(w.elements for chunk in stage_weights(megatron(None), 0) for w in chunk)
     assert found["weights"] == 2 * (base + adapters)
@@ -185,7 +152,7 @@ def test_quantised_base_by_hand() -> None:
     assert base_bytes(adapters) == pytest.approx((4 + 0.127) / 8, rel=1e-3)
     layers = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     around = 2 * 32000 * 4096 + 65 * 4096
-    weights = terms(account_of(megatron(adapters, world=1)))["weights"]
+    weights = terms(account_of(megatron(adapters, gpus=1)))["weights"]
     quantised = weights - 2 * around - 2 * trained(megatron(LORA))
     assert quantised == pytest.approx(base_bytes(adapters) * layers, rel=1e-3)
 
@@ -194,7 +161,7 @@ def test_frozen_matrices_keep_no_input() -> None:
     """Without adapters beside fc2 the product in front of it goes, and nothing else does."""
     without = Adapters(rank=16, targets=EVERYWHERE - {"fc2"})
     whole, fewer = (
-        dict(saved_parts(megatron(adapters), experts=False)) for adapters in (LORA, without)
+        dict(saved_parts(megatron(adapters).rank_layers[0])) for adapters in (LORA, without)
     )
     assert set(whole) - set(fewer) == {"mlp activation"}
     # A's output of all, and of all but the last: queries, keys, values, projection, gate, up, down
@@ -204,27 +171,29 @@ def test_frozen_matrices_keep_no_input() -> None:
 
 def test_dropout_in_front_of_adapters() -> None:
     """A copy and a byte of mask of each input; the inputs themselves are needed by nobody."""
-    dropped = dict(saved_parts(megatron(replace(LORA, dropout=0.1)), experts=False))
+    dropped = dict(saved_parts(megatron(replace(LORA, dropout=0.1)).rank_layers[0]))
     inputs = 4 * 4096 + 2 * 4096 + 11008
     assert dropped["adapters"] == 4096 * (7 * 16 * 2 + 3 * inputs)
     assert {"norm output", "mlp activation"}.isdisjoint(dropped)
 
 
 SEVEN_B = {
-    "all of it in fp32 states": (torch_launch("accelerate", 3), False),
+    "all of it in fp32 states": (on_24_gb("accelerate", 3), False),
     "in 16 bits with 8-bit moments": (
-        torch_launch(
+        on_24_gb(
             "accelerate", 3, optimizer=Optimizer(kind="adam8bit", master_bytes=0)
         ),
         True,
     ),
     "states on the host": (
-        torch_launch("deepspeed", 3, optimizer=Optimizer(offload=1.0, offload_master=True)),
+        on_24_gb("deepspeed", 3, optimizer=Optimizer(
+                offload=1.0, offload_master=True, host_adam="deepspeed"
+            )),
         True,
     ),
-    "adapters, sharded": (torch_launch("accelerate", 3, adapters=LORA), True),
+    "adapters, sharded": (on_24_gb("accelerate", 3, adapters=LORA), True),
     "adapters on 4 bits, replicas": (
-        torch_launch("ddp", 0, adapters=replace(LORA, base="nf4")),
+        on_24_gb("ddp", 0, "accelerate", adapters=replace(LORA, base="nf4")),
         True,
     ),
 }  # fmt: skip
@@ -233,10 +202,10 @@ SEVEN_B = {
 @pytest.mark.parametrize("way", SEVEN_B)
 def test_seven_billion_on_four_gpus_of_24_gb(way: str) -> None:
     """Whole states do not fit with room for the rest; every one of the ways out does, in time."""
-    launch, fits = SEVEN_B[way]
-    assert (account_of(launch).peak_bytes < 22e9) == fits
+    run, fits = SEVEN_B[way]
+    assert (account_of(run).peak_bytes < 22e9) == fits
     machine = machine_of(card_named("rtx-4090"), stack_named("torchtitan-eager"))
-    assert step_time(machine, job_of_launch(launch)).total_s > 0
+    assert step_time(machine, job_of_run(run)).total_s > 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,7 +214,7 @@ def test_seven_billion_on_four_gpus_of_24_gb(way: str) -> None:
 
 def h100_job(adapters: Adapters | None, **options: Any) -> Job:
     """Return one GPU's job of Llama 2 7B."""
-    job = job_of_launch(megatron(adapters, world=1))
+    job = job_of_run(megatron(adapters, gpus=1))
     return replace(job, **options)
 
 
@@ -282,7 +251,7 @@ def test_adapters_are_all_that_is_reduced_and_updated() -> None:
     """160 times fewer parameters: reduction and update are a fraction of the whole model's."""
     machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
     plain, lora = (
-        step_time(machine, job_of_launch(megatron(adapters))).terms_s for adapters in (None, LORA)
+        step_time(machine, job_of_run(megatron(adapters))).terms_s for adapters in (None, LORA)
     )
     assert 0 < lora["optimizer"] < plain["optimizer"] / 50
     assert 0 < lora["gradients"] < plain["gradients"] / 20
@@ -290,13 +259,10 @@ def test_adapters_are_all_that_is_reduced_and_updated() -> None:
 
 def test_experts_have_adapters_in_time() -> None:
     """Grouped thin products where each expert has one, single ones where a rank's share it."""
-    model = replace(
-        LLAMA2_7B, experts=Experts(number=8, per_token=2, ffn=1024), expert_layers=(True,) * 32
-    )
     targets: Any = frozenset({"expert_fc1", "expert_fc2"})
     jobs = [
-        job_of_launch(
-            megatron(Adapters(rank=8, targets=targets, shared_by_experts=shared), model, world=1)
+        job_of_run(
+            megatron(Adapters(rank=8, targets=targets, shared_by_experts=shared), MIXTURE, gpus=1)
         )
         for shared in (False, True)
     ]

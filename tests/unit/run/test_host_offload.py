@@ -8,68 +8,55 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
-from autopar.price.sharded import recipe_of_launch
+from autopar.price.job import job_of_run
+from autopar.price.sharded import recipe_of_run
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.parts.updates import optimizer_time_s
-from autopar.records import replace
-from autopar.run.launch import (
-    Attention,
-    Degrees,
-    Experts,
-    Launch,
-    Model,
-    Optimizer,
-    TorchTrainer,
-    even_chunks,
-)
-from autopar.training.offload import Host, Offload, exposed_s, host_update_s
-from search.check.job import job_of_launch
+from autopar.run.architecture import Experts
+from autopar.run.run import Run
+from autopar.run.runtime import ActivationOffload, ExpertKernels, Optimizer, Overlap
+from autopar.training.offload import Host, exposed_s, host_update_s
+from tests.runs import llama, run_of, torch_run
 from tests.step_cases import card_named, stack_named
 
-QWEN3_30B = Model(
-    hidden=2048,
-    ffn=6144,
-    attention=Attention(heads=32, groups=4, width=128, head_norms=True, dropout=0.0),
-    vocab=151936,
-    expert_layers=(True,) * 48,
-    experts=Experts(number=128, per_token=8, ffn=768, dispatcher="alltoall", grouped=True),
-    gated=True,
-    biases=False,
-    qkv_biases=False,
-    tied=False,
-    norm="rms",
-    positions="rotary",
-    hidden_dropout=0.0,
-)
-"""Of Megatron-Bridge's measurements (skills/nemo-mbridge-perf-cpu-offloading/card.yaml)."""
+SIZES: dict[str, Any] = {"hidden": 2048, "width": 6144, "heads": 32, "kv_heads": 4}
+SIZES |= {"head_width": 128, "head_norms": True, "vocab": 151936}
+"""Of Qwen3 30B, in Megatron-Bridge's skills/nemo-mbridge-perf-cpu-offloading/card.yaml."""
 MEASURED = {0.0: (47.2, 0.996), 0.25: (43.4, 1.871), 0.5: (39.6, 2.484)} | {
     0.75: (35.6, 3.187),
     1.0: (32.0, 4.189),
 }
 """By the share of the states on the host: GB allocated, and seconds of a step."""
-DENSE = replace(QWEN3_30B, expert_layers=(False,) * 4, experts=None)
 
 
-def offloaded(share: float, **options: Any) -> Launch:
+def offloaded(share: float, *, overlap: bool = False, **states: Any) -> Run:
     """Return TP2 PP2 EP4 on 16 GPUs with a share of the states on the host."""
-    degrees = Degrees(world=16, tp=2, pp=2, ep=4, sequence_parallel=True, chunks=even_chunks(48, 2))
-    optimizer = Optimizer(sharding="distributed", overlap_gradients=True, offload=share, **options)
-    return Launch(
-        model=QWEN3_30B, degrees=degrees, seq=4096, micro_batch=1, global_batch=8,
-        optimizer=optimizer,
-    )  # fmt: skip
+    return run_of(
+        llama(layers=48, experts=Experts(number=128, per_token=8, width=768), **SIZES),
+        gpus=16,
+        tp=2,
+        pp=2,
+        ep=4,
+        sequence_parallel=True,
+        zero=1,
+        seq_length=4096,
+        global_batch=8,
+        experts=ExpertKernels(dispatcher="alltoall", grouped=True),
+        optimizer=Optimizer(offload=share, **states),
+        overlap=Overlap(gradients=True, optimizer_host=overlap),
+    )
 
 
-def fully_sharded(keeper: Any, zero: Any, **options: Any) -> Launch:
+def fully_sharded(keeper: Any, zero: Any, **states: Any) -> Run:
     """Return a dense model on four GPUs of a trainer with layers of torch."""
-    return Launch(
-        model=DENSE,
-        degrees=Degrees(world=4, chunks=even_chunks(4, 1)),
-        seq=1024,
-        micro_batch=1,
-        global_batch=4,
-        optimizer=Optimizer(**options),
-        trainer=TorchTrainer(keeper=keeper, zero=zero, layers="transformers"),
+    adam: Any = "deepspeed" if keeper == "deepspeed" else "torch"
+    return torch_run(
+        llama(layers=4, **SIZES),
+        keeper,
+        gpus=4,
+        zero=zero,
+        module="transformers",
+        optimizer=Optimizer(host_adam=adam, **states),
     )
 
 
@@ -125,13 +112,13 @@ def test_deepspeeds_adam_is_that_of_its_paper(billions: float, printed_s: float)
     assert other == pytest.approx(found * 0.43 / 0.25)
 
 
-def test_a_launch_of_deepspeed_has_its_adam() -> None:
+def test_a_run_of_deepspeed_has_its_adam() -> None:
     """Others have torch's."""
     states = {"offload": 1.0, "offload_master": True}
-    assert job_of_launch(fully_sharded("deepspeed", 2, **states)).host_adam == "deepspeed"
+    assert job_of_run(fully_sharded("deepspeed", 2, **states)).host_adam == "deepspeed"
     weights = {**states, "offload_weights": True}
-    assert job_of_launch(fully_sharded("accelerate", 3, **weights)).host_adam == "torch"
-    assert job_of_launch(offloaded(0.5)).host_adam == "torch"
+    assert job_of_run(fully_sharded("accelerate", 3, **weights)).host_adam == "torch"
+    assert job_of_run(offloaded(0.5)).host_adam == "torch"
 
 
 @pytest.mark.parametrize("share", [share for share in MEASURED if share])
@@ -142,8 +129,8 @@ def test_seconds_are_those_of_a_measured_run(share: float) -> None:
     own = 1.9093e9
 
     def took_s(share: float, *, overlap: bool = False) -> float:
-        launch = offloaded(share, overlap_offload=overlap)
-        return optimizer_time_s(machine, job_of_launch(launch), own, 4.2e9)
+        run = offloaded(share, overlap=overlap)
+        return optimizer_time_s(machine, job_of_run(run), own, 4.2e9)
 
     added = took_s(share) - took_s(0.0)
     assert added == pytest.approx(MEASURED[share][1] - MEASURED[0.0][1], rel=0.15)
@@ -155,7 +142,7 @@ def test_seconds_are_those_of_a_measured_run(share: float) -> None:
 def test_narrower_states_are_moved_faster() -> None:
     """Moments of 16 bits spare 2 x 4 bytes of traffic a parameter."""
     machine = machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
-    wide, narrow = (job_of_launch(offloaded(0.0, moments_bytes=each)) for each in (8, 4))
+    wide, narrow = (job_of_run(offloaded(0.0, moments_bytes=each)) for each in (8, 4))
     assert wide.state_bytes - narrow.state_bytes == 4
     seconds = [optimizer_time_s(machine, job, 1e9, 1e9) for job in (wide, narrow)]
     rate = machine.kernels.memory_bytes_per_s * machine.kernels.memory_share("optimizer")
@@ -165,20 +152,20 @@ def test_narrower_states_are_moved_faster() -> None:
 def test_deepspeed_offloads_all_that_the_step_needs() -> None:
     """fp32 weights, moments and gradients go; 16-bit weights stay unless they go as well."""
     options = {"offload": 1.0, "offload_master": True}
-    optimizer = recipe_of_launch(fully_sharded("deepspeed", 2, **options))
+    optimizer = recipe_of_run(fully_sharded("deepspeed", 2, **options))
     assert (optimizer.weights.each_bytes, optimizer.per_parameter(4)) == (2.0, 2.0)
-    everything = recipe_of_launch(fully_sharded("deepspeed", 3, offload_weights=True, **options))
+    everything = recipe_of_run(fully_sharded("deepspeed", 3, offload_weights=True, **options))
     assert everything.per_parameter(4) == 0.0
     # ZeRO-Offload++ keeps a part on the device: 2 and 12 bytes of the four ranks' half
-    part = recipe_of_launch(fully_sharded("deepspeed", 3, offload=0.5, offload_master=True))
+    part = recipe_of_run(fully_sharded("deepspeed", 3, offload=0.5, offload_master=True))
     assert part.per_parameter(4) == pytest.approx((2 + 14 / 2) / 4)
 
 
 def test_eight_bit_moments_by_hand() -> None:
     """2 (1 + 4/256) bytes a parameter; those of the embedding stay in fp32."""
     wide, narrow = (
-        {term.name: term.num_bytes for term in account_of(launch).states}["Adam moments"]
-        for launch in (
+        {term.name: term.num_bytes for term in account_of(run).states}["Adam moments"]
+        for run in (
             fully_sharded("deepspeed", 3),
             fully_sharded("deepspeed", 3, kind="adam8bit"),
         )
@@ -189,8 +176,8 @@ def test_eight_bit_moments_by_hand() -> None:
 
 def test_weights_trained_as_they_are() -> None:
     """16 bits of weight, gradient and both moments: 8 bytes a parameter instead of 16."""
-    whole = recipe_of_launch(fully_sharded("accelerate", 3))
-    pure = recipe_of_launch(fully_sharded("accelerate", 3, master_bytes=0, moments_bytes=4))
+    whole = recipe_of_run(fully_sharded("accelerate", 3))
+    pure = recipe_of_run(fully_sharded("accelerate", 3, master_bytes=0, moments_bytes=4))
     assert (whole.per_parameter(), pure.per_parameter()) == (16.0, 8.0)
 
 
@@ -204,9 +191,8 @@ def test_weights_trained_as_they_are() -> None:
         (lambda: offloaded(0.0, kind="adam8bit"), "moments of 16 bits"),
         (lambda: fully_sharded("torchtitan", 3, offload=1.0), "with the weights"),
         (lambda: fully_sharded("deepspeed", 0, offload=1.0), "zero is 0"),
-        (lambda: Offload(modules=frozenset({"attn_proj"})), "add core_attn"),
-        (lambda: Offload(modules=frozenset({"mlp"})), "got mlp"),  # type: ignore[arg-type]
-        (lambda: Offload(fraction=2.0), "expected 0 to 1"),
+        (lambda: run_of(llama(), offload=frozenset({"attn_proj"})), "add core_attn"),
+        (lambda: run_of(llama(), offload=ActivationOffload(fraction=2.0)), "expected 0 to 1"),
     ],
 )
 def test_what_no_trainer_does_is_refused(wrong: Any, said: str) -> None:

@@ -9,19 +9,15 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.price.activations import routed_tokens
+from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import Machine, Sends, machine_of, transfer_s
 from autopar.records import replace
+from autopar.run.architecture import Experts as Mixture
 from autopar.run.job import Attention, Block, Experts, Job
-from autopar.run.launch import (
-    Attention as Heads,
-    Degrees,
-    Experts as Mixture,
-    Launch,
-    Model,
-    even_chunks,
-)
+from autopar.run.run import Run
+from autopar.run.runtime import ExpertKernels
 from autopar.training.mixtures import (
     NATURAL_LOSSES,
     NATURAL_SKEW,
@@ -29,8 +25,8 @@ from autopar.training.mixtures import (
     taken_share,
     worst_skew,
 )
-from search.check.job import job_of_launch
-from search.engines.megatron.read import read_launch
+from search.engines.megatron.read import read_run
+from tests.runs import decoder, run_of
 from tests.step_cases import card_named, stack_named
 
 QWEN3_235B = Job(
@@ -69,6 +65,14 @@ def machine() -> Machine:
 def sends(job: Job) -> Sends:
     """Return what a layer's tokens take to experts and back."""
     return layer_times(machine(), job, job.blocks[0]).experts
+
+
+def mixture(kernels: ExpertKernels) -> Run:
+    """Return a small mixture of eight experts on four ranks."""
+    model = decoder(
+        hidden=1024, width=4096, vocab=32000, experts=Mixture(number=8, per_token=2, width=1024)
+    )
+    return run_of(model, gpus=4, ep=4, seq_length=4096, experts=kernels)
 
 
 def test_an_all_gather_by_hand() -> None:
@@ -148,22 +152,9 @@ def test_capacity_bounds_what_experts_take(
 ) -> None:
     """In time and in memory alike; filled up they compute as much in any case."""
     assert taken_share(skew, capacity=capacity, padded=padded) == share
-    mixture = Mixture(
-        number=8, per_token=2, ffn=1024, skew=skew, capacity=capacity, padded_capacity=padded
-    )
-    model = Model(
-        hidden=1024, ffn=4096, attention=Heads(heads=8, groups=8, width=128), vocab=32000,
-        expert_layers=(True,) * 2, experts=mixture,
-    )  # fmt: skip
-    launch = Launch(
-        model=model,
-        degrees=Degrees(world=4, ep=4, chunks=even_chunks(2, 1)),
-        seq=4096,
-        micro_batch=1,
-        global_batch=4,
-    )
-    assert routed_tokens(launch) == math.ceil(4096 * 2 * share)
-    job = job_of_launch(launch)
+    run = mixture(ExpertKernels(skew=skew, capacity=capacity, padded=padded))
+    assert routed_tokens(run.rank_layers[0]) == math.ceil(4096 * 2 * share)
+    job = job_of_run(run)
     assert (job.capacity, job.padded_capacity) == (capacity, padded)
     parts = {part.name: part for part in layer_times(machine(), job, job.blocks[0]).parts}
     even = replace(job, skew=share, capacity=None, padded_capacity=False)
@@ -171,24 +162,12 @@ def test_capacity_bounds_what_experts_take(
     assert float(parts["experts up"].forward_s) == float(wanted["experts up"].forward_s)
 
 
-def test_the_skew_of_a_launch_goes_before_what_is_asked_for() -> None:
-    """What is asked for is of launches that do not fix it."""
-    mixture = Mixture(number=8, per_token=2, ffn=1024)
-    model = Model(
-        hidden=1024, ffn=4096, attention=Heads(heads=8, groups=8, width=128), vocab=32000,
-        expert_layers=(True,) * 2, experts=mixture,
-    )  # fmt: skip
-    launch = Launch(
-        model=model,
-        degrees=Degrees(world=4, ep=4, chunks=even_chunks(2, 1)),
-        seq=4096,
-        micro_batch=1,
-        global_batch=4,
-    )
-    forced = replace(launch, model=replace(model, experts=replace(mixture, skew=1.0)))
-    assert job_of_launch(launch).skew == 1.0
-    assert job_of_launch(launch, skew=NATURAL_SKEW).skew == NATURAL_SKEW
-    assert job_of_launch(forced, skew=NATURAL_SKEW).skew == 1.0
+def test_the_skew_of_a_run_goes_before_what_is_asked_for() -> None:
+    """What is asked for is of runs that do not fix it."""
+    run, forced = mixture(ExpertKernels()), mixture(ExpertKernels(skew=1.0))
+    assert job_of_run(run).skew == 1.0
+    assert job_of_run(run, skew=NATURAL_SKEW).skew == NATURAL_SKEW
+    assert job_of_run(forced, skew=NATURAL_SKEW).skew == 1.0
 
 
 def test_a_capacity_that_takes_nothing() -> None:
@@ -205,7 +184,7 @@ def test_worst_steps_of_runs() -> None:
 
 def test_arguments_of_experts_are_read() -> None:
     """Capacity, whether it is filled up, and the precision of probabilities."""
-    found = read_launch(
+    found = read_run(
         {
             "--num-layers": 4,
             "--hidden-size": 1024,
@@ -222,6 +201,5 @@ def test_arguments_of_experts_are_read() -> None:
             "--moe-router-dtype": "fp32",
         },
         world_size=1,
-    ).launch.model.experts
-    assert found is not None
-    assert (found.capacity, found.padded_capacity, found.router_fp32) == (1.25, True, True)
+    ).run.runtime.experts
+    assert (found.capacity, found.padded, found.router_fp32) == (1.25, True, True)

@@ -9,60 +9,38 @@ import pytest
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.activations import saved_parts
+from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.records import replace
-from autopar.run.launch import (
-    Attention,
-    Degrees,
-    Experts,
-    Launch,
-    Model,
-    Optimizer,
-    Precision,
-    Software,
-    even_chunks,
-)
-from search.check.job import job_of_launch
-from search.check.precision import PRECISIONS, launch_in, precision_terms
-from search.engines.megatron.read import read_launch
+from autopar.run.architecture import Experts, Model
+from autopar.run.run import Run
+from autopar.run.runtime import ExpertKernels, Overlap, Precision
+from autopar.run.strategy import wide_ends, with_wide_ends
+from search.check.precision import PRECISIONS, precision_terms, run_in
+from search.engines.megatron.read import read_run
+from tests.runs import llama, run_of
 from tests.step_cases import card_named, stack_named
 
-DENSE = Model(
-    hidden=4096,
-    ffn=14336,
-    attention=Attention(heads=32, groups=8, width=128, dropout=0.0),
-    vocab=32000,
-    expert_layers=(False,) * 8,
-    gated=True,
-    biases=False,
-    qkv_biases=False,
-    tied=False,
-    norm="rms",
-    positions="rotary",
-    hidden_dropout=0.0,
-)
-FINE = replace(
-    DENSE,
-    expert_layers=(True,) * 8,
-    experts=Experts(number=64, per_token=8, ffn=1024, dispatcher="alltoall", grouped=True),
-)
+SIZES: dict[str, Any] = {"layers": 8, "hidden": 4096, "width": 14336, "heads": 32, "kv_heads": 8}
+DENSE = llama(**SIZES, vocab=32000)
+FINE = llama(**SIZES, vocab=32000, experts=Experts(number=64, per_token=8, width=1024))
 
 
-def launch(precision: Precision, model: Model = DENSE, **options: Any) -> Launch:
-    """Return a launch of eight GPUs of the newest kind."""
-    own = {name: options.pop(name) for name in [*options] if name in Degrees.__annotations__}
-    return Launch(
-        model=model,
-        degrees=Degrees(**({"world": 8, "chunks": even_chunks(8, 1)} | own)),
-        seq=4096,
-        micro_batch=2,
+def run(precision: Precision, model: Model = DENSE, **more: Any) -> Run:
+    """Return a run on eight GPUs of the newest kind."""
+    usual: dict[str, Any] = {"seq_length": 4096, "micro_batch": 2}
+    return run_of(
+        model,
+        gpus=8,
+        gpu="B200",
+        zero=1,
         global_batch=64,
         precision=precision,
-        optimizer=Optimizer(sharding="distributed", overlap_gradients=True),
-        software=Software(gpu="B200", attention="fused"),
-        **options,
+        overlap=Overlap(gradients=True),
+        experts=ExpertKernels(dispatcher="alltoall", grouped=True),
+        **{**usual, **more},
     )
 
 
@@ -71,13 +49,13 @@ def machine(name: str = "b200") -> Machine:
     return machine_of(card_named(name), stack_named("megatron-core"))
 
 
-def quantized(found: Launch) -> int:
+def quantized(found: Run) -> int:
     """Return the weights of products of a stage."""
     weights = [weight for chunk in stage_weights(found, 0) for weight in chunk]
     return sum(weight.elements for weight in weights if weight.quantized)
 
 
-def kept(found: Launch) -> dict[str, int]:
+def kept(found: Run) -> dict[str, int]:
     """Return what is kept between steps by name."""
     return {term.name: term.num_bytes for term in account_of(found).states}
 
@@ -86,14 +64,14 @@ def test_copies_of_weights_by_hand() -> None:
     """NVFP4 keeps two copies of 0.5625 bytes beside bf16, or bf16's place with one copy."""
     plain, four = Precision(), Precision(fp4=True)
     alone = replace(four, fp4_weights=True)
-    number = quantized(launch(plain))
-    beside, instead = kept(launch(four)), kept(launch(alone))
-    assert beside["weights"] == kept(launch(plain))["weights"]
+    number = quantized(run(plain))
+    beside, instead = kept(run(four)), kept(run(alone))
+    assert beside["weights"] == kept(run(plain))["weights"]
     assert beside["4-bit copies of weights"] == pytest.approx(2 * 0.5625 * number, rel=1e-6)
     assert instead["4-bit copies of weights"] == pytest.approx(0.5625 * number, rel=1e-6)
     assert beside["weights"] - instead["weights"] == pytest.approx((2 - 0.5625) * number, rel=1e-6)
     # in 8 bits with a scale of 32: one byte each
-    mx = kept(launch(Precision(fp8=True, fp8_recipe="mxfp8")))
+    mx = kept(run(Precision(fp8=True, fp8_recipe="mxfp8")))
     assert mx["8-bit copies of weights"] == 2 * number
 
 
@@ -101,7 +79,7 @@ def test_inputs_of_products_are_kept_in_their_precision() -> None:
     """4096 x 2 tokens of the model's width: 2 bytes, 1 and 0.5625."""
     sizes = []
     for precision in (Precision(), Precision(fp8=True), Precision(fp4=True)):
-        parts = dict(saved_parts(launch(precision), experts=False))
+        parts = dict(saved_parts(run(precision).rank_layers[0]))
         sizes.append(parts["norm output"] / (2 * 4096 * 4096))
         # softmax and norms are of 16 bits in any case
         assert parts["attention output"] == 2 * 4096 * 4096 * 2
@@ -110,26 +88,26 @@ def test_inputs_of_products_are_kept_in_their_precision() -> None:
 
 def test_ends_of_a_model_stay_in_16_bits() -> None:
     """One layer at either end: six of eight have copies, and keep inputs in fewer bits."""
-    whole = launch(Precision(fp8=True, fp8_recipe="mxfp8"))
-    ends = replace(whole, precision=replace(whole.precision, wide_ends=(1, 1)))
+    whole = run(Precision(fp8=True, fp8_recipe="mxfp8"))
+    ends = replace(whole, strategy=with_wide_ends(whole.strategy, 1, 1))
     assert quantized(ends) * 8 == quantized(whole) * 6
     assert kept(ends)["8-bit copies of weights"] * 8 == kept(whole)["8-bit copies of weights"] * 6
     saved = [
         {term.name: term.num_bytes for term in account_of(found).peak}["saved activations"]
-        for found in (launch(Precision()), ends, whole)
+        for found in (run(Precision()), ends, whole)
     ]
     assert saved[0] > saved[1] > saved[2]
     # a quarter of the layers, as all of them are alike
     assert 4 * (saved[1] - saved[2]) == pytest.approx(saved[0] - saved[2], rel=0.01)
-    blocks = job_of_launch(ends).blocks
+    blocks = job_of_run(ends).blocks
     assert [(block.number, block.precision) for block in blocks] == [
         (1, "bf16"),
         (6, None),
         (1, "bf16"),
     ]
     seconds = [
-        step_time(machine(), job_of_launch(found)).terms_s["gemm"]
-        for found in (launch(Precision()), ends, whole)
+        step_time(machine(), job_of_run(found)).terms_s["gemm"]
+        for found in (run(Precision()), ends, whole)
     ]
     assert seconds[0] > seconds[1] > seconds[2]
 
@@ -143,7 +121,7 @@ def test_weights_are_gathered_in_fewer_bits() -> None:
         "mxfp8": Precision(fp8=True, fp8_weights=True, fp8_recipe="mxfp8"),
         "nvfp4": Precision(fp4=True, fp4_weights=True),
     }
-    found = {name: job_of_launch(launch(one)).gathered_bytes for name, one in kinds.items()}
+    found = {name: job_of_run(run(one)).gathered_bytes for name, one in kinds.items()}
     assert found == {
         "bf16": None,
         "per tensor": 1.0,
@@ -152,7 +130,7 @@ def test_weights_are_gathered_in_fewer_bits() -> None:
         "nvfp4": 0.5625,
     }
     sent = [
-        step_time(machine(), job_of_launch(launch(kinds[name]))).terms_s["gradients"]
+        step_time(machine(), job_of_run(run(kinds[name]))).terms_s["gradients"]
         for name in ("bf16", "nvfp4")
     ]
     assert sent[1] < sent[0]
@@ -161,7 +139,7 @@ def test_weights_are_gathered_in_fewer_bits() -> None:
 @pytest.mark.parametrize("low", [name for name in PRECISIONS if name != "bf16"])
 def test_terms_add_up_to_what_is_saved(low: Any) -> None:
     """Products, casts, waiting, transfers and the rest are all of the difference."""
-    terms = precision_terms(machine(), launch(Precision()), low)
+    terms = precision_terms(machine(), run(Precision()), low)
     sums = (
         terms.products_saved_s
         - terms.casts_added_s
@@ -177,11 +155,11 @@ def test_terms_add_up_to_what_is_saved(low: Any) -> None:
 
 def test_large_products_pay_and_a_waiting_host_does_not() -> None:
     """A dense model gains; with so few tokens that the host is the slower side it gains nothing."""
-    gains = precision_terms(machine(), launch(Precision()), "mxfp8")
+    gains = precision_terms(machine(), run(Precision()), "mxfp8")
     assert gains.pays
     assert "pays" in gains.reason
     assert "shorter products" in gains.reason
-    small = replace(launch(Precision()), seq=512, micro_batch=1, global_batch=64)
+    small = run(Precision(), seq_length=512, micro_batch=1)
     loses = precision_terms(machine(), small, "mxfp8")
     assert not loses.pays
     assert "does not pay" in loses.reason
@@ -191,7 +169,7 @@ def test_large_products_pay_and_a_waiting_host_does_not() -> None:
 def test_fine_experts_gain_less() -> None:
     """Small products of many experts are padded and cast for less work each."""
     dense, fine = (
-        precision_terms(machine(), launch(Precision(), model), "mxfp8") for model in (DENSE, FINE)
+        precision_terms(machine(), run(Precision(), model), "mxfp8") for model in (DENSE, FINE)
     )
     assert fine.saved_s / fine.high_s < dense.saved_s / dense.high_s
     # copies beside weights of 16 bits
@@ -201,18 +179,17 @@ def test_fine_experts_gain_less() -> None:
 def test_a_device_without_such_products_is_refused() -> None:
     """In a sentence that names the card."""
     with pytest.raises(InputError, match="h100"):
-        precision_terms(machine("h100-80gb"), launch(Precision()), "nvfp4")
+        precision_terms(machine("h100-80gb"), run(Precision()), "nvfp4")
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: Precision(fp8=True, fp4=True), "not both"),
-        (lambda: Precision(kind="fp16", fp4=True), "needs bf16"),
-        (lambda: Precision(fp4_weights=True), "need products"),
-        (lambda: Precision(wide_ends=(-1, 0)), "0 or more"),
-        (lambda: launch_in(launch(Precision()), "int8"), "got int8"),  # type: ignore[arg-type]
-        (lambda: launch_in(launch(Precision(kind="fp16")), "fp8"), "launch is fp16"),
+        (lambda: run(Precision(fp8=True, fp4=True)), "not both"),
+        (lambda: run(Precision(kind="fp16", fp4=True)), "needs bf16"),
+        (lambda: run(Precision(fp4_weights=True)), "need products"),
+        (lambda: run_in(run(Precision()), "int8"), "got int8"),  # type: ignore[arg-type]
+        (lambda: run_in(run(Precision(kind="fp16")), "fp8"), "launch is fp16"),
     ],
 )
 def test_precisions_that_exclude_each_other(wrong: Any, said: str) -> None:
@@ -238,22 +215,24 @@ _ARGUMENTS: dict[str, Any] = {
 def test_the_recipe_of_four_bits_is_known() -> None:
     """The one that is priced leaves nothing open; one of somebody's own has no price."""
     given = {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"}
-    assert read_launch(_ARGUMENTS | given, world_size=2).not_understood == ()
+    assert read_run(_ARGUMENTS | given, world_size=2).not_understood == ()
     with pytest.raises(InputError, match=r"--fp4-recipe.*is a recipe of its own"):
-        read_launch(_ARGUMENTS | given | {"--fp4-recipe": "custom"}, world_size=2)
+        read_run(_ARGUMENTS | given | {"--fp4-recipe": "custom"}, world_size=2)
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "wanted", "ends"),
     [
-        ({"--fp4-format": "e2m1"}, Precision(fp4=True)),
+        ({"--fp4-format": "e2m1"}, Precision(fp4=True), (0, 0)),
         (
             {"--fp4-format": "e2m1", "--fp4-param-gather": True},
             Precision(fp4=True, fp4_weights=True),
+            (0, 0),
         ),
         (
             {"--fp8-format": "hybrid", "--first-last-layers-bf16": True},
-            Precision(fp8=True, wide_ends=(1, 1)),
+            Precision(fp8=True),
+            (1, 1),
         ),
         (
             {
@@ -262,13 +241,17 @@ def test_the_recipe_of_four_bits_is_known() -> None:
                 "--num-layers-at-start-in-bf16": 0,
                 "--num-layers-at-end-in-bf16": 2,
             },
-            Precision(fp8=True, wide_ends=(0, 2)),
+            Precision(fp8=True),
+            (0, 2),
         ),
     ],
 )
-def test_arguments_of_precisions_are_read(given: dict[str, Any], wanted: Precision) -> None:
+def test_arguments_of_precisions_are_read(
+    given: dict[str, Any], wanted: Precision, ends: tuple[int, int]
+) -> None:
     """As Megatron-LM has them."""
-    assert read_launch(_ARGUMENTS | given, world_size=2).launch.precision == wanted
+    found = read_run(_ARGUMENTS | given, world_size=2).run
+    assert (found.runtime.precision, wide_ends(found.strategy)) == (wanted, ends)
 
 
 @pytest.mark.parametrize(
@@ -298,5 +281,5 @@ def test_arguments_of_precisions_are_read(given: dict[str, Any], wanted: Precisi
 )
 def test_arguments_of_states_are_read(given: dict[str, Any], wanted: tuple[Any, ...]) -> None:
     """Share on the host, whether fp32 weights are there, bytes of moments and of fp32 weights."""
-    found = read_launch(_ARGUMENTS | given, world_size=2).launch.optimizer
+    found = read_run(_ARGUMENTS | given, world_size=2).run.runtime.optimizer
     assert (found.offload, found.offload_master, found.moments_bytes, found.master_bytes) == wanted

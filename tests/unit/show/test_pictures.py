@@ -16,14 +16,14 @@ from hypothesis import assume, given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import actions
+from autopar.price.assessment import Assessment, Target, assess
 from autopar.price.schedule import micro_batch_group
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
-from autopar.run.launch import Launch
-from search.check.assessment import Assessment, Target, assess
+from autopar.run.run import Run
 from search.planning.question import Session, open_session
 from search.planning.uniform.answer import Answer, EngineAnswer, answer, open_launches
 from search.request.request import build_request
@@ -32,7 +32,7 @@ from search.show.pictures.charts import ticks
 from search.show.pictures.memory import launch_memory, plan_memory
 from search.show.pictures.page import Page, page_text
 from search.show.pictures.timeline import Span, Timeline, launch_timeline, plan_timeline
-from tests.launch_cases import megatron_launches, some, titan_launches
+from tests.run_cases import megatron_runs, some, titan_runs
 from tests.unit.cli_results import PLAN, PREDICTION
 
 _QUESTIONS = {
@@ -76,7 +76,7 @@ def _solved(question: dict[str, str]) -> tuple[Answer, EngineAnswer, Assessment]
     assert best is not None
     assert best.best is not None
     # of every stage, which a search does not count
-    return found, best, assess(best.best.launch, best.target)
+    return found, best, assess(best.best.run, best.target)
 
 
 @pytest.fixture(scope="module", params=_QUESTIONS.values(), ids=_QUESTIONS)
@@ -138,7 +138,7 @@ def test_spans_of_the_longest_stage_add_up_to_the_terms_of_the_step(
     solved: tuple[Answer, EngineAnswer, Assessment],
 ) -> None:
     _, best, assessment = solved
-    step, launch = assessment.step, assessment.launch
+    step, run = assessment.step, assessment.run
     assert step is not None
     timeline = launch_timeline(assessment, best.target)
     assert not any("shortened" in note for note in timeline.notes)
@@ -150,11 +150,11 @@ def test_spans_of_the_longest_stage_add_up_to_the_terms_of_the_step(
             assert seconds[term] == pytest.approx(value, rel=1e-6, abs=1e-8 * step.total_s), term
     assert seconds["stragglers"] == pytest.approx(step.terms_s["stragglers"])
     # the stage whose update takes longest has the term
-    updates = [_seconds(timeline, at)["optimizer"] for at in range(launch.degrees.pp)]
+    updates = [_seconds(timeline, at)["optimizer"] for at in range(run.strategy.pp)]
     assert max(updates) == pytest.approx(step.terms_s["optimizer"])
     # what is no span of the longest stage is its bubble, and what gradients have to wait for
     busy = timeline.tracks[longest].busy_s
-    early = launch.micro_batches * step.early_reduction_s
+    early = run.strategy.micro_batches * step.early_reduction_s
     assert step.pipeline_s + early - busy == pytest.approx(
         step.terms_s["bubble"], abs=1e-6 * step.total_s
     )
@@ -164,20 +164,20 @@ def test_a_stage_does_its_work_in_the_order_of_its_schedule(
     interleaved: tuple[Answer, EngineAnswer, Assessment],
 ) -> None:
     _, best, assessment = interleaved
-    launch = assessment.launch
+    run = assessment.run
+    strategy = run.strategy
     for track in launch_timeline(assessment, best.target).tracks:
         order = actions(
-            launch.degrees.pipeline,
+            strategy.schedule,
             track.stage,
-            stages=launch.degrees.pp,
-            chunks=launch.degrees.vpp,
-            micro_batches=launch.micro_batches,
-            group=micro_batch_group(launch),
-            ahead=int(launch.degrees.overlap_experts),
+            stages=strategy.pp,
+            chunks=strategy.vpp,
+            micro_batches=strategy.micro_batches,
+            group=micro_batch_group(run),
+            ahead=int(run.runtime.overlap.experts),
         )
         assert [(work.kind, work.chunk, work.micro_batch) for work in track.work] == order
-        chunks = launch.degrees.chunks[track.stage]
-        assert track.layers == tuple(tuple(chunk[1]) for chunk in chunks)
+        assert track.layers == tuple(chunk.layers for chunk in strategy.stages[track.stage])
 
 
 def test_ranks_of_all_stages_are_all_ranks(
@@ -214,23 +214,24 @@ def _target(card: str, stack: str) -> Target:
 _MEGATRON, _TITAN = _target("h100-80gb", "megatron-core"), _target("h100-80gb", "torchtitan-eager")
 
 
-@given(launch=st.one_of(megatron_launches(), titan_launches()))
+@given(run=st.one_of(megatron_runs(), titan_runs()))
 @settings(max_examples=40, deadline=None)
-def test_any_launch_with_a_step_time_has_a_timeline_and_its_memory(launch: Launch) -> None:
-    """Of random launches: the step's end, no overlap, and the peak that its account has."""
-    assume(launch.micro_batches * launch.degrees.pp * launch.degrees.vpp <= 2_000)
-    target = _MEGATRON if launch.trainer is None else _TITAN
+def test_any_run_with_a_step_time_has_a_timeline_and_its_memory(run: Run) -> None:
+    """Of random runs: the step's end, no overlap, and the peak that its account has."""
+    strategy = run.strategy
+    assume(strategy.micro_batches * strategy.pp * strategy.vpp <= 2_000)
+    target = _TITAN if run.kernels.torch_layers else _MEGATRON
     try:
-        assessment = assess(launch, target)
+        assessment = assess(run, target)
     except InputError:
         assume(False)
     assume(assessment.step is not None)
     timeline = launch_timeline(assessment, target)
     _check_timeline(timeline)
-    odds = [0.0] * launch.degrees.pp
+    odds = [0.0] * strategy.pp
     for account, memory in zip(
         assessment.accounts,
-        launch_memory(launch, assessment.accounts, timeline, odds),
+        launch_memory(run, assessment.accounts, timeline, odds),
         strict=True,
     ):
         between = sum(memory.rows[0])
@@ -245,7 +246,7 @@ def test_memory_over_the_step_reaches_the_peak_of_every_stage(
     _, best, assessment = solved
     timeline = launch_timeline(assessment, best.target)
     odds = [0.0] * len(timeline.tracks)
-    found = launch_memory(assessment.launch, assessment.accounts, timeline, odds)
+    found = launch_memory(assessment.run, assessment.accounts, timeline, odds)
     for account, memory, track in zip(assessment.accounts, found, timeline.tracks, strict=True):
         assert memory.peak_bytes == account.peak_bytes
         assert len(memory.at) == len(track.work)
@@ -428,21 +429,17 @@ def test_the_packed_events_are_those_of_the_timeline(page: Page) -> None:
 def test_names_of_somebody_else_end_no_script_and_make_no_tag() -> None:
     hostile = "</script><img src=x onerror=alert(1)>"
     target = _MEGATRON
-    launch = next(
+    run = next(
         case
-        for case in _few_launches()
-        if assess(case, target).step is not None and case.micro_batches < 64
+        for case in some(megatron_runs(), 20)
+        if assess(case, target).step is not None and case.strategy.micro_batches < 64
     )
-    page = checked_page(assess(launch, target), target, title=hostile, line=hostile)
+    page = checked_page(assess(run, target), target, title=hostile, line=hostile)
     text = page_text(page)
     seen = _Seen(text)
     assert seen.tags["img"] == 0
     assert seen.tags["script"] == 2
     assert hostile in " ".join(seen.texts)
-
-
-def _few_launches() -> list[Launch]:
-    return some(megatron_launches(), 20)
 
 
 def test_other_batches_and_clusters_have_their_own_fastest_launch(

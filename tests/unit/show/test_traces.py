@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from search.check.assessment import assess
+from autopar.price.assessment import assess
 from search.commands import check, explain, search
 from search.planning.uniform.answer import answer, open_launches
 from search.request.request import build_request

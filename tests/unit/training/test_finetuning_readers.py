@@ -8,11 +8,11 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.price.account import account_of
-from autopar.run.launch import Launch
+from autopar.price.job import job_of_run
+from autopar.run.run import Run
+from autopar.run.runtime import ActivationOffload
 from autopar.training.adapters import Adapters
-from autopar.training.offload import Offload
-from search.check.job import job_of_launch
-from search.engines.bridge.read import launch_of_settings
+from search.engines.bridge.read import run_of_settings
 from search.engines.deepspeed.read import read_deepspeed
 from search.engines.huggingface.read import read_accelerate
 from search.engines.megatron.findings import findings_of
@@ -32,11 +32,11 @@ ZERO3: dict[str, Any] = {
 }
 
 
-def deepspeed(zero: dict[str, Any], **flags: tuple[str, ...]) -> Launch:
-    """Return the launch of a configuration with more keys of ZeRO, and of a script's flags."""
+def deepspeed(zero: dict[str, Any], **flags: tuple[str, ...]) -> Run:
+    """Return the run of a configuration with more keys of ZeRO, and of a script's flags."""
     document = {**ZERO3, "zero_optimization": {"stage": 3, **zero}}
     given = SCRIPT | {name.replace("_", "-"): words for name, words in flags.items()}
-    return read_deepspeed(document, given, world_size=4, gpu="RTX 4090").launch
+    return read_deepspeed(document, given, world_size=4, gpu="RTX 4090").run
 
 
 @pytest.mark.parametrize(
@@ -66,23 +66,23 @@ def deepspeed(zero: dict[str, Any], **flags: tuple[str, ...]) -> Launch:
 )
 def test_deepspeed_offloads(zero: dict[str, Any], wanted: tuple[Any, ...]) -> None:
     """Share on the host, whether fp32 weights are there, and whether all weights are."""
-    found = deepspeed(zero).optimizer
+    found = deepspeed(zero).runtime.optimizer
     assert (found.offload, found.offload_master, found.offload_weights) == wanted
 
 
 def test_a_script_trains_adapters() -> None:
     """TRL's arguments: rank, modules by their names in transformers, and bits of the base."""
-    assert deepspeed({}).adapters is None
+    assert deepspeed({}).runtime.adapters is None
     plain = deepspeed({}, use_peft=(), lora_r=("8",), lora_dropout=("0",))
-    assert plain.adapters == Adapters(rank=8, targets=frozenset({"query", "value"}))
+    assert plain.runtime.adapters == Adapters(rank=8, targets=frozenset({"query", "value"}))
     whole = deepspeed(
         {}, use_peft=(), lora_target_modules=("all-linear",), load_in_4bit=(), lora_dropout=("0.1",)
     )
-    assert whole.adapters == Adapters(rank=16, base="nf4", dropout=0.1)
+    assert whole.runtime.adapters == Adapters(rank=16, base="nf4", dropout=0.1)
     some = deepspeed({}, use_peft=(), lora_target_modules=("o_proj", "up_proj"))
-    assert some.adapters is not None
-    assert some.adapters.targets == {"projection", "fc1"}
-    assert job_of_launch(whole).frozen
+    assert some.runtime.adapters is not None
+    assert some.runtime.adapters.targets == {"projection", "fc1"}
+    assert job_of_run(whole).frozen
     with pytest.raises(InputError, match="lm_head"):
         deepspeed({}, use_peft=(), lora_target_modules=("lm_head",))
 
@@ -90,10 +90,10 @@ def test_a_script_trains_adapters() -> None:
 @pytest.mark.parametrize("name", ["adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"])
 def test_a_script_has_moments_of_8_bits(name: str) -> None:
     """A quarter of fp32's bytes, those of the embedding left out."""
-    assert deepspeed({}, optim=(name,)).optimizer.kind == "adam8bit"
+    assert deepspeed({}, optim=(name,)).runtime.optimizer.kind == "adam8bit"
     small, wide = (
-        {term.name: term.num_bytes for term in account_of(launch).states}["Adam moments"]
-        for launch in (deepspeed({}, optim=(name,)), deepspeed({}, optim=("adamw_torch",)))
+        {term.name: term.num_bytes for term in account_of(run).states}["Adam moments"]
+        for run in (deepspeed({}, optim=(name,)), deepspeed({}, optim=("adamw_torch",)))
     )
     assert 0.25 < small / wide < 0.3
 
@@ -106,13 +106,14 @@ def test_accelerate_offloads_what_is_sharded() -> None:
         "mixed_precision": "bf16",
         "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True},
     }
-    found = read_accelerate(document, SCRIPT, world_size=4, gpu="RTX 4090").launch
-    assert (found.optimizer.offload, found.optimizer.offload_weights) == (1.0, True)
+    found = read_accelerate(document, SCRIPT, world_size=4, gpu="RTX 4090").run
+    optimizer = found.runtime.optimizer
+    assert (optimizer.offload, optimizer.offload_weights) == (1.0, True)
     names = {term.name for term in account_of(found).states}
     assert names.isdisjoint({"weights", "Adam moments"})
     plain = {**document, "fsdp_config": {"fsdp_version": 2}}
-    kept = read_accelerate(plain, SCRIPT, world_size=4, gpu="RTX 4090").launch
-    assert kept.optimizer.offload == 0.0
+    kept = read_accelerate(plain, SCRIPT, world_size=4, gpu="RTX 4090").run
+    assert kept.runtime.optimizer.offload == 0.0
     assert account_of(found).peak_bytes < account_of(kept).peak_bytes
 
 
@@ -129,48 +130,54 @@ BRIDGE: dict[str, Any] = {
 }
 
 
-def bridge(**more: Any) -> Launch:
-    """Return the launch of settings, dots of whose names are two underscores here."""
+def bridge(**more: Any) -> Run:
+    """Return the run of settings, dots of whose names are two underscores here."""
     settings = BRIDGE | {name.replace("__", "."): value for name, value in more.items()}
-    return launch_of_settings(
-        settings, world_size=4, environment={}, gpu="H100", source="here"
-    ).launch
+    return run_of_settings(settings, world_size=4, environment={}, gpu="H100", source="here").run
 
 
 def test_bridge_has_adapters() -> None:
     """Those of `peft`, whose modules are Megatron-Core's: one adapter beside each matrix."""
-    assert bridge().adapters is None
-    every = bridge(peft__dim=16).adapters
+    assert bridge().runtime.adapters is None
+    every = bridge(peft__dim=16).runtime.adapters
     assert every == Adapters(rank=16, fused=True)
-    found = bridge(peft__dim=8, peft__target_modules=["linear_qkv"], peft__dropout=0.1).adapters
-    assert found == Adapters(
+    found = bridge(peft__dim=8, peft__target_modules=["linear_qkv"], peft__dropout=0.1)
+    assert found.runtime.adapters == Adapters(
         rank=8, targets=frozenset({"query", "key", "value"}), fused=True, dropout=0.1
     )
-    mixture = bridge(peft__dim=8, model__num_moe_experts=8, model__moe_ffn_hidden_size=512).adapters
-    assert mixture is not None
-    assert mixture.shared_by_experts
-    assert {"expert_fc1", "expert_fc2"} < mixture.targets
+    mixture = bridge(peft__dim=8, model__num_moe_experts=8, model__moe_ffn_hidden_size=512)
+    adapters = mixture.runtime.adapters
+    assert adapters is not None
+    assert adapters.shared_by_experts
+    assert {"expert_fc1", "expert_fc2"} < adapters.targets
     with pytest.raises(InputError, match="linear_x is not priced"):
         bridge(peft__target_modules=["linear_x"])
 
 
 def test_bridge_offloads() -> None:
     """States by share, which is none unless it is given, and activations by layer or module."""
-    assert bridge(optimizer__optimizer_cpu_offload=True).optimizer.offload == 0.0
+    assert bridge(optimizer__optimizer_cpu_offload=True).runtime.optimizer.offload == 0.0
     half = bridge(
         optimizer__optimizer_cpu_offload=True,
         optimizer__optimizer_offload_fraction=0.5,
         optimizer__overlap_cpu_optimizer_d2h_h2d=True,
-    ).optimizer
-    assert (half.offload, half.offload_master, half.overlap_offload) == (0.5, False, True)
+    ).runtime
+    assert (half.optimizer.offload, half.optimizer.offload_master) == (0.5, False)
+    assert half.overlap.optimizer_host
     layers = bridge(model__cpu_offloading=True, model__cpu_offloading_num_layers=4)
-    assert layers.offload == Offload(layers=4)
+    assert (layers.split.offload, layers.runtime.offload) == (
+        frozenset(),
+        ActivationOffload(layers=4),
+    )
     fine = bridge(
         model__fine_grained_activation_offloading=True,
         model__offload_modules=["core_attn"],
         model__activation_offload_fraction=0.2,
     )
-    assert fine.offload == Offload(modules=frozenset({"core_attn"}), fraction=0.2)
+    assert (fine.split.offload, fine.runtime.offload) == (
+        {"core_attn"},
+        ActivationOffload(fraction=0.2),
+    )
 
 
 TITAN: dict[str, Any] = {
@@ -193,7 +200,7 @@ def test_torchtitan_offloads_and_trains_in_16_bits(
 ) -> None:
     """Share on the host, the weights too, and bytes of fp32 weights and of both moments."""
     document = {**TITAN, "training": TITAN["training"] | training}
-    found = read_titan(document, world_size=8, gpu="H100").launch.optimizer
+    found = read_titan(document, world_size=8, gpu="H100").run.runtime.optimizer
     assert (
         found.offload,
         found.offload_weights,

@@ -1,6 +1,6 @@
-"""Memory of plans as Megatron-LM runs them, beside that of the launches they are handed over as.
+"""Memory of plans as Megatron-LM runs them, beside that of the runs they are handed over as.
 
-The launch is written, read anew and counted tensor by tensor; measured runs hold that count
+The run is written, read anew and counted tensor by tensor; measured runs hold that count
 (`test_memory_goldens`). Time, and how engines are chosen, are in other files.
 """
 
@@ -15,9 +15,9 @@ import pytest
 
 from autopar.price.account import account_of
 from autopar.price.profile import with_megatron_memory
-from autopar.run.launch import Launch
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.megatron.read import launch_of_configuration
+from autopar.run.run import Run
+from search.engines.megatron.read import run_of_configuration
 from search.engines.plans import Job, lower_for
 from search.engines.text import read_configuration
 from search.planning.cost.memory import COMMUNICATOR_BYTES
@@ -69,7 +69,7 @@ def plans(session: Session) -> list[Plan]:
 
 
 def communicators_bytes(plan: Plan, stage: int) -> int:
-    """Return what the planner counts of communicators, which no launch's tensors are.
+    """Return what the planner counts of communicators, which no run's tensors are.
 
     Of the world, the pipeline, tensor and data ranks of layers, and those of embedding and head.
     """
@@ -78,8 +78,8 @@ def communicators_bytes(plan: Plan, stage: int) -> int:
     return COMMUNICATOR_BYTES * (1 + (plan.num_stages > 1) + own + own * at_end)
 
 
-def launched(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> Launch:
-    """Return the launch that a plan is handed over as, read from its file."""
+def handed(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> Run:
+    """Return the run that a plan is handed over as, read from its file."""
     job = Job(
         plan=plan,
         spec=asked.spec,
@@ -95,7 +95,7 @@ def launched(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> 
     path = folder / "arguments.sh"
     path.write_text(lowered.files["megatron_args.sh"])
     world = asked.hardware.world_size
-    return launch_of_configuration(read_configuration(path), world_size=world, gpu=gpu).launch
+    return run_of_configuration(read_configuration(path), world_size=world, gpu=gpu).run
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def launched(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> 
         pytest.param(8192, "fp16", id="fp16"),
     ],
 )
-def test_long_and_narrow_plans_take_what_their_launches_take(
+def test_long_and_narrow_plans_take_what_their_runs_take(
     tokens: int, precision: Literal["bf16", "fp16"], tmp_path: Path
 ) -> None:
     """Within 0.5 %; communicators are on top."""
@@ -127,15 +127,15 @@ def test_long_and_narrow_plans_take_what_their_launches_take(
         num_microbatches=8,
         default_dp_type="zero2",
     )
-    launch = launched(plan, asked, model, "h100", tmp_path)
+    run = handed(plan, asked, model, "h100", tmp_path)
     (stage,) = asked.planner.evaluate(plan, 1e15).stages
-    counted = account_of(launch, 0).peak_bytes
+    counted = account_of(run, 0).peak_bytes
     assert stage.allocated_bytes - communicators_bytes(plan, 0) == pytest.approx(counted, rel=0.005)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_plans_take_what_their_launches_take(
+def test_plans_take_what_their_runs_take(
     model: str, sequence_parallel: bool, tmp_path: Path
 ) -> None:
     """Every stage within 3 %, half of them within 0.5 %; communicators are on top."""
@@ -144,9 +144,9 @@ def test_plans_take_what_their_launches_take(
         asked = session(model, machine, sequence_parallel)
         # each kind of plan once, in one of both machines
         for plan in plans(asked)[world == 8 :: 2]:
-            launch = launched(plan, asked, model, machine.partition(":")[0], tmp_path)
+            run = handed(plan, asked, model, machine.partition(":")[0], tmp_path)
             for stage in asked.planner.evaluate(plan, 1e15).stages:
-                counted = account_of(launch, stage.stage).peak_bytes
+                counted = account_of(run, stage.stage).peak_bytes
                 predicted = stage.allocated_bytes - communicators_bytes(plan, stage.stage)
                 if plan.layers[0].zero3:
                     # units that follow one another are added up

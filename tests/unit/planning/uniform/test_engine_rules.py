@@ -191,7 +191,7 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
     assert found is not None
     assert found.best is not None
     place = Place(num_nodes=1, gpus_per_node=8, model="qwen3-8b")
-    files = written(found.best.launch, engine=found.engine.name, place=place)  # type: ignore[arg-type]
+    files = written(found.best.run, engine=found.engine.name, place=place)  # type: ignore[arg-type]
     assert [one for one in files.losses if "vocab" not in one.what] == []
 
 
@@ -205,7 +205,7 @@ def test_adapters_are_no_loss_beside_others() -> None:
     place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
     for engine in ("megatron", "megatron-bridge"):
         with pytest.raises(InputError, match="would train all weights"):
-            written(found.best.launch, engine=engine, place=place)
+            written(found.best.run, engine=engine, place=place)
 
 
 def test_exchanges_beside_compute_have_several_queues_of_the_device() -> None:
@@ -218,7 +218,7 @@ def test_exchanges_beside_compute_have_several_queues_of_the_device() -> None:
         assert found is not None
         assert found.best is not None
         place = Place(num_nodes=2, gpus_per_node=8, model="mixtral-8x7b")
-        files = written(found.best.launch, engine="megatron", place=place).files
+        files = written(found.best.run, engine="megatron", place=place).files
         script = files["megatron_args.sh"]
         assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in script
         assert ("--overlap-moe-expert-parallel-comm" in script) is overlap["moe-overlap"]
@@ -232,5 +232,5 @@ def test_modules_on_the_host_leave_weights_on_the_device() -> None:
     assert found is not None
     assert found.best is not None
     place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
-    script = written(found.best.launch, engine="megatron", place=place).files["megatron_args.sh"]
+    script = written(found.best.run, engine="megatron", place=place).files["megatron_args.sh"]
     assert "export NVTE_CPU_OFFLOAD_V1=1\n" in script

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from autopar.records import replace
-from autopar.run.launch import Launch, Optimizer, Recompute, TorchTrainer
+from autopar.run.run import Run, resplit_run
+from autopar.run.strategy import even_chunks, recomputing
 from autopar.training.adapters import Adapters
-from autopar.training.offload import Offload
 from search.commands import check, explain, export, search
 from search.engines.differences import without_effect
 from search.engines.files import LAUNCH, written
 from search.engines.place import Place
 from search.engines.table import read_checked
 from search.planning.uniform.files import is_launch, read_launch
+from tests.runs import told
 from tests.unit.engines.test_writing import NODE, searched
 
 HARDWARE = ("--hardware", "h100:1x8")
@@ -30,9 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def files_of(launch: Launch, engine: str, place: Place = NODE) -> str:
-    """Write the files of a launch into the working folder; return the one that says all of it."""
-    found = written(launch, engine=engine, place=place)
+def files_of(run: Run, engine: str, place: Place = NODE) -> str:
+    """Write the files of a run into the working folder; return the one that says all of it."""
+    found = written(run, engine=engine, place=place)
     for name, text in {**found.files, LAUNCH: found.launch}.items():
         path = Path(name)
         path.parent.mkdir(exist_ok=True)
@@ -40,51 +41,50 @@ def files_of(launch: Launch, engine: str, place: Place = NODE) -> str:
     return found.entry or LAUNCH
 
 
-def megatron(**changes: Any) -> Launch:
-    return replace(searched("megatron", tp=2, pp=2, vpp=2), **changes)
+def again(run: Run, **more: Any) -> Run:
+    """Return a run that recomputes layers whole."""
+    return replace(run, strategy=recomputing(run.strategy, "full", **more))
 
 
+MEGATRON = searched("megatron", tp=2, pp=2, vpp=2)
 TITAN = searched("torchtitan", tp=2, recompute="op")
 SPEED = searched("deepspeed", zero=3, recompute="full")
 
 
 @pytest.mark.parametrize(
-    ("engine", "launch"),
+    ("engine", "run"),
     [
-        ("megatron", megatron()),
-        ("megatron", megatron(optimizer=Optimizer(sharding="distributed", bucket=1 << 22,
-                                                  overlap_gradients=True))),
-        ("megatron", megatron(recompute=Recompute(layers="uniform", number=2), steps=50)),
-        ("megatron", megatron(offload=Offload(modules=frozenset({"core_attn"})))),
-        ("megatron", megatron(optimizer=Optimizer(sharding="distributed", moments_bytes=4,
-                                                  overlap_gradients=True, master_bytes=2))),
+        ("megatron", MEGATRON),
+        ("megatron", told(MEGATRON, states={"bucket": 1 << 22})),
+        ("megatron", replace(again(MEGATRON, unit=2), steps=50)),
+        ("megatron", resplit_run(MEGATRON, offload=frozenset({"core_attn"}))),
+        ("megatron", told(MEGATRON, optimizer={"moments_bytes": 4, "master_bytes": 2})),
         ("megatron", searched("megatron", zero=3, cp=2, precision="fp8", recompute="full")),
         ("megatron", searched("megatron", "mixtral-8x7b", ep=8, zero=0, recompute="moe_act")),
-        ("megatron-bridge", megatron()),
+        ("megatron-bridge", MEGATRON),
         ("torchtitan", TITAN),
-        ("torchtitan", replace(TITAN, trainer=TorchTrainer(
-            keeper="torchtitan", zero=2, repeated_heads=True, compiled=True, replicas=2,
-            checkpoint="layers", every=2))),
+        ("torchtitan", told(again(resplit_run(TITAN, replicas=2, recompute=frozenset()), every=2),
+                            kernels={"compiled": True})),
         ("torchtitan", searched("torchtitan", pp=2, vpp=2, schedule="dual_pipe_v", zero=3)),
         ("deepspeed", SPEED),
-        ("deepspeed", replace(SPEED, adapters=Adapters(rank=8, targets=frozenset({"query"})))),
+        ("deepspeed", told(SPEED, adapters=Adapters(rank=8, targets=frozenset({"query"})))),
         ("accelerate", searched("accelerate", zero=2, tp=2)),
         ("accelerate", searched("accelerate", zero=0)),
     ],
 )  # fmt: skip
 def test_what_a_trainer_runs_comes_back_whole(
-    engine: str, launch: Launch, capsys: pytest.CaptureFixture[str]
+    engine: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A launch, as files, as the file of a launch, is that launch: degrees, and what else it says.
+    """A run, as files, as the file of a launch, is that run: degrees, and what else it says.
 
     Whatever a search could not have chosen stands beside its degrees.
     """
-    entry = files_of(launch, engine, replace(NODE, model="llama3-8b"))
+    entry = files_of(run, engine, replace(NODE, model="llama3-8b"))
 
     assert export.run(["--from", engine, entry, *HARDWARE, "--out", "back.json"]) == 0
 
     assert is_launch("back.json")
-    assert without_effect(read_launch("back.json").launch) == without_effect(launch)
+    assert without_effect(read_launch("back.json").run) == without_effect(run)
     assert "cannot say" not in capsys.readouterr().err
 
 
@@ -108,8 +108,7 @@ def test_what_a_search_can_choose_comes_back_as_its_choice(
     engine: str, choice: dict[str, Any]
 ) -> None:
     """And nothing of it as a setting."""
-    launch = searched(engine, **choice)
-    entry = files_of(launch, engine, replace(NODE, model="llama3-8b"))
+    entry = files_of(searched(engine, **choice), engine, replace(NODE, model="llama3-8b"))
 
     assert export.run(["--from", engine, entry, *HARDWARE, "--out", "back.json"]) == 0
 
@@ -123,8 +122,8 @@ def test_what_a_search_can_choose_comes_back_as_its_choice(
 
 def test_compiled_layers_are_priced_as_such() -> None:
     """As long as `autopar check` says of the file, wherever the launch is priced."""
-    launch = searched("torchtitan", zero=3, compiled=True)
-    entry = files_of(launch, "torchtitan", replace(NODE, model="llama3-8b"))
+    run = searched("torchtitan", zero=3, compiled=True)
+    entry = files_of(run, "torchtitan", replace(NODE, model="llama3-8b"))
     assert check.run([entry, *HARDWARE, "--json", "check.json"]) == 0
     assert export.run(["--from", "torchtitan", entry, *HARDWARE, "--out", "back.json"]) == 0
     assert search.run(["--evaluate", "back.json", "--json", "again.json"]) == 0
@@ -138,14 +137,14 @@ def test_compiled_layers_are_priced_as_such() -> None:
 def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`--evaluate` and `autopar-export` take it, and what they make of it is the same launch."""
-    launch = megatron(optimizer=Optimizer(sharding="distributed", bucket=1 << 22))
-    files_of(launch, "megatron")
+    """`--evaluate` and `autopar-export` take it, and what they make of it is the same run."""
+    run = told(MEGATRON, states={"bucket": 1 << 22}, overlap={"gradients": False})
+    files_of(run, "megatron")
     assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
     stored = json.loads(Path("back.json").read_text())
     assert stored["launch"]["settings"] == {
-        "optimizer.bucket": 1 << 22,
-        "optimizer.overlap_gradients": False,
+        "runtime.overlap.gradients": False,
+        "runtime.states.bucket": 1 << 22,
     }
     capsys.readouterr()
 
@@ -155,17 +154,17 @@ def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     again = json.loads(Path("again.json").read_text())
     assert again["launch"] == stored["launch"]
     # the object of --json is a file of the launch as well
-    assert read_launch("again.json").launch == read_launch("back.json").launch
-    found = read_checked("out/launch.sh", world_size=8, gpu="h100-80gb").launch
+    assert read_launch("again.json").run == read_launch("back.json").run
+    found = read_checked("out/launch.sh", world_size=8, gpu="h100-80gb").run
     assert found is not None
-    assert without_effect(found) == without_effect(launch)
+    assert without_effect(found) == without_effect(run)
 
 
 def test_what_has_no_price_is_left_out_with_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Arguments of data and learning rate are the script's, and named."""
-    files_of(megatron(), "megatron")
+    files_of(MEGATRON, "megatron")
     script = Path("megatron_args.sh")
     text = script.read_text()
     script.write_text(text.replace("--bf16", "--bf16 --made-up-by-us 4"))
@@ -201,7 +200,7 @@ def test_without_a_cluster_megatron_lm_gives_a_plan_and_others_ask_for_it(
 def test_files_of_others_and_of_other_models_are_refused(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files_of(megatron(), "megatron")
+    files_of(MEGATRON, "megatron")
 
     assert export.run([*words, LAUNCH, *HARDWARE]) == 2
 
@@ -209,7 +208,7 @@ def test_files_of_others_and_of_other_models_are_refused(
 
 
 def test_what_the_trainer_refuses_is_no_launch(capsys: pytest.CaptureFixture[str]) -> None:
-    files_of(megatron(), "megatron")
+    files_of(MEGATRON, "megatron")
     script = Path("megatron_args.sh")
     script.write_text(script.read_text().replace("--global-batch-size 64", "--global-batch-size 9"))
 
@@ -220,12 +219,13 @@ def test_what_the_trainer_refuses_is_no_launch(capsys: pytest.CaptureFixture[str
 
 def test_fewer_layers_of_a_shipped_model_are_found_by_its_name() -> None:
     """As of a model cut for a test; alone its sizes are those of no shipped one."""
-    launch = searched("megatron")
-    layers = 4
+    run, layers = searched("megatron"), 4
+    (group,), (split,) = run.model.layers, run.strategy.layers
+    fewer = (replace(split, count=layers),)
     small = replace(
-        launch,
-        model=replace(launch.model, expert_layers=(False,) * layers),
-        degrees=replace(launch.degrees, chunks=(((True, tuple(range(layers)), 0, True),),)),
+        run,
+        model=replace(run.model, layers=(replace(group, count=layers),)),
+        strategy=replace(run.strategy, layers=fewer, stages=even_chunks(layers, 1)),
     )
     files_of(small, "megatron")
     words = ["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]
@@ -233,16 +233,16 @@ def test_fewer_layers_of_a_shipped_model_are_found_by_its_name() -> None:
     assert export.run(words) == 2
     assert export.run([*words, "--model", "llama3-8b"]) == 0
 
-    assert read_launch("back.json").launch.model.num_layers == layers
+    assert read_launch("back.json").run.model.num_layers == layers
 
 
 # --------------------------------------------------------------------------------------------------
 # Another trainer.
 
 
-def launch_file(launch: Launch, engine: str) -> str:
+def launch_file(run: Run, engine: str) -> str:
     """Return the file of a launch."""
-    entry = files_of(launch, engine, replace(NODE, model="llama3-8b"))
+    entry = files_of(run, engine, replace(NODE, model="llama3-8b"))
     name = f"{engine}.json"
     assert export.run(["--from", engine, entry, *HARDWARE, "--out", name]) == 0
     return name
@@ -284,7 +284,7 @@ def test_another_trainer_gets_the_nearest_launch_with_what_is_lost(
 ) -> None:
     """With losses nothing is written unless the nearest launch is asked for; it is priced."""
     name = launch_file(searched(engine, **choice), engine)
-    degrees = read_launch(name).launch.degrees
+    own = read_launch(name).run
     capsys.readouterr()
 
     code = export.run([name, "--to", to, "--out", "out", "--json", "answer.json"])
@@ -302,13 +302,10 @@ def test_another_trainer_gets_the_nearest_launch_with_what_is_lost(
         assert export.run([name, "--to", to, "--out", "out", "--allow-approx"]) == 0
     entry = next(path for path in (Path("out/autopar_torchtitan.toml"), Path("out/launch.sh"))
                  if path.is_file())  # fmt: skip
-    found = read_checked(str(entry), world_size=8, gpu="h100-80gb").launch
+    found = read_checked(str(entry), world_size=8, gpu="h100-80gb").run
     assert found is not None
-    assert (found.degrees.tp, found.degrees.pp, found.degrees.dp) == (
-        degrees.tp,
-        degrees.pp,
-        degrees.dp,
-    )
+    degrees = [(one.split.tp, one.strategy.pp, one.strategy.dp) for one in (found, own)]
+    assert degrees[0] == degrees[1]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +338,7 @@ def test_a_script_is_priced_and_explained_as_it_is(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--evaluate` and `autopar-explain` read what a trainer is started with, as compare does."""
-    path = files_of(megatron(), "megatron")
+    path = files_of(MEGATRON, "megatron")
     assert not path.endswith(".json")
     assert search.run(["--evaluate", path]) == 2
     assert "says neither cards nor how many" in capsys.readouterr().err

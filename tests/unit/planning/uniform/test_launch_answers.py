@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import InputError, OptionError
-from autopar.records import content_of
+from autopar.records import content_of, replace
 from search.commands import check, explain, export, search as search_command
 from search.engines.choice import PRECISIONS
 from search.planning.choose import TRAINERS, Route, route_of
@@ -55,7 +55,7 @@ def test_a_mixture_is_answered_with_launches_and_degrees_that_are_given_are_kept
         assert (choice.tp, choice.ep, choice.cp) == (2, 4, 1)
         assert choice.micro_batch in (1, 2)
         assert choice.precision == "bf16"
-        assert solution.launch.degrees.ep == 4
+        assert solution.run.split.ep == 4
         assert solution.assessment.odds_of_oom <= 0.01
 
 
@@ -82,7 +82,7 @@ def test_a_file_makes_the_same_launch_again(small: Answer, tmp_path: Path) -> No
     assert best.best is not None
     stored = read_launch(path)
     assert stored.engine == "megatron"
-    assert stored.launch == best.best.launch
+    assert stored.run == best.best.run
 
 
 def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_path: Path) -> None:
@@ -287,8 +287,7 @@ def test_what_would_be_ignored_beside_a_launch_is_refused(
 
 def test_another_batch_is_priced_of_the_same_degrees(stored: Path) -> None:
     first, other = read_launch(stored), read_launch(stored, {"global-batch-size": "128"})
-    assert other.launch.global_batch == 128
-    assert other.launch.degrees == first.launch.degrees
+    assert other.run.strategy == replace(first.run.strategy, global_batch=128)
     with pytest.raises(OptionError, match="a launch has one global batch"):
         read_launch(stored, {"min-bsz": "64", "max-bsz": "128"})
     with pytest.raises(InputError, match=r"world size\(3\) % "):
@@ -413,8 +412,8 @@ def test_layers_are_compiled_unless_something_speaks_against_it(
     assert best is not None
     assert best.best is not None
     assert best.best.choice.compiled == compiled
-    assert best.best.launch.trainer is not None
-    assert best.best.launch.trainer.compiled == compiled
+    assert best.best.run.kernels.torch_layers
+    assert best.best.run.kernels.compiled == compiled
     assert best.target.machine.stack.name == f"torchtitan-{'compiled' if compiled else 'eager'}"
 
 

@@ -1,0 +1,103 @@
+"""Specs as models and plans as runs: nothing is lost on the way there and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from autopar.documents.catalog import model_names
+from autopar.documents.spec import load_spec
+from autopar.records import replace
+from autopar.run.architecture import LayerGroup, grouped
+from autopar.run.of_plan import model_of_spec, plan_of_run, run_of_plan, uniform_model
+from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_shipped_models_are_architectures(name: str) -> None:
+    """Layers, their kinds and their order are those of the spec."""
+    spec = load_spec(name)
+    model = model_of_spec(spec)
+    assert model.num_layers == spec.num_layers
+    for layer, kind in zip(model.each_layer, spec.layer_types, strict=True):
+        own = spec.layers[kind]
+        assert layer.hidden == own.hidden_size
+        assert (layer.experts is not None) == (own.num_experts is not None)
+        assert layer.cross == own.cross_attention
+        assert layer.attention is not None
+        assert layer.attention.heads == own.num_heads
+
+
+def test_alternating_layers_are_a_repeated_pair() -> None:
+    """24 pairs of two kinds are two groups of one layer; one kind is one group."""
+    spec = load_spec("gpt-oss-20b")
+    model = model_of_spec(spec)
+    assert (model.repeat, len(model.layers)) == (spec.num_layers // 2, 2)
+    layer, other = model.each_layer[:2]
+    assert layer != other
+    assert grouped((layer,) * 5) == ((LayerGroup(count=5, layer=layer),), 1)
+    assert grouped((layer, layer, other)) == (
+        (LayerGroup(count=2, layer=layer), LayerGroup(count=1, layer=other)),
+        1,
+    )
+
+
+def plans() -> st.SearchStrategy[Plan]:
+    """Return plans of llama2-7b on 16 GPUs; not all are legal."""
+    layer = st.builds(
+        LayerStrategy,
+        tp=st.sampled_from([1, 2, 4]),
+        ulysses=st.just(False),
+        cp=st.sampled_from([1, 2]),
+        zero3=st.booleans(),
+        checkpoint=st.booleans(),
+    )
+
+    def plan(
+        stages: int, kinds: list[LayerStrategy], vocab: int, batches: int, default: int
+    ) -> Plan:
+        layers = tuple(kinds[number % len(kinds)] for number in range(32))
+        return Plan(
+            world_size=16,
+            num_stages=stages,
+            stage_sizes=(32 // stages,) * stages,
+            layers=layers,
+            vocab=VocabStrategy(tp=vocab),
+            global_batch=128,
+            num_microbatches=batches,
+            default_dp_type=("ddp", "zero1", "zero2")[default],
+        )
+
+    return st.builds(
+        plan,
+        stages=st.sampled_from([1, 2, 4]),
+        kinds=st.lists(layer, min_size=1, max_size=3),
+        vocab=st.sampled_from([1, 2]),
+        batches=st.sampled_from([4, 8]),
+        default=st.integers(0, 2),
+    )
+
+
+@given(plans())
+def test_a_run_of_a_plan_is_that_plan(plan: Plan) -> None:
+    """Splits of all layers, stages and batch; the default of layers without ZeRO-3."""
+    spec = load_spec("llama2-7b")
+    if violations(plan, spec, sequence_parallel=True):
+        return
+    run = run_of_plan(plan, spec, engine="galvatron", gpu="a100-80gb")
+    assert len(run.strategy.each_layer) == spec.num_layers
+    again = plan_of_run(run)
+    if all(one.zero3 for one in plan.layers) and plan.vocab.zero3:
+        # nothing is left that the default is of
+        again = replace(again, default_dp_type=plan.default_dp_type)
+    assert again == plan
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "deepseek-v3"])
+def test_a_uniform_model_has_the_layers_of_its_spec(name: str) -> None:
+    """What memory and time depend on is the same; the model has no name."""
+    spec = load_spec(name)
+    found, own = uniform_model(spec), model_of_spec(spec)
+    assert found.name == ""
+    assert found.layers == own.layers
+    assert (found.vocab, found.tied, found.mtp) == (own.vocab, own.tied, own.mtp)
