@@ -463,7 +463,11 @@ def is_plain(kind: Any) -> bool:
 
 
 def _has_bounds(meta: Any) -> bool:
-    return isinstance(meta, Meta) and None not in (meta.ge or meta.gt, meta.le or meta.lt)
+    if not isinstance(meta, Meta):
+        return False
+    ends = (meta.ge, meta.gt), (meta.le, meta.lt)
+    # 0 is an end, and None none
+    return all(any(value is not None for value in end) for end in ends)
 
 
 def below(key: str, name: object) -> str:
@@ -495,9 +499,8 @@ def expected_of(kind: Any) -> str:
         words = expected_of(inner[0])
         if least is None:
             return words
-        return (
-            f"{words} of {least} items" if least == most else f"{words} of at least {least} item(s)"
-        )
+        number = f"{least} items" if least == most else f"at least {least} item(s)"
+        return f"{words} of {number}"
     if origin is Literal:
         return " or ".join(filter(None, (", ".join(map(repr, inner[:-1])), repr(inner[-1]))))
     if origin in (Union, UnionType):

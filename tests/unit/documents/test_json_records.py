@@ -130,9 +130,10 @@ def _numbers(schema: Any) -> Iterator[dict[str, Any]]:
 def test_numbers_of_files_have_bounds() -> None:
     """NaN is in no range, and nothing else refuses it in what is read at once."""
     json_schemas()  # imports the modules of all documents
-    kinds = [kind for kind in DOCUMENTS.values() if is_plain(kind)]
-    assert kinds
-    for kind in kinds:
+    plain = {role: kind for role, kind in DOCUMENTS.items() if is_plain(kind)}
+    # the largest files are sidecars
+    assert {"accuracy", "calibration", "model", "overlap", "sidecar"} <= plain.keys()
+    for kind in plain.values():
         for found in _numbers(record_schema(kind)):
             assert {"minimum", "exclusiveMinimum"} & found.keys(), kind
             assert "maximum" in found, kind
