@@ -390,20 +390,25 @@ def _taken_object(
             found.append((below(key, name), unknown_key(name, list(known))))
         elif issubclass(kind, Entry):
             more[name] = value[name]
-    values = {}
+    values, whole = {}, True
     for name, one in known.items():
-        here = below(key, called[name])
+        here, before = below(key, called[name]), len(found)
         if called[name] in value:
             values[one.name] = taken(one.type, value[called[name]], here, found)
         elif one.required:
             found.append((here, _MISSING + expected_of(one.type)))
-    if len(found) > number:
+        if len(found) > before:
+            values.pop(one.name, None)
+            whole = whole and not one.required
+    # what holds between several keys is looked at beside what is wrong with others
+    if not whole:
         return None
     try:
-        return kind(**values, **more)
+        made = kind(**values, **more)
     except KeyFault as fault:
         found.append((below(key, fault.key), str(fault)))
         return None
+    return made if len(found) == number else None
 
 
 def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
