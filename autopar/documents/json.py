@@ -12,6 +12,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
+from inspect import cleandoc
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -551,6 +552,11 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     return schema
 
 
+def _is_described(node: Mapping[str, Any]) -> bool:
+    # a key of a document may be called so as well
+    return isinstance(node.get("description"), str)
+
+
 def _with_own(node: Any) -> Any:
     if isinstance(node, dict):
         if _OWN in node:
@@ -558,7 +564,9 @@ def _with_own(node: Any) -> Any:
             if own.get("additionalProperties") is False:
                 own["patternProperties"] = {"^_": {"description": "A comment; ignored."}}
             return {"anyOf": [own, {"type": "null"}]} if "anyOf" in node else own
-        return {key: _with_own(one) for key, one in node.items()}
+        # docstrings are indented as they stand in the code
+        text = {"description": cleandoc(node["description"])} if _is_described(node) else {}
+        return {key: _with_own(one) for key, one in node.items()} | text
     return [_with_own(one) for one in node] if isinstance(node, list) else node
 
 
