@@ -12,6 +12,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
+from inspect import cleandoc
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -390,20 +391,25 @@ def _taken_object(
             found.append((below(key, name), unknown_key(name, list(known))))
         elif issubclass(kind, Entry):
             more[name] = value[name]
-    values = {}
+    values, whole = {}, True
     for name, one in known.items():
-        here = below(key, called[name])
+        here, before = below(key, called[name]), len(found)
         if called[name] in value:
             values[one.name] = taken(one.type, value[called[name]], here, found)
         elif one.required:
             found.append((here, _MISSING + expected_of(one.type)))
-    if len(found) > number:
+        if len(found) > before:
+            values.pop(one.name, None)
+            whole = whole and not one.required
+    # what holds between several keys is looked at beside what is wrong with others
+    if not whole:
         return None
     try:
-        return kind(**values, **more)
+        made = kind(**values, **more)
     except KeyFault as fault:
         found.append((below(key, fault.key), str(fault)))
         return None
+    return made if len(found) == number else None
 
 
 def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
@@ -463,7 +469,11 @@ def is_plain(kind: Any) -> bool:
 
 
 def _has_bounds(meta: Any) -> bool:
-    return isinstance(meta, Meta) and None not in (meta.ge or meta.gt, meta.le or meta.lt)
+    if not isinstance(meta, Meta):
+        return False
+    ends = (meta.ge, meta.gt), (meta.le, meta.lt)
+    # 0 is an end, and None none
+    return all(any(value is not None for value in end) for end in ends)
 
 
 def below(key: str, name: object) -> str:
@@ -495,9 +505,8 @@ def expected_of(kind: Any) -> str:
         words = expected_of(inner[0])
         if least is None:
             return words
-        return (
-            f"{words} of {least} items" if least == most else f"{words} of at least {least} item(s)"
-        )
+        number = f"{least} items" if least == most else f"at least {least} item(s)"
+        return f"{words} of {number}"
     if origin is Literal:
         return " or ".join(filter(None, (", ".join(map(repr, inner[:-1])), repr(inner[-1]))))
     if origin in (Union, UnionType):
@@ -543,6 +552,11 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     return schema
 
 
+def _is_described(node: Mapping[str, Any]) -> bool:
+    # a key of a document may be called so as well
+    return isinstance(node.get("description"), str)
+
+
 def _with_own(node: Any) -> Any:
     if isinstance(node, dict):
         if _OWN in node:
@@ -550,7 +564,9 @@ def _with_own(node: Any) -> Any:
             if own.get("additionalProperties") is False:
                 own["patternProperties"] = {"^_": {"description": "A comment; ignored."}}
             return {"anyOf": [own, {"type": "null"}]} if "anyOf" in node else own
-        return {key: _with_own(one) for key, one in node.items()}
+        # docstrings are indented as they stand in the code
+        text = {"description": cleandoc(node["description"])} if _is_described(node) else {}
+        return {key: _with_own(one) for key, one in node.items()} | text
     return [_with_own(one) for one in node] if isinstance(node, list) else node
 
 

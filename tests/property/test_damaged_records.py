@@ -46,7 +46,8 @@ STRATEGY = {
     "vtp": 1,
     "embed_sdp": 0,
 }
-_FREE: tuple[str, ...] = ()
+_FREE = ("config.json",)
+"""With objects that others define, whose keys are not all looked at."""
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, -1, 7, 10**9, 10**400, 2**53 + 1),
     *(0.0, 1.0, 0.5, -0.5, 1e-9, 1e300, math.nan, math.inf, -math.inf),

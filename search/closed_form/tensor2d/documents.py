@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from autopar.records import Entry, KeyFault, Record, number, whole_number
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
@@ -110,10 +110,13 @@ _Whole = Annotated[int, Meta(ge=1, extra={"expected": "a positive integer"})]
 
 
 class CandidateFile(Entry):
-    """What a file says of a candidate; what is left out is said elsewhere."""
+    """What a file says of a candidate; what is left out is said elsewhere.
 
-    strategy: str | None = None
-    config: dict[str, Any] | None = None
-    placement: dict[str, Any] | None = None
-    n_gpus: _Whole | None = None
-    global_batch_size: _Whole | None = None
+    Nobody looks at the defaults: `content` has what was given.
+    """
+
+    strategy: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    placement: dict[str, Any] = field(default_factory=dict)
+    n_gpus: _Whole = 1
+    global_batch_size: _Whole = 1

@@ -163,7 +163,7 @@ def test_illegal_plans_say_everything() -> None:
         ("request", {"model": "small.json", "num-layers": "x"}, "request.num-layers"),
         ("prediction", [], "prediction"),
         ("prediction", {"stages": [{}]}, "prediction.stages"),
-        ("prediction", {"stages": [{"forward_s": -1}, {}]}, "prediction.stages.0.forward_s"),
+        ("prediction", {"stages": [{"forward_s": -1}, {}]}, "prediction.stages[0].forward_s"),
         ("prediction", {"step_time_interval_s": [1]}, "prediction.step_time_interval_s"),
     ],
 )
