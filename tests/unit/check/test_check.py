@@ -28,7 +28,8 @@ from autopar.price.risk import (
 from autopar.price.step import step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
-from autopar.run.job import Attention, Block, Experts, Job, LatentAttention, Mlp
+from autopar.run.architecture import Attention, Experts, LatentAttention, Mlp
+from autopar.run.job import Block, Job
 from autopar.run.run import Run
 from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_goldens
 from benchmarks.published_peaks import published_peaks
@@ -176,10 +177,10 @@ def test_mixtures_and_latents() -> None:
 
     assert (dense.number, mixture.number) == (2, 30)
     assert dense.mlp == Mlp(width=14336, gated=True)
-    assert mixture.mlp == Experts(number=8, per_token=2, width=1408, shared_width=2048)
+    assert mixture.mlp == Experts(number=8, per_token=2, width=1408, gated=True, shared_width=2048)
     assert mixture.attention is not None
     assert mixture.attention.width == 192
-    latent = LatentAttention(query_rank=None, key_value_rank=512, rotary_width=64)
+    latent = LatentAttention(query_rank=None, kv_rank=512, key_width=128, rotary_width=64)
     assert mixture.attention.latent == latent
 
 

@@ -13,8 +13,8 @@ from autopar.errors import DocumentError, InputError
 from autopar.price.activations import layer_saved_bytes
 from autopar.price.parameters import layer_weights, stage_weights
 from autopar.records import replace
-from autopar.run.architecture import LatentAttention, windows_of
-from autopar.run.job import Experts, blocks_of, layer_blocks
+from autopar.run.architecture import Experts, LatentAttention, windows_of
+from autopar.run.job import blocks_of, layer_blocks
 from autopar.run.model import (
     LatentSpec,
     LayerSpec,

@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 from autopar.price.assessment import assess
 from autopar.price.job import job_of_run
 from autopar.records import replace
-from autopar.run.job import Experts
 from autopar.run.run import resplit_run
 from benchmarks.ledger_models import known_architecture
 from search.check.neighbours import neighbours_of
@@ -264,19 +263,16 @@ def test_published_sizes() -> None:
         ours = known_architecture(name)
         assert sizes is not None
         assert ours is not None
-        blocks = ours.blocks
-        mixture = blocks[-1].mlp
-        assert isinstance(mixture, Experts)
-        assert sizes["num_layers"] == sum(block.number for block in blocks)
-        assert sizes["hidden_size"] == blocks[0].hidden
+        mixture = ours.last.experts
+        assert mixture is not None
+        assert sizes["num_layers"] == ours.num_layers
+        assert sizes["hidden_size"] == ours.hidden
         assert sizes["num_moe_experts"] == mixture.number
         assert sizes["moe_router_topk"] == mixture.per_token
         assert sizes["moe_ffn_hidden_size"] == mixture.width
         assert sizes["vocab_size"] == ours.vocab
         assert sizes.get("mtp_num_layers", 0) == ours.mtp
-        attention = blocks[0].attention
-        assert attention is not None
-        assert sizes["num_attention_heads"] == attention.heads
+        assert sizes["num_attention_heads"] == ours.attention.heads
     billions = {"llama32_1b": 1.24, "llama32_3b": 3.21, "llama3_8b": 8.03, "llama31_405b": 405.9,
                 "qwen3_600m": 0.6, "qwen3_4b": 4.02, "qwen3_8b": 8.19, "qwen3_14b": 14.8,
                 "qwen3_32b": 32.8, "mixtral_8x7b": 46.7, "qwen25_7b": 7.6}  # fmt: skip

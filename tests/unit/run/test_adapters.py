@@ -16,7 +16,7 @@ from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
-from autopar.run.job import Experts as Mixture, Job, adapter_parameters
+from autopar.run.job import Job, adapter_parameters
 from autopar.run.run import Run
 from autopar.run.runtime import Optimizer
 from autopar.training.adapters import Adapters, adapted_widths, base_bytes
@@ -266,7 +266,7 @@ def test_experts_have_adapters_in_time() -> None:
         )
         for shared in (False, True)
     ]
-    assert isinstance(jobs[0].blocks[0].mlp, Mixture)
+    assert isinstance(jobs[0].blocks[0].mlp, Experts)
     assert all(seconds(job, "experts up adapter") > 0 for job in jobs)
     assert [adapter_parameters(job, job.blocks[0])[0] for job in jobs] == [
         8 * 8 * 3 * (4096 + 1024),

@@ -14,8 +14,8 @@ from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import Machine, Sends, machine_of, transfer_s
 from autopar.records import replace
-from autopar.run.architecture import Experts as Mixture
-from autopar.run.job import Attention, Block, Experts, Job
+from autopar.run.architecture import Experts
+from autopar.run.job import Block, Job
 from autopar.run.run import Run
 from autopar.run.runtime import ExpertKernels
 from autopar.training.mixtures import (
@@ -26,7 +26,7 @@ from autopar.training.mixtures import (
     worst_skew,
 )
 from search.engines.megatron.read import read_run
-from tests.runs import decoder, run_of
+from tests.runs import attention_of, decoder, run_of
 from tests.step_cases import card_named, stack_named
 
 QWEN3_235B = Job(
@@ -35,8 +35,8 @@ QWEN3_235B = Job(
         Block(
             number=94,
             hidden=4096,
-            attention=Attention(heads=64, kv_heads=4, width=128, head_norms=True),
-            mlp=Experts(number=128, per_token=8, width=1536),
+            attention=attention_of(heads=64, kv_heads=4, width=128, head_norms="head"),
+            mlp=Experts(number=128, per_token=8, width=1536, gated=True),
             recompute=frozenset({"layernorm", "moe"}),
         ),
     ),
@@ -70,7 +70,7 @@ def sends(job: Job) -> Sends:
 def mixture(kernels: ExpertKernels) -> Run:
     """Return a small mixture of eight experts on four ranks."""
     model = decoder(
-        hidden=1024, width=4096, vocab=32000, experts=Mixture(number=8, per_token=2, width=1024)
+        hidden=1024, width=4096, vocab=32000, experts=Experts(number=8, per_token=2, width=1024)
     )
     return run_of(model, gpus=4, ep=4, seq_length=4096, experts=kernels)
 
