@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from autopar.price import kept
 from autopar.price.allocator import reserved_bytes, rounding_bytes
 from autopar.price.parameters import stage_weights
-from autopar.price.peak import Peak, gathered_bytes, peak_of, peaks
-from autopar.price.schedule import Moment
+from autopar.price.peak import Moment, Peak, gathered_bytes, peak_of, peaks
 from autopar.price.sharded import Part, sharded_moments, sharded_parts
 from autopar.price.states import States, states_of
 from autopar.records import Record, replace

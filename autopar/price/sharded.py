@@ -17,7 +17,7 @@ from typing import NamedTuple
 from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
 from autopar.price.parameters import Weight, ends_weights, frozen_bytes, layer_weights
-from autopar.price.schedule import Moment, moments
+from autopar.price.peak import Moment, moments
 from autopar.price.state_layouts import Phase, StateRecipe, recipe_of
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autopar.price.account import Account, Term, moment_terms
-from autopar.price.schedule import Event, Moment
+from autopar.price.peak import Event, Moment
 from autopar.records import Record
 from autopar.run.plan import Prediction
 from autopar.run.run import Run
@@ -71,7 +71,7 @@ def launch_memory(
 
 
 def _moments(track: Track, heads: Sequence[bool], *, splits: bool) -> Iterator[Moment]:
-    """Yield a stage's work with what is live, as `autopar.price.schedule.moments` does.
+    """Yield a stage's work with what is live, as `autopar.price.peak.moments` does.
 
     splits : halves of a backward count as whole ones, of a trainer that has none.
     """

@@ -18,7 +18,7 @@ from autopar.pipeline.replay import Timed, replay
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Assessment, Target
 from autopar.price.job import job_of_run
-from autopar.price.schedule import micro_batch_group
+from autopar.price.peak import micro_batch_group
 from autopar.price.step import KnownLayers, StageTime, StepTime, held_blocks
 from autopar.records import Record
 from autopar.run.plan import Plan, Prediction

@@ -21,10 +21,11 @@ from autopar.price.peak import (
     backward_bytes,
     dispatched_bytes,
     head_bytes,
+    order,
     peak_of,
     transfer_bytes,
+    warmup_chunks,
 )
-from autopar.price.schedule import order, warmup_chunks
 from autopar.price.states import buffers_of, states_of, states_per_parameter
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings, strategies as st
 from autopar.errors import InputError
 from autopar.pipeline.orders import actions
 from autopar.price.assessment import Assessment, Target, assess
-from autopar.price.schedule import micro_batch_group
+from autopar.price.peak import micro_batch_group
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
