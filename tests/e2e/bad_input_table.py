@@ -348,12 +348,21 @@ SPECIAL = (
         command=COMMANDS[1],
         edit=changed("plan.json", ("version",), 99),
     ),
-    Case(
-        section="plan file",
-        what="a damaged request",
-        arguments=("plan.json", *MEASURED),
-        command=COMMANDS[1],
-        edit=changed("plan.json", ("request",), {"min-bsz": 16}),
+    *(
+        Case(
+            section="plan file",
+            what=what,
+            arguments=("plan.json", *MEASURED),
+            command=COMMANDS[1],
+            edit=changed("plan.json", ("request",), request),
+        )
+        for what, request in {
+            "a damaged request": {"min-bsz": 16},
+            "a request that is a list": [],
+            "a flag for a number in a request": {"min-bsz": True},
+            "an unknown option in a request": {"nonsense": "1"},
+            "a pin that is none in a request": {"pin": ["tp"]},
+        }.items()
     ),
     Case(
         section="plan file",

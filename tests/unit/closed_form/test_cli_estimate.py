@@ -14,10 +14,9 @@ from autopar.command.answers import without_head
 from search.closed_form.calculon import evaluate, exploration as calculon_points
 from search.closed_form.calculon.documents import Execution
 from search.closed_form.calculon.exploration import peers
-from search.closed_form.files import calculon_system, execution_keys, tensor2d_system
+from search.closed_form.files import calculon_system, execution_keys
 from search.closed_form.tensor2d import Quirks as Tensor2dQuirks, exploration as tensor2d_points
 from search.commands import estimate as cli_estimate
-from tests.command_lines import last_said
 
 SEED = {  # 22 keys, as users of the published model write them for blocks of another kind
     "tensor_par": 4,
@@ -286,18 +285,6 @@ def test_compressed_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         packed = (folder / "b.json.gz").read_bytes()
         assert packed == (folder / "c.json.gz").read_bytes()
         assert gzip.decompress(packed) == (folder / "a.json").read_bytes()
-
-
-def test_candidate_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 3 with what is needed and what there is."""
-    small = {**tensor2d_system("a100").model_dump(), "hbm_capacity": 2}
-    path = write(tmp_path, small)
-    code = cli_estimate.run(last_said([*FLAT, "--system", str(path)]))
-    out, err = capsys.readouterr()
-
-    assert (code, out) == (3, "")
-    assert err.startswith("autopar-estimate: needs ")
-    assert err.endswith("GB of memory per GPU but only has 2 GB (hbm_capacity)\n")
 
 
 @pytest.mark.usefixtures("narrow")
