@@ -10,8 +10,6 @@ from pathlib import Path
 from search.closed_form.files import calculon_system, tensor2d_system
 from tests.e2e.bad_input_table import STRATEGY, Case, changed, write
 
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_estimates"]
-
 COMMAND = "autopar-estimate"
 APPLICATION = {
     "hidden": 1024,

@@ -10,8 +10,6 @@ from typing import Any
 from tests.e2e.bad_estimates_table import prepare_estimates
 from tests.e2e.bad_input_table import Case, changed, write
 
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_explore"]
-
 COMMAND = "autopar-explore"
 CALCULON = (
     "calculon",

@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.e2e.bad_input_table import STRATEGY, Case, changed, write
 
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_exports"]
-
 COMMAND = "autopar-export"
 PLAN: dict[str, Any] = {**STRATEGY, "dp_types_enc": "0,0", "checkpoint": "1,1", "vtp": 2}
 MODEL = ("--model", "llama2-7b", "--num-layers", "2")

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMMANDS", "Case", "cases", "prepare"]
-
 COMMANDS = ("autopar-search", "autopar-explain", "autopar-profile-estimate")
 HARDWARE, MODEL = Path("hardware_configs") / "a100-80gb_1x8", Path("models") / "llama2-7b"
 SHAPE = "1nodes_8gpus_per_node.json"

@@ -9,8 +9,6 @@ from typing import Any
 from tests.e2e.bad_input_table import Case, changed, write
 from tests.plan_cases import STRATEGY
 
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_plans"]
-
 COMMAND = "profile-plan"
 LAYER = {
     "num_layers": 4,

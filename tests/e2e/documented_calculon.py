@@ -25,8 +25,6 @@ from tests.data.read import calculon_best, calculon_documents
 from tests.e2e.documented_lab import Lab, Table, write
 from tests.warm import ROOT
 
-__all__ = ["TABLE"]
-
 TABLE = Table("004")
 DATA = ROOT / "tests" / "data"
 TIME, TIER1, TIER2 = "total_time", "proc_mem_tier1_cap_req", "proc_mem_tier2_cap_req"

@@ -32,8 +32,6 @@ from tests.e2e.documented_lab import (
 )
 from tests.warm import ROOT
 
-__all__ = ["TABLE", "TRIAL"]
-
 TABLE = Table("000")
 TRIAL = Table("use")
 """What no page says and everybody who uses the files expects."""

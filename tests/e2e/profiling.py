@@ -19,21 +19,6 @@ from typing import Any
 from autopar.documents.sidecar import ModelMeasurement, read_sidecar
 from tests.warm import ROOT, Warm, command
 
-__all__ = [
-    "COMPUTATION",
-    "LLAMA",
-    "MEMORY",
-    "SHORT",
-    "T5",
-    "measured_cells",
-    "own_module",
-    "profiled",
-    "started",
-    "visible_names",
-    "wait_for",
-    "write_model",
-]
-
 COMPUTATION = "computation_profiling_fp32_hidden_64_head_4.json"
 MEMORY = "memory_profiling_fp32_hidden_64_head_4.json"
 SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.05", "--iters", "4")

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from autopar.records import replace
 from autopar.run.launch import Launch
 
-__all__ = ["peak_bytes", "states_bytes"]
-
 MIB = 1048576
 
 

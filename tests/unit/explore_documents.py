@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
-__all__ = ["MODEL", "TENSOR2D_SYSTEM", "calculon", "tensor2d"]
-
 MODEL: dict[str, Any] = {"l": 2048, "e": 4096, "h": 32, "depth": 32, "f": 16384}
 TENSOR2D_SYSTEM: dict[str, Any] = {
     "matrix_flops_fp16": 300,

@@ -10,8 +10,6 @@ from profiler.plan.command import COMMAND
 from profiler.plan.job import PlanOptions, build_options
 from tests.plan_cases import STRATEGY
 
-__all__ = ["MODEL", "PREDICTED", "STRATEGY", "read", "small_files", "write"]
-
 MODEL: dict[str, Any] = {
     "format": "autopar-model",
     "version": 1,
