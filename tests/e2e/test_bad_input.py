@@ -158,6 +158,7 @@ def test_bad_input_is_one_sentence(answers: dict[Case, Answer]) -> None:
     assert {row: why for row, why in found.items() if why[0]} == {}
 
 
+@pytest.mark.whole
 def test_good_files_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows fail for what was spoilt: the folder they start from works."""
     prepare(tmp_path, ROOT)
@@ -179,6 +180,7 @@ GOOD = {
 """By command what its rows start from, and what is said of it; None: not a word."""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("command", GOOD)
 def test_what_the_rows_of_a_command_start_from_is_good(
     command: str,
@@ -199,6 +201,7 @@ def test_what_the_rows_of_a_command_start_from_is_good(
         assert err == "" if said is None else said in err, arguments
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", [CASES[0], CASES[-1], *CASES[60:120:30]], ids=name)
 def test_installed_command_answers_the_same(
     answers: dict[Case, Answer], case: Case, tmp_path: Path

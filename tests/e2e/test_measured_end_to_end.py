@@ -23,6 +23,8 @@ from tests import warm
 from tests.e2e.launching import TWO_RANKS, Finished, measured
 from tests.e2e.profiling import COMPUTATION, MEMORY, SHORT, measured_cells, profiled
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 

@@ -17,6 +17,8 @@ import pytest
 from tests.e2e.launching import Copies, Finished, Launch
 from tests.warm import ROOT
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="a run needs torch")
 
 _MODEL: dict[str, Any] = {

@@ -13,6 +13,8 @@ import pytest
 from tests.e2e.launching import Copies, Finished, Launch
 from tests.plan_cases import STRATEGY
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="a run needs torch")
 
 CONFIG: dict[str, Any] = {

@@ -28,6 +28,8 @@ from tests.e2e.profiling import (
 )
 from tests.warm import command
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 

@@ -14,6 +14,8 @@ from autopar.units import MIB
 from profiler.show import command as show_cli
 from tests.unit.show_folders import REFERENCE_BYTES, measured, samples, troubled, write_folder
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 ESTIMATED = ROOT / "hardware_configs" / "a100-80gb_1x8"
 

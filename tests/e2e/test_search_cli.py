@@ -10,6 +10,8 @@ import pytest
 
 from tests import warm
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 

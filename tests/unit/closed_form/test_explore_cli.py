@@ -176,6 +176,7 @@ def test_where_nothing_can_run(capsys: Capture) -> None:
     assert "choose another number of GPUs" in capsys.readouterr().err
 
 
+@pytest.mark.whole
 def test_pictures(capsys: Capture) -> None:
     """What there is to draw, as PNG and SVG; the same search gives the same file."""
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
@@ -264,6 +265,7 @@ def test_outputs_of_one_execution(capsys: Capture) -> None:
     assert not Path("a.json").exists()
 
 
+@pytest.mark.whole
 def test_outputs_to_devices_and_pipes(capsys: Capture) -> None:
     """Written to as they are, and still there; two options may have the same device."""
     os.mkfifo("pipe")

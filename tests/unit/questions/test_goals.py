@@ -12,6 +12,8 @@ from search.planning.choose import route_of
 from search.questions.goals import clusters_of, too_small
 from search.request.request import build_request
 
+pytestmark = pytest.mark.whole
+
 Capture = pytest.CaptureFixture[str]
 _ASKED = ("--model", "llama3-8b", "--settle-bsz", "32", "--engine", "megatron")
 _NONE = ("--output-config-path", "none")

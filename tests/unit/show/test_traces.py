@@ -156,6 +156,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.whole
 def test_a_search_writes_both_and_an_evaluation_draws_the_same_step(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_search_writes_both_and_an_evaluation_draws_the_same_step(
     assert (folder / "a.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("question", [_QUESTION, _PLANNED], ids=["launches", "plans"])
 def test_all_files_are_there_when_nobody_reads_the_answer(
     question: tuple[str, ...], folder: Path
@@ -191,6 +193,7 @@ def test_all_files_are_there_when_nobody_reads_the_answer(
     assert json.loads((folder / "a.json").read_text())["traceEvents"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("words", "said"),
     [

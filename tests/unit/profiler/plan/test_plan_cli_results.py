@@ -440,6 +440,7 @@ def test_one_rank_runs_without_a_launcher(tmp_path: Path) -> None:
     assert document["loss"][0] == pytest.approx(math.log(256), rel=0.05)
 
 
+@pytest.mark.whole
 def test_dry_run_counts_what_the_arithmetic_says(tmp_path: Path) -> None:
     """Parameters, weights, gradients and optimizer of a rank of every stage, byte for byte."""
     pytest.importorskip("torch")
