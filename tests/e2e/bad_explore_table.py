@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.bad_estimates_table import prepare_estimates
-from tests.e2e.bad_input_table import Case, changed, write
+from tests.e2e.bad_input_table import Case, case_of, changed, write
+from tests.unit.explore_documents import EXECUTION
 
 COMMAND = "autopar-explore"
 CALCULON = (
@@ -28,28 +29,15 @@ TWO = (
     *("--strategy", "1d"),
 )
 TUNER = (*CALCULON[:5], "--space", "space.json")
-SPACE: dict[str, Any] = {
+SPACE: dict[str, Any] = {key: value for key, value in EXECUTION.items() if key != "data_par"} | {
     "num_procs": 4,
     "tensor_par": [1, 2],
     "pipeline_par": {"from": 1, "to": 2},
-    "tensor_par_net": 0,
     "pipeline_par_net": 0,
     "data_par_net": 0,
     "batch_size": 4,
-    "microbatch_size": 1,
-    "datatype": "float16",
     "fused_activation": True,
-    "attention_type": "multihead",
     "activation_recompute": ["none", "full"],
-    "pipeline_interleaving": 1,
-    "optimizer_sharding": False,
-    "tensor_par_comm_type": "ar",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": False,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
 }
 WHAT_IF = (
     *("--model", "config.json"),
@@ -74,18 +62,8 @@ def prepare_explore(folder: Path, root: Path) -> None:
     write(folder / "space.json", SPACE)
 
 
-def _case(
-    section: str,
-    what: str,
-    arguments: tuple[str, ...],
-    edit: Callable[[Path], None] | None = None,
-    *,
-    code: int = 2,
-) -> Case:
-    section = f"{section} of {COMMAND}"
-    return Case(
-        section=section, what=what, arguments=arguments, edit=edit, code=code, command=COMMAND
-    )
+def _case(section: str, *row: Any, **others: Any) -> Case:
+    return case_of(COMMAND, f"{section} of {COMMAND}", *row, **others)
 
 
 _WRONG = (

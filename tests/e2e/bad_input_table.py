@@ -229,6 +229,21 @@ def prepare(folder: Path, root: Path) -> None:
     write(folder / "config.json", CONFIG)
 
 
+def case_of(
+    command: str,
+    section: str,
+    what: str,
+    arguments: tuple[str, ...],
+    edit: Callable[[Path], None] | None = None,
+    *,
+    code: int = 2,
+) -> Case:
+    """Return a row of a command."""
+    return Case(
+        section=section, what=what, arguments=arguments, edit=edit, code=code, command=command
+    )
+
+
 def write(path: Path, data: object) -> None:
     """Write JSON, NaN and infinities included."""
     path.write_text(json.dumps(data, indent=4), encoding="utf-8")
@@ -474,6 +489,9 @@ OPTIONS = (
     _option("site of another card", "--hardware", "h100:1x8", "--site", "selene-a100"),
     _option("no time", "--time-limit", "0"),
     _option("reserve above 1", "--reserve", "5"),
+    _option("a rate of no goal", "--tokens-per-s", "5"),
+    _option("a goal of a plan that is given", "--goal", "cost", "--evaluate", "strategy.json"),
+    _option("a goal of plans whose layers differ", "--goal", "fewest-gpus", "--pin", "tp=2"),
 )  # fmt: skip
 
 

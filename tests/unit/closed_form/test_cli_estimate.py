@@ -17,31 +17,8 @@ from search.closed_form.calculon.exploration import peers
 from search.closed_form.files import calculon_system, execution_keys
 from search.closed_form.tensor2d import Quirks as Tensor2dQuirks, exploration as tensor2d_points
 from search.commands import estimate as cli_estimate
+from tests.unit.explore_documents import EXAMPLE as SEED
 
-SEED = {  # 22 keys, as users of the published model write them for blocks of another kind
-    "tensor_par": 4,
-    "pipeline_par": 1,
-    "data_par": 8,
-    "tensor_par_net": 0,
-    "pipeline_par_net": 1,
-    "data_par_net": 1,
-    "batch_size": 8,
-    "microbatch_size": 1,
-    "datatype": "float16",
-    "fused_activation": False,
-    "attention_type": "flash",
-    "structure_type": "llama",
-    "activation_recompute": "none",
-    "pipeline_interleaving": 1,
-    "optimizer_sharding": True,
-    "tensor_par_comm_type": "rs_ag",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": True,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
-}
 SIZES = {
     "hidden": 12288,
     "feedforward": 49152,

@@ -91,23 +91,6 @@ def test_what_no_cluster_reaches_ends_with_3(capsys: Capture) -> None:
     assert "no launch of llama3-70b" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--tokens-per-s", "5"), "--tokens-per-s: is what --goal cost or fewest-gpus has to"),
-        (("--goal", "cost", "--evaluate", "x.json"), "--goal cost: not together with --evaluate"),
-        (("--goal", "fewest-gpus", "--pin", "tp=2"), "--goal fewest-gpus: is of --model NAME"),
-    ],
-)
-def test_a_goal_without_a_choice_is_refused(
-    words: tuple[str, ...], said: str, capsys: Capture
-) -> None:
-    """By its option, with what to do."""
-    asked = ["--model", "llama3-8b", "--hardware", "h100:1x8", *words]
-    assert search_command.run(asked) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_parts_of_a_cluster_and_what_is_too_small_for_anything() -> None:
     """Divisors alone; weights and moments of 12 bytes a parameter are spread over all GPUs."""
     assert clusters_of(6, 4) == ((1, 1), (1, 2), (1, 4), (2, 4), (3, 4), (6, 4))

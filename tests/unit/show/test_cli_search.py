@@ -167,13 +167,6 @@ def test_evaluate_needs_profiles_of_the_plan(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["stray"], ["--pin", "tp=2", "stray"]])
-def test_stray_argument_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """autopar-search has no positional arguments."""
-    assert cli.run(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_internal_error_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
