@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from autopar.command.aliases import alias_tables
 
-__all__ = ["last_said"]
-
 _REPEAT = frozenset({"pin", "forbid", "price", "sweep", "why-not"})
 
 

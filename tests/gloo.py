@@ -24,8 +24,6 @@ from typing import Any
 
 from tests import warm
 
-__all__ = ["RanksFailedError", "run_ranks"]
-
 
 class RanksFailedError(AssertionError):
     """Some ranks raised, died or did not finish; the message says which, and how."""

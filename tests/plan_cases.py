@@ -10,24 +10,6 @@ from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.job import PlanJob
 
-__all__ = [
-    "GPT",
-    "LATENT",
-    "LLAMA",
-    "MOE",
-    "MQA",
-    "NORMED",
-    "SHARED",
-    "STRATEGY",
-    "T5",
-    "TIED",
-    "folded_jobs",
-    "jobs",
-    "make_job",
-    "short_jobs",
-    "slow_jobs",
-]
-
 
 def _model(name: str, **changes: Any) -> ModelSpec:
     outer = {

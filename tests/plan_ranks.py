@@ -26,8 +26,6 @@ from profiler.plan.run import Trainer, run_in_world
 from profiler.plan.stage import Stage, build_stages, open_groups, padded_spec
 from profiler.plan.units import gradient_of
 
-__all__ = ["BREAKS", "Compared", "compare_all", "compare_broken", "overflow_on_rank", "run_all"]
-
 _WHOLE = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
 _NOISE = 1e-4
 """Gradients so much smaller than the largest are rounding, which AdamW makes large steps of."""

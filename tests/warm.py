@@ -33,16 +33,6 @@ from typing import Any, Self
 
 import pytest
 
-__all__ = [
-    "ROOT",
-    "Warm",
-    "command",
-    "context",
-    "module",
-    "new_interpreter",
-    "renew_environment",
-]
-
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from msgspec import to_builtins
 
 from search.closed_form.files import calculon_system, tensor2d_system
-from tests.e2e.bad_input_table import STRATEGY, Case, changed, write
-
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_estimates"]
+from tests.e2e.bad_input_table import STRATEGY, Case, case_of, changed, write
 
 COMMAND = "autopar-estimate"
 APPLICATION = {
@@ -79,17 +78,7 @@ def prepare_estimates(folder: Path, root: Path) -> None:
     shutil.copyfile(configs / "stacks" / "megatron-core.json", folder / "stack.json")
 
 
-def _case(
-    section: str,
-    what: str,
-    arguments: tuple[str, ...],
-    edit: Callable[[Path], None] | None = None,
-    *,
-    code: int = 2,
-) -> Case:
-    return Case(
-        section=section, what=what, arguments=arguments, edit=edit, code=code, command=COMMAND
-    )
+_case = partial(case_of, COMMAND)
 
 
 _WRONG = (

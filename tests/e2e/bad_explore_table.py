@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.bad_estimates_table import prepare_estimates
-from tests.e2e.bad_input_table import Case, changed, write
-
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_explore"]
+from tests.e2e.bad_input_table import Case, case_of, changed, write
+from tests.unit.explore_documents import EXECUTION
 
 COMMAND = "autopar-explore"
 CALCULON = (
@@ -30,28 +29,15 @@ TWO = (
     *("--strategy", "1d"),
 )
 TUNER = (*CALCULON[:5], "--space", "space.json")
-SPACE: dict[str, Any] = {
+SPACE: dict[str, Any] = {key: value for key, value in EXECUTION.items() if key != "data_par"} | {
     "num_procs": 4,
     "tensor_par": [1, 2],
     "pipeline_par": {"from": 1, "to": 2},
-    "tensor_par_net": 0,
     "pipeline_par_net": 0,
     "data_par_net": 0,
     "batch_size": 4,
-    "microbatch_size": 1,
-    "datatype": "float16",
     "fused_activation": True,
-    "attention_type": "multihead",
     "activation_recompute": ["none", "full"],
-    "pipeline_interleaving": 1,
-    "optimizer_sharding": False,
-    "tensor_par_comm_type": "ar",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": False,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
 }
 WHAT_IF = (
     *("--model", "config.json"),
@@ -76,18 +62,8 @@ def prepare_explore(folder: Path, root: Path) -> None:
     write(folder / "space.json", SPACE)
 
 
-def _case(
-    section: str,
-    what: str,
-    arguments: tuple[str, ...],
-    edit: Callable[[Path], None] | None = None,
-    *,
-    code: int = 2,
-) -> Case:
-    section = f"{section} of {COMMAND}"
-    return Case(
-        section=section, what=what, arguments=arguments, edit=edit, code=code, command=COMMAND
-    )
+def _case(section: str, *row: Any, **others: Any) -> Case:
+    return case_of(COMMAND, f"{section} of {COMMAND}", *row, **others)
 
 
 _WRONG = (
@@ -158,6 +134,12 @@ def _spaces() -> Iterator[Case]:
         ("a factor of 1", range_, {"from": 4, "to": 8, "times": 1}),
         ("half a step", range_, {"from": 4, "to": 8, "step": 0.5}),
         ("a range of words", ("datatype",), {"from": "float8", "to": "float32"}),
+        ("a range of flags", ("weight_offload",), {"from": 0, "to": 1}),
+        ("a factor from 0", range_, {"from": 0, "to": 8, "times": 2}),
+        ("a range of too many values", range_, {"from": 1, "to": 2**40}),
+        ("a range that ends too late", range_, {"from": 1, "to": 2**40, "step": 2**24}),
+        ("a factor that ends too late", range_, {"from": 1, "to": 2**40, "times": 2}),
+        ("too large a degree", ("tensor_par",), 2**31),
         ("an unknown word of a range", range_, {"from": 4, "until": 8}),
     ):
         yield _case("spaces", what, TUNER, changed("space.json", path, value))
@@ -198,6 +180,9 @@ def _what_ifs() -> Iterator[Case]:
         ("an order by price without prices", (*WHAT_IF, "--by", "cost"), None),
         ("a price of nothing", (*WHAT_IF, "--price", "b200=2"), None),
         ("a price that is none", (*WHAT_IF, "--price", "a100-80gb=cheap"), None),
+        ("a price below 0", (*WHAT_IF, "--price", "a100-80gb=-1"), None),
+        ("a price of one of two", (*WHAT_IF, "--by", "cost", "--price", "a100-80gb=1"), None),
+        ("processors of a closed form", (*WHAT_IF, "--num-procs", "8"), None),
         ("a word too many", (*WHAT_IF, "h100:1x8"), None),
         ("measured files", (*WHAT_IF, "--time-profiling-path", "x.json"), None),
         ("--json is the card", (*WHAT_IF, "--json", "card.json"), None),
@@ -209,6 +194,8 @@ def _what_ifs() -> Iterator[Case]:
         ),
     ):
         yield _case("what-ifs", what, arguments, edit)
+    many = [word for count in range(1, 502) for word in ("--global-batch-size", str(count))]
+    yield _case("what-ifs", "too many combinations", (*WHAT_IF[:8], *many))
     nothing = (*WHAT_IF, "--seq-length", "64", "--memory-constraint", "1.1")
     # each combination says what it needs
     yield replace(_case("what-ifs", "nothing fits", nothing, code=3), prints=True)
@@ -261,6 +248,8 @@ def _options() -> Iterator[Case]:
         "unknown objective": (*CALCULON, "--objective", "cost"),
         "unknown datatype": (*CALCULON, "--datatype", "fp16"),
         "unknown strategy": (*TWO, "--strategy", "1d,3d"),
+        "flash attention under --compat": (*CALCULON, "--compat", "--attention", "flash"),
+        "gated blocks under --compat": (*CALCULON, "--compat", "--structure", "llama"),
         "statistics without a file": (*CALCULON, "--all-statistics"),
         "a format without pictures": (*CALCULON, "--plot-format", "svg"),
         "--all below a file": (*CALCULON, "--all", "system.json/all.csv"),

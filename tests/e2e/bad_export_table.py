@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.bad_input_table import STRATEGY, Case, changed, write
-
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_exports"]
+from tests.e2e.bad_input_table import STRATEGY, Case, case_of, changed, write
 
 COMMAND = "autopar-export"
 PLAN: dict[str, Any] = {**STRATEGY, "dp_types_enc": "0,0", "checkpoint": "1,1", "vtp": 2}
@@ -62,13 +61,7 @@ def _replaced(file: str, old: str, new: str) -> Callable[[Path], None]:
     return edit
 
 
-def _case(
-    section: str,
-    what: str,
-    arguments: tuple[str, ...],
-    edit: Callable[[Path], None] | None = None,
-) -> Case:
-    return Case(section=section, what=what, arguments=arguments, edit=edit, command=COMMAND)
+_case = partial(case_of, COMMAND)
 
 
 def cases() -> Iterator[Case]:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMMANDS", "Case", "cases", "prepare"]
-
 COMMANDS = ("autopar-search", "autopar-explain", "autopar-profile-estimate")
 HARDWARE, MODEL = Path("hardware_configs") / "a100-80gb_1x8", Path("models") / "llama2-7b"
 SHAPE = "1nodes_8gpus_per_node.json"
@@ -231,6 +229,21 @@ def prepare(folder: Path, root: Path) -> None:
     write(folder / "config.json", CONFIG)
 
 
+def case_of(
+    command: str,
+    section: str,
+    what: str,
+    arguments: tuple[str, ...],
+    edit: Callable[[Path], None] | None = None,
+    *,
+    code: int = 2,
+) -> Case:
+    """Return a row of a command."""
+    return Case(
+        section=section, what=what, arguments=arguments, edit=edit, code=code, command=command
+    )
+
+
 def write(path: Path, data: object) -> None:
     """Write JSON, NaN and infinities included."""
     path.write_text(json.dumps(data, indent=4), encoding="utf-8")
@@ -348,12 +361,21 @@ SPECIAL = (
         command=COMMANDS[1],
         edit=changed("plan.json", ("version",), 99),
     ),
-    Case(
-        section="plan file",
-        what="a damaged request",
-        arguments=("plan.json", *MEASURED),
-        command=COMMANDS[1],
-        edit=changed("plan.json", ("request",), {"min-bsz": 16}),
+    *(
+        Case(
+            section="plan file",
+            what=what,
+            arguments=("plan.json", *MEASURED),
+            command=COMMANDS[1],
+            edit=changed("plan.json", ("request",), request),
+        )
+        for what, request in {
+            "a damaged request": {"min-bsz": 16},
+            "a request that is a list": [],
+            "a flag for a number in a request": {"min-bsz": True},
+            "an unknown option in a request": {"nonsense": "1"},
+            "a pin that is none in a request": {"pin": ["tp"]},
+        }.items()
     ),
     Case(
         section="plan file",
@@ -467,6 +489,9 @@ OPTIONS = (
     _option("site of another card", "--hardware", "h100:1x8", "--site", "selene-a100"),
     _option("no time", "--time-limit", "0"),
     _option("reserve above 1", "--reserve", "5"),
+    _option("a rate of no goal", "--tokens-per-s", "5"),
+    _option("a goal of a plan that is given", "--goal", "cost", "--evaluate", "strategy.json"),
+    _option("a goal of plans whose layers differ", "--goal", "fewest-gpus", "--pin", "tp=2"),
 )  # fmt: skip
 
 

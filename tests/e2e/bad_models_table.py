@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.e2e.bad_input_table import Case, changed, write
 
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_models"]
-
 COMMAND = "profile-model"
 MODULES = Path(__file__).with_name("bad_modules.py")
 QUICK = (

@@ -9,8 +9,6 @@ from typing import Any
 from tests.e2e.bad_input_table import Case, changed, write
 from tests.plan_cases import STRATEGY
 
-__all__ = ["COMMAND", "GOOD", "cases", "prepare_plans"]
-
 COMMAND = "profile-plan"
 LAYER = {
     "num_layers": 4,
@@ -84,6 +82,8 @@ def _files() -> Iterator[Case]:
         ("negative time", ("step_time_s",), -0.5),
         ("NaN time", ("step_time_s",), float("nan")),
         ("a prediction that is a list", ("prediction",), []),
+        ("a predicted time below 0", ("prediction", "stages", 0, "forward_s"), -1),
+        ("one end of an interval", ("prediction", "step_time_interval_s"), [1]),
         ("fewer stages predicted than planned", ("prediction", "stages"), [{}]),
         ("text for predicted bytes", ("prediction", "stages", 0, "allocated_bytes"), "9 GB"),
         ("options that are a list", ("options",), [1]),
@@ -151,7 +151,10 @@ def _options() -> Iterator[Case]:
         ("a value is missing", (*STRATEGY_ONLY, "--mode")),
         ("two plans", (*STRATEGY_ONLY, "tried_plan.json")),
         ("GPUs' backend on the CPU", (*STRATEGY_ONLY, "--backend", "nccl", "--device", "cpu")),
+        ("the CPU's backend on GPUs", (*STRATEGY_ONLY, "--backend", "gloo", "--device", "cuda")),
         ("no time at all", (*STRATEGY_ONLY, "--timeout", "0")),
+        ("layers in words", (*STRATEGY_ONLY, "--num-layers", "four")),
+        ("timed steps below 0", (*STRATEGY_ONLY, "--timed-steps", "-1")),
         ("a seed below 0", (*STRATEGY_ONLY, "--seed", "-1")),
         ("a document below a file", (*STRATEGY_ONLY, "--json", "tiny.json/out.json")),
     ):

@@ -10,8 +10,6 @@ from typing import Any
 from autopar import __version__
 from tests.e2e.bad_input_table import COMMANDS, ESTIMATED, Case
 
-__all__ = ["COMMAND", "cases"]
-
 COMMAND = "autopar-verify"
 _CPU = ("--device", "cpu")
 _SECTION, _FILES = "options of autopar-verify", "calibration"

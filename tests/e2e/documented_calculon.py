@@ -23,9 +23,8 @@ import pytest
 from autopar.command.answers import without_head
 from tests.data.read import calculon_best, calculon_documents
 from tests.e2e.documented_lab import Lab, Table, write
+from tests.unit.explore_documents import EXAMPLE, EXECUTION as PLAIN
 from tests.warm import ROOT
-
-__all__ = ["TABLE"]
 
 TABLE = Table("004")
 DATA = ROOT / "tests" / "data"
@@ -38,57 +37,20 @@ APPLICATION: dict[str, Any] = {
     "attn_size": 128,
     "num_blocks": 40,
 }
-EXECUTION: dict[str, Any] = {
+EXECUTION: dict[str, Any] = PLAIN | {
     "num_procs": 64,
     "tensor_par": 8,
     "pipeline_par": 2,
     "data_par": 4,
-    "tensor_par_net": 0,
-    "pipeline_par_net": 1,
-    "data_par_net": 1,
     "batch_size": 128,
     "microbatch_size": 2,
-    "datatype": "float16",
     "fused_activation": True,
-    "attention_type": "multihead",
     "structure_type": "gpt",
     "activation_recompute": "full",
-    "pipeline_interleaving": 1,
     "optimizer_sharding": True,
     "tensor_par_comm_type": "rs_ag",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": False,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
     "training": True,
 }
-EXAMPLE: dict[str, Any] = {
-    "tensor_par": 4,
-    "pipeline_par": 1,
-    "data_par": 8,
-    "tensor_par_net": 0,
-    "pipeline_par_net": 1,
-    "data_par_net": 1,
-    "batch_size": 8,
-    "microbatch_size": 1,
-    "datatype": "float16",
-    "fused_activation": False,
-    "attention_type": "flash",
-    "structure_type": "llama",
-    "activation_recompute": "none",
-    "pipeline_interleaving": 1,
-    "optimizer_sharding": True,
-    "tensor_par_comm_type": "rs_ag",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": True,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
-}
-"""The 22 parameters that are documented to span the space."""
 SPACE: dict[str, Any] = {
     **EXECUTION,
     "tensor_par": [1, 2, 4, 8],

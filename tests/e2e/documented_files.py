@@ -30,9 +30,8 @@ from tests.e2e.documented_lab import (
     times,
     write,
 )
+from tests.e2e.profiling import CONFIG as TINY
 from tests.warm import ROOT
-
-__all__ = ["TABLE", "TRIAL"]
 
 TABLE = Table("000")
 TRIAL = Table("use")
@@ -49,16 +48,6 @@ MEASURE = (
     *("--backend", "gloo", "--sizes", "1M:2M:x2", "--reference-size", "1M", "--max-seconds"),
     *("0.05", "--iters", "3", "--warmup", "1"),
 )
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 128,
-}
 SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.02", "--iters", "3")
 
 

@@ -28,30 +28,6 @@ from tests import warm
 from tests.command_lines import last_said
 from tests.e2e.launching import Copies, Finished
 
-__all__ = [
-    "BASE",
-    "COMPUTATION",
-    "GPT",
-    "HARDWARE",
-    "HIDDEN",
-    "LAYERS",
-    "MEMORY",
-    "MODEL",
-    "SEQ",
-    "SHAPE",
-    "Answer",
-    "Lab",
-    "Row",
-    "Table",
-    "edit",
-    "hardware_files",
-    "memory_file",
-    "prepare",
-    "shape",
-    "times",
-    "write",
-]
-
 HARDWARE = Path("profile_hardware") / "hardware_configs"
 MODEL = Path("models") / "gpt" / "configs"
 SHAPE = "1nodes_8gpus_per_node.json"

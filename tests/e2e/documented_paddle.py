@@ -42,8 +42,6 @@ from tests.e2e.documented_training import (
 )
 from tests.warm import ROOT
 
-__all__ = ["CARD", "TABLE"]
-
 TABLE = Table("003")
 CARD = Table("card")
 SIZES = ("--hidden_size_list", "2048", "--layer_num_list", str(LAYERS), "--seqlen_list", str(SEQ))

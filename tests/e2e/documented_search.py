@@ -30,8 +30,6 @@ from tests.e2e.documented_lab import (
     write,
 )
 
-__all__ = ["TABLE"]
-
 TABLE = Table("001")
 CLUSTER = ("--hardware", "a100-80gb:1x8", "--settle_bsz", "8", "--engine", "galvatron")
 SIXTEEN = ("--memory_constraint", "16")

@@ -19,8 +19,6 @@ from tests.data.read import tensor2d_counts, tensor2d_documents, tensor2d_rows
 from tests.e2e.documented_lab import Lab, Table, write
 from tests.warm import ROOT
 
-__all__ = ["TABLE"]
-
 TABLE = Table("002")
 DATA = ROOT / "tests" / "data"
 MODEL, SYSTEM, GPUS, BATCH = "gpt3_1T", "A100-NVS4", 512, 4096

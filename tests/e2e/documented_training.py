@@ -15,8 +15,6 @@ from tests.e2e.documented_files import SHORT, TINY
 from tests.e2e.documented_lab import BASE, GPT, LAYERS, Lab, Table, shape, write
 from tests.warm import ROOT
 
-__all__ = ["TABLE"]
-
 TABLE = Table("001")
 GLOBAL = (
     *("--model", "llama2-7b", "--world-size", "8", "--global_train_batch_size", "16"),

@@ -33,19 +33,6 @@ import pytest
 from tests import warm
 from tests.warm import ROOT
 
-__all__ = [
-    "ROOT",
-    "STARTS",
-    "TWO_RANKS",
-    "Copies",
-    "Finished",
-    "Launch",
-    "Start",
-    "finished",
-    "measured",
-    "torchrun",
-]
-
 _TOKEN = "AUTOPAR_TEST_LAUNCH"
 _POLL_S = 0.02
 _END_S = 30.0

@@ -19,26 +19,29 @@ from typing import Any
 from autopar.documents.sidecar import ModelMeasurement, read_sidecar
 from tests.warm import ROOT, Warm, command
 
-__all__ = [
-    "COMPUTATION",
-    "LLAMA",
-    "MEMORY",
-    "SHORT",
-    "T5",
-    "measured_cells",
-    "own_module",
-    "profiled",
-    "started",
-    "visible_names",
-    "wait_for",
-    "write_model",
-]
-
 COMPUTATION = "computation_profiling_fp32_hidden_64_head_4.json"
 MEMORY = "memory_profiling_fp32_hidden_64_head_4.json"
 SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.05", "--iters", "4")
 _CODE = "from profiler.model.command import main; main()"
 _Process = subprocess.Popen[str] | Warm
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 128,
+}
+"""The config.json of a tiny llama."""
+SMALLER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "vocab_size": 250,
+    "max_position_embeddings": 64,
+}
+"""Sizes of one that is run on ranks."""
 _LAYER = {"hidden_size": 64, "num_heads": 4, "ffn_hidden_size": 128}
 LLAMA: dict[str, Any] = {
     "format": "autopar-model",

@@ -24,17 +24,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = [
-    "GOODPUT",
-    "HOSTS",
-    "MBIT",
-    "Node",
-    "TwoNodesError",
-    "main",
-    "refusal",
-    "run_on_two_nodes",
-]
-
 GOODPUT = 1448 / 1514
 """TCP payload per byte on the wire: an MTU of 1500 with 52 bytes of IP and TCP headers and
 timestamps, in Ethernet frames of 1514."""

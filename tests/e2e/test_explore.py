@@ -18,6 +18,8 @@ from tests import warm
 from tests.data.read import calculon_best, calculon_documents
 from tests.unit.explore_documents import calculon
 
+pytestmark = pytest.mark.whole
+
 COMMAND = "from autopar.entry import explore; explore()"
 
 

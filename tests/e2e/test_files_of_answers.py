@@ -14,22 +14,14 @@ import pytest
 
 from autopar.documents.catalog import find_hardware
 from autopar.documents.plan import PlanDocument
-from tests.e2e.profiling import SHORT
+from tests.e2e.profiling import CONFIG, SHORT
 
 pytestmark = pytest.mark.whole
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 PROGRAMS = Path(sys.executable).parent
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 128,
-}
+TINY = CONFIG | {"num_key_value_heads": 4}
 ASKED = "--model tiny/config.json --hardware h100:1x8 --settle-bsz 8"
 ESTIMATED = "--model tiny/config.json --hardware h100:1x8"
 CALCULON = "--application llama2-7b --system a100-80gb"

@@ -24,6 +24,8 @@ from profiler.environment import host_labels
 from profiler.hardware.options import Cluster, build_options, plan_cells
 from tests.e2e.launching import Copies, Finished, Launch, Start, torchrun
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 HOST = socket.gethostname()

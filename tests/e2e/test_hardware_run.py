@@ -12,6 +12,8 @@ from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
 from tests.e2e.launching import TWO_RANKS, Copies, Finished, Launch, Start, finished, measured
 from tests.warm import ROOT, command
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")

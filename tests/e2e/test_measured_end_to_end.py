@@ -21,23 +21,16 @@ from autopar.rates.stack import DEFAULT_STACK
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE
 from tests import warm
 from tests.e2e.launching import TWO_RANKS, Finished, measured
-from tests.e2e.profiling import COMPUTATION, MEMORY, SHORT, measured_cells, profiled
+from tests.e2e.profiling import COMPUTATION, CONFIG, MEMORY, SHORT, measured_cells, profiled
+
+pytestmark = pytest.mark.whole
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 HARDWARE: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 4,
-        "max_position_embeddings": 128,
-        "vocab_size": 1000,
-    },
+    "llama": CONFIG,
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": 64,

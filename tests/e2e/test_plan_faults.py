@@ -15,19 +15,14 @@ from typing import Any
 import pytest
 
 from tests.e2e.launching import Copies, Finished, Launch
+from tests.e2e.profiling import CONFIG, SMALLER
 from tests.warm import ROOT
+
+pytestmark = pytest.mark.whole
 
 pytest.importorskip("torch", reason="a run needs torch")
 
-_MODEL: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 250,
-    "max_position_embeddings": 64,
-}
+_MODEL = CONFIG | SMALLER | {"num_hidden_layers": 2, "num_key_value_heads": 4}
 _PLAN = ("--pp-deg", "2", "--chunks", "2", "--global-train-batch-size", "4", "--seq", "16")
 _ENDLESS = ("--steps", "100000", "--no-reference")
 

@@ -15,6 +15,8 @@ from tests.gloo import run_ranks
 from tests.plan_cases import folded_jobs, jobs, short_jobs, slow_jobs
 from tests.plan_ranks import Compared, compare_all, compare_broken, run_all
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="the profilers need torch")
 
 # What is promised of a plan is 2e-4 for the loss and 1e-3 for the gradient's norm. In fp32 all

@@ -6,25 +6,18 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.launching import Copies, Finished, Launch
+from tests.e2e.profiling import CONFIG as TINY, SMALLER
 from tests.plan_cases import STRATEGY
+
+pytestmark = pytest.mark.whole
 
 pytest.importorskip("torch", reason="a run needs torch")
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 250,
-    "max_position_embeddings": 64,
-}
+CONFIG = TINY | SMALLER
 
 
 def launched(folder: Path, ranks: int, *arguments: str) -> Finished:

@@ -28,6 +28,8 @@ from tests.e2e.profiling import (
 )
 from tests.warm import command
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 
@@ -254,32 +256,6 @@ def test_dry_run_and_half_a_layer(tmp_path: Path) -> None:
         tables = json.loads((tmp_path / "profiles" / name).read_text(encoding="utf-8"))
         sizes[unit] = tables["layertype_0"]["128"]["parameter_size"]
     assert sizes["attention"] + sizes["mlp"] == pytest.approx(sizes["all"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--model", "no-such-model"], "no model 'no-such-model'"),
-        (["--model", "tiny-llama.json", "--tp", "3"], "does not divide the attention heads"),
-        (["--model", "tiny-llama.json", "--source", "device"], "counts it exactly without one"),
-        (["--model", "gpt2-xl", "--seq", "4096"], "rows of the position table"),
-        (["--model", "py:no_such_module:build"], "there is no Python module 'no_such_module'"),
-        (["--model", "config.json"], "the value is 'wat', expected one of"),
-        (["--model", "broken.json"], "not valid JSON"),
-    ],
-)
-def test_bad_input_gets_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
-    """Exit code 2, one line on stderr that names what is wrong, and no file."""
-    write_model(tmp_path, LLAMA)
-    (tmp_path / "config.json").write_text('{"model_type": "wat"}', encoding="utf-8")
-    (tmp_path / "broken.json").write_text('{"model_type": ', encoding="utf-8")
-    before = sorted(path.name for path in tmp_path.iterdir())
-    out, err = profiled(tmp_path, *arguments, "--device", "cpu", code=2)
-
-    assert out == ""
-    assert said in err
-    assert len(err.splitlines()) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 @pytest.mark.gpu

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +12,10 @@ from autopar.records import replace
 from autopar.units import MIB
 from profiler.show import command as show_cli
 from tests.unit.show_folders import REFERENCE_BYTES, measured, samples, troubled, write_folder
+from tests.warm import ROOT, new_interpreter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = pytest.mark.whole
+
 ESTIMATED = ROOT / "hardware_configs" / "a100-80gb_1x8"
 
 
@@ -23,18 +23,9 @@ def run(
     *arguments: object, expected: int = 0, without: str = "torch", encoding: str = "utf-8"
 ) -> subprocess.CompletedProcess[str]:
     """Run the command where one module cannot be imported, and check its exit code."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules[{without!r}] = None; "
-        "from profiler.show.command import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": encoding},
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
+    code = f"import sys; sys.modules[{without!r}] = None; "
+    code += "from profiler.show.command import main; main()"
+    done = new_interpreter(code, *map(str, arguments), PYTHONIOENCODING=encoding)
     assert done.returncode == expected, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -10,6 +10,8 @@ import pytest
 
 from tests import warm
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 
@@ -203,44 +205,6 @@ def test_peer_file_that_is_illegal_is_priced(tmp_path: Path, published: list[str
     document = json.loads(done.stdout)
     assert document["legal"] is False
     assert any("global batch(7)" in problem for problem in document["problems"])
-
-
-def test_ulysses_without_times_names_the_command(tmp_path: Path, published: list[str]) -> None:
-    """The remedy is what makes the file."""
-    lone = tmp_path / "lone"
-    lone.mkdir()
-    source = Path(published[published.index("--allreduce_bandwidth_config_path") + 1])
-    for name in ("allreduce_bandwidth_1nodes_8gpus", "p2p_bandwidth_1nodes_8gpus", "overlap"):
-        for path in source.glob(f"{name}*.json"):
-            (lone / path.name).write_bytes(path.read_bytes())
-    options = [str(lone) if item == str(source) else item for item in published]
-
-    done = search(*options, "--sp-space", "tp+sp", cwd=tmp_path, expected=2)
-
-    assert "torchrun -m profiler.hardware" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--hardware", "nowhere"], "nowhere"),
-        (["--hardware", "h1000:1x8"], "h1000"),
-        (["--hardware", "h100:0x8"], "h100:0x8"),
-        (["--model", "nomodel"], "nomodel"),
-        (["--hardware", "h100:1x8", "--num-nodes", "2"], "contradicts --hardware h100:1x8 (1)"),
-        (["--world-size", "12", "--num-nodes", "5", "--hardware", "."], "!= 12"),
-        (["--time-profiling-path", "x.json", "--hardware", "h100:1x8"], "--memory-profiling-path"),
-        (["--evaluate", "none.json"], "does not exist"),
-        (["--pp-division", "1,2"], "--pp-division"),
-        (["--pin", "layers 0-99:tp=2"], "99"),
-    ],
-)
-def test_bad_input_is_exit_2(tmp_path: Path, arguments: list[str], message: str) -> None:
-    """One sentence that names the culprit."""
-    done = search(*arguments, cwd=tmp_path, expected=2)
-
-    assert message in done.stderr
-    assert done.stdout == ""
 
 
 def test_explain_asks_again_and_answers_why_not(tmp_path: Path, published: list[str]) -> None:

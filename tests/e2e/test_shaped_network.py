@@ -28,6 +28,8 @@ from tests.e2e.shaped_network import (
     run_on_two_nodes,
 )
 
+pytestmark = pytest.mark.whole
+
 ATTEMPTS = 3
 HARDWARE = ("-m", "profiler.hardware")
 TORCHRUN = (1, "--no-python")

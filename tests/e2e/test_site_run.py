@@ -27,6 +27,8 @@ from tests.e2e.launching import Copies, Finished, Launch
 from tests.e2e.shaped_network import GOODPUT, HOSTS, MBIT, refusal, run_on_two_nodes
 from tests.warm import command
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 QUICK = (

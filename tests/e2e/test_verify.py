@@ -13,6 +13,8 @@ import pytest
 
 from autopar.documents.calibration import read_calibration
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 

@@ -10,8 +10,6 @@ from math import ceil, inf, log2, sqrt
 
 from autopar.rates.collectives import GroupShape, Network, SiteFactors
 
-__all__ = ["exchange_s", "seconds"]
-
 
 def seconds(
     network: Network, operation: str, size: float, shape: GroupShape, site: SiteFactors

@@ -18,8 +18,6 @@ from autopar.records import replace
 from search.planning.cost.tables import PlanTables
 from tests.oracles.instances import GRAIN_BYTES, Rng, Shape, random_tables
 
-__all__ = ["DeepInstance", "deep_instance", "split_types", "with_strategies_shuffled"]
-
 PATTERNS = ("one", "runs", "alternating", "periodic", "shuffled", "ends", "sparse")
 
 

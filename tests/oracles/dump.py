@@ -44,22 +44,6 @@ from tests.oracles.instances import large_instance, small_instance
 from tests.oracles.reference import evaluate
 from tests.oracles.wild import NO_PLAN, Kind, wild_instance
 
-__all__ = [
-    "FOLDER",
-    "ORACLES",
-    "REAL",
-    "Problem",
-    "answer_of",
-    "as_text",
-    "large_problem",
-    "main",
-    "problem_texts",
-    "read_problems",
-    "real_problem",
-    "small_problem",
-    "wild_problem",
-]
-
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "planner"
 ORACLES = {
     "exhaustive": "every plan was priced: status, optimum and smallest budget are right",

@@ -22,18 +22,6 @@ from autopar.units import MIB, MS
 from search.planning.cost.model import CostModel
 from search.planning.cost.pipeline import evaluate
 
-__all__ = [
-    "TERMS",
-    "Peer",
-    "PeerV24",
-    "PlanCosts",
-    "attribution",
-    "floored",
-    "our_costs",
-    "step_s",
-    "switched",
-]
-
 TERMS = (
     "compute",
     "tp",

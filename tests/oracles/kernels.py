@@ -11,8 +11,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-__all__ = ["attention_time_s", "gemm_time_s", "roofline_s"]
-
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "mxfp8": 1, "nvfp4": 0.5}
 RATES = {"fp8": 2, "fp8_block": 2, "mxfp8": 2, "nvfp4": 4}
 CARDS = Path(__file__).resolve().parents[2] / "hardware_configs" / "cards"

@@ -15,8 +15,6 @@ from autopar.run.architecture import Layer
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk
 
-__all__ = ["peak_bytes", "states_bytes"]
-
 MIB = 1048576
 
 

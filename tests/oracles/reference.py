@@ -61,7 +61,7 @@ def evaluate(
     layer = 0
     for j in range(p):
         kind = stage_kind(j, p)
-        in_flight = p - j if tables.pipeline_type == "1f1b" or p == 1 else m
+        in_flight = min(m, p - j) if tables.pipeline_type == "1f1b" or p == 1 else m
         f = b = t = 0.0
         kept = int(tables.stage_fixed_bytes[n, STAGE_KIND[kind]])
         transients, shared = [0], [0]

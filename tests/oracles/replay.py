@@ -13,8 +13,6 @@ from typing import Literal
 from autopar.run.plan import PipelineType
 from search.planning.cost.pipeline import Event, ReplayResult
 
-__all__ = ["replay"]
-
 _FORWARD, _BACKWARD = 0, 1
 _NAMES: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 

@@ -20,8 +20,6 @@ from autopar.run.architecture import Mlp
 from autopar.run.job import Block, Job
 from tests.oracles.collectives import seconds
 
-__all__ = ["Site", "step_terms"]
-
 DATA = Path(__file__).resolve().parents[2] / "hardware_configs"
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "mxfp8": 1, "nvfp4": 0.5}
 TIMES_BF16 = {"fp8": 2, "fp8_block": 2, "mxfp8": 2, "nvfp4": 4}

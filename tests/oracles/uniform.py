@@ -34,8 +34,6 @@ from search.planning.uniform.prices import Prices
 from search.planning.uniform.solve import Uniform
 from tests.runs import decoder
 
-__all__ = ["Priced", "Question", "every_choice", "question", "small_model"]
-
 _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
 
 

@@ -181,6 +181,7 @@ def search(**options: Any) -> Answer:
     return explore(APPLICATION, SMALL_SYSTEM, SPACE, **options)
 
 
+@pytest.mark.whole
 def test_every_feasible_execution_is_found_once(
     brute_force: tuple[np.ndarray, np.ndarray],
 ) -> None:

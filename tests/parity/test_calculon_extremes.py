@@ -149,6 +149,7 @@ def test_numbers_that_no_system_has(keys: tuple[Any, ...], value: object) -> Non
         evaluate(APPLICATION, EXECUTION_DOCUMENT, system)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("duplicates", [True, False])
 @pytest.mark.parametrize("objective", ["rate", "time", "memory"])
 def test_a_long_list_of_the_best_is_sorted_and_whole(objective: Any, duplicates: bool) -> None:

@@ -24,6 +24,8 @@ from search.request.options import SearchOptions
 from tests import warm
 from tests.command_lines import last_said
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = (
     "newest:llama7b_1x8_16g_bsz16_fg0_bug",

@@ -141,6 +141,7 @@ def test_planner_finds_the_integer_programs_optimum(seed: int) -> None:
         assert rate == pytest.approx(best.samples_per_s, rel=1e-6)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("number", [12, pytest.param(40, marks=pytest.mark.slow)])
 def test_integer_program_agrees_with_brute_force(number: int) -> None:
     """Two oracles that share no formula code give the same throughput."""
@@ -243,6 +244,7 @@ def test_every_term_is_mutated() -> None:
     assert {mutation.term for mutation in MUTATIONS} == {*TIME_TERMS, *MEMORY_TERMS}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "mutation", MUTATIONS, ids=lambda m: "-".join([m.term, *sorted(m.needs & {"gpipe", "1f1b"})])
 )

@@ -58,6 +58,7 @@ def shape_of(value: Any) -> Any:
     return [shape_of(item) for item in value] if isinstance(value, list) else type(value)
 
 
+@pytest.mark.whole
 def test_whole_answers() -> None:
     """All statistics and every operation, any attention and any defects; refusals to the letter."""
     rng = random.Random(3)

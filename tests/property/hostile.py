@@ -39,8 +39,6 @@ from tests.e2e.bad_input_table import DOCUMENTS, MEASURED, prepare
 from tests.e2e.bad_models_table import QUICK, prepare_models
 from tests.e2e.bad_plan_table import GLOBAL, STRATEGY_ONLY, WITH_MODEL, prepare_plans
 
-__all__ = ["BASES", "CANARY", "KINDS", "Base", "Run", "make", "prepare_good"]
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 CANARY = b"nobody asked for this file to change\n"
 KINDS = ("words", "document", "output", "environment")

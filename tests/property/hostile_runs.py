@@ -32,8 +32,6 @@ from autopar.entry import SUBCOMMANDS
 from tests.property.hostile import CANARY, Run, make
 from tests.warm import Warm, context
 
-__all__ = ["BAD", "Done", "Ended", "Runner", "classify", "repeat", "runner"]
-
 LIMIT_S = 20.0
 LIMIT_BYTES = 4 << 30
 LONGEST = 300

@@ -19,8 +19,6 @@ from tests.e2e.bad_explore_table import CALCULON as EXPLORED
 from tests.e2e.bad_input_table import MEASURED
 from tests.property.hostile import Run
 
-__all__ = ["SUSPICIOUS", "Suspicion", "news"]
-
 _SMALL = ("--model", "config.json", "--hardware", "card.json:1x2", "--global-batch-size", "8")
 _NONE = ("--output-config-path", "none")
 _SHAPE = "1nodes_8gpus_per_node.json"

@@ -18,6 +18,8 @@ from tests.property.hostile import KINDS, Run, prepare_good
 from tests.property.hostile_runs import BAD, Done, Ended, Runner, classify, runner
 from tests.property.suspicious import SUSPICIOUS, Suspicion, news
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 pytest.importorskip("torch", reason="processes are copies of one that has torch imported")
 

@@ -19,30 +19,18 @@ from search.closed_form.calculon.documents import CHOICES
 from search.closed_form.calculon.engine import pack_executions
 from search.closed_form.tensor2d.engine import pack_candidates
 from tests.often import often
+from tests.unit.explore_documents import EXECUTION
 
-PLAIN = {
+PLAIN = EXECUTION | {
     "num_procs": 64,
     "tensor_par": 8,
     "pipeline_par": 4,
     "data_par": 2,
-    "tensor_par_net": 0,
-    "pipeline_par_net": 1,
-    "data_par_net": 1,
     "batch_size": 128,
-    "microbatch_size": 1,
-    "datatype": "float16",
     "fused_activation": True,
-    "attention_type": "multihead",
     "activation_recompute": "full",
-    "pipeline_interleaving": 1,
-    "optimizer_sharding": False,
-    "tensor_par_comm_type": "ar",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
     "data_par_overlap": 0,
     "weight_offload": 1,
-    "activations_offload": False,
-    "optimizer_offload": False,
     "training": True,
     "structure_type": "llama",
 }

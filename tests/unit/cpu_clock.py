@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["CpuTimer", "one_thread"]
-
 
 class CpuTimer:
     """Seconds that the CPU spent in this process, instead of those on the wall."""

@@ -1,4 +1,4 @@
-"""Small documents that the tests of autopar-explore search."""
+"""Small documents that the tests of closed forms price and search."""
 
 from __future__ import annotations
 
@@ -8,8 +8,40 @@ from typing import Any
 
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
-__all__ = ["MODEL", "TENSOR2D_SYSTEM", "calculon", "tensor2d"]
-
+EXECUTION: dict[str, Any] = {
+    "tensor_par": 1,
+    "pipeline_par": 1,
+    "data_par": 1,
+    "tensor_par_net": 0,
+    "pipeline_par_net": 1,
+    "data_par_net": 1,
+    "batch_size": 8,
+    "microbatch_size": 1,
+    "datatype": "float16",
+    "fused_activation": False,
+    "attention_type": "multihead",
+    "activation_recompute": "none",
+    "pipeline_interleaving": 1,
+    "optimizer_sharding": False,
+    "tensor_par_comm_type": "ar",
+    "tensor_par_overlap": "none",
+    "seq_par_ag_redo": False,
+    "data_par_overlap": False,
+    "weight_offload": False,
+    "activations_offload": False,
+    "optimizer_offload": False,
+}
+"""An execution of Calculon with nothing switched on; processors and training are not said."""
+EXAMPLE: dict[str, Any] = EXECUTION | {
+    "tensor_par": 4,
+    "data_par": 8,
+    "attention_type": "flash",
+    "structure_type": "llama",
+    "optimizer_sharding": True,
+    "tensor_par_comm_type": "rs_ag",
+    "data_par_overlap": True,
+}
+"""The 22 parameters that are documented to span the space, as a user writes them for a Llama."""
 MODEL: dict[str, Any] = {"l": 2048, "e": 4096, "h": 32, "depth": 32, "f": 16384}
 TENSOR2D_SYSTEM: dict[str, Any] = {
     "matrix_flops_fp16": 300,

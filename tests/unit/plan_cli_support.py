@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from profiler.plan.command import COMMAND
 from profiler.plan.job import PlanOptions, build_options
 from tests.plan_cases import STRATEGY
-
-__all__ = ["MODEL", "PREDICTED", "STRATEGY", "read", "small_files", "write"]
 
 MODEL: dict[str, Any] = {
     "format": "autopar-model",
@@ -76,3 +76,10 @@ def read(*arguments: str) -> PlanOptions:
     raw = COMMAND.read(arguments, lambda _: None)
     assert raw is not None
     return build_options(**raw)
+
+
+def set_launcher(patch: pytest.MonkeyPatch, rank: int, world: int | str) -> None:
+    """Set the variables that torchrun sets."""
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": 29500}
+    for name, value in {**values, "MASTER_ADDR": "127.0.0.1"}.items():
+        patch.setenv(name, str(value))

@@ -16,19 +16,6 @@ from profiler.model.options import ModelOptions, build_options
 from profiler.model.record import ModelRecord, describe_model
 from profiler.model.run import profile_paths
 
-__all__ = [
-    "LLAMA",
-    "METADATA",
-    "OTHER_S",
-    "SAMPLE_S",
-    "T5",
-    "MadeUp",
-    "make_options",
-    "measured_dir",
-    "opened",
-    "put_all",
-]
-
 LLAMA = ModelSpec(
     name="tiny-llama",
     layers=(

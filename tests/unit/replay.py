@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import cycle
 
-__all__ = ["ReplayTimer"]
-
 
 class ReplayTimer:
     """Performs operations and returns recorded seconds in place of the time they took.

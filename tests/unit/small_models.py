@@ -5,18 +5,6 @@ from __future__ import annotations
 from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 
-__all__ = [
-    "DECODER",
-    "GPT",
-    "LATENT",
-    "LAYERS",
-    "LLAMA",
-    "MIXTURE",
-    "MODEL",
-    "NORMED",
-    "SHARED",
-]
-
 LLAMA = LayerSpec(
     num_layers=1,
     seq_length=16,

@@ -13,17 +13,6 @@ from tests.oracles.calculon.layers import STAGES, Layer, Stage
 from tests.oracles.calculon.machine import Rate, Tier
 from tests.oracles.calculon.shape import Shape
 
-__all__ = [
-    "Block",
-    "LayerTiming",
-    "Machine",
-    "Pair",
-    "Spaces",
-    "Work",
-    "layer_timing",
-    "sum_block",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:

@@ -16,15 +16,6 @@ from search.closed_form.calculon.documents import (
 from search.closed_form.calculon.engine import Quirks
 from tests.oracles.calculon.shape import Shape
 
-__all__ = [
-    "check_datatype",
-    "check_execution",
-    "check_memory",
-    "check_published",
-    "check_shape",
-    "published_application",
-]
-
 
 def check_execution(application: Application, x: Execution, system: System, quirks: Quirks) -> None:
     """Raise InfeasibleExecution where an execution contradicts itself or does not fit a network."""

@@ -12,8 +12,6 @@ from tests.oracles.calculon.block import Block, Machine
 from tests.oracles.calculon.passes import Passes
 from tests.oracles.calculon.shape import Shape
 
-__all__ = ["DataParallel", "data_parallel_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallel:

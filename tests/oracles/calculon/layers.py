@@ -30,8 +30,6 @@ from tests.oracles.calculon.operations import (
 )
 from tests.oracles.calculon.shape import Shape
 
-__all__ = ["STAGES", "Layer", "Stage", "block_layers"]
-
 Stage = Literal["fw", "agrad", "wgrad", "optim"]
 STAGES: tuple[Stage, ...] = ("fw", "agrad", "wgrad", "optim")
 """Forward, gradient of activations, gradient of weights, optimizer step."""

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Collective", "Rate", "Tier", "engine_rate", "memory_rate", "tier_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:

@@ -13,8 +13,6 @@ from tests.oracles.calculon.passes import checkpoint_bytes
 from tests.oracles.calculon.shape import Shape
 from tests.oracles.calculon.vocab import Vocab
 
-__all__ = ["Memory", "memory_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:

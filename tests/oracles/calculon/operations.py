@@ -11,25 +11,6 @@ from dataclasses import dataclass
 
 from tests.oracles.calculon.shape import Shape
 
-__all__ = [
-    "Kind",
-    "batched_product",
-    "dropout",
-    "flash",
-    "fork",
-    "gated_silu",
-    "gather",
-    "gelu",
-    "linear",
-    "norm",
-    "reduce",
-    "residual",
-    "rms_norm",
-    "softmax",
-    "tiled_gather",
-    "tiled_reduce",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:

@@ -11,8 +11,6 @@ from search.closed_form.calculon.documents import Execution
 from tests.oracles.calculon.block import Block, Machine, Pair
 from tests.oracles.calculon.shape import Shape
 
-__all__ = ["Offload", "Passes", "Transfers", "checkpoint_bytes", "offload_of", "passes_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Transfers:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from search.closed_form.calculon.documents import DATATYPE_BYTES, Application, Execution
 from search.closed_form.calculon.engine import Quirks
 
-__all__ = ["Shape", "shape_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:

@@ -16,8 +16,6 @@ from tests.oracles.calculon.passes import Passes, passes_of
 from tests.oracles.calculon.shape import Shape
 from tests.oracles.calculon.vocab import Vocab
 
-__all__ = ["step_statistics"]
-
 
 def step_statistics(
     x: Execution, shape: Shape, block: Block, machine: Machine, vocab: Vocab

@@ -10,8 +10,6 @@ from tests.oracles.calculon.block import LayerTiming, Machine, layer_timing
 from tests.oracles.calculon.layers import STAGES, Layer, Stage
 from tests.oracles.calculon.shape import Shape
 
-__all__ = ["layer_table"]
-
 _LINKS: dict[Stage, str] = {"fw": "fw_tp_comm", "agrad": "bw_tp_comm", "wgrad": "recomm"}
 
 

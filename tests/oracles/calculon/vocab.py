@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from tests.oracles.calculon.block import Machine
 from tests.oracles.calculon.shape import Shape
 
-__all__ = ["Vocab", "vocab_of"]
-
 _LOSS_FLOPS = 7.0
 """Per logit: maximum, difference, exponential and sum forward; difference and scale backward."""
 

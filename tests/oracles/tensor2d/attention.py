@@ -19,8 +19,6 @@ from tests.oracles.tensor2d.rows import (
     panel_writes,
 )
 
-__all__ = ["flash_row", "plain_attention_rows"]
-
 
 def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -> tuple[Row, ...]:
     """Return the rows of attention that writes its scores, 'plain' or 'summa', with its dropout."""

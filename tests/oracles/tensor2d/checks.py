@@ -12,8 +12,6 @@ from autopar.errors import InfeasibleExecution
 from search.closed_form.tensor2d.documents import Model, Strategy, System
 from tests.oracles.tensor2d.step import Candidate
 
-__all__ = ["Attention", "candidate_of", "check_attention", "check_candidate"]
-
 Attention = Literal["flash", "plain", "summa"]
 """Without scores in memory; with them; with them and products that are SUMMA, too."""
 

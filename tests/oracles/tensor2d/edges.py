@@ -11,8 +11,6 @@ from __future__ import annotations
 from tests.oracles.tensor2d.layers import norm_row, product_row
 from tests.oracles.tensor2d.rows import Pass, Row, Sizes, over_columns, over_rows
 
-__all__ = ["embedding_rows", "head_rows"]
-
 _WORD = 2
 """Elements of a 4-byte number."""
 

@@ -21,8 +21,6 @@ from tests.oracles.tensor2d.rows import (
     rank_link,
 )
 
-__all__ = ["layer_rows", "norm_row", "product_row"]
-
 _GPT_ONLY = ("fc1-bias", "dpr1", "fc2-bias", "dpr2", "vproj-bias", "dpr_v")
 
 

@@ -10,8 +10,6 @@ from typing import Literal
 from search.closed_form.tensor2d.documents import System
 from search.closed_form.tensor2d.engine import Quirks
 
-__all__ = ["Operation", "collective_s", "hop_s", "transfer_s"]
-
 Operation = Literal["allgather", "reducescatter", "allreduce", "reduce", "broadcast", "p2p"]
 
 

@@ -10,18 +10,6 @@ from dataclasses import dataclass, field
 from search.closed_form.tensor2d.documents import Model, Strategy
 from search.closed_form.tensor2d.engine import Quirks
 
-__all__ = [
-    "Link",
-    "Pass",
-    "Row",
-    "Sizes",
-    "dropout_row",
-    "over_columns",
-    "over_rows",
-    "panel_writes",
-    "rank_link",
-]
-
 
 @dataclass(frozen=True)
 class Link:

@@ -13,8 +13,6 @@ from search.closed_form.tensor2d.documents import Model, Strategy
 from search.closed_form.tensor2d.exploration import assignments
 from tests.oracles.tensor2d.step import Candidate
 
-__all__ = ["candidates"]
-
 _SMALLEST_SHARD = 128
 """Rows or columns that a GPU has at least."""
 _SMALLEST_PANEL = 512

@@ -18,18 +18,6 @@ from tests.oracles.tensor2d.layers import layer_rows
 from tests.oracles.tensor2d.links import collective_s, hop_s
 from tests.oracles.tensor2d.rows import Link, Pass, Row, Sizes
 
-__all__ = [
-    "Candidate",
-    "PassTime",
-    "RowTime",
-    "Sums",
-    "all_rows",
-    "row_time",
-    "sizes_of",
-    "step_statistics",
-    "sum_rows",
-]
-
 _EFFICIENCY = 0.8
 """Share of the peak that every operation reaches."""
 _LAUNCH_S = 20e-6

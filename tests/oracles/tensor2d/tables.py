@@ -8,8 +8,6 @@ from search.closed_form.tensor2d.documents import System
 from tests.oracles.tensor2d.rows import Pass, Row
 from tests.oracles.tensor2d.step import PassTime, RowTime
 
-__all__ = ["row_table"]
-
 
 def row_table(times: tuple[RowTime, ...] | list[RowTime], system: System) -> list[dict[str, Any]]:
     """Return a row per operation: 1e9 bytes, 1e12 FLOP and seconds, forward and backward.

@@ -23,31 +23,13 @@ from tests.data.read import (
     tensor2d_rows,
 )
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
-from tests.unit.explore_documents import MODEL, TENSOR2D_SYSTEM
+from tests.unit.explore_documents import EXECUTION as PLAIN, MODEL, TENSOR2D_SYSTEM
 
-EXECUTION: dict[str, Any] = {
+EXECUTION = PLAIN | {
     "num_procs": 8,
-    "tensor_par": 2,
-    "pipeline_par": 2,
-    "data_par": 2,
-    "tensor_par_net": 0,
-    "pipeline_par_net": 0,
-    "data_par_net": 0,
-    "batch_size": 8,
-    "microbatch_size": 1,
-    "datatype": "float16",
-    "fused_activation": False,
-    "attention_type": "multihead",
-    "activation_recompute": "none",
-    "pipeline_interleaving": 1,
+    **dict.fromkeys(("tensor_par", "pipeline_par", "data_par"), 2),
+    **dict.fromkeys(("pipeline_par_net", "data_par_net"), 0),
     "optimizer_sharding": True,
-    "tensor_par_comm_type": "ar",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": False,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
     "training": True,
 }
 CONFIG = {

@@ -51,6 +51,7 @@ def test_lengths_of_bars_that_lack_the_last_part(tmp_path: Path) -> None:
     assert "1.625 s" in picture
 
 
+@pytest.mark.whole
 def test_a_map_of_degrees(tmp_path: Path) -> None:
     """Every rate is in its cell; what cannot run and what does not exist look different."""
     degrees = {(1, 1): 10.0, (1, 2): 12.5, (2, 1): None}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import to_builtins
 from rich.console import Console
 
 from autopar.command.answers import without_head
@@ -16,35 +15,11 @@ from autopar.documents.checks import load_document
 from search.closed_form.calculon import evaluate, exploration as calculon_points
 from search.closed_form.calculon.documents import Execution
 from search.closed_form.calculon.exploration import peers
-from search.closed_form.files import calculon_system, execution_keys, tensor2d_system
+from search.closed_form.files import calculon_system, execution_keys
 from search.closed_form.tensor2d import Quirks as Tensor2dQuirks, exploration as tensor2d_points
 from search.commands import estimate as cli_estimate
-from tests.command_lines import last_said
+from tests.unit.explore_documents import EXAMPLE as SEED
 
-SEED = {  # 22 keys, as users of the published model write them for blocks of another kind
-    "tensor_par": 4,
-    "pipeline_par": 1,
-    "data_par": 8,
-    "tensor_par_net": 0,
-    "pipeline_par_net": 1,
-    "data_par_net": 1,
-    "batch_size": 8,
-    "microbatch_size": 1,
-    "datatype": "float16",
-    "fused_activation": False,
-    "attention_type": "flash",
-    "structure_type": "llama",
-    "activation_recompute": "none",
-    "pipeline_interleaving": 1,
-    "optimizer_sharding": True,
-    "tensor_par_comm_type": "rs_ag",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": True,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
-}
 SIZES = {
     "hidden": 12288,
     "feedforward": 49152,
@@ -288,18 +263,6 @@ def test_compressed_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         packed = (folder / "b.json.gz").read_bytes()
         assert packed == (folder / "c.json.gz").read_bytes()
         assert gzip.decompress(packed) == (folder / "a.json").read_bytes()
-
-
-def test_candidate_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 3 with what is needed and what there is."""
-    small = {**to_builtins(tensor2d_system("a100")), "hbm_capacity": 2}
-    path = write(tmp_path, small)
-    code = cli_estimate.run(last_said([*FLAT, "--system", str(path)]))
-    out, err = capsys.readouterr()
-
-    assert (code, out) == (3, "")
-    assert err.startswith("autopar-estimate: needs ")
-    assert err.endswith("GB of memory per GPU but only has 2 GB (hbm_capacity)\n")
 
 
 @pytest.mark.usefixtures("narrow")

@@ -121,53 +121,6 @@ def test_a_point_that_is_asked_for_again_is_ranked_once() -> None:
     assert len(few.ranked) == 4
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "said"),
-    [
-        (["--top", "0"], 2, "--top: expected an integer"),
-        (["--max-batch", "8"], 2, "--max-batch does not go with --space"),
-        (["--frontier"], 2, "--frontier does not go with --space"),
-        (["--no-offload"], 2, "--offload does not go with --space"),
-        (["--num-procs", "64,128"], 2, "expected one number of processors"),
-        (["--num-procs", "128"], 2, "key 'num_procs': the value is 64, but 128 are asked for"),
-        (["--tuner", "smax"], 2, "did you mean 'smac'?"),
-        (["--evaluations", "10"], 2, "9,216 points, exhaustive takes at most 10"),
-        (["--seed", "-1"], 2, "--seed: expected an integer"),
-        (["--tuner", "random", "--ray", "local"], 2, "random does not run on Ray"),
-        (["--system", "b999"], 2, "b999"),
-    ],
-)
-def test_what_is_refused(
-    arguments: list[str],
-    more: list[str],
-    code: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One sentence on stderr."""
-    assert run([*arguments, *more]) == code
-    shown = capsys.readouterr()
-    assert said in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
-
-
-def test_a_tuner_needs_a_space(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """There is no space that a tuner would search unless told."""
-    assert run([*arguments[:-2], "--tuner", "random"]) == 2
-    assert "--space is missing" in capsys.readouterr().err
-
-
-def test_nothing_that_runs(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 3, and what stands in the way most often."""
-    (tmp_path / "space.json").write_text(json.dumps(SPACE | {"tensor_par": 3}))
-    assert run(arguments) == 3
-    said = capsys.readouterr().err
-    assert "none of 2,304 points of model on a100-80gb can run; 2,304 are refused because" in said
-
-
 def test_random_points_that_are_all_of_them(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

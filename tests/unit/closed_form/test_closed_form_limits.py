@@ -58,6 +58,7 @@ def bounded(seconds: float = 5.0, grown_mib: float = 800.0) -> Iterator[None]:
     assert grown < grown_mib
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("domain", "keep_all"),
     [
@@ -75,6 +76,7 @@ def test_sizes_of_many_divisors_in_two_dimensions(domain: int, keep_all: bool) -
         )
 
 
+@pytest.mark.whole
 def test_candidates_that_no_list_holds() -> None:
     """Counted, and refused before the first is priced."""
     with (
@@ -123,6 +125,7 @@ def said(run: Callable[[list[str]], int], words: list[str]) -> tuple[int, str]:
 LONG = ",".join(map(str, range(1, 1_500_000)))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

@@ -313,42 +313,6 @@ def test_measured_clusters_need_a_card(
     assert ask("--plan", str(made), "--system", "a100-80gb")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--validate",), "--validate: not together with --plan; leave one of them out"),
-        (("--stack", "megatron"), "no stack 'megatron': neither a file nor a shipped stack"),
-        (("--system", "a101"), "no device card 'a101'"),
-        (("--model", "llama3-70b"), "describes 32 layers while llama3-70b has 80"),
-        (("--plan", "nowhere.json"), "nowhere.json"),
-        (("--json", "PLAN"), "--json"),
-    ],
-)
-def test_bad_options_are_one_sentence(
-    ask: Ask,
-    path: Path,
-    arguments: tuple[str, ...],
-    sentence: str,
-) -> None:
-    """And exit code 2."""
-    code, out, err = ask(
-        "--plan", str(path), *(str(path) if word == "PLAN" else word for word in arguments)
-    )
-
-    assert (code, out) == (2, "")
-    assert sentence in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("option", ["--model", "--stack"])
-def test_options_of_plans_need_one(ask: Ask, option: str) -> None:
-    """Published figures have their own models and trainers."""
-    code, _, err = ask("--validate", option, "llama2-7b")
-
-    assert code == 2
-    assert f"{option}: is of a plan" in err
-
-
 def test_a_site_is_left_out_for_other_devices(
     ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

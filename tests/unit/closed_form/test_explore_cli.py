@@ -16,7 +16,6 @@ from autopar.documents import catalog
 from search.closed_form.calculon import evaluate
 from search.commands import estimate as cli_estimate
 from search.commands.explore import run
-from tests.command_lines import last_said
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 from tests.unit.explore_documents import calculon, tensor2d
 
@@ -163,60 +162,6 @@ def test_switches_narrow_the_space(capsys: Capture) -> None:
     assert even[0]["considered"] < whole[0]["considered"]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"--num-procs": "0"}, "--num-procs: expected an integer of at least 1"),
-        ({"--num-procs": "8,x"}, "--num-procs: expected an integer"),
-        ({"--max-batch": "-1"}, "--max-batch: expected an integer"),
-        ({"--application": "nothing"}, "nothing"),
-        ({"--system": "nothing"}, "no system 'nothing'"),
-        ({"--datatype": "float12"}, "--datatype: expected"),
-        ({"--objective": "speed"}, "--objective: expected rate, time or memory"),
-        ({"--top": "0"}, "--top: expected an integer of at least 1"),
-        ({"--threads": "0"}, "--threads: expected"),
-        ({"--sweep": "system.mem1.GB=1"}, "the nearest one is 'system.mem1.GiB'"),
-        ({"--sweep": "system.mem1.GiB=-1"}, "--sweep: system: key 'mem1.GiB': the value is -1"),
-        ({"--plot-format": "svg"}, "--plot-format says how --plot is written; give --plot too"),
-        ({"--all-statistics": "1"}, "give --all too"),
-        ({"--all": "."}, "--all: . cannot be written"),
-        ({"--json": "small.json/x.json"}, "small.json/x.json: the file cannot be written"),
-        ({"--attention": "flash", "--compat": "1"}, "is not in the published model"),
-        ({"--structure": "llama", "--compat": "1"}, "is not in the published model"),
-        ({"--num-prcs": "8"}, "--num-prcs: this option is unknown; did you mean --num-procs?"),
-    ],
-)
-def test_bad_input_is_one_sentence(change: dict[str, str], said: str, capsys: Capture) -> None:
-    """With the option, and exit code 2."""
-    arguments = calculon(Path())
-    for option, value in change.items():
-        arguments += [option, value]
-    assert run(last_said(arguments)) == 2
-
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.startswith("autopar-explore: ")
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("missing", ["--application", "--system", "--num-procs", "--max-batch"])
-def test_what_is_missing_is_named(missing: str, capsys: Capture) -> None:
-    """Every input that has no default."""
-    arguments = calculon(Path())
-    place = arguments.index(missing)
-    assert run(arguments[:place] + arguments[place + 2 :]) == 2
-
-    assert f"{missing} is missing; it takes: " in capsys.readouterr().err
-
-
-def test_other_models_and_strategies_are_named(capsys: Capture) -> None:
-    """The nearest known one where it is misspelt."""
-    assert run(["calculo"]) == 2
-    assert "did you mean calculon?" in capsys.readouterr().err
-    assert run([*tensor2d(Path()), "--strategy", "1d,3d"]) == 2
-    assert "--strategy: expected 1d, 2d, 2d-seqp" in capsys.readouterr().err
-
-
 def test_where_nothing_can_run(capsys: Capture) -> None:
     """Exit code 3, with the reasons and what may help; no file is left."""
     tiny = ["--top", "1", "--sweep", "system.mem1.GiB=0.001", "--all", "all.csv", "--no-offload"]
@@ -231,6 +176,7 @@ def test_where_nothing_can_run(capsys: Capture) -> None:
     assert "choose another number of GPUs" in capsys.readouterr().err
 
 
+@pytest.mark.whole
 def test_pictures(capsys: Capture) -> None:
     """What there is to draw, as PNG and SVG; the same search gives the same file."""
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
@@ -319,6 +265,7 @@ def test_outputs_of_one_execution(capsys: Capture) -> None:
     assert not Path("a.json").exists()
 
 
+@pytest.mark.whole
 def test_outputs_to_devices_and_pipes(capsys: Capture) -> None:
     """Written to as they are, and still there; two options may have the same device."""
     os.mkfifo("pipe")

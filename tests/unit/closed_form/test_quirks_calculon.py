@@ -14,6 +14,7 @@ import pytest
 
 from autopar.errors import InfeasibleExecution
 from search.closed_form.calculon import COMPAT, Quirks, evaluate, evaluate_many
+from tests.unit.explore_documents import EXECUTION as PLAIN
 
 H, F, S, HEADS, HEAD, BLOCKS = 64, 256, 32, 8, 8, 4
 A = S * H
@@ -34,29 +35,7 @@ APPLICATION = {
     "attn_size": HEAD,
     "num_blocks": BLOCKS,
 }
-EXECUTION = {
-    "tensor_par": 1,
-    "pipeline_par": 1,
-    "data_par": 1,
-    "tensor_par_net": 0,
-    "pipeline_par_net": 1,
-    "data_par_net": 2,
-    "batch_size": 4,
-    "microbatch_size": 1,
-    "datatype": "float16",
-    "fused_activation": False,
-    "attention_type": "multihead",
-    "activation_recompute": "none",
-    "pipeline_interleaving": 1,
-    "optimizer_sharding": False,
-    "tensor_par_comm_type": "ar",
-    "tensor_par_overlap": "none",
-    "seq_par_ag_redo": False,
-    "data_par_overlap": False,
-    "weight_offload": False,
-    "activations_offload": False,
-    "optimizer_offload": False,
-}
+EXECUTION = PLAIN | {"data_par_net": 2, "batch_size": 4}
 
 
 def system(*, usage: float = 0.0, filled: bool = False, host: float = HOST) -> dict[str, Any]:

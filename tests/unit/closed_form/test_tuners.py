@@ -279,55 +279,6 @@ def test_digits_count_every_point_once() -> None:
     )
 
 
-def without(name: str) -> dict[str, Any]:
-    """Return the space without one of its keys."""
-    return {key: value for key, value in SPACE.items() if key != name}
-
-
-@pytest.mark.parametrize(
-    ("keys", "key", "said"),
-    [
-        (SPACE | {"tensor_parr": 1}, "tensor_parr", "nearest known key is 'tensor_par'"),
-        (without("datatype"), "datatype", "this key is missing"),
-        (without("tensor_par"), "data_par", "this key is missing"),
-        (without("num_procs"), "num_procs", "give the number of processors"),
-        (SPACE | {"num_procs": [64, 128]}, "num_procs", "give one value"),
-        (SPACE | {"training": [True, False]}, "training", "give one value"),
-        (SPACE | {"tensor_par": []}, "tensor_par", "the list is empty"),
-        (SPACE | {"tensor_par": 0}, "tensor_par", "the value is 0, expected an integer from 1"),
-        (SPACE | {"tensor_par": [1, 2.5]}, "tensor_par", "the value is 2.5, expected an integer"),
-        (SPACE | {"tensor_par": [True]}, "tensor_par", "the value is true, expected an integer"),
-        (SPACE | {"tensor_par": 2**31}, "tensor_par", "expected an integer from 1 to 2147483647"),
-        (SPACE | {"tensor_par_net": -1}, "tensor_par_net", "expected an integer from 0"),
-        (SPACE | {"tensor_par": [2, 2]}, "tensor_par", "appears twice"),
-        (SPACE | {"datatype": ["float12"]}, "datatype", "expected one of float8, float16"),
-        (SPACE | {"datatype": [["float16"]]}, "datatype", "expected one of float8, float16"),
-        (SPACE | {"weight_offload": "no"}, "weight_offload", "expected true or false"),
-        (SPACE | {"weight_offload": {"from": 0, "to": 1}}, "weight_offload", "takes no range"),
-        (SPACE | {"tensor_par": {"from": 1}}, "tensor_par", "expected a value, a list"),
-        (SPACE | {"tensor_par": {"from": 4, "to": 1}}, "tensor_par", "let the range ascend"),
-        (SPACE | {"tensor_par": {"from": 0, "to": 8, "times": 2}}, "tensor_par", "ascend from 1"),
-        (SPACE | {"tensor_par": {"from": 1, "to": 8, "times": 1}}, "tensor_par", "ascend from 1"),
-        (SPACE | {"tensor_par": {"from": 1, "to": 8, "step": 0}}, "tensor_par", "let the range"),
-        (SPACE | {"tensor_par": {"from": 1, "to": 1.5}}, "tensor_par", "ranges are of integers"),
-        (SPACE | {"batch_size": {"from": 1, "to": 2**40}}, "batch_size", "widen its step"),
-        *(
-            (SPACE | {"batch_size": {"from": 1, "to": 2**40, **steps}}, "batch_size", said)
-            for steps in ({"step": 2**24}, {"times": 2})
-            for said in ("the range ends at 1099511627776, expected an end of at most 2147483647",)
-        ),
-    ],
-)
-def test_an_unusable_space_is_one_sentence(keys: dict[str, Any], key: str, said: str) -> None:
-    """File, key, value and remedy."""
-    with pytest.raises(DocumentError) as caught:
-        load_space(keys)
-    assert caught.value.key == key
-    assert said in str(caught.value)
-    assert str(caught.value).startswith("space: key ")
-    assert "\n" not in str(caught.value)
-
-
 def test_two_numbers_of_processors_have_to_agree() -> None:
     """One from the file and one from the command line."""
     assert load_space(SPACE, num_procs=64).num_procs == 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,22 @@ QUESTION = (*LAUNCHES, "--engine", "none")
 FULL = Path("/dev/full")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a small model and its plan, which nobody changes."""
+    folder = tmp_path_factory.mktemp("made")
+    write_spec(SMALL, folder / "model.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert search.run([*QUESTION, "--output-config-path", "s.json"]) == 0
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a folder with a small model and its plan."""
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a copy of that folder."""
     monkeypatch.chdir(tmp_path)
-    write_spec(SMALL, tmp_path / "model.json")
-    assert search.run([*QUESTION, "--output-config-path", "s.json"]) == 0
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

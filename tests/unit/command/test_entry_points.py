@@ -58,6 +58,7 @@ def test_entry_points_import_nothing_heavy(command: str) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.whole
 @EVERY
 def test_ctrl_c_while_modules_are_imported(command: str) -> None:
     """It is one sentence and 130, not a traceback."""
@@ -75,6 +76,7 @@ HEAVY = ("numpy", "pydantic", "rich", "torch", "yaml", "_autopar_core")
 EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1x8-tp8")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "arguments", "unused"),
     [

@@ -25,6 +25,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "words",
     [
@@ -65,6 +66,7 @@ def test_it_fits_and_holds_what_a_spender_needs(words: tuple[str, ...], capsys: 
     assert ("HFU" in said) == ("full" in words)
 
 
+@pytest.mark.whole
 def test_figures_are_those_of_the_document(capsys: Capture) -> None:
     """Of a launch, in the object of `--json`, its file, and what explain and evaluate show."""
     words = (*_SMALL, "--engine", "megatron", "--price", "2.5")
@@ -96,6 +98,7 @@ def test_figures_are_those_of_the_document(capsys: Capture) -> None:
         assert rows in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.whole
 def test_plans_say_the_best_uniform_one_first(capsys: Capture) -> None:
     """It is that of a search with one strategy for all layers, and the gain is over it."""
     words = [*_LAYERED, "--engine", "galvatron", "--output-config-path", "plan.json"]
@@ -124,6 +127,7 @@ def test_plans_say_the_best_uniform_one_first(capsys: Capture) -> None:
     assert written["throughput"] == found["throughput"]
 
 
+@pytest.mark.whole
 def test_all_of_it_is_no_wider_and_has_the_rest(capsys: Capture) -> None:
     """`--verbose` adds terms, stages, alternatives and what was left out."""
     for words in (_SMALL, (*_LAYERED, "--engine", "galvatron")):

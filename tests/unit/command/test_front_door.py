@@ -48,6 +48,7 @@ def test_help_names_every_command() -> None:
         assert text in done.stdout
 
 
+@pytest.mark.whole
 def test_a_command_behind_the_door_is_the_command() -> None:
     """The same code answers, under the same name."""
     ours = new_door("search", "--evaluate", "no-such-plan.json")
@@ -119,6 +120,7 @@ def test_a_script_is_installed(tmp_path: Path) -> None:
     assert COMPLETION in script
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -276,6 +278,7 @@ def test_python_offers_what_a_user_needs() -> None:
         _ = autopar.no_such  # type: ignore[attr-defined]
 
 
+@pytest.mark.whole
 def test_a_card_of_another_gpu_has_its_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

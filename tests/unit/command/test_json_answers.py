@@ -67,6 +67,7 @@ ASKED: Mapping[str, tuple[str, tuple[str, ...], int]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", ASKED)
 def test_every_answer_has_the_head_and_its_exit_code(
     case: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -192,6 +193,7 @@ def test_notices_are_in_the_answer(folder: Path, capsys: pytest.CaptureFixture[s
 # Commands as functions.
 
 
+@pytest.mark.whole
 def test_functions_answer_as_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same object, and nothing on stdout, stderr or the disk."""
     before = set(folder.iterdir())
@@ -214,6 +216,7 @@ def test_functions_answer_as_the_commands(folder: Path, capsys: pytest.CaptureFi
     assert explained["one_more_gib"]["gain"] >= -1e-12
 
 
+@pytest.mark.whole
 def test_functions_raise_what_commands_say(folder: Path) -> None:
     """Errors are those of `autopar.errors`, and no answer is an answer with its exit code."""
     with pytest.raises(OptionError, match="did you mean --model"):
@@ -247,6 +250,7 @@ def test_what_a_notebook_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         cards.to_frame()
 
 
+@pytest.mark.whole
 def test_what_a_notebook_shows_of_a_plan() -> None:
     """A result of Python's own functions is a line and a table, not every field of every layer."""
     found = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)

@@ -280,22 +280,6 @@ def test_shape_may_stand_beside_a_card(words: dict[str, str], hardware: str) -> 
     assert found.given["hardware"] == hardware
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"hardware": "h100"}, "h100 is a card, of how many GPUs? give h100:8x8 for 8 nodes of 8"),
-        ({"hardware": "h100", "gpus": "12"}, "1 nodes of 8 are 8 GPUs, not 12"),
-        ({"memory-constraint": "81920"}, "81920 GiB is more than any GPU has; are MiB meant?"),
-    ],
-)
-def test_what_is_missing_is_asked(words: dict[str, str], said: str) -> None:
-    """In a sentence with what would be right."""
-    with pytest.raises(OptionError) as caught:
-        build_request(words)
-
-    assert said in str(caught.value)
-
-
 @pytest.mark.parametrize("command", [COMMAND, EXPLAIN, EXPORT, EXPLORE])
 def test_help_is_one_screen_then_groups(command) -> None:
     """What most questions take, and where the rest is."""

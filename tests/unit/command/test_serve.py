@@ -49,6 +49,7 @@ async def _talk(folder: Path) -> dict[str, Any]:
         }
 
 
+@pytest.mark.whole
 def test_a_client_asks_every_tool(tmp_path: Path) -> None:
     """Typed parameters with words, answers of the schema, and errors in one sentence."""
     pytest.importorskip("mcp.server.mcpserver", reason="needs the package mcp, 2 or newer")

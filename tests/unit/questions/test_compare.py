@@ -15,6 +15,8 @@ from autopar.errors import DocumentError, InputError
 from search.commands import compare as command, export as export_command
 from search.questions.compare import read_trace, side_of_trace
 
+pytestmark = pytest.mark.whole
+
 SMALL = {"global_batch": 32, "seq_length": 4096, "engine": "megatron"}
 
 

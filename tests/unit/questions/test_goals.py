@@ -12,6 +12,8 @@ from search.planning.choose import route_of
 from search.questions.goals import clusters_of, too_small
 from search.request.request import build_request
 
+pytestmark = pytest.mark.whole
+
 Capture = pytest.CaptureFixture[str]
 _ASKED = ("--model", "llama3-8b", "--settle-bsz", "32", "--engine", "megatron")
 _NONE = ("--output-config-path", "none")
@@ -87,23 +89,6 @@ def test_what_no_cluster_reaches_ends_with_3(capsys: Capture) -> None:
     large = ["--model", "llama3-70b", *_ASKED[2:], *_NONE, "--hardware", "h100:1x2"]
     assert search_command.run([*large, "--goal", "fewest-gpus"]) == 3
     assert "no launch of llama3-70b" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--tokens-per-s", "5"), "--tokens-per-s: is what --goal cost or fewest-gpus has to"),
-        (("--goal", "cost", "--evaluate", "x.json"), "--goal cost: not together with --evaluate"),
-        (("--goal", "fewest-gpus", "--pin", "tp=2"), "--goal fewest-gpus: is of --model NAME"),
-    ],
-)
-def test_a_goal_without_a_choice_is_refused(
-    words: tuple[str, ...], said: str, capsys: Capture
-) -> None:
-    """By its option, with what to do."""
-    asked = ["--model", "llama3-8b", "--hardware", "h100:1x8", *words]
-    assert search_command.run(asked) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_parts_of_a_cluster_and_what_is_too_small_for_anything() -> None:

@@ -408,54 +408,6 @@ def test_no_launch_fits(capsys: Capture) -> None:
 BASE = ("--model", "llama2-7b", "--hardware", "h100:1x2", "--global-batch-size", "8")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (BASE[2:], "--model is missing; it takes: shipped name, config.json"),
-        ((*BASE[:2], *BASE[4:]), "--hardware is missing; it takes: CARD:NxG"),
-        (BASE[:4], "--global-batch-size is missing: clusters are compared at one global batch"),
-        ((*BASE, "--model", "llama2-8b"), "no model 'llama2-8b': neither a file nor a shipped"),
-        ((*BASE, "--hardware", "h1000:1x2"), "h1000"),
-        ((*BASE, "--hardware", "h100"), "h100"),
-        ((*BASE, "--stack", "megatron"), "megatron"),
-        ((*BASE, "--site", "moon"), "moon"),
-        (
-            (*BASE, "--global-batch-size", "0"),
-            "--global-batch-size: expected an integer of at least 1",
-        ),
-        ((*BASE, "--seq-length", "1,2"), "seq_length has 2 values but model 'llama2-7b' has 1"),
-        ((*BASE, "--engine", "jax"), "--engine: expected any, none, galvatron"),
-        ((*BASE, "--by", "cost"), "--by cost: there are no prices; give --price CARD=PRICE"),
-        ((*BASE, "--price", "h100"), "--price: expected CARD=PRICE with a price above 0"),
-        ((*BASE, "--price", "h100=-1"), "--price: expected CARD=PRICE with a price above 0"),
-        ((*BASE, "--price", "b200=1"), "--price: 'b200' is no --hardware here and no card of one"),
-        (
-            (*BASE, "--hardware", "a100:1x2", "--by", "cost", "--price", "h100=1"),
-            "--price: a100:1x2 has none; give --price a100=PRICE",
-        ),
-        ((*BASE, "--time-profiling-path", "x"), "files that were measured are of one cluster"),
-        ((*BASE, "--num-procs", "8"), "it is of a closed form: autopar-explore calculon --help"),
-        ((*BASE, "--plot-format", "svg"), "--plot-format says how --plot is written"),
-        ((*BASE, "h200:1x2"), "'h200:1x2': this word is too much"),
-        (("calculus",), "expected options or the model calculon or tensor2d, got 'calculus'"),
-        (
-            several(model=("llama2-7b",), hardware=("h100:1x2",))
-            + several(settle_bsz=tuple(map(str, range(1, 1002)))),
-            "there are 1,001 combinations, expected 1,000 at most; give fewer --global-batch-size",
-        ),
-    ],
-)
-def test_mistakes_are_one_sentence(arguments: tuple[str, ...], said: str, capsys: Capture) -> None:
-    """Before anything is searched, whatever else could be."""
-    assert run(list(arguments)) == 2
-    out, err = capsys.readouterr()
-
-    assert out == ""
-    assert err.startswith("autopar-explore: ")
-    assert err.count("\n") == 1
-    assert said in err
-
-
 def test_files_of_ones_own(capsys: Capture) -> None:
     """Cards, stacks and models by their path, which no output may replace."""
     root = Path(what_if_command.__file__).parents[2]

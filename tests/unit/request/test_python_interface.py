@@ -311,6 +311,7 @@ def test_a_rule_that_an_option_excludes_is_blamed_on_the_option(
     assert found.infeasibility.reason.startswith(said)
 
 
+@pytest.mark.whole
 def test_a_space_too_large_to_price_is_refused_before_it_is(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

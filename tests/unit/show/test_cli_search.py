@@ -167,24 +167,6 @@ def test_evaluate_needs_profiles_of_the_plan(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [cli, explain_cli])
-def test_bad_option_is_exit_2(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence, no usage block."""
-    assert command.run(["--memory-constrain", "3"]) == 2
-
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "did you mean --memory-constraint?" in err
-
-
-@pytest.mark.parametrize("arguments", [["stray"], ["--pin", "tp=2", "stray"]])
-def test_stray_argument_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """autopar-search has no positional arguments."""
-    assert cli.run(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_internal_error_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,32 +204,6 @@ def test_explain_reads_its_own_plan_file(
     assert "why not tp=8: the fastest plan with it\n  is the best plan" in out
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        ([], "expected an object"),
-        ({"min-bsz": 16}, "'request.min-bsz': the value is 16, expected a text, true, false or a"),
-        ({"min-bsz": True}, "'min-bsz' with the unusable value True"),
-        ({"nonsense": "1"}, "'nonsense'"),
-        ({"pin": ["tp"]}, "the grammar is"),
-    ],
-)
-def test_explain_refuses_a_damaged_request(
-    fixed: Any,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    request_: object,
-    message: str,
-) -> None:
-    """A plan file is checked like any other document."""
-    fixed()
-    document = plan_document(RESULT).content() | {"request": request_}
-    (tmp_path / "p.json").write_text(json.dumps(document))
-
-    assert explain_cli.run(["p.json"]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_no_plan_at_all_names_preset_heads_and_gpus(
     fixed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,14 +233,6 @@ def test_stopped_search_is_exit_0_with_its_gap(
     assert cli.run(["--time-limit", "0.5", "--output-config-path", "none"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "stopped at the time limit: at most 10 % below the best" in said
-
-
-def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is missing is said with what it takes."""
-    assert explain_cli.run([]) == 2
-    said = "autopar-explain: PLAN is missing; it takes: launch, plan or strategy file, "
-    said += "or a trainer's script\n"
-    assert capsys.readouterr().err == said
 
 
 def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,15 +23,8 @@ from search.show.pictures.trace import TraceNames, names_of, trace_text
 
 _LAUNCH = ("--model", "llama3-8b", "--hardware", "h100:1x8", "--seq-length", "4096")
 _QUESTION = (
-    *_LAUNCH,
-    "--global-batch-size",
-    "32",
-    "--engine",
-    "megatron",
-    "--tp",
-    "2",
-    "--pp",
-    "2",
+    *(*_LAUNCH, "--global-batch-size", "32", "--engine", "megatron"),
+    *("--tp", "2", "--pp", "2"),
 )
 _PLANNED = (*_LAUNCH, "--global-batch-size", "32", "--engine", "galvatron")
 
@@ -156,6 +149,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.whole
 def test_a_search_writes_both_and_an_evaluation_draws_the_same_step(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +162,7 @@ def test_a_search_writes_both_and_an_evaluation_draws_the_same_step(
     assert (folder / "a.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("question", [_QUESTION, _PLANNED], ids=["launches", "plans"])
 def test_all_files_are_there_when_nobody_reads_the_answer(
     question: tuple[str, ...], folder: Path
@@ -191,25 +186,21 @@ def test_all_files_are_there_when_nobody_reads_the_answer(
     assert json.loads((folder / "a.json").read_text())["traceEvents"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+@pytest.mark.whole
+def test_outputs_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert search.run([*_QUESTION, "--output-config-path", "launch.json"]) == 0
+    for words, said in (
         (("--html", "x", "--trace", "x"), "--trace: x is the file of --html too"),
         (("--json", "x", "--html", "x"), "--html: x is the file of --json too"),
         (("--trace", "launch.json"), "launch.json is what the command reads"),
         (("--html", "-"), "--html: '-' is no file"),
         (("--html", "/dev/full"), "--html /dev/full: cannot be written"),
-    ],
-)
-def test_outputs_that_cannot_be_are_refused(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert search.run([*_QUESTION, "--output-config-path", "launch.json"]) == 0
-    capsys.readouterr()
-    assert search.run(["--evaluate", "launch.json", *words]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert told.out == ""
+    ):
+        capsys.readouterr()
+        assert search.run(["--evaluate", "launch.json", *words]) == 2
+        told = capsys.readouterr()
+        assert said in told.err
+        assert told.out == ""
 
 
 def test_an_explained_plan_and_a_checked_launch_have_pictures(

@@ -14,6 +14,7 @@ from search.planning.cost.pipeline import evaluate, in_flight, stage_kind, vocab
 from search.planning.cost.tables import PlanTables
 from search.request.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
+from tests.oracles import reference
 
 STRATEGIES = [
     LayerStrategy(),
@@ -26,8 +27,10 @@ VOCAB = [VocabStrategy(), VocabStrategy(tp=2)]
 TABLES: list[Any] = [(1, 8, "ddp"), (2, 8, "zero2"), (4, 8, "zero2")]
 
 
-def plan_tables(pipeline: Any, *, sequence_parallel: bool = True) -> PlanTables:
-    """Return tables of two layer types, four layers each."""
+def plan_tables(
+    pipeline: Any, candidate: tuple[int, int], *, sequence_parallel: bool
+) -> PlanTables:
+    """Return tables of two layer types, four layers each; candidate: table, micro-batches."""
     spec = toy_spec()
     two = replace(
         spec,
@@ -37,51 +40,7 @@ def plan_tables(pipeline: Any, *, sequence_parallel: bool = True) -> PlanTables:
     model = toy_model(kinds=2, sequence_parallel=sequence_parallel)
     options = SearchOptions(sequence_parallel=sequence_parallel)
     cost = CostModel(two, model, toy_hardware(estimated=True), options)
-    return cost.tables(STRATEGIES, VOCAB, TABLES, [(0, 4)], pipeline)
-
-
-def by_hand(
-    t: PlanTables, n: int, m: int, sizes: list[int], choice: list[int], e: int
-) -> tuple[float, list[int]]:
-    """Return T and the allocated bytes, one layer after the other."""
-    p, now = len(sizes), 0 if m == 1 else 1
-    stage = [j for j, size in enumerate(sizes) for _ in range(size)]
-    f, g, tail, c = [0.0] * p, [0.0] * p, [0.0] * p, [0.0] * p
-    memory, transient, shared = [0] * p, [0] * p, [0] * p
-    layout, kind = int(t.vocab_layout[e]), int(t.layer_type[0])
-    for layer, s in enumerate(choice):
-        j, k = stage[layer], int(t.layer_type[layer])
-        to = int(t.strategy_layout[s])
-        flight = m if t.pipeline_type == "gpipe" and p > 1 else min(m, p - j)
-        f[j] += t.forward_s[n, k, s] + t.redistribute_forward_s[n, kind, layout, to]
-        g[j] += t.backward_s[n, k, s] + t.redistribute_backward_s[n, kind, layout, to]
-        tail[j] += t.tail_s[n, k, s]
-        memory[j] += int(t.static_bytes[now, n, k, s])
-        memory[j] += int(t.activation_bytes[n, k, s]) * flight
-        transient[j] = max(transient[j], int(t.transient_bytes[now, n, k, s]))
-        shared[j] = max(shared[j], int(t.shared_bytes[n, k, s]))
-        c[j] = float(t.send_s[n, k, to]) if j < p - 1 else 0.0
-        layout, kind = to, k
-    f[-1] += t.redistribute_forward_s[n, kind, layout, t.vocab_layout[e]]
-    g[-1] += t.redistribute_backward_s[n, kind, layout, t.vocab_layout[e]]
-    for j, position in [(0, 0)] if p == 1 else [(0, 1), (p - 1, 2)]:
-        flight = m if t.pipeline_type == "gpipe" and p > 1 else min(m, p - j)
-        f[j] += t.vocab_forward_s[n, position, e]
-        g[j] += t.vocab_backward_s[n, position, e]
-        tail[j] += t.vocab_tail_s[n, position, e]
-        memory[j] += int(t.vocab_static_bytes[now, n, position, e])
-        memory[j] += int(t.vocab_activation_bytes[n, position, e]) * flight
-        transient[j] = max(transient[j], int(t.vocab_transient_bytes[now, n, position, e]))
-        shared[j] = max(shared[j], int(t.vocab_shared_bytes[n, position, e]))
-    for j in range(p):
-        kinds = 0 if p == 1 else 1 if j == 0 else 3 if j == p - 1 else 2
-        memory[j] += transient[j] + shared[j] + int(t.stage_fixed_bytes[n, kinds])
-    if t.pipeline_type == "gpipe":
-        step = sum(f) + sum(g) + (m - 1) * (max(f + c) + max(g + c)) + 2 * sum(c) + max(tail)
-    else:
-        s = [x + y + 2 * max(c) * (p - 1) / p for x, y in zip(f, g, strict=True)]
-        step = sum(s) + (m - 1) * max(s) + max(tail)
-    return step, memory
+    return cost.tables(STRATEGIES, VOCAB, TABLES, [candidate], pipeline)
 
 
 @pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
@@ -90,10 +49,10 @@ def by_hand(
 def test_evaluation_is_the_formula(pipeline: str, sequence_parallel: bool, seed: int) -> None:
     """Random plans: the same T and the same bytes; parts and categories add up."""
     random = np.random.default_rng(seed)
-    tables = plan_tables(pipeline, sequence_parallel=sequence_parallel)
     n = seed % 3
     p = TABLES[n][0]
     m = 1 if seed < 2 else int(random.integers(p, 9))
+    tables = plan_tables(pipeline, (n, m), sequence_parallel=sequence_parallel)
     sizes = [1] * p
     for _ in range(8 - p):
         sizes[int(random.integers(p))] += 1
@@ -103,9 +62,10 @@ def test_evaluation_is_the_formula(pipeline: str, sequence_parallel: bool, seed:
     found = evaluate(
         tables, table=n, num_microbatches=m, stage_sizes=sizes, strategy_index=choice, vocab_index=e
     )
-    step_s, allocated = by_hand(tables, n, m, sizes, choice, e)
+    plain = reference.evaluate(tables, 0, sizes, choice, e)
+    allocated = list(plain.stage_bytes)
 
-    assert found.step_time_s == pytest.approx(step_s, rel=1e-12)
+    assert found.step_time_s == pytest.approx(plain.step_time_s, rel=1e-12)
     assert list(found.allocated_bytes) == allocated
     assert sum(found.parts_s.values()) == pytest.approx(found.step_time_s, rel=1e-12)
     assert [sum(c.values()) for c in found.bytes_by_category] == allocated

@@ -91,6 +91,7 @@ T5_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("extra", T5_OPTIONS, ids=[str(list(o.values())) for o in T5_OPTIONS])
 @pytest.mark.parametrize("gib", [10, 40])
 def test_two_layer_types(extra: dict[str, Any], gib: int) -> None:
@@ -309,6 +310,7 @@ def test_infeasible_names_the_smallest_budget_that_works() -> None:
     assert planner.solve(need - 1).status == "infeasible"
 
 
+@pytest.mark.whole
 def test_a_thousand_gpus_and_many_batches() -> None:
     """128 x 8 GPUs, 96 layers, 8 batch sizes: certified, and a smaller budget is no faster."""
     inputs = InputSpec(

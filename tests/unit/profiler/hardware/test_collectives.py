@@ -200,6 +200,7 @@ def found(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
     return request.param, run_ranks(several, request.param, request.param)
 
 
+@pytest.mark.whole
 def test_every_row_is_right(found: tuple[int, list[dict[str, Any]]]) -> None:
     """Every operation passes its check at odd sizes in three types, a group of one included."""
     num_ranks, of_ranks = found
@@ -236,6 +237,7 @@ def test_sums_in_place_stay_in_range(found: tuple[int, list[dict[str, Any]]]) ->
         assert of_rank["replayed"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("times", [600, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_thousands_of_sums_in_place_are_finite(times: int) -> None:
     """Values of a long measurement are as good as those of a short one."""

@@ -290,6 +290,7 @@ def test_repetitions_end_with_the_time() -> None:
     assert repeated(0.2, 99, 0.02) == 2  # seven agreements in a repetition
 
 
+@pytest.mark.whole
 def test_sleeping_operations_overlap_in_threads() -> None:
     """Operations that need no core keep their speed, and are proven to have run together."""
     found = measured(lambda: time.sleep(GEMM_S), lambda: time.sleep(MESSAGE_S))
@@ -301,6 +302,7 @@ def test_sleeping_operations_overlap_in_threads() -> None:
     assert slowdowns(found.samples_s).efficiency > 0.3
 
 
+@pytest.mark.whole
 def test_communication_that_slows_compute_is_seen_in_threads() -> None:
     """GEMMs that take twice as long while a message is under way have a slowdown near 2."""
     under_way = threading.Event()
@@ -318,6 +320,7 @@ def test_communication_that_slows_compute_is_seen_in_threads() -> None:
     assert slowdowns(found.samples_s).coefficient > 1.5
 
 
+@pytest.mark.whole
 def test_a_shared_lock_is_no_overlap_in_threads() -> None:
     """Threads that exclude each other are reported, whichever of them gets the lock more often."""
     lock = threading.Lock()
@@ -373,6 +376,7 @@ def gloo_overlap(size: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.whole
 def test_two_gloo_ranks() -> None:
     """Real communication gives finite numbers on both ranks, as many, and one verdict."""
     pytest.importorskip("torch")

@@ -88,6 +88,7 @@ def test_groups_of_ranks_that_were_in_different_numbers_of_groups() -> None:
     assert found == [[1.0], [1.0, 3.0], [3.0]]
 
 
+@pytest.mark.whole
 def test_a_text_is_that_of_the_call() -> None:
     """Nobody is told what was said under the same key before."""
     assert run_ranks(told, 2, 3, timeout_s=60) == [["0", "1", "2"]] * 2
@@ -130,6 +131,7 @@ def started(store: Any, pids: list[int], last: int) -> list[tuple[list[int], str
     return [found[rank] for rank in range(len(pids))]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("last", [0, 1])
 def test_ranks_that_are_started_again_meet_anew(last: int) -> None:
     """The store keeps what ranks wrote that have ended, and nobody takes it for an answer."""
@@ -157,6 +159,7 @@ def test_missing_ranks_are_named() -> None:
         introduce(dist.HashStore(), one_of(0, 1), 3, timedelta(seconds=0.2))
 
 
+@pytest.mark.whole
 def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is in it, and no traceback follows."""
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):

@@ -25,6 +25,8 @@ from tests import warm
 from tests.unit.measured import measure
 from tests.unit.record_support import opened, planned
 
+pytestmark = pytest.mark.whole
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 PACE = 0.4

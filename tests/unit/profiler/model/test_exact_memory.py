@@ -271,6 +271,7 @@ def count_a_model() -> None:
     print(json.dumps(found))
 
 
+@pytest.mark.whole
 def test_a_model_is_counted_in_seconds() -> None:
     """All 24 points of a model take under 60 s and 1.5 GB, and set up nothing global."""
     done = Warm(count_a_model, name="count").completed()

@@ -12,6 +12,8 @@ from autopar.run.model import LayerSpec, ModelSpec
 from profiler.model.layers.sharding import Sharding
 from tests.gloo import run_ranks
 
+pytestmark = pytest.mark.whole
+
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 SMALL = LayerSpec(

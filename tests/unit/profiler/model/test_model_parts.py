@@ -21,6 +21,7 @@ def memory_cells(spec: ModelSpec, options: ModelOptions) -> list[ModelCell]:
     return [cell for cell in plan_cells(spec, options) if cell.quantity == "memory"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("spec", "implementation", "unit"),
     [

@@ -11,6 +11,8 @@ from profiler.model.layers.sharding import Sharding
 from tests.gloo import run_ranks
 from tests.unit.small_models import LAYERS, MIXTURE, MODEL
 
+pytestmark = pytest.mark.whole
+
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 KINDS = ("tp", "sp", "dtensor", "dtensor_sp", "ulysses")

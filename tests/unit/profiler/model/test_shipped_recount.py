@@ -30,6 +30,7 @@ def recounted(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     return own.parent / "configs" / written.name, written
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "name",
     [

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from autopar.errors import OptionError
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.command import COMMAND
 from profiler.plan.job import GlobalOptions, PlanOptions
@@ -92,32 +91,6 @@ def test_options_without_a_meaning_are_named() -> None:
     assert [note.split()[0] for note in notes] == ["--lr", "--use-flash-attn"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "no plan is given"),
-        (["plan.json", "--steps", "0"], "--steps: expected 1 to"),
-        (["plan.json", "--mode", "walk"], "--mode: expected static, dryrun or run"),
-        (["plan.json", "--ranks", "middle"], "--ranks: 'middle' is neither"),
-        (["plan.json", "--backend", "nccl", "--device", "cpu"], "leave one of them out"),
-        (["plan.json", "--backend", "gloo", "--device", "cuda"], "leave one of them out"),
-        (
-            ["plan.json", "--num-layers", "four"],
-            "--num-layers: expected 1 to 65536 layers, got 'four'",
-        ),
-        (["plan.json", "--seed", "-1"], "--seed: expected 0 to"),
-        (["plan.json", "--timed-steps", "-1"], "--timed-steps: expected 0 to"),
-        (["plan.json", "--sdp", "2"], "--sdp: expected 0 or 1, got '2'"),
-        (["plan.json", "--global-cp-deg", "2"], "--global-cp-deg: ring attention"),
-    ],
-)
-def test_unusable_options(arguments: list[str], words: str) -> None:
-    """One sentence with the option and what was expected."""
-    with pytest.raises(OptionError) as caught:
-        read(*arguments)
-    assert words in str(caught.value)
-
-
 def test_global_mode_makes_one_strategy_for_all_layers() -> None:
     """Even stages with the remainder on the last one, as old strategy files have it."""
     options = read(
@@ -137,11 +110,3 @@ def test_global_mode_makes_one_strategy_for_all_layers() -> None:
         num_microbatches=3,
         pipeline_type="gpipe",
     )
-
-
-def test_global_mode_needs_a_batch_and_a_layer_per_stage() -> None:
-    """What is missing or too much is named."""
-    with pytest.raises(OptionError, match="--global-train-batch-size"):
-        make_plan(GlobalOptions(sdp=True), num_layers=2, world_size=2)
-    with pytest.raises(OptionError, match="3 stages for 2 layers"):
-        make_plan(GlobalOptions(pp_deg=3, global_train_batch_size=3), num_layers=2, world_size=3)

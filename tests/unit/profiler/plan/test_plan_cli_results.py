@@ -29,7 +29,7 @@ from profiler.plan.report import (
     show_run,
 )
 from tests import warm
-from tests.unit.plan_cli_support import PREDICTED, STRATEGY, read, small_files, write
+from tests.unit.plan_cli_support import PREDICTED, STRATEGY, read, set_launcher, small_files, write
 
 ROOT = Path(__file__).resolve().parents[4]
 RESULT = RunResult(
@@ -83,14 +83,6 @@ def shown(show: Any, *arguments: Any) -> str:
     stream = io.StringIO()
     show(make_console(stream), *arguments)
     return stream.getvalue()
-
-
-def launched(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
-    """Set the variables that torchrun sets."""
-    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": 29500}
-    for name, value in values.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -385,10 +377,10 @@ def test_run_under_another_number_of_ranks(
 ) -> None:
     """Both numbers are named, by the first rank alone."""
     monkeypatch.setattr(run, "_GRACE_S", 0.0)
-    launched(monkeypatch, 0, 2)
+    set_launcher(monkeypatch, 0, 2)
     assert plan_cli.run(["plan.json"]) == 2
     assert "the plan is for 4 ranks and torchrun started 2" in capsys.readouterr().err
-    launched(monkeypatch, 1, 2)
+    set_launcher(monkeypatch, 1, 2)
     assert plan_cli.run(["plan.json"]) == 2
     assert capsys.readouterr().err == ""
 
@@ -398,7 +390,7 @@ def test_only_the_first_rank_works_out_the_arithmetic(
 ) -> None:
     """Others are done at once, and say nothing."""
     for rank in (0, 1):
-        launched(monkeypatch, rank, 2)
+        set_launcher(monkeypatch, rank, 2)
         assert plan_cli.run(["plan.json", "--mode", "static"]) == 0
         assert bool(capsys.readouterr().out) == (rank == 0)
 
@@ -436,6 +428,7 @@ def test_one_rank_runs_without_a_launcher(tmp_path: Path) -> None:
     assert document["loss"][0] == pytest.approx(math.log(256), rel=0.05)
 
 
+@pytest.mark.whole
 def test_dry_run_counts_what_the_arithmetic_says(tmp_path: Path) -> None:
     """Parameters, weights, gradients and optimizer of a rank of every stage, byte for byte."""
     pytest.importorskip("torch")

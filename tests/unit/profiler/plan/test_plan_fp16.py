@@ -65,6 +65,7 @@ _JOBS = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", _JOBS)
 def test_an_overflow_on_one_rank_is_skipped_by_all(name: str) -> None:
     """No weight changes, the scale is halved everywhere, and the next step is taken."""
@@ -75,6 +76,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(name: str) -> None:
         assert taken[1:] == (job.loss_scale / 2, True)
 
 
+@pytest.mark.whole
 def test_a_run_whose_scale_is_too_large_skips_as_one_process_does() -> None:
     """Losses are compared in every step, norms where the step was taken."""
     fine = make_job(2, _L(), stages=(2, 2), precision="fp16")
@@ -91,6 +93,7 @@ def test_a_run_whose_scale_is_too_large_skips_as_one_process_does() -> None:
     assert not lost.matches  # no norm was compared
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("strategy", [_L(), _L(zero3=True), _L(tp=2)])
 def test_states_are_those_of_the_recipe(strategy: LayerStrategy) -> None:
     """2 + 2 + 12 bytes, and 4 + 4 + 8 of what ZeRO divides, as in bf16."""

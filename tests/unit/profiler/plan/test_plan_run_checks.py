@@ -16,15 +16,9 @@ from autopar.run.plan import LayerStrategy, VocabStrategy  # noqa: E402
 from profiler.plan.job import PlanJob  # noqa: E402
 from profiler.plan.run import run_plan  # noqa: E402
 from tests.plan_cases import MOE, make_job  # noqa: E402
+from tests.unit.plan_cli_support import set_launcher  # noqa: E402
 
 _L = LayerStrategy
-
-
-def _launch(monkeypatch: pytest.MonkeyPatch, world: int | str) -> None:
-    """Set what torchrun sets in the first of some ranks."""
-    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world, "MASTER_PORT": 29500}
-    for name, value in {**values, "MASTER_ADDR": "localhost"}.items():
-        monkeypatch.setenv(name, str(value))
 
 
 def _experts(seq_length: int) -> ModelSpec:
@@ -44,7 +38,7 @@ def _experts(seq_length: int) -> ModelSpec:
 def test_experts_that_one_process_would_train_otherwise(
     job: PlanJob, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _launch(monkeypatch, str(job.plan.world_size))
+    set_launcher(monkeypatch, 0, str(job.plan.world_size))
     with pytest.raises(InputError) as caught:
         run_plan(job, backend="gloo")
     assert str(caught.value).startswith(start)
@@ -65,13 +59,13 @@ def test_a_torch_that_only_averages_cannot_divide_on_cpus(
 ) -> None:
     # as in torch 2.6, whose FSDP2 asks gloo for an average
     monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
-    _launch(monkeypatch, "2")
+    set_launcher(monkeypatch, 0, "2")
     with pytest.raises(InputError, match=r"^ZeRO-2 and ZeRO-3 on CPUs need torch 2\.8 or newer"):
         run_plan(job, backend="gloo")
 
 
 def test_other_numbers_of_ranks_and_missing_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    _launch(monkeypatch, "3")
+    set_launcher(monkeypatch, 0, "3")
     with pytest.raises(InputError, match=r"^the plan is for 2 ranks and 3 were started; "):
         run_plan(make_job(2, _L()), backend="gloo")
     if not torch.cuda.is_available():

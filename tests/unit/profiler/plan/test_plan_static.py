@@ -10,7 +10,6 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.model import (
-    LatentSpec,
     LayerSpec,
     ModelSpec,
     embedding_parameter_counts,
@@ -23,37 +22,25 @@ from profiler.plan.job import PlanJob
 from profiler.plan.weights import Tensors, first_shapes, held, last_shapes, layer_shapes
 from search.planning.cost.pipeline import in_flight
 from tests.plan_cases import T5, make_job
+from tests.unit import small_models
 
-PLAIN = LayerSpec(num_layers=4, seq_length=16, hidden_size=32, num_heads=4, ffn_hidden_size=48)
-_LATENT = LatentSpec(query_rank=24, key_value_rank=16, key_width=8, rotary_width=4, value_width=6)
+PLAIN = replace(small_models.LLAMA, num_kv_heads=4, gated_mlp=False)
 LAYERS = {
-    "llama": replace(PLAIN, num_kv_heads=2, gated_mlp=True),
-    "gpt": replace(PLAIN, biases=True, norm_parameters_per_hidden=4),
-    "qwen": replace(PLAIN, num_kv_heads=2, gated_mlp=True, qkv_biases=True),
-    "mixtral": replace(PLAIN, gated_mlp=True, num_experts=4, experts_per_token=2),
+    **small_models.LAYERS,
+    "qwen": replace(small_models.LLAMA, qkv_biases=True),
     "narrow heads": replace(PLAIN, head_dim=4, num_kv_heads=1),
-    "decoder": replace(PLAIN, biases=True, cross_attention=True, norm_parameters_per_hidden=6),
-    "latent": replace(PLAIN, qk_norms=True, latent=_LATENT),
-    "latent at once": replace(PLAIN, latent=replace(_LATENT, query_rank=None)),
-    "norms": replace(
-        PLAIN, qk_norms=True, attention_sinks=True, num_norms=4, norm_parameters_per_hidden=4
+    "latent at once": replace(
+        small_models.LATENT, latent=replace(small_models.LATENT.latent, query_rank=None)
     ),
     "one norm": replace(PLAIN, biases=True, num_norms=1, norm_parameters_per_hidden=2),
-    "shared": replace(
-        PLAIN,
-        biases=True,
-        num_experts=4,
-        experts_per_token=2,
-        shared_expert_width=24,
-        shared_expert_gate=True,
-        router_biases=True,
-    ),
 }
 MODELS = {
-    "untied": ModelSpec(name="untied", layers=(LAYERS["llama"],), vocab_size=250),
+    "untied": ModelSpec(
+        name="untied", layers=(replace(LAYERS["llama"], num_layers=4),), vocab_size=250
+    ),
     "tied": ModelSpec(
         name="tied",
-        layers=(LAYERS["gpt"],),
+        layers=(replace(LAYERS["gpt"], num_layers=4),),
         vocab_size=250,
         tied_embeddings=True,
         learned_positions=64,
@@ -61,7 +48,7 @@ MODELS = {
         extra_embedding_parameters=5,
         extra_head_parameters=7,
     ),
-    "norms": ModelSpec(name="norms", layers=(LAYERS["norms"],), vocab_size=250),
+    "norms": ModelSpec(name="norms", layers=(LAYERS["normed"],), vocab_size=250),
 }
 
 

@@ -162,6 +162,7 @@ def test_points_lie_where_the_axis_says(tmp_path: Path) -> None:
         assert "●" in line
 
 
+@pytest.mark.whole
 def test_picture_is_the_same_every_time(tmp_path: Path) -> None:
     """PNG and SVG are written, an SVG of the same profile twice the same."""
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
@@ -179,6 +180,7 @@ def test_picture_is_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "sub" / "b.svg").read_text(encoding="utf-8") == text
 
 
+@pytest.mark.whole
 def test_picture_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     """Another suffix, a folder without curves and an unwritable place are one sentence each."""
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")

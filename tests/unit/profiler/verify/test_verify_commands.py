@@ -217,24 +217,6 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment(VerifyOptions(nproc=2))["OMP_NUM_THREADS"] == "7"
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"nproc": 0}, "--nproc: expected 1 to 1024, got 0"),
-        ({"batch": 9}, r"--batch: 9 does not divide among --nproc 2 ranks \(9 % 2 = 1\)"),
-        ({"layers": "4x"}, "--layers: expected 4, or 2,2 for two types, got '4x'"),
-        ({"memory_constraint": 0.0}, "--memory-constraint: expected GiB above 0, got 0"),
-        ({"hardware": "nowhere"}, "--hardware: nowhere is no folder"),
-        ({"profiles": "."}, "--model: is missing"),
-        ({"repeats": 0}, "--repeats: expected 1"),
-    ],
-)
-def test_unusable_options_are_refused(changes: dict[str, Any], words: str) -> None:
-    """In one sentence with the option and the value."""
-    with pytest.raises(OptionError, match=words):
-        checked_options(VerifyOptions(**changes))
-
-
 @pytest.mark.parametrize("nproc", [1, 2, 4, 8])
 def test_contrasts_are_legal_rules(nproc: int) -> None:
     """Their pins parse, their micro-batches divide the batch, and names are unique."""
