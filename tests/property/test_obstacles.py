@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
@@ -29,6 +30,8 @@ from search.planning.uniform.obstacle import obstacle
 from search.planning.uniform.solve import Uniform
 from tests.often import often
 from tests.oracles.uniform import small_model
+
+pytestmark = pytest.mark.whole
 
 _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
 _TRAINED = (

@@ -18,6 +18,8 @@ from search.engines.place import Place
 from search.planning.uniform.answer import answer, open_launches
 from search.request.request import build_request
 
+pytestmark = pytest.mark.whole
+
 _SMALL = {"num-layers": "4", "global-batch-size": "64", "seq-length": "4096"}
 _DENSE = {"model": "llama3-8b", **_SMALL}
 _MIXTURE = {"model": "mixtral-8x7b", **_SMALL}

@@ -23,6 +23,8 @@ from search.planning.layered.parts import Chosen, choose
 from search.planning.question import open_session
 from search.request.request import Request, build_request
 
+pytestmark = pytest.mark.whole
+
 COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--global-batch-size", "32"]
 RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "global-batch-size": "32"}
 

@@ -22,6 +22,8 @@ from search.request.request import build_request
 from search.show.files import launch_document, launch_result
 from search.show.terminal import infeasible_lines
 
+pytestmark = pytest.mark.whole
+
 _SMALL = {
     "model": "mixtral-8x7b",
     "hardware": "h200:1x8",

@@ -12,6 +12,8 @@ from autopar.errors import OptionError
 from search.commands import explain, search
 from search.planning.space import freed, next_batch
 
+pytestmark = pytest.mark.whole
+
 _ASKED = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--engine", "none")
 _LAUNCH = ("--model", "llama3-8b", "--hardware", "h100:1x8", "--seq-length", "4096")
 
