@@ -41,10 +41,10 @@ def _run() -> Run:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"runtime.states.buckett": 5}, "is no field of a launch; did you mean 'bucket'?"),
+        ({"runtime.states.buckett": 5}, "is no field of a run; did you mean 'bucket'?"),
         ({"runtime.states.bucket": "large"}, "expected int | None, got 'large'"),
         ({"runtime.states.bucket": True}, "expected int | None, got true"),
-        ({"runtime.adapters.rank": 3}, "has no fields in this launch; set it as a whole"),
+        ({"runtime.adapters.rank": 3}, "has no fields in this run; set it as a whole"),
         ({"runtime.states": {"bucket": 4, "rows": 1}}, "expected"),
         ({"seq_length": 1001, "strategy.micro_batch": 3}, "global batch("),
         (
