@@ -338,9 +338,7 @@ def reserve_odds(rows: Sequence[Compared]) -> tuple[float, list[odds.Reliable]]:
         inside.append(low <= most <= high)
         for ratio in np.geomspace(0.9, 1.2, 121):
             left = ratio * row.ours_bytes
-            pairs.append(
-                (odds_of_more(row.run, row.ours_bytes, left + CONTEXT_BYTES), most > left)
-            )
+            pairs.append((odds_of_more(row.run, row.ours_bytes, left + CONTEXT_BYTES), most > left))
     return float(np.mean(inside)), list(odds.binned(pairs))
 
 

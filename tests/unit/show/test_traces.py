@@ -42,9 +42,9 @@ def _timeline(**more: str) -> tuple[Timeline, TraceNames]:
     best = found.best
     assert best is not None
     assert best.best is not None
-    assessment = assess(best.best.launch, best.target)
+    assessment = assess(best.best.run, best.target)
     timeline = launch_timeline(assessment, best.target)
-    return timeline, names_of(best.best.launch, best.target.machine.card.name)
+    return timeline, names_of(best.best.run, best.target.machine.card.name)
 
 
 def _events(text: str) -> list[dict[str, Any]]:
