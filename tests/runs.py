@@ -28,16 +28,7 @@ from autopar.run.strategy import (
     with_wide_ends,
 )
 
-__all__ = [
-    "attention_of",
-    "decoder",
-    "llama",
-    "of_layers",
-    "run_of",
-    "runtime_with",
-    "told",
-    "torch_run",
-]
+__all__ = ["attention_of", "decoder", "llama", "of_layers", "run_of", "told", "torch_run"]
 
 
 def decoder(
@@ -125,11 +116,6 @@ def llama(**more: Any) -> Model:
     """Return a decoder as those of Llama: what is not said is theirs, sizes but for `decoder`'s."""
     usual = {"gated": True, "biases": False, "tied": False, "norm": "rms", "positions": "rotary"}
     return decoder(**{**usual, "dropout": 0.0, "attention_dropout": 0.0, **more})
-
-
-def runtime_with(engine: str = "megatron", **records: Any) -> Runtime:
-    """Return what an engine is told; records : fields of `Runtime`, such as `precision`."""
-    return Runtime(engine=engine, **records)
 
 
 _STRATEGY = ("group", "schedule")

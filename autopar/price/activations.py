@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from autopar.price.parameters import Weight, adapter_widths, attention_weights, mlp_weights
 from autopar.run.architecture import Attention
 from autopar.run.run import RankLayer, Run
-from autopar.run.strategy import Chunk
+from autopar.run.strategy import Chunk, OffloadModule
 from autopar.training.adapters import needs_input
 from autopar.training.mixtures import taken_share, worst_skew
-from autopar.training.offload import OffloadModule
 
 
 def attention_of(at: RankLayer) -> Attention:

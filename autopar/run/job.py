@@ -18,8 +18,8 @@ from autopar.records import Record, replace
 from autopar.run.architecture import Attention, Experts, LatentAttention, Mamba, Mlp
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.run.plan import LayerStrategy, Plan, refinements, violations
+from autopar.run.runtime import HostAdam
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
-from autopar.training.offload import HostAdam
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 Module = Literal[

@@ -9,7 +9,6 @@ from typing import Literal
 
 from autopar.records import Record, replace
 from autopar.training.adapters import Adapters
-from autopar.training.offload import HostAdam
 
 Keeper = Literal[
     "megatron",
@@ -25,6 +24,8 @@ Keeper = Literal[
 """Whose code keeps the states: an engine by its name, and where it has two ways, the way. `ddp` is
 DistributedDataParallel under autocast, which torchtitan until 0.2 and accelerate replicate with."""
 Zero = Literal[0, 1, 2, 3]
+HostAdam = Literal["torch", "deepspeed"]
+"""Whose Adam runs on the host: torch's, or DeepSpeed's with vector instructions."""
 PrecisionKind = Literal["bf16", "fp16", "fp32"]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import groupby, takewhile
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
@@ -18,8 +18,13 @@ from autopar.records import Record, replace
 from autopar.run.plan import Module
 from autopar.run.rules import EVEN_LAYERS, refuse
 from autopar.run.runtime import Zero
-from autopar.training.offload import OffloadModule
 
+OffloadModule = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
+]
+"""Of which what autograd saves goes to the host, in Megatron-Core's words
+(docs/user-guide/features/fine_grained_activation_offloading.md)."""
+OFFLOADED: tuple[OffloadModule, ...] = get_args(OffloadModule)
 TensorKind = Literal["megatron", "ulysses"]
 """Ranks of a tensor group split weights (Megatron), or tokens and heads (DeepSpeed Ulysses)."""
 ContextKind = Literal["ring", "all-gather", "a2a"]

@@ -19,6 +19,7 @@ from autopar.run.run import Run
 from autopar.run.strategy import (
     Chunk,
     ContextKind,
+    OffloadModule,
     Recomputation,
     Recomputed,
     Split,
@@ -26,7 +27,6 @@ from autopar.run.strategy import (
     recomputing,
 )
 from autopar.training.adapters import Adapters, BaseKind
-from autopar.training.offload import OffloadModule
 
 Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
 """Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements; 4 bits scaled

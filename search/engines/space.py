@@ -20,6 +20,7 @@ from autopar.run.runtime import (
     BLACKWELL,
     HOPPER,
     ExpertKernels,
+    HostAdam,
     Kernels,
     Optimizer,
     Overlap,
@@ -29,7 +30,6 @@ from autopar.run.runtime import (
     Zero,
 )
 from autopar.run.strategy import ContextKind, Split, Strategy, uniform_layers
-from autopar.training.offload import HostAdam
 from search.engines.choice import (
     FULL,
     NONE,

@@ -327,7 +327,7 @@ def _placed(
     """Return the inputs, with the memory of the engine that is asked for unless a file has it."""
     spec, profile, hardware = load_placed(inputs, options, once)
     if options.memory_of is not None and inputs.memory_profiling_path is None:
-        from autopar.price.profile import with_memory_of
+        from search.planning.cost.engine_memory import with_memory_of
 
         profile = with_memory_of(options.memory_of, profile, spec, gpu=hardware.name)
     return spec, profile, hardware

@@ -14,7 +14,7 @@ from typing import Any, cast
 from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
-from autopar.training.offload import OFFLOADED
+from autopar.run.strategy import OFFLOADED
 from search.engines.choice import (
     FULL,
     MODULES,

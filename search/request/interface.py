@@ -119,7 +119,7 @@ def open_documents(
     if not isinstance(hardware, str):
         cluster = hardware
     if chosen.memory_of is not None:
-        from autopar.price.profile import with_memory_of
+        from search.planning.cost.engine_memory import with_memory_of
 
         profile = with_memory_of(chosen.memory_of, profile, spec, gpu=cluster.name)
     # fields carry a unit, options do not

@@ -30,8 +30,10 @@ from autopar.run.runtime import (
     Zero,
 )
 from autopar.run.strategy import (
+    OFFLOADED,
     Chunk,
     ContextKind,
+    OffloadModule,
     Split,
     Strategy,
     chunks_of_sizes,
@@ -40,7 +42,6 @@ from autopar.run.strategy import (
     uniform_layers,
     with_wide_ends,
 )
-from autopar.training.offload import OFFLOADED, OffloadModule
 from search.engines.arguments import Ignored, LaunchArguments, is_open, words_of
 from search.engines.megatron.arguments import LayoutError, parse_layout
 from search.engines.megatron.names import OTHER_MODELS, UNPRICED, concern_of, harmless

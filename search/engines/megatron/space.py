@@ -17,7 +17,7 @@ from autopar.run.runtime import (
     Zero,
     default_attention,
 )
-from autopar.training.offload import OffloadModule
+from autopar.run.strategy import OffloadModule
 from search.engines.choice import FULL, NONE, Choice, Dispatcher, trained
 from search.engines.megatron.rules import SPACE as SPACE_RULES
 from search.engines.space import (

@@ -24,14 +24,13 @@ from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import Record
 from autopar.run.run import Run
 from autopar.run.runtime import Zero
-from autopar.run.strategy import chunks_of_sizes
+from autopar.run.strategy import OFFLOADED, chunks_of_sizes
 from autopar.training.launch_file import (
     FORMAT,
     DegreesEntry,
     LaunchDocument,
 )
 from autopar.training.launch_settings import with_settings
-from autopar.training.offload import OFFLOADED
 from search.engines.choice import FULL, MODULES, NONE, Choice
 from search.engines.space import run_of
 from search.engines.table import engine_space

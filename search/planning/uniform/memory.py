@@ -32,8 +32,7 @@ from autopar.price.risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
 from autopar.price.sharded import recipe_of_run
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
-from autopar.run.strategy import Chunk, recomputing
-from autopar.training.offload import OffloadModule
+from autopar.run.strategy import Chunk, OffloadModule, recomputing
 from search.engines.choice import FULL, NONE, recomputation_of
 from search.planning.uniform.layout import Arrangement
 

@@ -21,7 +21,7 @@ from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention
 from autopar.run.run import Run, legal, resplit_run
 from autopar.run.runtime import ActivationOffload, ExpertKernels
-from autopar.training.offload import OFFLOADED
+from autopar.run.strategy import OFFLOADED
 from search.engines.megatron.read import read_run
 from tests.runs import llama, run_of, told, torch_run
 from tests.step_cases import card_named, stack_named

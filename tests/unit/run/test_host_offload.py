@@ -11,11 +11,10 @@ from autopar.price.account import account_of
 from autopar.price.job import job_of_run
 from autopar.price.sharded import recipe_of_run
 from autopar.rates.parts.operations import machine_of
-from autopar.rates.parts.updates import optimizer_time_s
+from autopar.rates.parts.updates import Host, exposed_s, host_update_s, optimizer_time_s
 from autopar.run.architecture import Experts
 from autopar.run.run import Run
 from autopar.run.runtime import ActivationOffload, ExpertKernels, Optimizer, Overlap
-from autopar.training.offload import Host, exposed_s, host_update_s
 from tests.runs import llama, run_of, torch_run
 from tests.step_cases import card_named, stack_named
 

@@ -14,12 +14,12 @@ from typing import Literal
 import pytest
 
 from autopar.price.account import account_of
-from autopar.price.profile import with_megatron_memory
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.run.run import Run
 from search.engines.megatron.read import run_of_configuration
 from search.engines.plans import Job, lower_for
 from search.engines.text import read_configuration
+from search.planning.cost.engine_memory import with_megatron_memory
 from search.planning.cost.memory import COMMUNICATOR_BYTES
 from search.planning.question import Session, open_session
 from search.request.options import SearchOptions
