@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from autopar.errors import InfeasibleExecution
 from search.closed_form import calculon
@@ -41,7 +42,7 @@ def inputs(data_dir: Path) -> dict[str, dict[str, Any]]:
 def points(data_dir: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the named and the random points, each with its documents."""
     found = calculon_points(data_dir)
-    systems = {name: calculon.System(**keys) for name, keys in inputs["systems"].items()}
+    systems = {name: convert(keys, calculon.System) for name, keys in inputs["systems"].items()}
     for point in found:
         point["application"] = inputs["models"][point["model"]]
         point["system"] = systems[point["system"]]

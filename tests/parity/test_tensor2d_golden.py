@@ -164,7 +164,7 @@ def test_the_number_of_candidates(data_dir: Path, inputs: dict[str, Any]) -> Non
     assert len(counts) == 81
     readable = 0
     for row in counts:
-        model, domain = Model(**inputs["models"][row["model"]]), row["nvlink_size"]
+        model, domain = Model(**Model.prepared(inputs["models"][row["model"]])), row["nvlink_size"]
         system = System(**inputs["systems"]["B200-NVS4"] | {"nvlink_size": domain})
         found = survey(row["strat"], model, row["n_gpus"], 4096, system, compat=True)
         assert found.considered == row["candidates"], row

@@ -235,7 +235,8 @@ def test_commands_name_file_and_key_of_a_calculon_machine(
     for run, given in ((estimate_command.run, one), (explore_command.run, whole)):
         code, out, err = said(run, given)
         assert (code, out) == (2, "")
-        assert f"{path}: key '{'.'.join(map(str, place))}" in err
+        key = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place)
+        assert f"{path}: key '{key.removeprefix('.')}" in err
 
 
 def test_heads_without_a_width_are_refused() -> None:

@@ -30,7 +30,6 @@ FORBIDDEN = {  # package: what none of its modules may import, at any depth of i
 LEAST_LINES, MOST_LINES, MOST_FILES = 80, 800, 15
 SMALL = {  # modules that are one idea and shorter: name, and why it stands alone
     "autopar/arrays.py": "imports numpy, which the light modules beside it must not",
-    "autopar/run/run.py": "the type that model, strategy and runtime make",
     "autopar/sources.py": "what documents of every kind carry along",
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
     "profiler/hardware/command.py": "light, as that of models",
