@@ -70,7 +70,7 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
 
 
 class StoredLaunch(Record):
-    """A launch made again from its file."""
+    """A run that a file holds: one of ours, or of an engine."""
 
     engine: str
     question: Question
@@ -79,6 +79,8 @@ class StoredLaunch(Record):
     choice: Choice
     run: Run
     """What the trainer makes of the choice, with the settings of the file."""
+    notes: tuple[str, ...] = ()
+    """What was read how, and what is left out, one sentence each."""
 
 
 def is_launch(path: Path | str) -> bool:

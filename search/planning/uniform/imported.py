@@ -44,20 +44,7 @@ from search.request.profiles import named_card
 from search.request.request import build_request
 
 
-class ImportedLaunch(Record):
-    """A launch of somebody's files, as a search's."""
-
-    engine: str
-    question: Question
-    choice: Choice
-    run: Run
-    request: Mapping[str, object]
-    """Options that ask the question."""
-    notes: tuple[str, ...]
-    """What was read how, and what is left out, one sentence each."""
-
-
-def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> ImportedLaunch:
+def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> StoredLaunch:
     """Return the launch of a trainer's file; source : the trainer, None: whose file it is.
 
     raw : options of the question, as typed; the cluster is among them. Raises InputError where the
@@ -82,7 +69,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> I
         raise DocumentError(path, f"is no launch of a search: {error}") from None
     settings = settings_of(without_effect(run), without_effect(usual))
     found = with_settings(usual, settings, Path(path))
-    return ImportedLaunch(
+    return StoredLaunch(
         engine=engine,
         question=question,
         choice=choice,
@@ -116,13 +103,7 @@ def launch_in(
     found = import_launch(None, path, raw)
     for note in found.notes:
         notice(f"{path}: {note}")
-    return StoredLaunch(
-        engine=found.engine,
-        question=found.question,
-        request=found.request,
-        choice=found.choice,
-        run=found.run,
-    )
+    return found
 
 
 _OF_COMMANDS = frozenset({"evaluate", "verbose", "price"})
