@@ -418,7 +418,8 @@ def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     held = max(_LEAST, min(value, _MOST)) if type(value) is int else value
     try:
         made = convert(held, kind)
-    except ValidationError:
+    except (ValidationError, UnicodeEncodeError):
+        # half of a surrogate pair is no character
         made = math.nan
     if kind is Any or not isinstance(made, float) or math.isfinite(made):
         return value if type(made) is int or "as_written" in extra else made

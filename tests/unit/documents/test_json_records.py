@@ -137,3 +137,13 @@ def test_numbers_of_files_have_bounds() -> None:
         for found in _numbers(record_schema(kind)):
             assert {"minimum", "exclusiveMinimum"} & found.keys(), kind
             assert "maximum" in found, kind
+
+
+def test_half_of_a_surrogate_pair_is_no_number(tmp_path: Path) -> None:
+    """JSON can say it, and no kind but text takes it."""
+
+    class Sized(Record):
+        size: int
+
+    with pytest.raises(DocumentError, match="expected"):
+        read_record(Sized, tmp_path / "file.json", {"size": "\ud800"})
