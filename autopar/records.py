@@ -15,6 +15,7 @@ Bounds of a field, `Annotated[int, whole_number(1, 8)]`, are those of files alon
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
@@ -142,3 +143,58 @@ def number(least: float, most: float) -> Meta:
 def some_text() -> Meta:
     """Return the bounds of a text in a file that is not empty."""
     return Meta(min_length=1, pattern=r"\S", extra={"expected": "a text that is not empty"})
+
+
+_HUGE = 1e308
+"""Larger integers are no floats."""
+
+
+def quantity(
+    *,
+    what: str,
+    unit: str,
+    minimum: float = 0.0,
+    maximum: float,
+    exclusive: bool = True,
+    too_large: str,
+    too_small: str | None = None,
+) -> Meta:
+    """Return the bounds of a number with its unit: far outside anything real.
+
+    A value beyond them is refused with the unit that it was probably written in: `too_large`,
+    `too_small`. exclusive : `minimum` itself is refused.
+    """
+    unit_of = f" in {unit}" if unit else ""
+    bound = f"{'above' if exclusive else 'of at least'} {minimum:g}"
+    expected = f"{what}, a number {bound}{unit_of}"
+
+    def problem(value: Any) -> str:
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        if not known or not abs(value) < _HUGE:
+            return f"the value is {shorten(value)}, expected {expected}"
+        number = float(value)
+        if number > maximum:
+            return (
+                f"the value is {number:g}, expected {what}, at most {maximum:g}{unit_of}"
+                f" (it {too_large})"
+            )
+        hint = f" (it {too_small})" if too_small and number > 0 else ""
+        return f"the value is {number:g}, expected {expected}{hint}"
+
+    rest: dict[str, Any] = {
+        "le": maximum,
+        "description": what + (f", {unit}" if unit else ""),
+        "extra": {"expected": expected, "problem": problem},
+    }
+    return Meta(gt=minimum, **rest) if exclusive else Meta(ge=minimum, **rest)
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Return a value for a message: one line, at most about `limit` characters."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    short.maxdict = short.maxlist = 3
+    text = "null" if value is None else short.repr(value)
+    if isinstance(value, bool):
+        text = str(value).lower()
+    return text if len(text) <= 2 * limit else text[: 2 * limit] + "..."

@@ -15,14 +15,14 @@ from typing import Annotated, Any, Literal
 from msgspec import field, to_builtins
 
 from autopar import __version__
-from autopar.documents.checks import check_version, published, quantity
+from autopar.documents.checks import check_version, published
 from autopar.documents.json import (
     load_object,
     read_record,
     write_json,
 )
 from autopar.errors import OptionError
-from autopar.records import KeyFault, Record, whole_number
+from autopar.records import KeyFault, Record, quantity, whole_number
 from autopar.sources import Source
 from autopar.units import format_seconds
 

@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from msgspec import Meta
-
 from autopar.documents.json import (
     Fault,
     below,
@@ -25,59 +23,14 @@ from autopar.documents.json import (
     read_record,
     record_schema,
     short_key,
-    shorten,
     taken,
     unknown_key,
 )
 from autopar.errors import DocumentError, InputError
-from autopar.records import Record
+from autopar.records import Record, shorten
 
 INT = "[1-9][0-9]{0,8}"
 """A positive integer inside a key; bounded, so that int() of it cannot fail."""
-
-
-_HUGE = 1e308
-"""Larger integers are no floats."""
-
-
-def quantity(
-    *,
-    what: str,
-    unit: str,
-    minimum: float = 0.0,
-    maximum: float,
-    exclusive: bool = True,
-    too_large: str,
-    too_small: str | None = None,
-) -> Meta:
-    """Return the bounds of a number with its unit: far outside anything real.
-
-    A value beyond them is refused with the unit that it was probably written in: `too_large`,
-    `too_small`. exclusive : `minimum` itself is refused.
-    """
-    unit_of = f" in {unit}" if unit else ""
-    bound = f"{'above' if exclusive else 'of at least'} {minimum:g}"
-    expected = f"{what}, a number {bound}{unit_of}"
-
-    def problem(value: Any) -> str:
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or not abs(value) < _HUGE:
-            return f"the value is {shorten(value)}, expected {expected}"
-        number = float(value)
-        if number > maximum:
-            return (
-                f"the value is {number:g}, expected {what}, at most {maximum:g}{unit_of}"
-                f" (it {too_large})"
-            )
-        hint = f" (it {too_small})" if too_small and number > 0 else ""
-        return f"the value is {number:g}, expected {expected}{hint}"
-
-    rest: dict[str, Any] = {
-        "le": maximum,
-        "description": what + (f", {unit}" if unit else ""),
-        "extra": {"expected": expected, "problem": problem},
-    }
-    return Meta(gt=minimum, **rest) if exclusive else Meta(ge=minimum, **rest)
 
 
 class Rule(Record, kw_only=False, dict=True):

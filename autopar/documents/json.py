@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import cleandoc
@@ -23,7 +22,7 @@ from msgspec.structs import FieldInfo, fields
 
 from autopar.errors import DocumentError, nearest
 from autopar.output import Aside, write_files
-from autopar.records import Entry, KeyFault, Record
+from autopar.records import Entry, KeyFault, Record, shorten
 
 _MAX_BYTES = 256 << 20
 """Far above any document; keeps a wrong path from filling the memory."""
@@ -53,17 +52,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise _DuplicateKeyError(key)
         result[key] = value
     return result
-
-
-def shorten(value: object, limit: int = 60) -> str:
-    """Return a value for a message: one line, at most about `limit` characters."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = limit
-    short.maxdict = short.maxlist = 3
-    text = "null" if value is None else short.repr(value)
-    if isinstance(value, bool):
-        text = str(value).lower()
-    return text if len(text) <= 2 * limit else text[: 2 * limit] + "..."
 
 
 def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:

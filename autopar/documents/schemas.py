@@ -7,17 +7,9 @@ from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 import autopar
-from autopar.documents.checks import (
-    DOCUMENTS,
-    EXTRAS,
-    INT,
-    PatternDocument,
-    Rule,
-    published,
-    quantity,
-)
+from autopar.documents.checks import DOCUMENTS, EXTRAS, INT, PatternDocument, Rule, published
 from autopar.documents.json import record_schema
-from autopar.records import Record
+from autopar.records import Record, quantity
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------

@@ -17,17 +17,10 @@ from msgspec import Meta, field, to_builtins
 from msgspec.structs import fields as fields_of
 
 from autopar import __version__
-from autopar.documents.checks import published, quantity
-from autopar.documents.json import (
-    JsonDocument,
-    load_object,
-    read_record,
-    shorten,
-    write_json,
-    written,
-)
+from autopar.documents.checks import published
+from autopar.documents.json import JsonDocument, load_object, read_record, write_json, written
 from autopar.errors import DocumentError
-from autopar.records import KeyFault, Record, number, replace, whole_number
+from autopar.records import KeyFault, Record, number, quantity, replace, shorten, whole_number
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 

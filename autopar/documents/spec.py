@@ -15,11 +15,11 @@ from msgspec.structs import fields
 
 from autopar.documents import catalog
 from autopar.documents.checks import published
-from autopar.documents.json import load_object, read_record, shorten, write_json
+from autopar.documents.json import load_object, read_record, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
 from autopar.families.consistency import checked_layer
-from autopar.records import Record, replace
+from autopar.records import Record, replace, shorten
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.units import format_count
 

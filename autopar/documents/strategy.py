@@ -17,15 +17,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from msgspec import Meta
 from msgspec.structs import fields
 
-from autopar.documents.json import (
-    read_record,
-    record_schema,
-    shorten,
-    value_reader,
-)
+from autopar.documents.json import read_record, record_schema, value_reader
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.output import safe_name
-from autopar.records import Entry, KeyFault, replace
+from autopar.records import Entry, KeyFault, replace, shorten
 from autopar.run.plan import (
     LayerStrategy,
     Module,

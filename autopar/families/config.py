@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.json import (
-    read_record,
-    shorten,
-)
+from autopar.documents.json import read_record
 from autopar.errors import DocumentError, nearest
 from autopar.families.base import Config
 from autopar.families.decoders import DECODERS
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
+from autopar.records import shorten
 from autopar.run.model import MOST_LAYERS, MOST_SIZE, ModelSpec
 
 _FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autopar.documents.json import shorten
 from autopar.errors import DocumentError
 from autopar.families.base import (
     Config,
@@ -22,7 +21,7 @@ from autopar.families.base import (
     read_rotary,
     runs_of,
 )
-from autopar.records import replace
+from autopar.records import replace, shorten
 from autopar.run.model import LayerSpec, ModelSpec
 
 _NARROW = ("sliding_attention", "chunked_attention")

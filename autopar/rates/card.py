@@ -30,7 +30,6 @@ from autopar.documents.json import (
     load_object,
     own_reader,
     read_record,
-    shorten,
     taken,
 )
 from autopar.errors import DocumentError, InputError
@@ -46,7 +45,7 @@ from autopar.rates.collectives import (
 )
 from autopar.rates.constants import KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
-from autopar.records import Record, record_of, replace
+from autopar.records import Record, record_of, replace, shorten
 from autopar.sources import Source
 from autopar.units import MIB
 

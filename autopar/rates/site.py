@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import field
 
 from autopar.documents import catalog
-from autopar.documents.checks import published, quantity
+from autopar.documents.checks import published
 from autopar.documents.json import (
     JsonDocument,
     headed,
@@ -29,7 +29,7 @@ from autopar.rates.card import Card
 from autopar.rates.collectives import GroupShape, Network, SiteFactors, collective_time_s
 from autopar.rates.constants import Quality, kernels_of
 from autopar.rates.kernels import gemm_s
-from autopar.records import KeyFault, Record, replace, some_text, whole_number
+from autopar.records import KeyFault, Record, quantity, replace, some_text, whole_number
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size, parameter_count
 from autopar.sources import Source
 from autopar.units import MIB

@@ -13,10 +13,9 @@ from typing import ClassVar, Literal
 
 from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
-from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
 from autopar.rates.measured import COLLECTIVES
-from autopar.records import Record, replace
+from autopar.records import Record, replace, shorten
 from autopar.units import GIB, KIB, MIB, divisors
 from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from autopar.command.fields import make, option, read_given, validate
 from autopar.documents.catalog import DEFAULT_MODEL
-from autopar.documents.json import shorten
 from autopar.errors import OptionError
+from autopar.records import shorten
 from profiler.options import (
     FILES,
     HOW,

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from autopar.command.fields import json_option, make, option, read_given, validate
-from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.records import Record
+from autopar.records import Record, shorten
 from autopar.run.model import ModelSpec
 from autopar.run.plan import Plan
 from profiler.model.layers.sharding import ContextExchange, Routing

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import find_model
-from autopar.documents.json import shorten
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.records import Record, replace
+from autopar.records import Record, replace, shorten
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from profiler.options import Precision, SizeOptions

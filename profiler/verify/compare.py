@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from autopar.arrays import F64
-from autopar.documents.json import load_object, shorten
+from autopar.documents.json import load_object
 from autopar.documents.plan import PlanDocument, StageEntry
 from autopar.errors import DocumentError
-from autopar.records import Record
+from autopar.records import Record, shorten
 
 # --------------------------------------------------------------------------------------------------
 # What the runs of the plans found, beside what was predicted of them.

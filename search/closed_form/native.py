@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.documents.json import shorten
 from autopar.errors import InputError, nearest
-from autopar.records import Record
+from autopar.records import Record, shorten
 from search.planning.layered.core import core
 
 # --------------------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autopar.documents.json import shorten
 from autopar.errors import DocumentError
-from autopar.records import Record
+from autopar.records import Record, shorten
 from search.engines.megatron.arguments import SEVERAL
 from search.engines.text import flags_of_document
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autopar.documents.json import shorten
 from autopar.errors import DocumentError
-from autopar.records import Record
+from autopar.records import Record, shorten
 from search.engines.arguments import Ignored, UnpricedError
 
 _MOST = 10**9

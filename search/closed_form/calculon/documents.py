@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
-from autopar.documents.json import shorten, value_reader
-from autopar.records import KeyFault, Record, number, whole_number
+from autopar.documents.json import value_reader
+from autopar.records import KeyFault, Record, number, shorten, whole_number
 from autopar.units import GIB
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 

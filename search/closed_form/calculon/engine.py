@@ -11,11 +11,11 @@ from msgspec.structs import asdict, fields
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
-from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
 from autopar.records import (
     Record,
     replace,
+    shorten,
 )
 from autopar.units import format_magnitude
 from search.closed_form import native

@@ -16,8 +16,8 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
-from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
+from autopar.records import shorten
 from search.closed_form import native
 from search.closed_form.native import (
     ABSENT,

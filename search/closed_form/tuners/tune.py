@@ -17,14 +17,9 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar import records
-from autopar.documents.json import (
-    load_object,
-    read_record,
-    shorten,
-    value_reader,
-)
+from autopar.documents.json import load_object, read_record, value_reader
 from autopar.errors import DocumentError
-from autopar.records import KeyFault, record_of
+from autopar.records import KeyFault, record_of, shorten
 from search.closed_form.answers import Point
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import (

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.json import shorten
-from autopar.records import Record, replace
+from autopar.records import Record, replace, shorten
 from autopar.run.architecture import Model
 from autopar.run.rules import GRID, refuse
 from autopar.run.run import Run, legal

@@ -12,16 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from autopar.documents.json import (
-    load_object,
-    read_record,
-    shorten,
-    value_reader,
-)
+from autopar.documents.json import load_object, read_record, value_reader
 from autopar.documents.plan import read_strategy
 from autopar.documents.strategy import galvatron_document
 from autopar.errors import DocumentError
-from autopar.records import KeyFault, Record, replace
+from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
 from search.engines.place import Imported

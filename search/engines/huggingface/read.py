@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.json import load_object, shorten
-from autopar.records import replace
+from autopar.documents.json import load_object
+from autopar.records import replace, shorten
 from autopar.run.rules import refuse
 from autopar.run.runtime import Optimizer, PrecisionKind, States, Zero
 from autopar.run.strategy import Split

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from autopar.documents.json import shorten
 from autopar.errors import DocumentError
-from autopar.records import Record, replace
+from autopar.records import Record, replace, shorten
 from autopar.run.plan import (
     LayerStrategy,
     Plan,

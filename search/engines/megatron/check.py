@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from autopar.documents.json import shorten
 from autopar.errors import InputError
-from autopar.records import Record, replace
+from autopar.records import Record, replace, shorten
 from autopar.run.rules import Notice, notice
 from autopar.run.run import Run, resplit_run
 from search.engines.arguments import words_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from autopar.documents.json import shorten
+from autopar.records import shorten
 from autopar.run.architecture import (
     Attention,
     Experts,

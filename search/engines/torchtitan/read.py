@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from autopar.documents.json import shorten
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, TORCH_NAMES, Schedule, schedule_named
-from autopar.records import Record, replace
+from autopar.records import Record, replace, shorten
 from autopar.run.architecture import Model
 from autopar.run.rules import BATCH, refuse
 from autopar.run.run import Run, legal

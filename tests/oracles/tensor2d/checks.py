@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Literal, get_args
 
-from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution
+from autopar.records import shorten
 from search.closed_form.tensor2d.documents import Model, Strategy, System
 from tests.oracles.tensor2d.step import Candidate
 
